@@ -1,0 +1,174 @@
+"""Who waits where, and can that ever end? Pure functions of the board.
+
+A rank that waits in a collective depends on the members that have not entered it. It can go on only if each of these can
+still come: because it computes, or because it waits for something that can itself complete. Ranks for which that fails
+are in a deadlock, and no time limit is needed to know.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tplab.runtime.board import Board, Entry
+from tplab.runtime.report import place, rank_names
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What is known of one rank.
+
+    state:    as on the board, or "ended" when the process is gone
+    waiting:  the entry it is blocked in
+    entries:  what it has entered lately, by channel and number
+    """
+
+    rank: int
+    state: str
+    waiting: Entry | None
+    entries: dict[tuple[str, int], Entry]
+    absent: dict[tuple[str, int], list[int]]  # for each of the entries: the members that have not come so far
+
+
+def snapshot(board: Board, ended: Sequence[int] = ()) -> list[RankState]:
+    """The states of all ranks now."""
+    states = []
+    for rank in range(board.world_size):
+        entries = {(entry.channel, entry.number): entry for entry in board.entries(rank)}
+        absent = {
+            key: [other for other in entry.members if entry.number and not board.has_entered(other, entry)]
+            for key, entry in entries.items()
+        }
+        state = "ended" if rank in ended else board.state(rank)
+        states.append(RankState(rank, state, board.waiting(rank), entries, absent))
+    return states
+
+
+def missing(entry: Entry, states: Sequence[RankState]) -> list[int]:
+    """The members that have not entered what `entry` is part of."""
+    key = (entry.channel, entry.number)
+    return next((state.absent[key] for state in states if key in state.absent), [])
+
+
+def deadlocked(states: Sequence[RankState]) -> list[int]:
+    """The ranks that wait for what can never complete."""
+    may_go_on = {
+        state.rank
+        for state in states
+        if state.state in ("starting", "running") and (state.waiting is None or not state.waiting.number)
+    }
+    waiting = {state.rank: state.waiting for state in states if state.state == "running" and state.waiting is not None}
+    while True:
+        freed = {
+            rank
+            for rank, entry in waiting.items()
+            if rank not in may_go_on and all(other in may_go_on for other in missing(entry, states))
+        }
+        if not freed:
+            break
+        may_go_on |= freed
+    stuck = [rank for rank in waiting if rank not in may_go_on]
+    return sorted(stuck) or _left_behind(states)
+
+
+def _left_behind(states: Sequence[RankState]) -> list[int]:
+    """Ranks that have entered a collective which a rank that has returned never joined.
+
+    They need not be seen waiting: NCCL waits on the GPU, and functional collectives when their result is used.
+    """
+    gone = {state.rank for state in states if state.state in ("returned", "raised", "ended")}
+    return sorted(
+        state.rank
+        for state in states
+        if state.state == "running"
+        and any(
+            gone.intersection(state.absent[key])
+            for key, entry in state.entries.items()
+            if entry.kind not in ("send", "recv")
+        )
+    )
+
+
+def explain(states: Sequence[RankState], stacks: dict[int, str] | None = None) -> str:
+    """The story of a run that stands still, or whose collectives differ.
+
+    stacks: for ranks that run, the "file:line:function" in which they are now.
+    """
+    return "\n".join([*_headlines(states), *(_line_of(state, states, stacks or {}) for state in states)])
+
+
+def _headlines(states: Sequence[RankState]) -> list[str]:
+    differing = _first_difference(states)
+    if differing:
+        return [f"collective #{differing.number}{_group(differing, states)} is not the same on all ranks:"]
+    lines = []
+    for entry in _open_entries(states):
+        absent = missing(entry, states)
+        inside = [rank for rank in entry.members if rank not in absent]
+        verb = "waits" if len(inside) == 1 else "wait"
+        if entry.kind in ("send", "recv"):
+            sender, receiver = entry.members
+            other = "sends to" if entry.kind == "recv" else "receives from"
+            peer, own = (sender, receiver) if entry.kind == "recv" else (receiver, sender)
+            lines.append(f"rank {peer} never {other} rank {own} (message #{entry.number}); rank {own} waits in {name(entry)}.")
+        else:
+            lines.append(
+                f"{rank_names(absent)} never joined {name(entry)}{_group(entry, states)}; {rank_names(inside)} {verb} in it."
+            )
+    return lines
+
+
+def _first_difference(states: Sequence[RankState]) -> Entry | None:
+    """The earliest entry that another member entered as another kind, or with another signature."""
+    found = [
+        entry
+        for state in states
+        for key, entry in state.entries.items()
+        for other in (states[rank].entries.get(key) for rank in entry.members)
+        if entry.number and other and entry.differs_from(other)
+    ]
+    return min(found, key=lambda entry: entry.number, default=None)
+
+
+def _open_entries(states: Sequence[RankState]) -> list[Entry]:
+    """One entry of everything that not all members have joined; what ranks are known to wait in comes first."""
+    known: dict[tuple[str, int], Entry] = {}
+    waiting = [state.waiting for state in states if state.waiting]
+    entered = [entry for state in states for entry in state.entries.values()]
+    for entry in waiting or sorted(entered, key=lambda entry: entry.number):
+        if entry.number and missing(entry, states):
+            known.setdefault((entry.channel, entry.number), entry)
+    return list(known.values())
+
+
+def _line_of(state: RankState, states: Sequence[RankState], stacks: dict[int, str]) -> str:
+    start = f"  rank {state.rank}: "
+    differing = _first_difference(states)
+    mine = state.entries.get((differing.channel, differing.number)) if differing else None
+    if mine:
+        return f"{start}{name(mine)} at {place(mine.where)}"
+    if state.waiting:
+        return f"{start}waits in {name(state.waiting)}, called at {place(state.waiting.where)}"
+    if state.state == "returned":
+        return f"{start}has returned"
+    if state.state == "raised":
+        return f"{start}has raised an error"
+    if state.state == "ended":
+        return f"{start}is dead"
+    if state.state == "starting":
+        return f"{start}has not started yet"
+    last = max(state.entries.values(), key=lambda entry: entry.number, default=None)
+    doing = f"runs Python at {place(stacks[state.rank])}" if state.rank in stacks else "runs"
+    return start + doing + (f" (last entered {name(last)})" if last and state.rank not in stacks else "")
+
+
+def name(entry: Entry) -> str:
+    """ "all_reduce #3 ([4, 8] float32, sum)", "recv from rank 0 ([4] float32)"."""
+    signature = f" ({entry.signature})" if entry.signature else ""
+    if entry.kind == "send":
+        return f"send to rank {entry.peer}{signature}"
+    if entry.kind == "recv":
+        return f"recv from {f'rank {entry.peer}' if entry.peer >= 0 else 'any rank'}{signature}"
+    return f"{entry.kind} #{entry.number}{signature}"
+
+
+def _group(entry: Entry, states: Sequence[RankState]) -> str:
+    return "" if len(entry.members) == len(states) else f" of group {list(entry.members)}"

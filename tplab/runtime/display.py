@@ -1,0 +1,113 @@
+"""What the ranks print: shown live, and at the end always in the order of the ranks."""
+
+import sys
+import time
+from typing import Any
+
+KEPT_BYTES = 1 << 20  # per rank: more than that keeps its head and its tail
+SHOWN_LINES = 40  # per rank in a notebook: so many from the head and from the tail
+REFRESH_SECONDS = 0.2
+
+
+class Output:
+    """The text of every rank. Shows nothing."""
+
+    def __init__(self, world_size: int) -> None:
+        self._text = [bytearray() for _ in range(world_size)]
+        self._changed = False
+
+    def write(self, rank: int, data: bytes) -> None:
+        text = self._text[rank]
+        text += data
+        self._changed = True
+        if len(text) > 2 * KEPT_BYTES:
+            head = KEPT_BYTES // 2
+            note = b"\n... output cut here: too long ...\n"
+            text[head : len(text) - head] = note
+
+    def texts(self) -> list[str]:
+        return [bytes(text).decode(errors="replace") for text in self._text]
+
+    def size(self, rank: int) -> int:
+        return len(self._text[rank])
+
+    def refresh(self) -> None:
+        """Called often while the ranks run."""
+
+    def close(self) -> None:
+        """Called once, when all output is there."""
+
+
+class NotebookOutput(Output):
+    """One output area of the cell, rank by rank, rewritten a few times a second while the ranks print."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__(world_size)
+        self._handle: Any = None
+        self._shown_at = 0.0
+
+    def refresh(self) -> None:
+        if self._changed and time.monotonic() - self._shown_at > REFRESH_SECONDS:
+            self._show()
+
+    def close(self) -> None:
+        if self._changed:
+            self._show()
+
+    def _show(self) -> None:
+        from IPython.display import display
+
+        self._changed, self._shown_at = False, time.monotonic()
+        data = {"text/plain": self._render()}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+
+    def _render(self) -> str:
+        lines: list[str] = []
+        for rank, text in enumerate(self.texts()):
+            own = text.rstrip("\n").split("\n") if text else []
+            hidden = len(own) - 2 * SHOWN_LINES
+            if hidden > 0:
+                note = f"... {hidden} lines not shown; results.output[{rank}] has more ..."
+                own = [*own[:SHOWN_LINES], note, *own[-SHOWN_LINES:]]
+            lines += [f"[rank {rank}] {line}" for line in own]
+        return "\n".join(lines)
+
+
+class TerminalOutput(Output):
+    """Rank 0 live; the others when the run ends. So the same run prints the same text."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__(world_size)
+        self._pending = bytearray()  # of rank 0: received and not printed
+
+    def write(self, rank: int, data: bytes) -> None:
+        super().write(rank, data)
+        if rank == 0:
+            self._pending += data
+
+    def refresh(self) -> None:
+        end = self._pending.rfind(b"\n") + 1
+        if end:
+            self._print(0, self._pending[:end])
+            del self._pending[:end]
+
+    def close(self) -> None:
+        self._print(0, self._pending)
+        for rank, text in enumerate(self._text[1:], start=1):
+            self._print(rank, text)
+
+    @staticmethod
+    def _print(rank: int, data: bytearray) -> None:
+        for line in data.decode(errors="replace").splitlines():
+            print(f"[rank {rank}] {line}")
+        sys.stdout.flush()
+
+
+def output_for(world_size: int) -> Output:
+    """The output that fits where we run: a notebook, or a terminal."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    in_notebook = shell is not None and getattr(shell, "kernel", None) is not None
+    return NotebookOutput(world_size) if in_notebook else TerminalOutput(world_size)

@@ -1,0 +1,209 @@
+"""The fork server: a process that has imported torch already and forks the ranks.
+
+    notebook ──(a byte and seven file descriptors)──▶ fork server ──fork──▶ rank 0, rank 1, ...
+
+Importing torch takes seconds, a fork takes milliseconds. The server holds no state of any run, uses no GPU and starts no
+threads, so a forked rank is as good as a fresh process. It lives in a session of its own (an interrupt of the notebook
+does not reach it) and ends with the notebook: when its socket closes, it ends every rank and itself. It imports what is
+left of torch while nobody asks for a rank.
+
+A rank's process id, and later its exit status, come back through a pipe, one per rank.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+
+_PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "tplab.runtime.rank",
+    "torch.optim",
+    "torch._dynamo",
+    "torch.distributed.tensor.parallel",
+)
+_NEEDED = 3  # so many of them must be there before the first fork
+_STATUS = struct.Struct("<q")
+_DESCRIPTORS = 6  # control, output, crash, board, rendezvous, setup (see rank.main), after the status pipe
+_PR_SET_PDEATHSIG = 1
+
+
+# In the notebook's process
+
+
+class ForkServer:
+    """A running fork server, as its parent sees it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        self._lock = threading.Lock()
+        self._stderr = tempfile.TemporaryFile()
+        self._owner = os.getpid()
+        start = f"import sys; sys.path[:] = {sys.path!r}; from tplab.runtime.forkserver import serve; serve({theirs.fileno()})"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", start],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                start_new_session=True,
+            )
+
+    @property
+    def usable(self) -> bool:
+        """Whether it runs, and was started by this very process (not by the one we were forked from)."""
+        return os.getpid() == self._owner and self._process.poll() is None
+
+    def fork(self, descriptors: list[int]) -> int:
+        """Fork a rank that gets copies of the descriptors; returns the read end of its status pipe."""
+        read, write = os.pipe()
+        try:
+            with self._lock:
+                socket.send_fds(self._socket, [b"r"], [write, *descriptors])
+        except OSError as error:
+            os.close(read)
+            raise RuntimeError(f"the fork server is gone: {self.last_words()}") from error
+        finally:
+            os.close(write)
+        return read
+
+    def last_words(self) -> str:
+        self._stderr.seek(0)
+        text = self._stderr.read().decode(errors="replace").strip()
+        return text.splitlines()[-1] if text else f"it ended with status {self._process.poll()} and without a word"
+
+    def stop(self) -> None:
+        self._socket.close()
+        self._process.wait()
+        self._stderr.close()
+
+
+_server: ForkServer | None = None
+
+
+def fork_server() -> ForkServer:
+    """The fork server of this process; started when there is none, or when it has died."""
+    global _server
+    if _server is None or not _server.usable:
+        _server = ForkServer()
+    return _server
+
+
+def read_status(descriptor: int) -> int | None:
+    """The next number from a status pipe: first the process id, then the exit status. None: the server is gone."""
+    data = os.read(descriptor, _STATUS.size)
+    return _STATUS.unpack(data)[0] if len(data) == _STATUS.size else None
+
+
+# In the server
+
+
+def serve(descriptor: int) -> None:
+    """Serve requests until the parent is gone."""
+    control = socket.socket(fileno=descriptor)
+    woken, wake = socket.socketpair()
+    wake.setblocking(False)
+    woken.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno())
+    to_import = list(_PRELOAD)
+    status_pipes: dict[int, int] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
+        while True:
+            ready = {key.fileobj for key, _ in selector.select(0 if to_import else None)}
+            if woken in ready:
+                woken.recv(4096)
+            _reap(status_pipes)
+            may_fork = len(_PRELOAD) - len(to_import) >= _NEEDED
+            if control in ready and may_fork:
+                request, descriptors, _, _ = socket.recv_fds(control, 1, 1 + _DESCRIPTORS)
+                if not request:
+                    _end_all(status_pipes)
+                    return
+                _fork_rank(descriptors, status_pipes, [control, woken, wake])
+            elif to_import:
+                importlib.import_module(to_import.pop(0))
+                _freeze()
+
+
+def _freeze() -> None:
+    """What is in memory now is never collected, so that ranks share its pages."""
+    import gc
+
+    gc.collect()
+    gc.freeze()
+
+
+def _fork_rank(descriptors: list[int], status_pipes: dict[int, int], own: list[socket.socket]) -> None:
+    status, *rest = descriptors
+    pid = os.fork()
+    if pid:
+        for descriptor in rest:
+            os.close(descriptor)
+        status_pipes[pid] = status
+        with contextlib.suppress(BrokenPipeError):
+            os.write(status, _STATUS.pack(pid))
+        return
+    try:
+        os.setsid()  # signals reach a rank and its children as one group
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _die_with_parent()
+        for descriptor in (status, *status_pipes.values()):
+            os.close(descriptor)
+        for sock in own:
+            sock.close()
+        from tplab.runtime import rank
+
+        rank.main(*rest)
+    finally:
+        os._exit(70)  # rank.main does not return
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end this process when the server ends (Linux; elsewhere the rank notices by itself)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _reap(status_pipes: dict[int, int]) -> None:
+    """Collect the ranks that have ended, and pass on how."""
+    while status_pipes:
+        _end_children_of_next()
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        pipe = status_pipes.pop(pid)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(pipe, _STATUS.pack(os.waitstatus_to_exitcode(status)))
+        os.close(pipe)
+
+
+def _end_children_of_next() -> None:
+    """End what an ended rank itself had started, while its id cannot belong to anyone else yet (not yet reaped)."""
+    if hasattr(os, "waitid"):  # macOS has it from Python 3.13 on; before, the parent's own clean-up must do
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(ended.si_pid, signal.SIGKILL)
+
+
+def _end_all(status_pipes: dict[int, int]) -> None:
+    for pid in status_pipes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)

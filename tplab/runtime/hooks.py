@@ -1,0 +1,231 @@
+"""Hooks the recorder into torch.distributed.
+
+    dist.all_reduce(x) ─▶ ProcessGroup.allreduce ─▶ [recorder] ─▶ gloo or NCCL
+
+All functions of torch.distributed end in a Python method of `ProcessGroup`: those methods are wrapped. Functional
+collectives (DTensor, torch.compile) end in an operator of the namespace `_c10d_functional`: those operators get a kernel
+of ours at the autograd key, which passes on to torch's. Collectives that C++ starts itself (the reducer of
+DistributedDataParallel) are not seen.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, distributed_c10d
+
+from tplab.runtime.recorder import Recorder
+from tplab.runtime.records import Record
+
+active: Recorder | None = None
+
+
+def activate(recorder: Recorder) -> None:
+    """From now on this process writes its collectives to `recorder`."""
+    global active
+    install()
+    active = recorder
+
+
+@contextmanager
+def record() -> Iterator[Record]:
+    """The collectives that this rank enters inside the block.
+
+        with tplab.record() as section:
+            y = layer(x)
+        section.totals()        # {"all_reduce": Total(calls=1, bytes=98304)}
+
+    Filled when the block ends. Empty where there is no process group.
+    """
+    if active is None and dist.is_initialized():
+        activate(Recorder(dist.get_rank()))
+    section = Record()
+    start = len(active.entered) if active else 0
+    try:
+        yield section
+    finally:
+        if active:
+            section._collectives.extend(active.collectives(start))
+
+
+_OPS = {
+    getattr(dist.ReduceOp, name): name.lower()
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+}
+
+
+def _op_name(op: Any) -> str:
+    return next((name for known, name in _OPS.items() if op == known), "op")
+
+
+# Hook 1: the methods of ProcessGroup
+
+
+def _flat(tensors: Any) -> list[Tensor]:
+    if isinstance(tensors, Tensor):
+        return [tensors]
+    return [tensor for part in tensors for tensor in _flat(part)]
+
+
+# method: kind, index of the tensors this rank passes in, whether the message is group-size times as large
+_METHODS: dict[str, tuple[str, int | None, bool]] = {
+    "allreduce": ("all_reduce", 0, False),
+    "allreduce_coalesced": ("all_reduce", 0, False),
+    "broadcast": ("broadcast", 0, False),
+    "reduce": ("reduce", 0, False),
+    "allgather": ("all_gather", 1, True),
+    "allgather_coalesced": ("all_gather", 1, True),
+    "all_gather_single": ("all_gather", 1, True),
+    "_allgather_base": ("all_gather", 1, True),
+    "all_gather_single_coalesced": ("all_gather", 1, True),
+    "allgather_into_tensor_coalesced": ("all_gather", 1, True),
+    "gather": ("gather", 1, True),
+    "scatter": ("scatter", 0, True),
+    "reduce_scatter": ("reduce_scatter", 1, False),
+    "reduce_scatter_single": ("reduce_scatter", 1, False),
+    "_reduce_scatter_base": ("reduce_scatter", 1, False),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 1, False),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1, False),
+    "alltoall": ("all_to_all", 1, False),
+    "all_to_all_single": ("all_to_all", 1, False),
+    "alltoall_base": ("all_to_all", 1, False),
+    "barrier": ("barrier", None, False),
+}
+
+
+def _wrap_collective(name: str) -> Callable[..., Any]:
+    kind, index, whole = _METHODS[name]
+    original = getattr(ProcessGroup, name)
+
+    def method(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        recorder = active
+        if recorder is None:
+            return original(self, *args, **kwargs)
+        tensors = [] if index is None else _flat(args[index] if len(args) > index else list(kwargs.values())[index])
+        options = kwargs.get("opts", args[-1] if args else None)
+        op = getattr(options, "reduceOp", None)
+        root = getattr(options, "rootRank", None) if kind in ("broadcast", "reduce", "gather", "scatter") else None
+        factor = self.size() if whole else 1
+        entered = recorder.enter_collective(self, kind, tensors, factor, None if op is None else _op_name(op), root)
+        work = original(self, *args, **kwargs)
+        recorder.started(entered, work)
+        return work
+
+    return method
+
+
+def _wrap_message(name: str) -> Callable[..., Any]:
+    original = getattr(ProcessGroup, name)
+
+    def method(self: ProcessGroup, tensors: Sequence[Tensor], *args: Any) -> Any:
+        recorder = active
+        if recorder is None:
+            return original(self, tensors, *args)
+        peer, tag = (None, args[0]) if name == "recv_anysource" else args[:2]
+        kind = "send" if name == "send" else "recv"
+        entered = recorder.enter_message(self, kind, tensors, peer, tag)
+        work = original(self, tensors, *args)
+        recorder.started(entered, work)
+        return work
+
+    return method
+
+
+def _wrap_wait() -> Callable[..., Any]:
+    original = dist.Work.wait
+
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = active
+        if recorder is None:
+            return original(self, *args, **kwargs)
+        with recorder.blocked_in(recorder.of_work(self)):
+            return original(self, *args, **kwargs)
+
+    return wait
+
+
+# Hook 2: functional collectives
+
+# operator: kind, whether the message is group-size times as large, index of the group's name among the arguments
+_FUNCTIONAL: dict[str, tuple[str, bool]] = {
+    "all_reduce": ("all_reduce", False),
+    "all_reduce_": ("all_reduce", False),
+    "all_reduce_coalesced": ("all_reduce", False),
+    "all_reduce_coalesced_": ("all_reduce", False),
+    "all_gather_into_tensor": ("all_gather", True),
+    "all_gather_into_tensor_out": ("all_gather", True),
+    "all_gather_into_tensor_coalesced": ("all_gather", True),
+    "reduce_scatter_tensor": ("reduce_scatter", False),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", False),
+    "all_to_all_single": ("all_to_all", False),
+    "broadcast": ("broadcast", False),
+    "broadcast_": ("broadcast", False),
+}
+
+
+def _wrap_functional(operator: Any, kind: str, whole: bool) -> Callable[..., Any]:
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = active
+        tensors = _flat(args[0])
+        if recorder is None or any(type(tensor) is not Tensor for tensor in tensors):  # torch.compile tracing, for one
+            return operator.redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        group = distributed_c10d._resolve_process_group(given["group_name"])
+        op = given.get("reduce_op")
+        entered = recorder.enter_collective(
+            group, kind, tensors, group.size() if whole else 1, op and op.lower(), given.get("src")
+        )
+        outputs = operator.redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
+        recorder.functional_started(entered, _flat(outputs))
+        return outputs
+
+    return kernel
+
+
+def _wait_tensor(keys: Any, tensor: Tensor) -> Tensor:
+    operator = torch.ops._c10d_functional.wait_tensor.default
+    entered = active.of_functional(tensor) if active is not None and type(tensor) is Tensor else None
+    if active is None or entered is None:
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, tensor)
+    with active.blocked_in(entered):
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, tensor)
+
+
+# A group this rank is no member of: torch warns and returns the tensor as it was
+
+
+def _refuse_foreign_group(function_name: str) -> None:
+    raise ValueError(
+        f"rank {dist.get_rank()} calls {function_name} on a group that it is no member of (new_group gave it a placeholder): "
+        "torch would return without communicating, and the tensor would stay as it was. Call it on the members only."
+    )
+
+
+_library: torch.library.Library | None = None
+
+
+def install() -> None:
+    """Put the wrappers in place, once a process. They pass everything on until a recorder is active."""
+    global _library
+    if _library is not None:
+        return
+    for name in _METHODS:
+        if hasattr(ProcessGroup, name):  # some are of newer torch versions only
+            setattr(ProcessGroup, name, _wrap_collective(name))
+    for name in ("send", "recv", "recv_anysource"):
+        setattr(ProcessGroup, name, _wrap_message(name))
+    dist.Work.wait = _wrap_wait()  # type: ignore[method-assign]
+    distributed_c10d._warn_not_in_group = _refuse_foreign_group
+    _library = torch.library.Library("_c10d_functional", "IMPL")
+    for name, (kind, whole) in _FUNCTIONAL.items():
+        if hasattr(torch.ops._c10d_functional, name):
+            operator = getattr(torch.ops._c10d_functional, name).default
+            for key in ("AutogradCPU", "AutogradCUDA"):
+                _library.impl(name, _wrap_functional(operator, kind, whole), key, with_keyset=True)
+    for key in ("AutogradCPU", "AutogradCUDA"):
+        _library.impl("wait_tensor", _wait_tensor, key, with_keyset=True)

@@ -1,0 +1,224 @@
+"""launch(fn, world_size): run fn on every rank, in fresh processes, and bring back what they return.
+
+    results = launch(train, 4, args=(config,))      # on every rank: train(config), torch.distributed is initialised
+    results[2]                                      # what rank 2 returned
+
+Each rank is forked from a warm server (see `forkserver`), reports through a socket and writes what it is about to do to
+shared memory (see `board`). The parent watches: it shows what the ranks print, notices a deadlock, and when the run ends,
+however it ends, leaves no process, file descriptor or memory behind.
+"""
+
+import inspect
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tplab.runtime import torchrun, transport
+from tplab.runtime.board import Board, anonymous_file, board_bytes
+from tplab.runtime.display import output_for
+from tplab.runtime.forkserver import fork_server
+from tplab.runtime.process import RankProcess
+from tplab.runtime.results import Results
+from tplab.runtime.watch import Watch
+
+MAX_RANKS = 64
+BACKENDS = ("auto", "gloo", "nccl")
+
+
+def launch(
+    fn: Callable[..., Any],
+    world_size: int = 2,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    backend: str = "auto",
+    timeout: float | None = 60.0,
+) -> Results:
+    """Run `fn(*args, **kwargs)` on `world_size` ranks; returns what each rank returned, in rank order.
+
+    fn:          any function, also one defined in a notebook cell, a lambda or a closure. Arguments and results travel
+                 by value; tensors that autograd computed come back detached, on the CPU.
+    world_size:  number of ranks, each a process of its own
+    backend:     "nccl" (a GPU per rank), "gloo" (CPU), or "auto": NCCL where there are enough GPUs, else gloo
+    timeout:     seconds after which the run is ended with a report of where every rank was (None: never)
+
+    In a program that torchrun has started, the ranks are there already: then `fn` runs on this rank, and every rank
+    gets the results of all.
+
+    Raises RankError when a rank raises or dies, Deadlock when ranks wait for what never comes, ValueError or TypeError
+    for wrong arguments, before anything starts.
+    """
+    kwargs = dict(kwargs or {})
+    _check_arguments(fn, world_size, args, kwargs, timeout)
+    if torchrun.is_active():
+        return torchrun.run(fn, world_size, tuple(args), kwargs)
+    if "TPLAB_RANK" in os.environ:
+        raise RuntimeError("launch() was called inside a rank: the ranks are running already, just call the function")
+    chosen = _choose_backend(backend, world_size)
+    call = bytes(transport.dumps((fn, tuple(args), kwargs)))
+    return _run(call, world_size, chosen, timeout)
+
+
+def device() -> torch.device:
+    """The device this rank computes on: its GPU where the process group is NCCL's, else the CPU."""
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+# Before anything starts
+
+
+def _check_arguments(fn: Any, world_size: Any, args: Any, kwargs: dict[str, Any], timeout: Any) -> None:
+    if not callable(fn):
+        raise TypeError(f"launch needs a function, got {fn!r} of type {type(fn).__name__}. Write launch(fn), not launch(fn())")
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise TypeError(f"world_size must be a whole number of ranks, got {world_size!r}")
+    if not 1 <= world_size <= MAX_RANKS:
+        raise ValueError(f"world_size must be between 1 and {MAX_RANKS} (each rank is a process here), got {world_size}")
+    if isinstance(args, str) or not isinstance(args, Sequence):
+        raise TypeError(f"args must be a tuple of arguments, got {args!r}. For a single argument write args=(x,)")
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout must be a positive number of seconds or None, got {timeout!r}")
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # some builtins have none
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(fn, "__name__", repr(fn))
+        raise TypeError(
+            f"{name}{signature} can't be called with args={tuple(args)!r}, kwargs={kwargs!r}: {error}. "
+            "A rank finds its own number with torch.distributed.get_rank(); launch does not pass it."
+        ) from None
+
+
+def _choose_backend(backend: str, world_size: int) -> str:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    gpus = torch.cuda.device_count() if backend != "gloo" and dist.is_nccl_available() else 0
+    if backend == "nccl" and gpus < world_size:
+        raise ValueError(
+            f'backend="nccl" needs a GPU per rank: {world_size} ranks, but this machine shows {gpus} GPU(s). '
+            'Use backend="gloo" to run on the CPU, or fewer ranks.'
+        )
+    if backend == "auto":
+        backend = "nccl" if gpus >= world_size else "gloo"
+        _say_once(backend, gpus, world_size)
+    return backend
+
+
+_said: set[str] = set()
+
+
+def _say_once(backend: str, gpus: int, world_size: int) -> None:
+    if backend not in _said:
+        _said.add(backend)
+        on = "NCCL, one GPU per rank" if backend == "nccl" else "gloo, on the CPU"
+        why = f"{gpus} GPU{'' if gpus == 1 else 's'} for {world_size} rank{'' if world_size == 1 else 's'}"
+        print(f"tplab: running on {on} ({why})", file=sys.stderr)
+
+
+# The run
+
+
+def _run(call: bytes, world_size: int, backend: str, timeout: float | None) -> Results:
+    origin = time.monotonic()
+    server = fork_server()
+    with ExitStack() as stack:
+        with _interrupt_later():
+            board_file = _closing(stack, anonymous_file(board_bytes(world_size)))
+            rendezvous, store_path = _rendezvous(stack)
+            setup = _closing(stack, anonymous_file())
+            board = Board(board_file, world_size)
+            stack.callback(board.close)
+        given = {
+            "call": call,
+            "world_size": world_size,
+            "backend": backend,
+            "origin": origin,
+            "store_path": store_path,
+            "environment": {**os.environ, **_loopback_only()},
+            "folder": os.getcwd(),
+            "path": list(sys.path),
+            "threads": _threads_per_rank(world_size),
+        }
+        _write_all(setup, pickle.dumps(given))
+        ranks: list[RankProcess] = []
+        watch: Watch | None = None
+        try:
+            for rank in range(world_size):
+                with _interrupt_later():
+                    ranks.append(RankProcess(rank, server, (board_file, rendezvous, setup)))
+            watch = Watch(ranks, board, output_for(world_size))
+            return watch.until_done(timeout)
+        finally:
+            with _interrupt_later():
+                for process in ranks:
+                    process.kill()
+                if watch is not None:
+                    watch.close()
+                for process in ranks:
+                    process.close()
+
+
+def _closing(stack: ExitStack, descriptor: int) -> int:
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _rendezvous(stack: ExitStack) -> tuple[int, str | None]:
+    """The file in which the ranks find one another: memory without a name on Linux, else a temporary file."""
+    if sys.platform == "linux":
+        return _closing(stack, anonymous_file()), None
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tplab-"))
+    path = os.path.join(folder, "store")
+    return _closing(stack, os.open(path, os.O_CREAT | os.O_RDWR, 0o600)), path
+
+
+def _loopback_only() -> dict[str, str]:
+    """Makes gloo and NCCL bind to the loopback interface only."""
+    import socket
+
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "lo")
+    return {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+
+
+def _threads_per_rank(world_size: int) -> int:
+    if os.environ.get("OMP_NUM_THREADS", "").isdigit():
+        return max(1, int(os.environ["OMP_NUM_THREADS"]))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // world_size)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+@contextmanager
+def _interrupt_later() -> Iterator[None]:
+    """An interrupt waits until the block ends, so that a second Ctrl-C cannot leave a rank behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[tuple[int, Any]] = []
+    handler = signal.signal(signal.SIGINT, lambda *what: received.append(what))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if received and callable(handler):
+            handler(*received[0])

@@ -1,0 +1,75 @@
+"""%%ranks 4: run a notebook cell on 4 ranks.
+
+    %%ranks 4
+    x = torch.ones(2) * rank
+    dist.all_reduce(x)
+    x                          # shown for every rank
+"""
+
+import ast
+import builtins
+import sys
+from typing import Any
+
+from tplab.runtime.forkserver import fork_server
+from tplab.runtime.launcher import launch
+
+
+def register_in_ipython() -> None:
+    """Register %%ranks where we run inside IPython, and warm up the fork server while the reader reads."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is None:
+        return
+    shell.register_magic_function(ranks, magic_kind="cell", magic_name="ranks")
+    fork_server()
+
+
+def ranks(line: str, cell: str) -> Any:
+    """%%ranks N: run the cell on N ranks.
+
+    The cell sees copies of the notebook's variables, and `rank`, `world_size` and `dist` (torch.distributed). The value
+    of its last line is shown for every rank. What it assigns stays in the ranks.
+    """
+    import IPython
+
+    world_size = _parse(line)
+    shell = IPython.get_ipython()
+    file = shell.compile.cache("\n" + cell, shell.execution_count, raw_code=f"%%ranks {line}\n{cell}")
+    tree = ast.parse("\n" + cell, filename=file)
+    results = launch(_run_cell, world_size, args=("\n" + cell, file, _variables(tree, shell.user_ns)))
+    for rank, (has_value, text) in enumerate(results):
+        if has_value:
+            print(f"[rank {rank}] {text}")
+
+
+def _parse(line: str) -> int:
+    try:
+        return int(line.strip() or "2")
+    except ValueError:
+        raise ValueError(f"%%ranks needs a number of ranks, such as %%ranks 4; got {line.strip()!r}") from None
+
+
+def _variables(tree: ast.AST, namespace: dict[str, Any]) -> dict[str, Any]:
+    """Those of the notebook's variables that the cell names, and that the functions it names need."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return {name: namespace[name] for name in names if name in namespace and not hasattr(builtins, name)}
+
+
+def _run_cell(source: str, file: str, variables: dict[str, Any]) -> tuple[bool, str]:
+    """On a rank: run the statements; returns the text of the last expression, if the cell ends in one."""
+    import torch.distributed as dist
+
+    namespace = {
+        "__name__": "__main__",
+        "dist": dist,
+        **variables,
+        "rank": dist.get_rank(),
+        "world_size": dist.get_world_size(),
+    }
+    tree = ast.parse(source, filename=file)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, file, "exec"), namespace)
+    if not isinstance(last, ast.Expr):
+        return False, ""
+    value = eval(compile(ast.Expression(last.value), file, "eval"), namespace)
+    return value is not None, repr(value)

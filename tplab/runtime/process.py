@@ -1,0 +1,77 @@
+"""One rank, as the parent sees it: its process, its pipes, and what it has said so far."""
+
+import contextlib
+import os
+import signal
+from multiprocessing.connection import Pipe
+from typing import Any
+
+from tplab.runtime.forkserver import ForkServer, read_status
+
+
+class RankProcess:
+    """A rank's process. Reading is left to `watch`, which waits for all ranks at once.
+
+    message:  the tuple with which the rank ended: ("result", ...), ("error", ...) or ("mismatch",); None so far
+    status:   exit status once it is dead (negative: the signal); None while it lives
+    crash:    the Python stack that faulthandler wrote, when asked or at a crash
+    """
+
+    def __init__(self, rank: int, server: ForkServer, shared: tuple[int, ...]) -> None:
+        self.rank = rank
+        self.message: tuple[Any, ...] | None = None
+        self.status: int | None = None
+        self.crash = bytearray()
+        self.pid: int | None = None
+        self.control, theirs = Pipe()
+        self.output, output = os.pipe()
+        self.stack, stack = os.pipe()
+        try:
+            self.exit = server.fork([theirs.fileno(), output, stack, *shared])
+        except BaseException:
+            self._close_pipes()
+            raise
+        finally:
+            theirs.close()
+            os.close(output)
+            os.close(stack)
+        self.control.send_bytes(rank.to_bytes(4, "little"))
+
+    @property
+    def alive(self) -> bool:
+        return self.status is None
+
+    def ask_for_stack(self) -> None:
+        """faulthandler answers through `stack` even when the rank is stuck in C++."""
+        self.crash.clear()
+        if self.pid is not None and self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGUSR1)
+
+    def let_go(self) -> None:
+        """Tell a rank that has reported to leave."""
+        with contextlib.suppress(OSError):
+            self.control.send_bytes(b"exit")
+
+    def kill(self) -> None:
+        """End the rank and what it has started."""
+        if self.pid is None:
+            self.pid = read_status(self.exit)  # the fork itself may still be under way
+        if self.pid is not None and self.alive:
+            for end in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    end(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Wait until the process is gone, and give back its descriptors."""
+        if self.alive and self.pid is not None:
+            self.status = read_status(self.exit)
+        os.close(self.exit)
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        self.control.close()
+        os.close(self.output)
+        os.close(self.stack)
+
+

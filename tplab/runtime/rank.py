@@ -1,0 +1,152 @@
+"""What runs in a rank's process, from the fork to the end.
+
+The rank reports its result or its error to the parent through `control`, then waits: as long as it lives its sockets
+stay open, and no other rank fails only because this one is done. It leaves when the parent says so, or is gone.
+"""
+
+import datetime
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tplab.runtime import hooks, transport
+from tplab.runtime.board import Board
+from tplab.runtime.recorder import Mismatch, Recorder
+from tplab.runtime.report import Frames
+
+_RUNTIME_FOLDER = os.path.dirname(__file__)
+_PARENT_DECIDES = datetime.timedelta(days=1)  # the parent sees a deadlock long before the backend would give up
+
+
+def main(control: int, output: int, crash: int, board: int, rendezvous: int, setup: int) -> None:
+    """Run one rank. Every argument is a file descriptor; does not return.
+
+    control: messages to and from the parent    output: stdout and stderr    crash: Python's stack when asked or dying
+    board: shared memory of all ranks           rendezvous: torch's FileStore  setup: what to run
+    """
+    connection = Connection(control)
+    _redirect_output(output)
+    faulthandler.enable(crash, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, crash, all_threads=False)
+    rank = int.from_bytes(connection.recv_bytes(), "little")
+    given = pickle.loads(os.pread(setup, os.fstat(setup).st_size, 0))
+    sending = threading.Lock()
+
+    def send(kind: str, *parts: Any) -> None:
+        message = transport.dumps((kind, *parts))
+        with sending:
+            connection.send_bytes(message)
+
+    threading.Thread(target=_obey_parent, args=(connection,), daemon=True).start()
+    status = Board(board, given["world_size"])
+    try:
+        _enter_parents_world(given, rank)
+        store = given["store_path"] or f"/proc/self/fd/{rendezvous}"
+        _init_process_group(given["backend"], store, rank, given["world_size"])
+        recorder = Recorder(rank, status, given["origin"])
+        hooks.activate(recorder)
+        status.set_state(rank, "running")
+        fn, args, kwargs = transport.loads(given["call"], device=_gpu(given["backend"]))
+        result = fn(*args, **kwargs)
+        _flush()
+        status.set_state(rank, "returned")
+        _send_result(send, rank, result, recorder)
+    except Mismatch:
+        _flush()
+        status.set_state(rank, "raised")
+        send("mismatch")
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the parent must hear of it
+        _flush()
+        status.set_state(rank, "raised")
+        send("error", describe_exception(error))
+    while True:
+        signal.pause()
+
+
+def _redirect_output(output: int) -> None:
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    os.close(output)
+    sys.stdout, sys.stderr = (
+        open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        for descriptor in (1, 2)
+    )
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _obey_parent(connection: Connection) -> None:
+    """Leave when the parent says so; end, with all that this rank started, when the parent is gone."""
+    try:
+        connection.recv_bytes()
+    except (EOFError, OSError):
+        os.killpg(0, signal.SIGKILL)
+    _flush()
+    os._exit(0)
+
+
+def _enter_parents_world(given: dict[str, Any], rank: int) -> None:
+    """Environment, folder, import path and threads as in the parent; rank and world size as under torchrun."""
+    world_size = str(given["world_size"])
+    os.environ.clear()
+    os.environ.update(given["environment"])
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size, TPLAB_RANK=str(rank)
+    )
+    os.chdir(given["folder"])
+    sys.path[:] = given["path"]
+    torch.set_num_threads(given["threads"])
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # else every rank inherits the server's state
+
+
+def _gpu(backend: str) -> torch.device | None:
+    return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
+
+
+def _init_process_group(backend: str, store_path: str, rank: int, world_size: int) -> None:
+    gpu = None
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+        gpu = torch.device("cuda", rank)
+    store = dist.FileStore(store_path, world_size)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=_PARENT_DECIDES, device_id=gpu
+    )
+
+
+def _send_result(send: Any, rank: int, result: object, recorder: Recorder) -> None:
+    try:
+        send("result", result, time.monotonic() - recorder.origin, recorder.collectives())
+    except Exception as error:
+        kind = type(result).__name__
+        send(
+            "error",
+            [(f"TypeError: rank {rank} returned a value (of type {kind}) that cannot travel to the notebook: {error}\n"
+              "Return tensors, numbers, strings, or lists, tuples and dicts of them.\n", [])],
+        )  # fmt: skip
+
+
+def describe_exception(error: BaseException, depth: int = 0) -> list[tuple[str, Frames]]:
+    """The exception and those that led to it, the first cause first: text, and frames as (file, line, function)."""
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    chain = describe_exception(cause, depth + 1) if cause is not None and depth < 5 else []
+    frames = [
+        (frame.filename, frame.lineno or 0, frame.name)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if os.path.dirname(frame.filename) != _RUNTIME_FOLDER
+    ]
+    return [*chain, ("".join(traceback.format_exception_only(type(error), error)), frames)]

@@ -1,0 +1,119 @@
+"""What the ranks communicated: `Collective`, one line of the record, and `Record`, all of them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import NamedTuple, overload
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective, send or receive, as one rank entered it.
+
+    rank:    the rank that entered it
+    kind:    all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all, barrier, send, recv
+    group:   the global ranks of its process group (of sender and receiver for send and recv)
+    number:  the n-th collective of this group, counted from 1 (the n-th message from sender to receiver)
+    shape:   of the tensor this rank passed in
+    dtype:   "float32", ...
+    bytes:   message size as nccl-tests counts it: the tensor for all_reduce, broadcast, reduce, send and recv; all
+             parts together for all_gather, gather, scatter, reduce_scatter and all_to_all
+    op:      "sum", ... for reductions
+    peer:    global rank of the root, of the receiver (send) or of the sender (recv)
+    where:   "file:line:function" of the call
+    start:   seconds since the launch began, when the rank entered it
+    end:     the same when it had completed for the rank: when the blocking call, or wait(), came back (None: never)
+    """
+
+    rank: int
+    kind: str
+    group: tuple[int, ...]
+    number: int
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    op: str | None
+    peer: int | None
+    where: str
+    start: float
+    end: float | None
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of the tensor this rank passed in."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+class Total(NamedTuple):
+    """How often a rank entered one kind of collective, and the sum of its message sizes in bytes."""
+
+    calls: int
+    bytes: int
+
+
+class Record(Sequence[Collective]):
+    """The collectives of a run, rank by rank, in the order in which each rank entered them."""
+
+    def __init__(self, collectives: Sequence[Collective] = ()) -> None:
+        self._collectives = list(collectives)
+
+    def __len__(self) -> int:
+        return len(self._collectives)
+
+    @overload
+    def __getitem__(self, index: int) -> Collective: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Record": ...
+    def __getitem__(self, index: int | slice) -> "Collective | Record":
+        if isinstance(index, slice):
+            return Record(self._collectives[index])
+        return self._collectives[index]
+
+    def __iter__(self) -> Iterator[Collective]:
+        return iter(self._collectives)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that entered at least one collective."""
+        return sorted({collective.rank for collective in self})
+
+    def of_rank(self, rank: int) -> list[Collective]:
+        return [collective for collective in self if collective.rank == rank]
+
+    def totals(self, rank: int | None = None) -> dict[str, Total]:
+        """Calls and bytes by kind, for one rank (default: the first rank in the record)."""
+        if rank is None:
+            rank = min(self.ranks, default=0)
+        totals: dict[str, Total] = {}
+        for collective in self.of_rank(rank):
+            calls, size = totals.get(collective.kind, Total(0, 0))
+            totals[collective.kind] = Total(calls + 1, size + collective.bytes)
+        return totals
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows = []
+        for rank in self.ranks:
+            for kind, (calls, size) in self.totals(rank).items():
+                rows.append((str(rank), kind, str(calls), f"{size:,}"))
+        return rows
+
+    def __repr__(self) -> str:
+        if not self:
+            return "Record: no collectives"
+        rows = [("rank", "kind", "calls", "bytes"), *self._rows()]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = (
+            f"{rank:>{widths[0]}}  {kind:<{widths[1]}}  {calls:>{widths[2]}}  {size:>{widths[3]}}"
+            for rank, kind, calls, size in rows
+        )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return "<p>no collectives</p>"
+        head = "".join(f"<th>{name}</th>" for name in ("rank", "kind", "calls", "bytes"))
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows())
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,122 @@
+"""From what a failed rank left behind to the text that the learner reads.
+
+A rank's traceback names the notebook's own cell and line; the frames of the launcher are left out. What happened first
+stands first: a rank that failed only because another one died comes after that one.
+"""
+
+import linecache
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+Frames = list[tuple[str, int, str]]  # file, line, function
+
+
+class RankError(RuntimeError):
+    """A rank failed. The message is the whole report: the failing rank's traceback first, then where the others were.
+
+    rank:            the rank that failed first (None: the run as a whole)
+    cause_type:      name of the exception's class, such as "ValueError" (or "exit", "signal" when the process ended)
+    cause_message:   the exception's own message
+    """
+
+    def __init__(self, report: str, rank: int | None = None, cause_type: str = "", cause_message: str = "") -> None:
+        super().__init__(report)
+        self.rank, self.cause_type, self.cause_message = rank, cause_type, cause_message
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this in place of the launcher's frames."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class Deadlock(RankError):
+    """Ranks wait for a collective that can never complete: one never joins it, or the ranks' collectives differ."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was interrupted; the message says where every rank was."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"KeyboardInterrupt: {self}"]
+
+
+def place(where: str) -> str:
+    """A call site "file:line:function" for people: the notebook's cell and line, and the source of that line."""
+    file, line, function = where.rsplit(":", 2)
+    source = linecache.getline(file, int(line)).strip()
+    inside = "" if function == "<module>" else f" in {function}"
+    return f"{cell_of(file) or file} line {line}{inside}" + (f":  {source}" if source else "")
+
+
+def cell_of(file: str) -> str | None:
+    """ "cell [7]" for the file name that IPython gave the source of cell 7; None for other files."""
+    if not re.search(r"ipykernel_\d+[/\\]\d+\.py$", file):
+        return None
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return f"cell [{numbers[file]}]" if file in numbers else "cell [?]"
+
+
+def format_chain(chain: Sequence[tuple[str, Frames]]) -> str:
+    """A traceback as Python prints it, from what `rank.describe_exception` made."""
+    parts = []
+    for text, frames in chain:
+        lines = ["Traceback (most recent call last):"] if frames else []
+        for file, line, function in frames:
+            location = cell_of(file) or f'File "{file}"'
+            lines.append(f"  {location}, line {line}, in {function}")
+            source = linecache.getline(file, line).strip()
+            if source:
+                lines.append(f"    {source}")
+        parts.append("\n".join([*lines, text.rstrip()]))
+    return "\n\nThis led to the next error:\n\n".join(parts)
+
+
+def split_message(chain: Sequence[tuple[str, Frames]]) -> tuple[str, str]:
+    """Class name and message of the last exception of a chain."""
+    text = chain[-1][0].strip()
+    name, _, message = text.partition(": ")
+    return name.rsplit(".", 1)[-1], message
+
+
+def rank_names(ranks: Sequence[int]) -> str:
+    """ "rank 2", "ranks 0, 1, 3"."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))
+
+
+def describe_exit(status: int) -> str:
+    """How a process ended that never reported anything."""
+    if status >= 0:
+        return f"exited with status {status} before its function returned"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hints = {
+        "SIGKILL": " (if you did not do that, the machine ran out of memory)",
+        "SIGSEGV": " (it touched memory that is not its own)",
+    }
+    return f"was ended by {name}" + hints.get(name, "")
+
+
+def parse_stack(dump: bytes) -> Frames:
+    """The frames that faulthandler wrote, innermost first."""
+    found: list[tuple[Any, ...]] = re.findall(r'File "(.*?)", line (\d+) in (.*)', dump.decode(errors="replace"))
+    return [(file, int(line), function) for file, line, function in found]
+
+
+def innermost_user_frame(frames: Frames) -> str | None:
+    """ "file:line:function" of the innermost frame that is neither Python's, torch's nor ours."""
+    for file, line, function in frames:
+        if file.startswith("<") or "site-packages" in file or "/tplab/runtime/" in file or _is_stdlib(file):
+            continue
+        return f"{file}:{line}:{function}"
+    return None
+
+
+def _is_stdlib(file: str) -> bool:
+    import sysconfig
+
+    return file.startswith(sysconfig.get_paths()["stdlib"])

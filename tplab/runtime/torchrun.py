@@ -1,0 +1,55 @@
+"""launch() in a program that torchrun has started: the ranks are there already.
+
+    torchrun --nproc-per-node 4 train.py       # train.py calls launch(train, 4), unchanged
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tplab.runtime import hooks
+from tplab.runtime.records import Record
+from tplab.runtime.results import Results
+
+
+def is_active() -> bool:
+    """Whether this process is a rank that torchrun (or another launcher with its variables) has started."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ and "TPLAB_RANK" not in os.environ
+
+
+def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Results:
+    """Run fn on this rank, and gather what all ranks returned, so that the script goes on the same everywhere."""
+    started = int(os.environ["WORLD_SIZE"])
+    if started != world_size:
+        raise ValueError(
+            f"launch asks for {world_size} ranks, but torchrun started {started}. "
+            f"Start torchrun with --nproc-per-node {world_size}, or call launch with world_size={started}."
+        )
+    if not dist.is_initialized():
+        _init_process_group()
+    with hooks.record() as section:
+        result = fn(*args, **kwargs)
+    everything: list[Any] = [None] * started
+    dist.all_gather_object(everything, (_on_cpu(result), list(section)))
+    returned = [value for value, _ in everything]
+    record = Record([collective for _, collectives in everything for collective in collectives])
+    return Results(returned, [""] * started, record, [])
+
+
+def _init_process_group() -> None:
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.device_count() > local_rank:
+        torch.cuda.set_device(local_rank)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
+    else:
+        dist.init_process_group("gloo")
+
+
+def _on_cpu(result: Any) -> Any:
+    """The result as it arrives from a launched rank: tensors detached, on the CPU."""
+    from tplab.runtime import transport
+
+    return transport.loads(bytes(transport.dumps(result)))

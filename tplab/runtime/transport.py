@@ -1,0 +1,66 @@
+"""Functions, tensors and containers by value, from one process to another.
+
+A function of a notebook or of `__main__` travels as code (cloudpickle), a function of a module as its name. A tensor
+travels as its bytes: it arrives with its own storage, dtype, shape, requires_grad and attributes. A tensor that autograd
+computed arrives detached, since its graph stays behind.
+"""
+
+import io
+import pickle
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import Tensor, nn
+
+
+def dumps(value: object) -> memoryview:
+    """Bytes of `value`. Raises what pickling raises when a part of it cannot travel."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5).dump(value)
+    return buffer.getbuffer()
+
+
+def loads(data: bytes | memoryview, device: torch.device | None = None) -> Any:
+    """The value again. Tensors come to the CPU; those that lay on a GPU go to `device`, if one is given."""
+    global _gpu
+    _gpu = device
+    try:
+        return pickle.loads(data)
+    finally:
+        _gpu = None
+
+
+_gpu: torch.device | None = None
+
+
+class _Pickler(cloudpickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) in (Tensor, nn.Parameter) and obj.layout is torch.strided and not (obj.is_quantized or obj.is_meta):
+            return _reduce_tensor(obj)
+        return super().reducer_override(obj)
+
+
+def _reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
+    host = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    data = pickle.PickleBuffer(host.reshape(-1).view(torch.uint8).numpy())
+    on_gpu = tensor.device.type != "cpu"
+    requires_grad = tensor.requires_grad and tensor.is_leaf
+    described = (data, host.dtype, tuple(host.shape), type(tensor) is nn.Parameter, requires_grad, on_gpu)
+    if not tensor.__dict__:
+        return _rebuild_tensor, described
+    return _rebuild_tensor, described, dict(tensor.__dict__), None, None, _set_attributes
+
+
+def _rebuild_tensor(
+    data: bytes | bytearray, dtype: torch.dtype, shape: tuple[int, ...], parameter: bool, requires_grad: bool, on_gpu: bool
+) -> Tensor:
+    writable = data if isinstance(data, bytearray) else bytearray(data)
+    tensor = torch.frombuffer(writable, dtype=dtype).reshape(shape) if writable else torch.empty(shape, dtype=dtype)
+    if on_gpu and _gpu is not None:
+        tensor = tensor.to(_gpu)
+    return nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
+
+
+def _set_attributes(tensor: Tensor, attributes: dict[str, Any]) -> None:
+    tensor.__dict__.update(attributes)

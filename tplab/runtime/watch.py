@@ -1,0 +1,203 @@
+"""The parent's watch over running ranks, until all have returned or something is wrong."""
+
+import os
+import selectors
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tplab.runtime import transport
+from tplab.runtime.board import Board
+from tplab.runtime.diagnosis import deadlocked, explain, snapshot
+from tplab.runtime.display import Output
+from tplab.runtime.forkserver import read_status
+from tplab.runtime.process import RankProcess
+from tplab.runtime.records import Record
+from tplab.runtime.report import (
+    Deadlock,
+    Interrupted,
+    RankError,
+    describe_exit,
+    format_chain,
+    innermost_user_frame,
+    parse_stack,
+    place,
+    rank_names,
+    split_message,
+)
+from tplab.runtime.results import Results
+
+POLL_SECONDS = 0.1
+SETTLED_SECONDS = 0.5  # so long must a deadlock last, unchanged, before it is called one
+GRACE_SECONDS = 0.15  # after the first failure: others may be about to report theirs
+STACK_SECONDS = 0.5
+LAST_OUTPUT_SECONDS = 2.0
+
+DEADLOCK_ADVICE = "Every rank of a group must enter the same collectives in the same order, with the same shapes."
+
+
+class Watch:
+    def __init__(self, ranks: Sequence[RankProcess], board: Board, output: Output) -> None:
+        self.ranks, self.board, self.output = ranks, board, output
+        self.selector = selectors.DefaultSelector()
+        for rank in ranks:
+            for kind, source in (
+                ("output", rank.output),
+                ("stack", rank.stack),
+                ("message", rank.control),
+                ("exit", rank.exit),
+            ):
+                self.selector.register(source, selectors.EVENT_READ, (rank, kind))
+
+    # Reading
+
+    def poll(self, seconds: float) -> None:
+        """Take in what the ranks have sent, waiting at most so long for the first of it."""
+        for key, _ in self.selector.select(seconds):
+            rank, kind = key.data
+            if kind == "message":
+                self._read_message(rank)
+            elif kind == "exit":
+                self._read_exit(rank)
+            else:
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    self.selector.unregister(key.fileobj)
+                elif kind == "output":
+                    self.output.write(rank.rank, data)
+                else:
+                    rank.crash += data
+        self.output.refresh()
+
+    def _read_message(self, rank: RankProcess) -> None:
+        try:
+            data = rank.control.recv_bytes()
+        except (EOFError, OSError):
+            self.selector.unregister(rank.control)
+            return
+        try:
+            rank.message = transport.loads(data)
+        except Exception as error:
+            text = f"TypeError: what rank {rank.rank} returned can't be read in this process: {error!r}\n"
+            rank.message = ("error", [(text, [])])
+
+    def _read_exit(self, rank: RankProcess) -> None:
+        number = read_status(rank.exit)
+        if rank.pid is None and number is not None:
+            rank.pid = number
+            return
+        rank.status = number if number is not None else -9  # None: the fork server itself was killed
+        self.selector.unregister(rank.exit)
+
+    def _poll_until(self, done: Any, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not done() and (left := end - time.monotonic()) > 0:
+            self.poll(min(POLL_SECONDS, left))
+
+    # The run
+
+    def until_done(self, timeout: float | None) -> Results:
+        started = settled = time.monotonic()
+        before: object = None
+        try:
+            while True:
+                self.poll(POLL_SECONDS)
+                if any(self._failed(rank) for rank in self.ranks):
+                    raise self._failure()
+                if all(rank.message for rank in self.ranks):
+                    return self._results()
+                now = time.monotonic()
+                progress = self._progress()
+                if progress != before:
+                    before, settled = progress, now
+                elif now - settled > SETTLED_SECONDS and deadlocked(snapshot(self.board)):
+                    raise self._deadlock("the ranks wait for what never comes")
+                if timeout is not None and now - started > timeout:
+                    raise self._out_of_time(timeout)
+        except KeyboardInterrupt:
+            raise Interrupted("the run was interrupted. Where the ranks were:\n" + self._explain()) from None
+
+    @staticmethod
+    def _failed(rank: RankProcess) -> bool:
+        return not rank.alive or (rank.message is not None and rank.message[0] != "result")
+
+    def _progress(self) -> object:
+        """Changes whenever a rank gets somewhere."""
+        return [
+            (self.board.state(r.rank), self.board.entered(r.rank), self.board.waiting(r.rank), self.output.size(r.rank))
+            for r in self.ranks
+        ]
+
+    def _results(self) -> Results:
+        messages = [rank.message for rank in self.ranks if rank.message]
+        self._let_go()
+        collectives = [collective for message in messages for collective in message[3]]
+        times = [message[2] for message in messages]
+        return Results([message[1] for message in messages], self.output.texts(), Record(collectives), times)
+
+    def _let_go(self) -> None:
+        for rank in self.ranks:
+            rank.let_go()
+        self._poll_until(lambda: not self.selector.get_map(), LAST_OUTPUT_SECONDS)
+
+    def close(self) -> None:
+        """Take in the last output, show it, and stop reading. The ranks are dead by now."""
+        self._poll_until(lambda: not self.selector.get_map(), LAST_OUTPUT_SECONDS)
+        self.output.close()
+        self.selector.close()
+
+    # What went wrong
+
+    def _explain(self) -> str:
+        """Where every rank is."""
+        for rank in self.ranks:
+            rank.ask_for_stack()
+        self._poll_until(lambda: all(rank.crash or not rank.alive for rank in self.ranks), STACK_SECONDS)
+        stacks = {rank.rank: innermost_user_frame(parse_stack(bytes(rank.crash))) for rank in self.ranks}
+        states = snapshot(self.board, ended=[rank.rank for rank in self.ranks if not rank.alive])
+        return explain(states, {rank: frame for rank, frame in stacks.items() if frame})
+
+    def _deadlock(self, why: str) -> Deadlock:
+        return Deadlock(f"{why}:\n{self._explain()}\n{DEADLOCK_ADVICE}")
+
+    def _out_of_time(self, timeout: float) -> RankError:
+        report = (
+            f"not finished after {timeout:g} s (timeout={timeout:g}). Where the ranks were:\n{self._explain()}\n"
+            "If the run only needs longer, give launch a larger timeout."
+        )
+        states = snapshot(self.board)
+        return Deadlock(report) if any(state.waiting for state in states) else RankError(report, cause_type="timeout")
+
+    def _failure(self) -> RankError:
+        self._poll_until(lambda: False, GRACE_SECONDS)
+        if any(rank.message == ("mismatch",) for rank in self.ranks):
+            return Deadlock(f"{self._explain()}\n{DEADLOCK_ADVICE}")
+        dead = [rank for rank in self.ranks if not rank.alive and not rank.message]
+        raised = [rank for rank in self.ranks if rank.message and rank.message[0] == "error"]
+        first = dead[0] if dead else raised[0]
+        parts = []
+        for text, numbers in self._group_reports(dead, raised).items():
+            parts.append(f"{rank_names(numbers)} {text}")
+        if len(dead) + len(raised) < len(self.ranks):
+            parts.append("Where the ranks were:\n" + self._explain())
+        kind, message = self._cause(first)
+        return RankError("\n\n".join(parts), first.rank, kind, message)
+
+    def _group_reports(self, dead: list[RankProcess], raised: list[RankProcess]) -> dict[str, list[int]]:
+        """The same text from several ranks is told once."""
+        reports: dict[str, list[int]] = {}
+        for rank in dead:
+            where = innermost_user_frame(parse_stack(bytes(rank.crash)))
+            at = f",\n  at {place(where)}" if where else ""
+            reports.setdefault(describe_exit(rank.status or 0) + at, []).append(rank.rank)
+        for rank in raised:
+            assert rank.message is not None
+            reports.setdefault("failed:\n" + format_chain(rank.message[1]), []).append(rank.rank)
+        return reports
+
+    @staticmethod
+    def _cause(rank: RankProcess) -> tuple[str, str]:
+        if rank.message:
+            return split_message(rank.message[1])
+        status = rank.status or 0
+        return ("exit" if status >= 0 else "signal"), describe_exit(status)
