@@ -1,0 +1,82 @@
+"""Rewrite single cells of a chapter: take answers out, fold hints, put a heading on a task. Text in, text out."""
+
+import ast
+import re
+
+BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+
+
+class RewriteError(ValueError):
+    """The text of a cell can't be rewritten; the message says what to do."""
+
+
+def has_solution_region(text: str) -> bool:
+    return any(line.strip() in (BEGIN, END) for line in text.split("\n"))
+
+
+def keep_solution(text: str) -> str:
+    """The cell as it stands in the solution notebook: the answer without its markers."""
+    return "\n".join(line for line in text.split("\n") if line.strip() not in (BEGIN, END))
+
+
+def blank_exercise(text: str, number: str) -> str:
+    """The cell as the learner finds it: each solution region becomes a stub that says which exercise is to do."""
+    lines, inside = [], False
+    for count, line in enumerate(text.split("\n"), 1):
+        marker = line.strip()
+        if marker == BEGIN:
+            if inside:
+                raise RewriteError(f"line {count}: {BEGIN} inside a solution region; close the first one with {END}")
+            inside = True
+            indent = line[: len(line) - len(line.lstrip())]
+            lines += [f"{indent}# your code here", f'{indent}raise NotImplementedError("exercise {number}")']
+        elif marker == END:
+            if not inside:
+                raise RewriteError(f"line {count}: {END} without {BEGIN}")
+            inside = False
+        elif not inside:
+            lines.append(line)
+    if inside:
+        raise RewriteError(f"a solution region is never closed; add {END}")
+    return "\n".join(lines)
+
+
+def blank_prediction(text: str) -> str:
+    """`predict("4.a", calls=1)` with `...` for every value. The layout of the call is kept."""
+    call = ast.parse(text).body[0].value
+    values = [*call.args[1:], *(keyword.value for keyword in call.keywords)]
+    lines = [line.encode() for line in text.split("\n")]  # ast counts columns in bytes
+    for value in sorted(values, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+        first, last = value.lineno - 1, value.end_lineno - 1
+        lines[first : last + 1] = [lines[first][: value.col_offset] + b"..." + lines[last][value.end_col_offset :]]
+    return b"\n".join(lines).decode()
+
+
+def task_heading(text: str, number: str, title: str, difficulty: int, minutes: int) -> str:
+    """What to write, below a heading that says how hard it is and how long it takes."""
+    dots = "●" * difficulty + "○" * (5 - difficulty)
+    minute = "minute" if minutes == 1 else "minutes"
+    return f"### Exercise {number} · {title}\n\n{dots} · about {minutes} {minute}\n\n{text.strip()}"
+
+
+def fold_hints(text: str) -> str:
+    """A numbered list of three hints as three nested <details>: the next one shows once the one before is open."""
+    hints: list[list[str]] = []
+    for line in text.strip().split("\n"):
+        start = re.match(r"(\d+)\. +", line)
+        if start and int(start[1]) == len(hints) + 1:
+            hints.append([line[start.end() :]])
+            indent = start.end()
+        elif not hints:
+            raise RewriteError(f"it opens with {line!r}; write a numbered list of exactly three hints and nothing else")
+        elif line.strip() and not line.startswith(" " * min(indent, 3)):
+            raise RewriteError(f"{line!r} stands outside the list; indent it below its hint")
+        else:
+            hints[-1].append(line[indent:] if line[:indent].isspace() else line.lstrip())
+    if len(hints) != 3:
+        raise RewriteError(f"{len(hints)} hint(s) found; write a numbered list of exactly three")
+    folded = ""
+    for number in (3, 2, 1):
+        body = "\n".join(hints[number - 1]).strip()
+        folded = f"<details><summary>Hint {number}</summary>\n\n{body}\n\n{folded}</details>\n\n"
+    return folded.strip()
