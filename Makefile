@@ -1,0 +1,107 @@
+# Two targets are all that a learner needs: `make lab` and `make test`. `make help` lists the others.
+#
+#   LAB_ARGS="--no-browser --port=9000"   more options for JupyterLab
+#   TESTS="tests/test_linear.py -k bias"  run only these tests
+#   JOBS=4                                how many test processes run side by side
+#   PYTHON=python3.12                     which Python builds the environment
+#   VENV=/some/where/else                 where the environment lives
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+PYTHON ?=
+LAB_ARGS ?=
+JOBS ?= 2
+TESTS ?= tests
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PINS := pyproject.toml constraints.txt
+CHAPTER = $(firstword $(sort $(wildcard chapters/[0-9]*.ipynb)) README.md)
+
+.PHONY: help lab test notebooks stale lint format picture bench clean
+
+help: ## list the targets
+	@sed -n -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+lab: $(STAMP) ## open the course in JupyterLab, on this machine only
+	@echo "JupyterLab runs until you stop it with Ctrl-C, twice. No browser here? Copy the URL that it prints."
+	@JUPYTER_PATH="$(abspath $(VENV))/share/jupyter$${JUPYTER_PATH:+:$$JUPYTER_PATH}" exec $(BIN)/python -m jupyterlab \
+		--ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" --ServerApp.allow_root=True \
+		--LabApp.default_url=/lab/tree/$(CHAPTER) \
+		--LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
+		$(LAB_ARGS)
+
+test: $(VENV)/.installed-test ## run every test
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(TESTS)
+
+notebooks: $(STAMP) ## execute solutions/*.py and write the solution notebooks and the blank chapters
+	$(BIN)/python -m tplab build
+
+stale: $(STAMP) ## fail when a notebook no longer fits its source; executes nothing
+	$(BIN)/python -m tplab build --check
+
+lint: $(VENV)/.installed-test ## format, lint, types, and the order of the modules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-test ## put every file into the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed-bench ## time launch() beside other ways to start ranks (a few minutes)
+	$(BIN)/python -m benchmarks.launch
+
+clean: ## remove the environment and everything that the tools leave
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment. Each stamp file is newer than the files that the installed versions were read from.
+
+define find_python
+python=""; \
+for candidate in $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.14 python); do \
+	if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then python="$$candidate"; break; fi; \
+done; \
+if [ -z "$$python" ]; then \
+	echo; echo "This course needs Python 3.11 or newer, and $(if $(PYTHON),$(PYTHON) is not that,none was found)."; \
+	echo "Install one (https://www.python.org/downloads, or 'apt install python3 python3-venv', or 'brew install python'),"; \
+	echo "or name the one you have: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12"; exit 1; \
+fi; \
+if ! "$$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then \
+	echo; echo "$$("$$python" --version) is here, but without its venv module. On Debian and Ubuntu: sudo apt install python3-venv"; exit 1; \
+fi
+endef
+
+# $(call install,WHAT): pip, with the tested versions, and one sentence that says what to look at when it fails
+define install
+$(BIN)/python -m pip install --constraint constraints.txt --editable "$(1)" || { \
+	echo; echo "pip could not install the packages; its own message stands above."; \
+	echo "If it names a connection or a timeout, this machine can't reach the package index: check the network or the proxy."; \
+	echo "If it names 'No space left', free about 6 GB. Then run make $(MAKECMDGOALS) again: it goes on where it stopped."; exit 1; }
+endef
+
+$(BIN)/python:
+	@$(find_python); \
+	echo "making $(VENV) with $$("$$python" --version)"; \
+	"$$python" -m venv --clear $(VENV) || { echo; echo "$(VENV) could not be made: is this folder writable, and is there space on the disk?"; exit 1; }
+
+$(STAMP): $(PINS) | $(BIN)/python
+	@echo "installing the course into $(VENV) (once; PyTorch is large, so this takes some minutes)"
+	@$(call install,.)
+	@$(BIN)/python -m ipykernel install --sys-prefix --name python3 --display-name "Python 3 (ipykernel)" >/dev/null
+	@touch $@
+
+$(VENV)/.installed-test: $(STAMP)
+	@echo "installing what the tests need"
+	@$(call install,.[test])
+	@touch $@
+
+$(VENV)/.installed-bench: $(STAMP)
+	@echo "installing the launchers to compare with"
+	@$(call install,.[bench])
+	@touch $@
