@@ -1,0 +1,37 @@
+"""What the check that runs now has done so far: its inputs' seed, what it compared, at which world sizes it was right."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Ledger:
+    exercise: str
+    seed: int
+    generators: int = 0  # how many streams of random inputs were drawn from the seed
+    compared: dict[str, None] = field(default_factory=dict)  # names, in the order they came
+    passed: list[int] = field(default_factory=list)  # world sizes
+
+    def passed_before(self) -> str:
+        sizes = ", ".join(map(str, self.passed))
+        return f" (right at p = {sizes})" if sizes else ""
+
+
+_running: list[Ledger] = []
+
+
+def current() -> Ledger:
+    """The ledger of the running check; a fresh one, kept nowhere, outside of any check."""
+    return _running[-1] if _running else Ledger("", secrets.randbelow(10**6))
+
+
+@contextmanager
+def open_ledger(exercise: str, seed: int | None) -> Iterator[Ledger]:
+    ledger = Ledger(exercise, secrets.randbelow(10**6) if seed is None else seed)
+    _running.append(ledger)
+    try:
+        yield ledger
+    finally:
+        _running.remove(ledger)

@@ -1,0 +1,91 @@
+"""Traffic as checks compare it: which collectives a rank entered, how large, with whom; not where and when.
+
+    with record() as section:
+        y = layer(x)
+    traffic(section) == Traffic.expected(p, ("all_reduce", 96))
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from tplab.runtime import Collective
+
+
+class Call(NamedTuple):
+    """One collective, as checks compare it.
+
+    numel: elements of the message as nccl-tests counts it: the tensor for all_reduce, broadcast, reduce, send, recv; all
+           parts together for all_gather, gather, scatter, reduce_scatter
+    """
+
+    kind: str
+    numel: int
+    dtype: str
+    group: tuple[int, ...]
+    waited: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.numel} {self.dtype} elements" if self.kind != "barrier" else self.kind
+
+
+class Traffic(tuple[Call, ...]):
+    """The collectives that one rank entered. Two are equal when they hold the same calls, in any order.
+
+    Collectives in a group of one rank move nothing and are left out.
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Traffic) and Counter(self) == Counter(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(frozenset(Counter(self).items()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Traffic, (tuple(self),)
+
+    def __str__(self) -> str:
+        return _in_words(Counter(self)) or "none"
+
+    __repr__ = __str__
+
+    @staticmethod
+    def expected(p: int, *calls: tuple[str, int], dtype: str = "float64", group: Iterable[int] | None = None) -> "Traffic":
+        """Expected traffic: `Traffic.expected(p, ("all_reduce", 96))`. Nothing when the group has one rank."""
+        members = tuple(range(p)) if group is None else tuple(group)
+        return Traffic(Call(kind, numel, dtype, members) for kind, numel in calls) if len(members) > 1 else Traffic()
+
+
+def traffic(section: Iterable[Collective]) -> Traffic:
+    """The traffic of a `record()` section, or of any collectives of one rank."""
+    return Traffic(
+        Call(c.kind, _elements(c), c.dtype, tuple(c.group), c.end is not None) for c in section if len(c.group) > 1
+    )
+
+
+def _elements(collective: Collective) -> int:
+    if not collective.dtype:
+        return 0
+    return collective.bytes // torch.empty((), dtype=getattr(torch, collective.dtype)).element_size()
+
+
+def _in_words(calls: Counter[Call]) -> str:
+    """ "2 all_reduces of 96 float64 elements, 1 all_gather of 48 ...": the same calls counted together."""
+    groups = {call.group for call in calls}
+    texts = []
+    for call, count in sorted(calls.items()):
+        kind = call.kind + "s" * (count > 1)
+        text = f"{count} {kind}" + (f" of {call.numel} elements ({call.dtype})" if call.dtype else "")
+        if len(groups) > 1:
+            text += f" among ranks {list(call.group)}"
+        if not call.waited:
+            text += ", started but never waited for"
+        texts.append(text)
+    return ", ".join(texts)
