@@ -22,6 +22,7 @@ from nbformat import NotebookNode
 
 from tplab.course.outputs import ExecutionError, execute, expected_output
 from tplab.course.rewrite import blank_exercise, blank_prediction, fold_hints, keep_solution, task_heading
+from tplab.course.rules import validate
 from tplab.course.source import Cell, Chapter, SourceError, read, sources
 
 SIZE_LIMIT = 1_000_000  # bytes; GitHub shows no larger notebook
@@ -179,6 +180,7 @@ def main(argv: list[str] | None = None) -> int:
         started = time.monotonic()
         try:
             chapter = read(path)
+            validate(chapter)
             if options.check:
                 found = stale(chapter, options.root)
                 print(
@@ -191,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
                 seconds = f"{time.monotonic() - started:.0f} s"
                 print("\n".join(f"wrote       {name} ({seconds})" for name in written) or f"up to date  {path.stem}")
         except (SourceError, ExecutionError, BuildError) as error:
-            print(f"refused     {error}", file=sys.stderr)
+            print(f"refused     {path.name}: {error}", file=sys.stderr)
             failed = True
         sys.stdout.flush()
     return int(failed)

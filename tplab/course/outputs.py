@@ -14,6 +14,7 @@ WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 CELL_TIMEOUT = 300
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 EXPECTED_LABEL = Path(__file__).with_name("expected_output.png")
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ExecutionError(Exception):
@@ -42,9 +43,10 @@ def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
     try:
         client.execute(env=kernel_environment())
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-        running = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.execution_count]
-        name = running[-1].id if running else "the first cell"
-        raise ExecutionError(f"{folder}: cell {name} of the solution failed:\n{error}") from error
+        failed = next((cell for cell in notebook.cells if _shows_error(cell)), None)
+        name = f"cell {failed.id}" if failed else "a cell"
+        told = _ANSI.sub("", str(error)).rpartition("------------------\n")[2].strip()
+        raise ExecutionError(f"{name} of the solution failed in {folder}:\n{told}") from error
     state = notebook.metadata.pop("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
     notebook.metadata["language_info"] = {"name": "python"}
     for cell in notebook.cells:
@@ -53,8 +55,12 @@ def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
         cell.metadata.pop("execution", None)
         cell.outputs = storable(cell.outputs, state)
         if "check" in cell.metadata.get("tplab", {}) and not _has_result(cell.outputs):
-            raise ExecutionError(f"{folder}: cell {cell.id} shows no verdict; its check must return one")
+            raise ExecutionError(f"cell {cell.id} in {folder} shows no verdict; its check must return one")
     return notebook
+
+
+def _shows_error(cell: NotebookNode) -> bool:
+    return any(output.output_type == "error" for output in cell.get("outputs", []))
 
 
 def _has_result(outputs: list) -> bool:
