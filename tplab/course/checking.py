@@ -93,14 +93,16 @@ def chapter_module(number: str | int) -> Any:
     except (ModuleNotFoundError, ValueError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name != name:
             raise
-        raise ValueError(f"there is no chapter {text!r}: write the number as in the heading, for example '4.1'") from None
+        raise ValueError(
+            f"there is no chapter {text!r}: write the number as in the heading, for example '4.1'"
+        ) from None
 
 
 def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
     """Check the learner's answer to an exercise.
 
-    Returns a verdict. Raises CheckFailed with the explanation, or NotImplementedError("exercise 4.1") where the answer is
-    still the stub, here or on a rank. `seed`: the inputs of an earlier failure, named in its message.
+    Returns a verdict. Raises CheckFailed with the explanation, or NotImplementedError("exercise 4.1") where the answer
+    is still the stub, here or on a rank. `seed`: the inputs of an earlier failure, named in its message.
     """
     chapter_module(number)
     if number not in _exercises:
@@ -193,7 +195,12 @@ def must_refuse(
     except error as raised:
         unsaid = [str(item) for item in says if str(item) not in str(raised)]
         if unsaid:
-            fail(number, f"{what} raises {error.__name__}, but its message does not name {names(unsaid)}.", question, str(raised))
+            fail(
+                number,
+                f"{what} raises {error.__name__}, but its message does not name {names(unsaid)}.",
+                question,
+                str(raised),
+            )
     except Exception as raised:
         got = f"{type(raised).__name__}: {raised}"
         fail(number, f"{what} should raise {error.__name__}; it raised something else.", question, got)

@@ -1,19 +1,20 @@
-"""How an observation differs from the expected one, in words that help: "exactly 2 times the right one", not "not close".
+"""How an observation differs from the right one, in words that help: "exactly 2 times", not "not close".
 
     compare(seen, expected) -> None | (kind, text)
 
 `kind` is one word or phrase that a `Question` can ask for; `text` is what the learner reads.
 """
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from tplab.course.observing import Changed, Foreign, NotRun, Traffic
+from tplab.course.guesses import Context, missing_value, tensor_difference
+from tplab.course.observing import Changed, NotRun
+from tplab.course.traffic import Traffic
+from tplab.course.values import describe, describe_sequence
 from tplab.course.verdict import names
 
 NOT_RUN = "not run"
@@ -31,23 +32,6 @@ class Difference:
     text: str
 
 
-@dataclass(frozen=True)
-class Context:
-    """What else is known when one observation of one rank is compared.
-
-    seen, expected: the observed and the right value on every rank
-    lookalikes:     values that well-known mistakes give on this rank, by a description that completes "equals ..."
-    """
-
-    p: int
-    rank: int
-    seen: Sequence[Any]
-    expected: Sequence[Any]
-    lookalikes: Mapping[str, Any] = field(default_factory=dict)
-    tol: float = 1e-9
-    gradient: bool = False
-
-
 def compare(seen: Any, expected: Any, context: Context) -> tuple[str, str] | None:
     """(kind, text) of the difference, None if there is none."""
     if isinstance(seen, NotRun):
@@ -61,14 +45,16 @@ def compare(seen: Any, expected: Any, context: Context) -> tuple[str, str] | Non
     if seen is MISSING:
         return "missing", "not there"
     if isinstance(expected, Tensor):
-        return _tensor(seen, expected, context)
+        return tensor_difference(seen, expected, context)
     if isinstance(expected, (tuple, list)):
         return _sequence(seen, expected, context)
     if expected is None:
-        return None if seen is None else ("type", f"got {_what(seen)} where None is right")
-    if isinstance(expected, bool) != isinstance(seen, bool) or seen != expected:
-        return ("none", _none(context)) if seen is None else ("value", f"got {_what(seen)}, right is {expected!r}")
-    return None
+        return None if seen is None else ("type", f"got {describe(seen)} where None is right")
+    if seen is None:
+        return "none", missing_value(context)
+    if isinstance(expected, bool) == isinstance(seen, bool) and type(seen) is not Tensor and seen == expected:
+        return None
+    return "value", f"got {describe(seen)}, right is {expected!r}"
 
 
 def _traffic(seen: Any, expected: Traffic) -> tuple[str, str] | None:
@@ -88,190 +74,17 @@ def _spelled(traffic: Traffic) -> str:
 def _sequence(seen: Any, expected: Sequence[Any], context: Context) -> tuple[str, str] | None:
     if not isinstance(seen, (tuple, list)):
         kind = "none" if seen is None else "structure"
-        return kind, f"got {_what(seen)} where a {_shape_of_sequence(expected)} is right"
+        return kind, f"got {describe(seen)} where a {describe_sequence(expected)} is right"
     if len(seen) != len(expected):
-        return "structure", f"got {_shape_of_sequence(seen)}, right is {_shape_of_sequence(expected)}"
+        return "structure", f"got {describe_sequence(seen)}, right is {describe_sequence(expected)}"
     for index, (mine, right) in enumerate(zip(seen, expected, strict=True)):
-        everywhere = [[_item(value, index) for value in values] for values in (context.seen, context.expected)]
-        found = compare(mine, right, Context(context.p, context.rank, *everywhere, {}, context.tol))
+        all_seen = [_item(value, index) for value in context.seen]
+        all_right = [_item(value, index) for value in context.expected]
+        found = compare(mine, right, Context(context.p, context.rank, all_seen, all_right, {}, context.tol))
         if found:
             return found[0], f"element {index}: {found[1]}"
     return None
 
 
-def _tensor(seen: Any, expected: Tensor, context: Context) -> tuple[str, str] | None:
-    if seen is None:
-        return "none", _none(context)
-    if not isinstance(seen, Tensor):
-        return "type", f"got {_what(seen)}, not a tensor"
-    if seen.shape != expected.shape:
-        kind, looks = _shape(seen, expected, context)
-        return kind, f"shape {list(seen.shape)}, right is {list(expected.shape)}" + (f": {looks}" if looks else "")
-    if seen.dtype != expected.dtype:
-        return "dtype", f"{_dtype(seen)}, right is {_dtype(expected)}"
-    if expected.numel() == 0 or _close(seen, expected, context.tol):
-        return None
-    return next(_guesses(seen, expected, context))
-
-
-def _shape(seen: Tensor, expected: Tensor, context: Context) -> tuple[str, str]:
-    """What a tensor of the wrong shape could be."""
-    for label, value in context.lookalikes.items():
-        if _equal(seen, value, context):
-            return label, f"it equals {label}"
-    for dim in range(expected.dim() if context.p > 1 else 0):
-        parts = [part for part in context.expected if isinstance(part, Tensor) and part.dim() == expected.dim()]
-        if len(parts) == context.p and _mergeable(parts, dim) and _equal(seen, torch.cat(parts, dim), context):
-            return "whole", f"it is the whole, the parts of all ranks together along dimension {dim}"
-        if expected.shape[dim] % context.p == 0:
-            for rank, part in enumerate(expected.chunk(context.p, dim)):
-                if _equal(seen, part, context):
-                    whose = "this rank's" if rank == context.rank else f"rank {rank}'s"
-                    return "part", f"it is {whose} part of the right one, cut along dimension {dim}"
-    if _transposed(seen, expected, context):
-        return "transposed", "it is the right one transposed"
-    return "shape", ""
-
-
-def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
-    """What a wrong tensor of the right shape could be, the most telling first; ends with plain numbers."""
-    if seen.is_floating_point() and not torch.isfinite(seen).all():
-        what = "NaN" if torch.isnan(seen).any() else "infinity"
-        count = int((~torch.isfinite(seen)).sum())
-        yield "nan", f"{count} of {seen.numel()} elements are {what}"
-    if not seen.any():
-        yield "zeros", "all zeros"
-    for label, value in context.lookalikes.items():
-        if _equal(seen, value, context):
-            yield label, f"equals {label}"
-    for rank, other in enumerate(context.expected):
-        if rank != context.rank and isinstance(other, Tensor) and _equal(seen, other, context):
-            yield "other rank", f"equals what rank {rank} should have"
-    yield from _multiple(seen, expected, context)
-    if _transposed(seen, expected, context):
-        yield "transposed", "the right one transposed"
-    yield from _parts(seen, expected, context)
-    if context.p > 1 and all(isinstance(part, Tensor) and part.shape == seen.shape for part in context.seen):
-        if _equal(sum(context.seen[1:], context.seen[0]), expected, context):
-            yield "part of a sum", "one term of the sum: what the ranks hold adds up to the right one"
-    yield "value", _numbers(seen, expected, context)
-
-
-def _multiple(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
-    p, wide = context.p, expected.to(torch.float64) if not expected.is_complex() else expected
-    norm = (wide * wide).sum()
-    if not norm or expected.numel() < 2:
-        return
-    factor = float((seen.to(wide.dtype) * wide).sum() / norm) if not expected.is_complex() else 0.0
-    if not factor or not _close(seen.to(wide.dtype) / factor, wide, max(context.tol, 1e-9)):
-        return
-    for kind, value, words in (
-        ("p times", p, f"exactly {p} times the right one (p = {p})"),
-        ("1/p", 1 / p, f"exactly 1/{p} of the right one (p = {p})"),
-        ("p times", p * p, f"exactly {p * p} times the right one (p·p = {p * p})"),
-        ("1/p", 1 / (p * p), f"exactly 1/{p * p} of the right one (p·p = {p * p})"),
-        ("negated", -1.0, "the right one with the sign turned round"),
-    ):
-        if abs(factor - value) < 1e-6 * abs(value) and value != 1:
-            yield kind, words
-    yield "multiple", f"exactly {factor:.6g} times the right one"
-
-
-def _parts(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
-    """Guesses that cut the tensor into one part per rank, or look at its rows."""
-    p = context.p
-    for dim in range(seen.dim()):
-        if p > 1 and seen.shape[dim] % p == 0:
-            mine, right = seen.chunk(p, dim), expected.chunk(p, dim)
-            for order in itertools.permutations(range(p)) if p <= 4 else ():
-                if all(_equal(mine[i], right[k], context) for i, k in enumerate(order)):
-                    yield "order", f"the right parts in the wrong order along dimension {dim}: {list(order)}"
-            wrong = [i for i in range(p) if not _close(mine[i], right[i], context.tol)]
-            if len(wrong) < p:
-                zero = all(not mine[i].any() for i in wrong)
-                which = f"part {names(wrong)} of 0 to {p - 1} along dimension {dim}"
-                if zero:
-                    yield "partly zero", f"zero in {which}, right in the rest"
-                yield "partly wrong", f"wrong only in {which}; there, {_numbers(seen, expected, context)}"
-    if seen.dim() > 1 and seen.shape[:-1].numel() > 1 and not seen.is_complex():
-        off = (seen.to(torch.float64) - expected.to(torch.float64)).flatten(0, -2)
-        if _close(off, off[:1].expand_as(off), context.tol):
-            yield "same in every row", f"every row is off by the same vector; {_numbers(seen, expected, context)}"
-
-
-def _numbers(seen: Tensor, expected: Tensor, context: Context) -> str:
-    if expected.dim() == 0:
-        return f"{_number(seen)} instead of {_number(expected)}"
-    if seen.dtype == torch.bool:
-        off = (seen != expected).to(torch.float64)
-    else:
-        off = (seen - expected).abs().to(torch.float64)
-    at = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
-    count = int((off > context.tol).sum())
-    size = f"{count} of {off.numel()} elements differ"
-    return f"{size}, most at {list(at)}: {_number(seen[at])} instead of {_number(expected[at])}"
-
-
-def _number(value: Tensor) -> str:
-    item = value.item()
-    return f"{item:.6g}" if isinstance(item, float) else str(item)
-
-
-def _close(a: Tensor, b: Tensor, tol: float) -> bool:
-    if not (a.is_floating_point() or a.is_complex()):
-        return torch.equal(a, b)
-    if a.numel() == 0:
-        return True
-    scale = max(1.0, float(b.abs().max()))
-    return bool(torch.isfinite(a).all()) and float((a - b).abs().max()) <= tol * scale
-
-
-def _equal(seen: Tensor, value: Any, context: Context) -> bool:
-    return isinstance(value, Tensor) and seen.shape == value.shape and _close(seen, value.to(seen.dtype), context.tol)
-
-
-def _transposed(seen: Tensor, expected: Tensor, context: Context) -> bool:
-    return expected.dim() >= 2 and any(
-        _equal(seen, expected.transpose(i, j), context) for i, j in itertools.combinations(range(expected.dim()), 2)
-    )
-
-
-def _mergeable(parts: Sequence[Tensor], dim: int) -> bool:
-    return len({part.shape[:dim] + part.shape[dim + 1 :] for part in parts}) == 1
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _none(context: Context) -> str:
-    if context.gradient:
-        return "None: no gradient arrives here"
-    return "None: is there a `return` on every way through the function?"
-
-
 def _item(values: Any, index: int) -> Any:
     return values[index] if isinstance(values, (tuple, list)) and index < len(values) else MISSING
-
-
-def _shape_of_sequence(values: Sequence[Any]) -> str:
-    return f"{type(values).__name__} of {len(values)} ({', '.join(_brief(value) for value in values)})"
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"tensor {list(value.shape)}"
-    return "None" if value is None else type(value).__name__
-
-
-def _what(value: Any) -> str:
-    if value is None:
-        return "None"
-    if isinstance(value, Foreign):
-        return f"a {value.type_name}"
-    if isinstance(value, (tuple, list)):
-        return f"a {_shape_of_sequence(value)}"
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)}"
-    text = repr(value)
-    return text if len(text) <= 60 else f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""What the check that runs now has done so far: its inputs' seed, what it compared, at which world sizes it was right."""
+"""What the running check has done so far: its inputs' seed, what it compared, at which world sizes it was right."""
 
 import secrets
 from collections.abc import Iterator

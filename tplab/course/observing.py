@@ -4,7 +4,7 @@
         layer = layer_class(4, 6)
         return observe(layer, dy, inputs={"x": x}, parameters={"W": layer.weight, "b": layer.bias})
 
-returns {"out": ..., "dx": ..., "dW": ..., "db": ..., "forward traffic": ..., "backward traffic": ..., "inputs unchanged": ...}.
+returns out, dx, dW, db, forward traffic, backward traffic and inputs unchanged, by name.
 """
 
 import re
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tplab.course.traffic import Traffic, traffic
+from tplab.course.values import Foreign
 from tplab.runtime import record
 
 Observed = dict[str, Any]
@@ -61,13 +62,6 @@ class NotRun:
     why: str
 
 
-@dataclass(frozen=True)
-class Foreign:
-    """Stands for a value that is no tensor and no plain data: a work handle, a module, a generator."""
-
-    type_name: str
-
-
 def observe(
     run: Callable[..., Any],
     upstream: Tensor | Sequence[Tensor | None] | None,
@@ -78,11 +72,12 @@ def observe(
     """Run the learner's code forward and backward on this rank and note everything a check compares.
 
     run:        called as run(*inputs.values()); each input is a fresh leaf that requires grad (if it is floating point)
-    upstream:   gradient of the output, given as it is (strided, expanded, ...); None: of out.sum(), which is expanded; for
-                an output that is a tuple, one per element (None: no gradient for that one)
+    upstream:   gradient of the output, given as it is (strided, expanded, ...); None: of out.sum(), which is expanded;
+                for an output that is a tuple, one per element (None: no gradient for that one)
     parameters: whose gradients are noted as "d" + name
 
-    Returns "out", "d<name>" for each input and parameter, "forward traffic", "backward traffic", "inputs unchanged" (Changed).
+    Returns "out", "d<name>" for each input and parameter, "forward traffic", "backward traffic", and "inputs unchanged"
+    (Changed: also the parameters and the upstream gradient).
     All ranks run the backward pass, or none does: an output that can't go backward on one rank leaves no other waiting.
     """
     leaves = {name: _leaf(tensor) for name, tensor in inputs.items()}
@@ -96,7 +91,10 @@ def observe(
     agreement = _side_group()
     with record() as forward:
         out = run(*leaves.values())
-    noted: Observed = {"out": portable(out), "forward traffic": traffic(forward)}  # a copy, before anything overwrites it
+    noted: Observed = {
+        "out": portable(out),
+        "forward traffic": traffic(forward),
+    }  # a copy, before anything overwrites it
 
     pairs, problem = _pairs(out, upstream)
     ways_back = [(output, gradient) for output, gradient in pairs if output.requires_grad]
@@ -119,7 +117,7 @@ def _not_run(watched: Mapping[str, Any], why: str) -> Observed:
 
 
 def portable(value: Any) -> Any:
-    """A value that can travel to the parent: tensors as detached copies, plain data as it is, `Foreign` for the rest."""
+    """A value that can travel to the parent: tensors as detached copies, plain data as it is, else `Foreign`."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, (Traffic, Changed, NotRun, Foreign, str, bytes, int, float, complex, bool, type(None), range)):

@@ -2,8 +2,8 @@
 
     predict("4.a", calls=1, bytes=96)
 
-looks up `PREDICTIONS["4.a"]` in the chapter's module. It never raises for a wrong or missing answer. A wrong one is told
-what to think about; from the third different try on, it is told the answer too.
+looks up `PREDICTIONS["4.a"]` in the chapter's module. It never raises for a wrong or missing answer. A wrong one is
+told what to think about; from the third different try on, it may see the answer too.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class Reply:
     def _repr_html_(self) -> str:
         parts = [heading(self.color, f"{self.mark} {self.head}"), *map(paragraph, self.lines)]
         if self.answer:
-            parts.append(f'<details style="margin-top: 0.35em;"><summary>Show the answer</summary>{escape(self.answer)}</details>')
+            parts.append(f"<details><summary>Show the answer</summary>{escape(self.answer)}</details>")
         return box(self.color, *parts)
 
 

@@ -1,8 +1,8 @@
 """Traffic as checks compare it: which collectives a rank entered, how large, with whom; not where and when.
 
-    with record() as section:
-        y = layer(x)
-    traffic(section) == Traffic.expected(p, ("all_reduce", 96))
+with record() as section:
+    y = layer(x)
+traffic(section) == Traffic.expected(p, ("all_reduce", 96))
 """
 
 from collections import Counter
@@ -17,8 +17,9 @@ from tplab.runtime import Collective
 class Call(NamedTuple):
     """One collective, as checks compare it.
 
-    numel: elements of the message as nccl-tests counts it: the tensor for all_reduce, broadcast, reduce, send, recv; all
-           parts together for all_gather, gather, scatter, reduce_scatter
+    numel:  elements of the message as nccl-tests counts it: the tensor for all_reduce, broadcast, reduce, send, recv;
+            all parts together for all_gather, gather, scatter, reduce_scatter
+    waited: whether anybody waited for it to complete
     """
 
     kind: str
@@ -57,7 +58,9 @@ class Traffic(tuple[Call, ...]):
     __repr__ = __str__
 
     @staticmethod
-    def expected(p: int, *calls: tuple[str, int], dtype: str = "float64", group: Iterable[int] | None = None) -> "Traffic":
+    def expected(
+        p: int, *calls: tuple[str, int], dtype: str = "float64", group: Iterable[int] | None = None
+    ) -> "Traffic":
         """Expected traffic: `Traffic.expected(p, ("all_reduce", 96))`. Nothing when the group has one rank."""
         members = tuple(range(p)) if group is None else tuple(group)
         return Traffic(Call(kind, numel, dtype, members) for kind, numel in calls) if len(members) > 1 else Traffic()

@@ -41,14 +41,17 @@ def preformatted(text: str) -> str:
     style = (
         "margin: 0.4em 0 0 0; padding: 0.4em 0.6em; overflow-x: auto; white-space: pre-wrap; "
         "background: var(--jp-layout-color2, rgba(128, 128, 128, 0.12)); color: inherit; "
-        "font-family: var(--jp-code-font-family, monospace); font-size: var(--jp-code-font-size, 13px); line-height: 1.35;"
+        "font-family: var(--jp-code-font-family, monospace); "
+        "font-size: var(--jp-code-font-size, 13px); line-height: 1.35;"
     )
     return f'<pre style="{style}">{escape(text)}</pre>'
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
     """HTML table, left-aligned, the first column in bold."""
-    cell = 'style="text-align: left; vertical-align: top; padding: 0.15em 1.2em 0.15em 0; border: none; background: none;"'
+    cell = (
+        'style="text-align: left; vertical-align: top; padding: 0.15em 1.2em 0.15em 0; border: none; background: none;"'
+    )
     lines = []
     if head:
         lines.append("<tr>" + "".join(f"<th {cell}>{escape(text)}</th>" for text in head) + "</tr>")
@@ -100,7 +103,9 @@ class Verdict:
 
     def __repr__(self) -> str:
         lines = [f"Exercise {self.exercise} passed: {self.title}" if self.exercise else "passed"]
-        return "\n".join([*lines, *(indent(fill(text, _WIDTH - 2), "  ") for text in (self.compared, self.note) if text)])
+        return "\n".join(
+            [*lines, *(indent(fill(text, _WIDTH - 2), "  ") for text in (self.compared, self.note) if text)]
+        )
 
     def _repr_html_(self) -> str:
         head = f"✓ Exercise {self.exercise} passed: {self.title}"
@@ -108,7 +113,7 @@ class Verdict:
 
 
 @dataclass(eq=False)
-class CheckFailed(AssertionError):
+class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fault of the program)
     """An exercise's check failed. `str()` is the whole explanation.
 
     headline: which exercise, at which p, on which ranks
@@ -162,7 +167,9 @@ class CheckFailed(AssertionError):
         if self.question:
             parts.append(paragraph("→ " + self.question, strong=True))
         if self.footnote:
-            parts.append(f'<div style="margin-top: 0.35em; opacity: 0.7; font-size: 85%;">{escape(self.footnote)}</div>')
+            parts.append(
+                f'<div style="margin-top: 0.35em; opacity: 0.7; font-size: 85%;">{escape(self.footnote)}</div>'
+            )
         return box(RED, *parts)
 
     def _render_traceback_(self) -> list[str]:

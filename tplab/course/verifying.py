@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tplab.course.differences import MALFORMED, MISSING, NOT_RUN, Context, Difference, compare
+from tplab.course.differences import MALFORMED, MISSING, NOT_RUN, Difference, compare
+from tplab.course.guesses import Context
 from tplab.course.ledger import current
 from tplab.course.observing import Changed
 from tplab.course.verdict import CheckFailed, ranks_text
@@ -93,7 +94,8 @@ _GENERAL = (
     ),
     Question(
         lambda d: any(d.kind(name) == "none" for name in d.names),
-        "Follow the tensor from the input to the output. Where does it leave autograd's graph, or which rank never uses it?",
+        "Follow the tensor from the input to the output. Where does it leave autograd's graph, or which rank never "
+        "uses it?",
     ),
     Question(
         lambda d: all("traffic" in name for name in d.names),
@@ -101,7 +103,8 @@ _GENERAL = (
     ),
     Question(
         lambda d: True,
-        "What should each rank hold at this place: the whole, its own part, or one term of a sum? And what does it hold?",
+        "What should each rank hold at this place: the whole, its own part, or one term of a sum? And what does it "
+        "hold?",
     ),
 )
 

@@ -1,0 +1,37 @@
+"""Names for values that are not what was asked for: "a tuple of 2 (tensor [3, 4], None)"."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Stands for a value that is no tensor and no plain data: a work handle, a module, a generator."""
+
+    type_name: str
+
+
+def describe_sequence(values: Sequence[Any]) -> str:
+    return f"{type(values).__name__} of {len(values)} ({', '.join(_brief(value) for value in values)})"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"tensor {list(value.shape)}"
+    return "None" if value is None else type(value).__name__
+
+
+def describe(value: Any) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, Foreign):
+        return f"a {value.type_name}"
+    if isinstance(value, (tuple, list)):
+        return f"a {describe_sequence(value)}"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"
