@@ -1,18 +1,18 @@
 """The ground floor: start ranks, record their collectives, say who waits where.
 
-    launcher    launch(): checks its arguments, starts one process a rank, brings back what they return
-    forkserver  the process that has torch imported already and forks the ranks
-    rank        what runs in a rank's process
-    hooks       wraps torch.distributed, so that ...
-    recorder    ... every collective is written down before it starts
-    records     what was written down: Collective, Record
-    board       the shared memory in which ranks write what they are doing
-    diagnosis   from the board to a sentence such as "rank 2 never joined all_reduce #3"
-    report      a failed rank's traceback, with the notebook's own cell and line
-    transport   tensors and functions by value, from one process to another
-    display     what the ranks print
-    torchrun    the same launch() where torchrun has started the ranks
-    magic       %%ranks
+launcher    launch(): checks its arguments, starts one process a rank, brings back what they return
+forkserver  the process that has torch imported already and forks the ranks
+rank        what runs in a rank's process
+hooks       wraps torch.distributed, so that ...
+recorder    ... every collective is written down before it starts
+records     what was written down: Collective, Record
+board       the shared memory in which ranks write what they are doing
+diagnosis   from the board to a sentence such as "rank 2 never joined all_reduce #3"
+report      a failed rank's traceback, with the notebook's own cell and line
+transport   tensors and functions by value, from one process to another
+display     what the ranks print
+torchrun    the same launch() where torchrun has started the ranks
+magic       %%ranks
 """
 
 from tplab.runtime.hooks import record

@@ -1,8 +1,8 @@
 """Who waits where, and can that ever end? Pure functions of the board.
 
-A rank that waits in a collective depends on the members that have not entered it. It can go on only if each of these can
-still come: because it computes, or because it waits for something that can itself complete. Ranks for which that fails
-are in a deadlock, and no time limit is needed to know.
+A rank that waits in a collective depends on the members that have not entered it. It can go on only if each of these
+can still come: because it computes, or because it waits for something that can itself complete. Ranks for which that
+fails are in a deadlock, and no time limit is needed to know.
 """
 
 from collections.abc import Sequence
@@ -95,9 +95,21 @@ def explain(states: Sequence[RankState], stacks: dict[int, str] | None = None) -
     return "\n".join([*_headlines(states), *(_line_of(state, states, stacks or {}) for state in states)])
 
 
+def advice(states: Sequence[RankState]) -> str:
+    """What to look at, in one sentence."""
+    differing = _first_difference(states)
+    kinds = {entry.kind for entry in ([differing] if differing else _open_entries(states))}
+    if kinds <= {"send", "recv"}:
+        return "A send and its recv wait for each other: pair them, with the same shape, and let one side send first."
+    return "Every rank of a group must enter the same collectives in the same order, with the same shapes."
+
+
 def _headlines(states: Sequence[RankState]) -> list[str]:
     differing = _first_difference(states)
     if differing:
+        if differing.kind in ("send", "recv"):
+            sender, receiver = differing.members
+            return [f"message #{differing.number} from rank {sender} to rank {receiver} is not the same on both sides:"]
         return [f"collective #{differing.number}{_group(differing, states)} is not the same on all ranks:"]
     lines = []
     for entry in _open_entries(states):
@@ -108,11 +120,12 @@ def _headlines(states: Sequence[RankState]) -> list[str]:
             sender, receiver = entry.members
             other = "sends to" if entry.kind == "recv" else "receives from"
             peer, own = (sender, receiver) if entry.kind == "recv" else (receiver, sender)
-            lines.append(f"rank {peer} never {other} rank {own} (message #{entry.number}); rank {own} waits in {name(entry)}.")
-        else:
             lines.append(
-                f"{rank_names(absent)} never joined {name(entry)}{_group(entry, states)}; {rank_names(inside)} {verb} in it."
+                f"rank {peer} never {other} rank {own} (message #{entry.number}); rank {own} waits in {name(entry)}."
             )
+        else:
+            what = f"{name(entry)}{_group(entry, states)}"
+            lines.append(f"{rank_names(absent)} never joined {what}; {rank_names(inside)} {verb} in it.")
     return lines
 
 

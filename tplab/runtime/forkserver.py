@@ -2,10 +2,10 @@
 
     notebook ──(a byte and seven file descriptors)──▶ fork server ──fork──▶ rank 0, rank 1, ...
 
-Importing torch takes seconds, a fork takes milliseconds. The server holds no state of any run, uses no GPU and starts no
-threads, so a forked rank is as good as a fresh process. It lives in a session of its own (an interrupt of the notebook
-does not reach it) and ends with the notebook: when its socket closes, it ends every rank and itself. It imports what is
-left of torch while nobody asks for a rank.
+Importing torch takes seconds, a fork takes milliseconds. The server holds no state of any run, uses no GPU and starts
+no threads, so a forked rank is as good as a fresh process. It lives in a session of its own (an interrupt of the
+notebook does not reach it) and ends with the notebook: when its socket closes, it ends every rank and itself. It
+imports what is left of torch while nobody asks for a rank.
 
 A rank's process id, and later its exit status, come back through a pipe, one per rank.
 """
@@ -47,9 +47,10 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         self._socket = ours
         self._lock = threading.Lock()
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the server)
         self._owner = os.getpid()
-        start = f"import sys; sys.path[:] = {sys.path!r}; from tplab.runtime.forkserver import serve; serve({theirs.fileno()})"
+        serve_it = f"from tplab.runtime.forkserver import serve; serve({theirs.fileno()})"
+        start = f"import sys; sys.path[:] = {sys.path!r}; {serve_it}"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         with theirs:
             self._process = subprocess.Popen(

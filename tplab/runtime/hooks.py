@@ -3,8 +3,8 @@
     dist.all_reduce(x) ─▶ ProcessGroup.allreduce ─▶ [recorder] ─▶ gloo or NCCL
 
 All functions of torch.distributed end in a Python method of `ProcessGroup`: those methods are wrapped. Functional
-collectives (DTensor, torch.compile) end in an operator of the namespace `_c10d_functional`: those operators get a kernel
-of ours at the autograd key, which passes on to torch's. Collectives that C++ starts itself (the reducer of
+collectives (DTensor, torch.compile) end in an operator of the namespace `_c10d_functional`: those operators get a
+kernel of ours at the autograd key, which passes on to torch's. Collectives that C++ starts itself (the reducer of
 DistributedDataParallel) are not seen.
 """
 
@@ -199,10 +199,18 @@ def _wait_tensor(keys: Any, tensor: Tensor) -> Tensor:
 # A group this rank is no member of: torch warns and returns the tensor as it was
 
 
+class NotAMember(BaseException):
+    """A rank called a collective on a group that it is no member of.
+
+    No Exception, since torch's own logging catches those on the way out and stumbles over the missing group itself.
+    """
+
+
 def _refuse_foreign_group(function_name: str) -> None:
-    raise ValueError(
-        f"rank {dist.get_rank()} calls {function_name} on a group that it is no member of (new_group gave it a placeholder): "
-        "torch would return without communicating, and the tensor would stay as it was. Call it on the members only."
+    raise NotAMember(
+        f"rank {dist.get_rank()} calls {function_name} on a group that it is no member of (new_group gave it a "
+        "placeholder): torch would return without communicating, and the tensor would stay as it was. "
+        "Call it on the members only."
     )
 
 
@@ -220,7 +228,7 @@ def install() -> None:
     for name in ("send", "recv", "recv_anysource"):
         setattr(ProcessGroup, name, _wrap_message(name))
     dist.Work.wait = _wrap_wait()  # type: ignore[method-assign]
-    distributed_c10d._warn_not_in_group = _refuse_foreign_group
+    distributed_c10d._warn_not_in_group = _refuse_foreign_group  # type: ignore[assignment]
     _library = torch.library.Library("_c10d_functional", "IMPL")
     for name, (kind, whole) in _FUNCTIONAL.items():
         if hasattr(torch.ops._c10d_functional, name):

@@ -3,9 +3,9 @@
     results = launch(train, 4, args=(config,))      # on every rank: train(config), torch.distributed is initialised
     results[2]                                      # what rank 2 returned
 
-Each rank is forked from a warm server (see `forkserver`), reports through a socket and writes what it is about to do to
-shared memory (see `board`). The parent watches: it shows what the ranks print, notices a deadlock, and when the run ends,
-however it ends, leaves no process, file descriptor or memory behind.
+Each rank is forked from a warm server (see `forkserver`), reports through a socket and writes what it is about to do
+to shared memory (see `board`). The parent watches: it shows what the ranks print, notices a deadlock, and when the run
+ends, however it ends, leaves no process, file descriptor or memory behind.
 """
 
 import inspect
@@ -81,11 +81,15 @@ def device() -> torch.device:
 
 def _check_arguments(fn: Any, world_size: Any, args: Any, kwargs: dict[str, Any], timeout: Any) -> None:
     if not callable(fn):
-        raise TypeError(f"launch needs a function, got {fn!r} of type {type(fn).__name__}. Write launch(fn), not launch(fn())")
+        raise TypeError(
+            f"launch needs a function, got {fn!r} of type {type(fn).__name__}. Write launch(fn), not launch(fn())"
+        )
     if isinstance(world_size, bool) or not isinstance(world_size, int):
         raise TypeError(f"world_size must be a whole number of ranks, got {world_size!r}")
     if not 1 <= world_size <= MAX_RANKS:
-        raise ValueError(f"world_size must be between 1 and {MAX_RANKS} (each rank is a process here), got {world_size}")
+        raise ValueError(
+            f"world_size must be between 1 and {MAX_RANKS} (each rank is a process here), got {world_size}"
+        )
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise TypeError(f"args must be a tuple of arguments, got {args!r}. For a single argument write args=(x,)")
     if timeout is not None and not timeout > 0:

@@ -1,9 +1,9 @@
 """%%ranks 4: run a notebook cell on 4 ranks.
 
-    %%ranks 4
-    x = torch.ones(2) * rank
-    dist.all_reduce(x)
-    x                          # shown for every rank
+%%ranks 4
+x = torch.ones(2) * rank
+dist.all_reduce(x)
+x                          # shown for every rank
 """
 
 import ast

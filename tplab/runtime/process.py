@@ -73,5 +73,3 @@ class RankProcess:
         self.control.close()
         os.close(self.output)
         os.close(self.stack)
-
-

@@ -78,7 +78,7 @@ def _redirect_output(output: int) -> None:
         os.dup2(output, descriptor)
     os.close(output)
     sys.stdout, sys.stderr = (
-        open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         for descriptor in (1, 2)
     )
 

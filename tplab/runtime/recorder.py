@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,20 +21,23 @@ from torch.distributed import ProcessGroup
 from tplab.runtime.board import Board, Entry
 from tplab.runtime.records import Collective
 
-_OWN_FOLDERS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_RUNTIME = os.path.dirname(__file__) + os.sep
+_TPLAB = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
-class Mismatch(RuntimeError):
+class Mismatch(RuntimeError):  # noqa: N818 (the name is the diagnosis)
     """Two ranks entered different collectives, or the same one with other arguments, at the same place."""
 
 
 class _Entered:
     """One collective while it runs."""
 
-    __slots__ = ("collective", "end", "slot", "start")
+    __slots__ = ("described", "end", "slot", "start")
 
-    def __init__(self, collective: tuple[Any, ...], slot: int | None, start: float) -> None:
-        self.collective, self.slot, self.start, self.end = collective, slot, start, None
+    def __init__(self, described: tuple[Any, ...], slot: int | None, start: float) -> None:
+        self.described, self.slot, self.start = described, slot, start
+        self.end: float | None = None
 
 
 class Recorder:
@@ -139,7 +143,9 @@ class Recorder:
 
     def collectives(self, start: int = 0) -> list[Collective]:
         """What was entered, from the `start`-th on."""
-        return [Collective(self.rank, *e.collective, e.start, e.end) for e in self.entered[start:]]
+        return [
+            Collective(self.rank, *entered.described, entered.start, entered.end) for entered in self.entered[start:]
+        ]
 
     def _members_of(self, group: ProcessGroup, name: str) -> tuple[int, ...]:
         if name not in self._members:
@@ -186,24 +192,24 @@ def _is_one_block(tensor: Tensor) -> bool:
 
 def _not_one_block(kind: str, tensor: Tensor) -> str:
     return (
-        f"{kind} of a tensor with shape {list(tensor.shape)} and strides {list(tensor.stride())}: its elements are not one "
-        "block of memory (it is a slice or an expanded tensor), and the backend would read and write past them. "
-        "Make a copy of your own first: x = x.contiguous() gives one (and communicates and returns that x)."
+        f"{kind} of a tensor with shape {list(tensor.shape)} and strides {list(tensor.stride())}: its elements are not "
+        "one block of memory (it is a slice or an expanded tensor), and the backend would read and write past them. "
+        "Make a copy first, y = x.contiguous(), then communicate y, and use y from there on."
     )
 
 
 def _call_site() -> str:
-    """file:line:function of the innermost frame outside torch and tplab."""
-    frame = sys._getframe(3)
-    innermost = None
+    """file:line:function of the innermost frame outside torch and tplab; of one inside tplab's layers if all are."""
+    frame: FrameType | None = sys._getframe(3)
+    of_tplab = None
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_OWN_FOLDERS) and not name.startswith("<"):
+        file = frame.f_code.co_filename
+        if not file.startswith((_TORCH, _TPLAB, "<")):
             break
-        if innermost is None and not name.startswith(_OWN_FOLDERS[0]) and "runtime" not in name:
-            innermost = frame
-        frame = frame.f_back  # type: ignore[assignment]
-    frame = frame or innermost  # type: ignore[assignment]
+        if of_tplab is None and file.startswith(_TPLAB) and not file.startswith(_RUNTIME):
+            of_tplab = frame
+        frame = frame.f_back
+    frame = frame or of_tplab
     if frame is None:
         return "?:0:?"
     return f"{frame.f_code.co_filename}:{frame.f_lineno}:{frame.f_code.co_name}"

@@ -94,7 +94,7 @@ class Record(Sequence[Collective]):
         return totals
 
     def _rows(self) -> list[tuple[str, ...]]:
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for rank in self.ranks:
             for kind, (calls, size) in self.totals(rank).items():
                 rows.append((str(rank), kind, str(calls), f"{size:,}"))

@@ -5,9 +5,11 @@ stands first: a rank that failed only because another one died comes after that 
 """
 
 import linecache
+import os
 import re
 import signal
 import sys
+import sysconfig
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +33,7 @@ class RankError(RuntimeError):
         return [f"{type(self).__name__}: {self}"]
 
 
-class Deadlock(RankError):
+class Deadlock(RankError):  # noqa: N818 (the name is the diagnosis)
     """Ranks wait for a collective that can never complete: one never joins it, or the ranks' collectives differ."""
 
 
@@ -60,11 +62,16 @@ def cell_of(file: str) -> str | None:
 
 
 def format_chain(chain: Sequence[tuple[str, Frames]]) -> str:
-    """A traceback as Python prints it, from what `rank.describe_exception` made."""
+    """A traceback as Python prints it, from what `rank.describe_exception` made.
+
+    Of frames inside installed packages only the last of a series is kept: what matters is the learner's own line.
+    """
     parts = []
     for text, frames in chain:
         lines = ["Traceback (most recent call last):"] if frames else []
-        for file, line, function in frames:
+        for (file, line, function), after in zip(frames, [*frames[1:], None], strict=False):
+            if _is_installed(file) and after and _is_installed(after[0]):
+                continue
             location = cell_of(file) or f'File "{file}"'
             lines.append(f"  {location}, line {line}, in {function}")
             source = linecache.getline(file, line).strip()
@@ -110,13 +117,22 @@ def parse_stack(dump: bytes) -> Frames:
 def innermost_user_frame(frames: Frames) -> str | None:
     """ "file:line:function" of the innermost frame that is neither Python's, torch's nor ours."""
     for file, line, function in frames:
-        if file.startswith("<") or "site-packages" in file or "/tplab/runtime/" in file or _is_stdlib(file):
-            continue
-        return f"{file}:{line}:{function}"
+        if not (file.startswith(("<", _RUNTIME)) or _is_installed(file)):
+            return f"{file}:{line}:{function}"
     return None
 
 
-def _is_stdlib(file: str) -> bool:
-    import sysconfig
+_RUNTIME = os.path.dirname(__file__) + os.sep
+_LIBRARY = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
-    return file.startswith(sysconfig.get_paths()["stdlib"])
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(_LIBRARY)
+
+
+def lost_connection(message: str) -> bool:
+    """Whether an error says no more than that another rank has gone."""
+    return (
+        re.search(r"Connection (closed|reset|refused)|Broken pipe|Read error|Write error|closed by peer", message)
+        is not None
+    )

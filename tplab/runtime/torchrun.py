@@ -1,6 +1,6 @@
 """launch() in a program that torchrun has started: the ranks are there already.
 
-    torchrun --nproc-per-node 4 train.py       # train.py calls launch(train, 4), unchanged
+torchrun --nproc-per-node 4 train.py       # train.py calls launch(train, 4), unchanged
 """
 
 import os

@@ -1,8 +1,8 @@
 """Functions, tensors and containers by value, from one process to another.
 
 A function of a notebook or of `__main__` travels as code (cloudpickle), a function of a module as its name. A tensor
-travels as its bytes: it arrives with its own storage, dtype, shape, requires_grad and attributes. A tensor that autograd
-computed arrives detached, since its graph stays behind.
+travels as its bytes: it arrives with its own storage, dtype, shape, requires_grad and attributes. A tensor that
+autograd computed arrives detached, since its graph stays behind.
 """
 
 import io
@@ -36,14 +36,18 @@ _gpu: torch.device | None = None
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) in (Tensor, nn.Parameter) and obj.layout is torch.strided and not (obj.is_quantized or obj.is_meta):
+        if (
+            type(obj) in (Tensor, nn.Parameter)
+            and obj.layout is torch.strided
+            and not (obj.is_quantized or obj.is_meta)
+        ):
             return _reduce_tensor(obj)
         return super().reducer_override(obj)
 
 
 def _reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
     host = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    data = pickle.PickleBuffer(host.reshape(-1).view(torch.uint8).numpy())
+    data = pickle.PickleBuffer(host.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
     on_gpu = tensor.device.type != "cpu"
     requires_grad = tensor.requires_grad and tensor.is_leaf
     described = (data, host.dtype, tuple(host.shape), type(tensor) is nn.Parameter, requires_grad, on_gpu)
@@ -53,7 +57,12 @@ def _reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _rebuild_tensor(
-    data: bytes | bytearray, dtype: torch.dtype, shape: tuple[int, ...], parameter: bool, requires_grad: bool, on_gpu: bool
+    data: bytes | bytearray,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    parameter: bool,
+    requires_grad: bool,
+    on_gpu: bool,
 ) -> Tensor:
     writable = data if isinstance(data, bytearray) else bytearray(data)
     tensor = torch.frombuffer(writable, dtype=dtype).reshape(shape) if writable else torch.empty(shape, dtype=dtype)

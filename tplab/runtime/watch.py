@@ -8,7 +8,7 @@ from typing import Any
 
 from tplab.runtime import transport
 from tplab.runtime.board import Board
-from tplab.runtime.diagnosis import deadlocked, explain, snapshot
+from tplab.runtime.diagnosis import advice, deadlocked, explain, snapshot
 from tplab.runtime.display import Output
 from tplab.runtime.forkserver import read_status
 from tplab.runtime.process import RankProcess
@@ -20,6 +20,7 @@ from tplab.runtime.report import (
     describe_exit,
     format_chain,
     innermost_user_frame,
+    lost_connection,
     parse_stack,
     place,
     rank_names,
@@ -32,8 +33,6 @@ SETTLED_SECONDS = 0.5  # so long must a deadlock last, unchanged, before it is c
 GRACE_SECONDS = 0.15  # after the first failure: others may be about to report theirs
 STACK_SECONDS = 0.5
 LAST_OUTPUT_SECONDS = 2.0
-
-DEADLOCK_ADVICE = "Every rank of a group must enter the same collectives in the same order, with the same shapes."
 
 
 class Watch:
@@ -158,7 +157,7 @@ class Watch:
         return explain(states, {rank: frame for rank, frame in stacks.items() if frame})
 
     def _deadlock(self, why: str) -> Deadlock:
-        return Deadlock(f"{why}:\n{self._explain()}\n{DEADLOCK_ADVICE}")
+        return Deadlock(f"{why}:\n{self._explain()}\n{advice(snapshot(self.board))}")
 
     def _out_of_time(self, timeout: float) -> RankError:
         report = (
@@ -171,9 +170,11 @@ class Watch:
     def _failure(self) -> RankError:
         self._poll_until(lambda: False, GRACE_SECONDS)
         if any(rank.message == ("mismatch",) for rank in self.ranks):
-            return Deadlock(f"{self._explain()}\n{DEADLOCK_ADVICE}")
+            return Deadlock(f"{self._explain()}\n{advice(snapshot(self.board))}")
         dead = [rank for rank in self.ranks if not rank.alive and not rank.message]
         raised = [rank for rank in self.ranks if rank.message and rank.message[0] == "error"]
+        if dead:  # then an error that only tells of a lost connection is no news
+            raised = [rank for rank in raised if rank.message and not lost_connection(rank.message[1][-1][0])]
         first = dead[0] if dead else raised[0]
         parts = []
         for text, numbers in self._group_reports(dead, raised).items():

@@ -1,0 +1,353 @@
+"""However a run goes wrong, it ends with a report that names the rank, the collective and the line.
+
+The programs hang without the diagnosis; nothing here measures how long it takes to come. A learner's first hour is made
+of these: each case is a mistake that somebody made.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tplab
+
+
+def fails(program: Callable[[], object], p: int = 2, timeout: float = 60.0) -> tplab.RankError:
+    with pytest.raises(tplab.RankError) as caught:
+        tplab.launch(program, p, timeout=timeout)
+    return caught.value
+
+
+def line_of(program: Callable[[], object], offset: int) -> int:
+    return program.__code__.co_firstlineno + offset
+
+
+# One rank fails
+
+
+def test_an_error_is_reported_with_its_rank_line_and_what_the_others_did() -> None:
+    def program() -> None:
+        if dist.get_rank() == 1:
+            raise ValueError("no such head")
+        dist.all_reduce(torch.ones(4, 8))
+
+    error = fails(program, 3)
+    assert (error.rank, error.cause_type, error.cause_message) == (1, "ValueError", "no such head")
+    report = str(error)
+    assert report.startswith("rank 1 failed:")
+    assert f'test_failures.py", line {line_of(program, 2)}, in program' in report
+    assert "rank 1 never joined all_reduce #1 ([4, 8] float32, sum); ranks 0, 2 wait in it." in report
+    assert "rank 1: has raised an error" in report
+    assert "tplab/runtime" not in report, "the launcher's own frames are noise"
+
+
+def test_the_cause_of_an_error_comes_first() -> None:
+    def program() -> None:
+        try:
+            raise KeyError("head")
+        except KeyError as error:
+            raise ValueError("bad config") from error
+
+    report = str(fails(program, 1))
+    assert report.index("KeyError: 'head'") < report.index("ValueError: bad config")
+
+
+def test_several_ranks_that_raise_are_all_reported_and_the_same_error_once() -> None:
+    def different() -> None:
+        raise ValueError(f"rank number {dist.get_rank()}")
+
+    def same() -> None:
+        raise ValueError("the same")
+
+    assert all(f"ValueError: rank number {rank}" in str(fails(different, 2)) for rank in range(2))
+    assert "ranks 0, 1 failed:" in str(fails(same, 2))
+    assert str(fails(same, 2)).count("ValueError: the same") == 1
+
+
+def wait_for_the_other() -> None:
+    dist.all_reduce(torch.ones(2))
+
+
+def exits(how: Callable[[], object]) -> Callable[[], None]:
+    def program() -> None:
+        if dist.get_rank() == 1:
+            how()
+        wait_for_the_other()
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (lambda: os._exit(1), "rank 1 exited with status 1 before its function returned"),
+        (lambda: os._exit(0), "rank 1 exited with status 0 before its function returned"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 1 was ended by SIGKILL (if you did not do that, the machine"),
+        (lambda: ctypes.string_at(0), "rank 1 was ended by SIGSEGV"),
+        (lambda: os.abort(), "rank 1 was ended by SIGABRT"),
+        (lambda: sys.exit(0), "SystemExit: 0"),
+        (lambda: sys.exit("bad flag"), "SystemExit: bad flag"),
+    ],
+)
+def test_a_rank_that_dies_is_named_and_the_rank_that_lost_it_is_not_blamed(how: Callable, says: str) -> None:
+    error = fails(exits(how))
+    assert error.rank == 1
+    assert says in str(error)
+    assert "rank 0: waits in all_reduce #1 ([2] float32, sum), called at" in str(error)
+    assert "Connection" not in str(error)
+
+
+def test_a_crash_names_the_line() -> None:
+    def program() -> None:
+        ctypes.string_at(0)
+
+    assert f"test_failures.py line {line_of(program, 1)} in program" in str(fails(program, 1))
+
+
+def test_memory_that_runs_out_in_one_rank() -> None:
+    def program() -> None:
+        import resource
+
+        if dist.get_rank() == 1:
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 33, 1 << 33))
+            torch.ones(1 << 34)
+        dist.barrier()
+
+    error = fails(program)
+    assert error.rank == 1
+    assert "allocate" in error.cause_message
+
+
+def test_a_result_that_cannot_travel_names_its_rank_and_type() -> None:
+    error = fails(lambda: (i for i in range(3)))
+    assert error.cause_type == "TypeError"
+    assert "rank 0 returned a value (of type generator) that cannot travel" in str(error)
+
+
+# Ranks that wait for what never comes
+
+
+def test_a_skipped_collective_is_a_deadlock_told_with_its_number_and_lines() -> None:
+    def program() -> None:
+        dist.all_reduce(torch.ones(2))
+        if dist.get_rank() == 2:
+            return
+        dist.all_reduce(torch.ones(4, 8))
+
+    error = fails(program, 4, timeout=None)
+    assert isinstance(error, tplab.Deadlock)
+    report = str(error)
+    assert "rank 2 never joined all_reduce #2 ([4, 8] float32, sum); ranks 0, 1, 3 wait in it." in report
+    assert "rank 2: has returned" in report
+    assert f"test_failures.py line {line_of(program, 4)} in program" in report
+
+
+def test_a_collective_skipped_early_is_seen_although_all_ranks_are_alive_and_wait() -> None:
+    def program() -> None:
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(2))
+            dist.recv(torch.ones(2), src=1)
+        else:
+            dist.recv(torch.ones(2), src=0)
+
+    report = str(fails(program, timeout=None))
+    assert "rank 1 never joined all_reduce #1" in report
+    assert "rank 1: waits in recv from rank 0" in report
+
+
+def test_two_blocking_receives() -> None:
+    def program() -> None:
+        dist.recv(torch.ones(2), src=1 - dist.get_rank())
+
+    error = fails(program, timeout=None)
+    assert isinstance(error, tplab.Deadlock)
+    assert "rank 1 never sends to rank 0 (message #1); rank 0 waits in recv from rank 1 ([2] float32)." in str(error)
+    assert "let one side send first" in str(error)
+
+
+def test_two_blocking_sends() -> None:
+    def program() -> None:
+        dist.send(torch.ones(1 << 20), dst=1 - dist.get_rank())
+
+    assert "rank 1 never receives from rank 0" in str(fails(program, timeout=None))
+
+
+def test_a_cycle_of_three_receives() -> None:
+    def program() -> None:
+        dist.recv(torch.ones(2), src=(dist.get_rank() + 1) % 3)
+
+    assert isinstance(fails(program, 3, timeout=None), tplab.Deadlock)
+
+
+def test_an_asynchronous_collective_that_one_rank_never_joins() -> None:
+    def program() -> None:
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(3), async_op=True).wait()
+
+    assert "rank 1 never joined all_reduce #1 ([3] float32, sum)" in str(fails(program, timeout=None))
+
+
+def test_a_functional_collective_that_one_rank_never_joins() -> None:
+    def program() -> torch.Tensor | None:
+        import torch.distributed._functional_collectives as functional
+
+        if dist.get_rank() == 0:
+            return functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD) + 1
+        return None
+
+    assert "rank 1 never joined all_reduce #1 ([3] float32, sum)" in str(fails(program, timeout=None))
+
+
+def test_a_deadlock_in_a_subgroup_names_the_group() -> None:
+    def program() -> None:
+        groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        if dist.get_rank() != 3:
+            dist.all_reduce(torch.ones(2), group=groups[dist.get_rank() % 2])
+
+    assert "rank 3 never joined all_reduce #1 ([2] float32, sum) of group [1, 3]; rank 1 waits" in str(fails(program, 4))
+
+
+def test_a_rank_that_hangs_in_python_is_named_with_its_line_when_time_is_up() -> None:
+    def program() -> None:
+        if dist.get_rank() == 1:
+            time.sleep(1000)
+        dist.all_reduce(torch.ones(2))
+
+    error = fails(program, timeout=2)
+    assert isinstance(error, tplab.Deadlock)
+    assert "not finished after 2 s (timeout=2)" in str(error)
+    assert f"rank 1: runs Python at {__file__} line {line_of(program, 2)} in program" in str(error)
+
+
+def test_an_endless_loop_ends_when_time_is_up() -> None:
+    def program() -> None:
+        while True:
+            pass
+
+    error = fails(program, timeout=1)
+    assert not isinstance(error, tplab.Deadlock)
+    assert error.cause_type == "timeout"
+
+
+def test_a_slow_rank_is_not_a_deadlock() -> None:
+    def program() -> float:
+        if dist.get_rank() == 1:
+            time.sleep(2.0)  # the others wait four times as long as a deadlock must last to be called one
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        return x.item()
+
+    assert tplab.launch(program, 3) == [3.0] * 3
+
+
+def test_a_rank_that_returns_early_while_others_compute_is_not_a_deadlock() -> None:
+    def program() -> int:
+        for _ in range(600):  # more entries than the board has slots
+            dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 1:
+            time.sleep(1.5)
+        return dist.get_rank()
+
+    assert tplab.launch(program, 2) == [0, 1]
+
+
+# Collectives that differ
+
+
+def test_other_shape() -> None:
+    def program() -> None:
+        dist.all_reduce(torch.ones(2 + dist.get_rank()))
+
+    error = fails(program)
+    assert isinstance(error, tplab.Deadlock)
+    assert "collective #1 is not the same on all ranks" in str(error)
+    assert "rank 0: all_reduce #1 ([2] float32, sum) at" in str(error)
+    assert "rank 1: all_reduce #1 ([3] float32, sum) at" in str(error)
+
+
+def test_other_dtype() -> None:
+    report = str(fails(lambda: dist.all_reduce(torch.ones(2, dtype=[torch.float32, torch.float64][dist.get_rank()]))))
+    assert "[2] float32, sum" in report
+    assert "[2] float64, sum" in report
+
+
+def test_other_operation() -> None:
+    def program() -> None:
+        dist.all_reduce(torch.ones(2), op=[dist.ReduceOp.SUM, dist.ReduceOp.MAX][dist.get_rank()])
+
+    assert "[2] float32, max" in str(fails(program))
+
+
+def test_other_root() -> None:
+    assert "root 1" in str(fails(lambda: dist.broadcast(torch.ones(2), src=dist.get_rank())))
+
+
+def test_other_collective_with_both_lines() -> None:
+    def program() -> None:
+        if dist.get_rank():
+            dist.broadcast(torch.ones(2), src=0)
+        else:
+            dist.all_reduce(torch.ones(2))
+
+    report = str(fails(program))
+    assert f"rank 1: broadcast #1 ([2] float32, root 0) at {__file__} line {line_of(program, 2)}" in report
+    assert f"rank 0: all_reduce #1 ([2] float32, sum) at {__file__} line {line_of(program, 4)}" in report
+
+
+def test_a_message_of_another_shape() -> None:
+    def program() -> None:
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(3), dst=1)
+        else:
+            dist.recv(torch.ones(2), src=0)
+
+    assert "message #1 from rank 0 to rank 1 is not the same on both sides" in str(fails(program))
+
+
+def test_one_rank_transposed_and_one_contiguous() -> None:
+    def program() -> None:
+        x = torch.ones(3, 3)
+        dist.all_reduce(x.t() if dist.get_rank() else x)
+
+    assert "with strides [1, 3]" in str(fails(program))
+
+
+# What would end in silence, or in a crash
+
+
+@pytest.mark.parametrize("make", [lambda: torch.ones(1).expand(4), lambda: torch.ones(4, 8)[:, ::2]])
+def test_a_tensor_that_is_not_one_block_of_memory_is_refused(make: Callable[[], torch.Tensor]) -> None:
+    error = fails(lambda: dist.all_reduce(make()))
+    assert error.cause_type == "ValueError"
+    assert "not one block of memory" in str(error)
+
+
+def test_a_transposed_tensor_is_one_block_and_is_summed() -> None:
+    def program() -> torch.Tensor:
+        x = torch.arange(6.0).reshape(2, 3).t()
+        dist.all_reduce(x)
+        return x
+
+    torch.testing.assert_close(tplab.launch(program, 2)[0], 2 * torch.arange(6.0).reshape(2, 3).t())
+
+
+def test_a_collective_on_a_group_one_is_no_member_of_is_an_error() -> None:
+    def program() -> None:
+        group = dist.new_group([0])
+        dist.all_reduce(torch.ones(2), group=group)
+
+    error = fails(program)
+    assert error.rank == 1
+    assert "rank 1 calls all_reduce on a group that it is no member of" in str(error)
+    assert "Invalid process group" not in str(error)
+
+
+def test_after_each_failure_the_next_launch_works() -> None:
+    fails(exits(lambda: os._exit(3)))
+    assert tplab.launch(dist.get_rank, 2) == [0, 1]

@@ -1,0 +1,228 @@
+"""launch(): what it runs, what travels, what it refuses. The reference is what plain Python would have done."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tplab
+
+
+def rank_and_sum(start: torch.Tensor) -> tuple[int, torch.Tensor]:
+    x = start + dist.get_rank()
+    dist.all_reduce(x)
+    return dist.get_rank(), x
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_every_rank_returns_its_own_result_in_rank_order(p: int) -> None:
+    results = tplab.launch(rank_and_sum, p, args=(torch.zeros(3),))
+    assert [rank for rank, _ in results] == list(range(p))
+    for _, total in results:
+        torch.testing.assert_close(total, torch.full((3,), float(sum(range(p)))))
+
+
+def test_lambdas_closures_and_keyword_arguments() -> None:
+    factor = torch.tensor(3.0)
+
+    def scale(x: float, *, plus: float) -> float:
+        return float(x * factor + plus + dist.get_rank())
+
+    assert tplab.launch(scale, 2, args=(2.0,), kwargs={"plus": 1.0}) == [7.0, 8.0]
+    assert tplab.launch(lambda: dist.get_world_size(), 3) == [3, 3, 3]
+
+
+class Point:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def moved(self) -> "Point":
+        return Point(self.x + dist.get_rank())
+
+
+def test_bound_methods_and_objects_travel() -> None:
+    results = tplab.launch(Point(torch.ones(2)).moved, 2)
+    assert [type(result) for result in results] == [Point, Point]
+    torch.testing.assert_close(results[1].x, torch.full((2,), 2.0))
+
+
+TENSORS = {
+    "bfloat16": torch.randn(5, 3).bfloat16(),
+    "float64": torch.randn(2, 2, dtype=torch.float64),
+    "bool": torch.tensor([True, False]),
+    "complex": torch.randn(3, dtype=torch.complex64).conj(),
+    "scalar": torch.tensor(7),
+    "empty": torch.empty(0, 4),
+    "transposed": torch.randn(3, 5).t(),
+    "expanded": torch.randn(1).expand(4),
+    "requires_grad": torch.randn(3, requires_grad=True),
+    "parameter": torch.nn.Parameter(torch.randn(2, 2)),
+}
+
+
+def test_tensors_of_every_kind_travel_both_ways() -> None:
+    results = tplab.launch(lambda x: {"nested": [(x,)]}, 2, args=(TENSORS,))
+    for returned in results:
+        for name, tensor in returned["nested"][0][0].items():
+            torch.testing.assert_close(tensor, TENSORS[name])
+            assert (type(tensor), tensor.requires_grad) == (type(TENSORS[name]), TENSORS[name].requires_grad), name
+
+
+def test_a_computed_tensor_comes_back_detached_and_can_be_written() -> None:
+    (loss,) = tplab.launch(lambda w: (w * 2).sum(), 1, args=(torch.ones(3, requires_grad=True),))
+    assert not loss.requires_grad
+    loss += 1
+    assert loss.item() == 7
+
+
+def test_attributes_of_a_parameter_travel() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.note = "split along dim 0"
+    assert tplab.launch(lambda w: w.note, 2, args=(parameter,)) == ["split along dim 0"] * 2
+
+
+def test_100_megabytes_travel_both_ways() -> None:
+    big = torch.arange(25_000_000, dtype=torch.float32)
+    results = tplab.launch(lambda x: x + dist.get_rank(), 2, args=(big,))
+    assert torch.equal(results[1], big + 1)
+
+
+def test_a_rank_does_not_share_memory_with_the_parent() -> None:
+    x = torch.zeros(3)
+    tplab.launch(lambda t: t.add_(1), 2, args=(x,))
+    assert torch.equal(x, torch.zeros(3))
+
+
+def leave_something_behind() -> bool:
+    seen = hasattr(torch, "left_behind")
+    torch.left_behind = True
+    torch.set_default_dtype(torch.float64)
+    return seen or torch.get_default_dtype() is not torch.float64
+
+
+def test_each_launch_starts_in_fresh_processes() -> None:
+    assert tplab.launch(leave_something_behind, 2) == [False, False]
+    assert tplab.launch(leave_something_behind, 2) == [False, False]
+    assert tplab.launch(torch.get_default_dtype, 2) == [torch.float32, torch.float32]
+
+
+def test_a_rank_sees_the_parents_environment_folder_and_import_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text("answer = 42\n")
+    monkeypatch.setenv("TPLAB_TEST_VARIABLE", "set later")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def look() -> tuple[str, str, int]:
+        import only_here
+
+        return os.environ["TPLAB_TEST_VARIABLE"], os.getcwd(), only_here.answer
+
+    assert tplab.launch(look, 2) == [("set later", str(tmp_path), 42)] * 2
+
+
+def test_torchs_own_variables_tell_rank_and_world_size() -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    results = tplab.launch(lambda: [os.environ[name] for name in names], 2)
+    assert results == [["0", "0", "2", "2"], ["1", "1", "2", "2"]]
+
+
+def test_the_device_is_the_cpu_without_nccl() -> None:
+    assert tplab.device() == torch.device("cpu")
+    assert tplab.launch(tplab.device, 2, backend="gloo") == [torch.device("cpu")] * 2
+
+
+def test_random_numbers_of_numpy_differ_between_launches() -> None:
+    numpy = pytest.importorskip("numpy")
+    first, second = (tplab.launch(lambda: float(numpy.random.rand()), 1)[0] for _ in range(2))
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (dict(world_size=0), ValueError, "between 1 and 64"),
+        (dict(world_size=-1), ValueError, "got -1"),
+        (dict(world_size=2.5), TypeError, "whole number of ranks, got 2.5"),
+        (dict(world_size=True), TypeError, "whole number of ranks, got True"),
+        (dict(world_size=65), ValueError, "got 65"),
+        (dict(backend="mpi"), ValueError, "one of auto, gloo, nccl, got 'mpi'"),
+        (dict(timeout=0), ValueError, "positive number of seconds"),
+        (dict(args=(1, 2, 3)), TypeError, "can't be called with args=(1, 2, 3)"),
+        (dict(args="x"), TypeError, "args=(x,)"),
+        (dict(kwargs={"unknown": 1}), TypeError, "unknown"),
+        (dict(fn=3), TypeError, "launch(fn), not launch(fn())"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_starts(
+    call: dict, error: type, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tplab.runtime.launcher.fork_server", lambda: pytest.fail("a process was asked for"))
+    fn = call.pop("fn", rank_and_sum)
+    call.setdefault("args", (torch.zeros(1),))
+    with pytest.raises(error) as caught:
+        tplab.launch(fn, **call)
+    assert says in str(caught.value)
+
+
+def test_more_ranks_than_gpus_are_refused_with_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match=r"2 ranks, but this machine shows 1 GPU"):
+        tplab.launch(dist.get_rank, 2, backend="nccl")
+
+
+def test_it_says_once_which_backend_it_chose_and_why() -> None:
+    script = "import tplab, torch.distributed as d; [tplab.launch(d.get_rank, 2) for _ in range(2)]"
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert done.stderr.count("gloo, on the CPU (0 GPUs for 2 ranks)") == 1
+
+
+def test_launch_inside_a_rank_is_refused() -> None:
+    with pytest.raises(tplab.RankError, match="the ranks are running already"):
+        tplab.launch(lambda: tplab.launch(dist.get_rank, 2), 2)
+
+
+def test_a_plain_script_needs_no_main_guard_and_its_classes_come_back(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import tplab, torch, torch.distributed as dist
+        print("top level runs")
+        class Mine:
+            def __init__(self, rank): self.rank = rank
+        def make(): return Mine(dist.get_rank())
+        results = tplab.launch(make, 2)
+        print([isinstance(r, Mine) and r.rank for r in results])
+        """)
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout == "top level runs\n[0, 1]\n"
+
+
+@pytest.mark.gpu
+def test_one_rank_runs_on_the_gpu_with_cuda_initialised_in_the_parent() -> None:
+    x = torch.ones(3, device="cuda")
+
+    def double(t: torch.Tensor) -> tuple[str, torch.Tensor]:
+        y = t * 2
+        dist.all_reduce(y)
+        return str(t.device), y
+
+    ((device, result),) = tplab.launch(double, 1, args=(x,), backend="nccl")
+    assert device == "cuda:0"
+    assert result.device.type == "cpu"
+    torch.testing.assert_close(result, torch.full((3,), 2.0))
+
+
+@pytest.mark.gpu
+def test_gloo_ranks_take_tensors_of_the_gpu_on_the_cpu() -> None:
+    results = tplab.launch(lambda t: (str(t.device), float(t.sum())), 2, args=(torch.ones(3).cuda(),), backend="gloo")
+    assert results == [("cpu", 3.0)] * 2
