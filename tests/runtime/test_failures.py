@@ -88,7 +88,10 @@ def exits(how: Callable[[], object]) -> Callable[[], None]:
     [
         (lambda: os._exit(1), "rank 1 exited with status 1 before its function returned"),
         (lambda: os._exit(0), "rank 1 exited with status 0 before its function returned"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 1 was ended by SIGKILL (if you did not do that, the machine"),
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "rank 1 was ended by SIGKILL (if you did not do that, the machine",
+        ),
         (lambda: ctypes.string_at(0), "rank 1 was ended by SIGSEGV"),
         (lambda: os.abort(), "rank 1 was ended by SIGABRT"),
         (lambda: sys.exit(0), "SystemExit: 0"),
@@ -210,7 +213,9 @@ def test_a_deadlock_in_a_subgroup_names_the_group() -> None:
         if dist.get_rank() != 3:
             dist.all_reduce(torch.ones(2), group=groups[dist.get_rank() % 2])
 
-    assert "rank 3 never joined all_reduce #1 ([2] float32, sum) of group [1, 3]; rank 1 waits" in str(fails(program, 4))
+    assert "rank 3 never joined all_reduce #1 ([2] float32, sum) of group [1, 3]; rank 1 waits" in str(
+        fails(program, 4)
+    )
 
 
 def test_a_rank_that_hangs_in_python_is_named_with_its_line_when_time_is_up() -> None:

@@ -147,17 +147,17 @@ def test_random_numbers_of_numpy_differ_between_launches() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (dict(world_size=0), ValueError, "between 1 and 64"),
-        (dict(world_size=-1), ValueError, "got -1"),
-        (dict(world_size=2.5), TypeError, "whole number of ranks, got 2.5"),
-        (dict(world_size=True), TypeError, "whole number of ranks, got True"),
-        (dict(world_size=65), ValueError, "got 65"),
-        (dict(backend="mpi"), ValueError, "one of auto, gloo, nccl, got 'mpi'"),
-        (dict(timeout=0), ValueError, "positive number of seconds"),
-        (dict(args=(1, 2, 3)), TypeError, "can't be called with args=(1, 2, 3)"),
-        (dict(args="x"), TypeError, "args=(x,)"),
-        (dict(kwargs={"unknown": 1}), TypeError, "unknown"),
-        (dict(fn=3), TypeError, "launch(fn), not launch(fn())"),
+        ({"world_size": 0}, ValueError, "between 1 and 64"),
+        ({"world_size": -1}, ValueError, "got -1"),
+        ({"world_size": 2.5}, TypeError, "whole number of ranks, got 2.5"),
+        ({"world_size": True}, TypeError, "whole number of ranks, got True"),
+        ({"world_size": 65}, ValueError, "got 65"),
+        ({"backend": "mpi"}, ValueError, "one of auto, gloo, nccl, got 'mpi'"),
+        ({"timeout": 0}, ValueError, "positive number of seconds"),
+        ({"args": (1, 2, 3)}, TypeError, "can't be called with args=(1, 2, 3)"),
+        ({"args": "x"}, TypeError, "args=(x,)"),
+        ({"kwargs": {"unknown": 1}}, TypeError, "unknown"),
+        ({"fn": 3}, TypeError, "launch(fn), not launch(fn())"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_starts(

@@ -4,7 +4,7 @@
 
 All functions of torch.distributed end in a Python method of `ProcessGroup`: those methods are wrapped. Functional
 collectives (DTensor, torch.compile) end in an operator of the namespace `_c10d_functional`: those operators get a
-kernel of ours at the autograd key, which passes on to torch's. Collectives that C++ starts itself (the reducer of
+kernel of ours at the backend's key, which passes on to torch's own. Collectives that C++ starts itself (the reducer of
 DistributedDataParallel) are not seen.
 """
 
@@ -149,7 +149,7 @@ def _wrap_wait() -> Callable[..., Any]:
 
 # Hook 2: functional collectives
 
-# operator: kind, whether the message is group-size times as large, index of the group's name among the arguments
+# operator: kind, whether the message is group-size times as large
 _FUNCTIONAL: dict[str, tuple[str, bool]] = {
     "all_reduce": ("all_reduce", False),
     "all_reduce_": ("all_reduce", False),
@@ -166,34 +166,39 @@ _FUNCTIONAL: dict[str, tuple[str, bool]] = {
 }
 
 
+def _torchs_own(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls the kernel that torch registered for all backends, which ours stands in front of."""
+    return operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+
+
 def _wrap_functional(operator: Any, kind: str, whole: bool) -> Callable[..., Any]:
     names = [argument.name for argument in operator._schema.arguments]
 
-    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
         recorder = active
         tensors = _flat(args[0])
         if recorder is None or any(type(tensor) is not Tensor for tensor in tensors):  # torch.compile tracing, for one
-            return operator.redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
+            return _torchs_own(operator, *args, **kwargs)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         group = distributed_c10d._resolve_process_group(given["group_name"])
         op = given.get("reduce_op")
         entered = recorder.enter_collective(
             group, kind, tensors, group.size() if whole else 1, op and op.lower(), given.get("src")
         )
-        outputs = operator.redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
+        outputs = _torchs_own(operator, *args, **kwargs)
         recorder.functional_started(entered, _flat(outputs))
         return outputs
 
     return kernel
 
 
-def _wait_tensor(keys: Any, tensor: Tensor) -> Tensor:
+def _wait_tensor(tensor: Tensor) -> Tensor:
     operator = torch.ops._c10d_functional.wait_tensor.default
     entered = active.of_functional(tensor) if active is not None and type(tensor) is Tensor else None
     if active is None or entered is None:
-        return operator.redispatch(keys & torch._C._after_autograd_keyset, tensor)
+        return _torchs_own(operator, tensor)
     with active.blocked_in(entered):
-        return operator.redispatch(keys & torch._C._after_autograd_keyset, tensor)
+        return _torchs_own(operator, tensor)
 
 
 # A group this rank is no member of: torch warns and returns the tensor as it was
@@ -233,7 +238,7 @@ def install() -> None:
     for name, (kind, whole) in _FUNCTIONAL.items():
         if hasattr(torch.ops._c10d_functional, name):
             operator = getattr(torch.ops._c10d_functional, name).default
-            for key in ("AutogradCPU", "AutogradCUDA"):
-                _library.impl(name, _wrap_functional(operator, kind, whole), key, with_keyset=True)
-    for key in ("AutogradCPU", "AutogradCUDA"):
-        _library.impl("wait_tensor", _wait_tensor, key, with_keyset=True)
+            for key in ("CPU", "CUDA"):
+                _library.impl(name, _wrap_functional(operator, kind, whole), key)
+    for key in ("CPU", "CUDA"):
+        _library.impl("wait_tensor", _wait_tensor, key)

@@ -39,6 +39,10 @@ class _Entered:
         self.described, self.slot, self.start = described, slot, start
         self.end: float | None = None
 
+    def collective(self, rank: int) -> Collective:
+        kind, group, number, shape, dtype, size, op, peer, where = self.described
+        return Collective(rank, kind, group, number, shape, dtype, size, op, peer, where, self.start, self.end)
+
 
 class Recorder:
     """The record of one rank. Writes to the board too, if there is one."""
@@ -143,9 +147,7 @@ class Recorder:
 
     def collectives(self, start: int = 0) -> list[Collective]:
         """What was entered, from the `start`-th on."""
-        return [
-            Collective(self.rank, *entered.described, entered.start, entered.end) for entered in self.entered[start:]
-        ]
+        return [entered.collective(self.rank) for entered in self.entered[start:]]
 
     def _members_of(self, group: ProcessGroup, name: str) -> tuple[int, ...]:
         if name not in self._members:

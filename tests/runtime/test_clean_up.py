@@ -1,0 +1,201 @@
+"""Nothing outlives a run: no process, file descriptor, shared memory, socket or temporary file. Nothing listens beyond
+loopback."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import tplab
+from tplab.runtime.forkserver import fork_server
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def tracked() -> dict[str, object]:
+    """What a run could leave behind."""
+    shared = Path("/dev/shm")
+    server = fork_server()._process.pid
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "descriptors of the server": len(os.listdir(f"/proc/{server}/fd")),
+        "processes": len(psutil.Process().children(recursive=True)),
+        "shared memory": sorted(os.listdir(shared)) if shared.exists() else [],
+        "temporary files": sorted(name for name in os.listdir(tempfile.gettempdir()) if name.startswith("tplab")),
+    }
+
+
+def settled() -> dict[str, object]:
+    """`tracked()`, once nothing changes any more: the system takes a moment to finish what was ended."""
+    seen: list[dict[str, object]] = [tracked()]
+    while len(seen) < 10 or seen[-10:] != [seen[-1]] * 10:
+        time.sleep(0.05)
+        seen.append(tracked())
+    return seen[-1]
+
+
+def all_reduce_once() -> None:
+    dist.all_reduce(torch.ones(2))
+
+
+def one_rank_raises() -> None:
+    if dist.get_rank():
+        raise ValueError
+    all_reduce_once()
+
+
+def one_rank_dies() -> None:
+    if dist.get_rank():
+        os._exit(1)
+    all_reduce_once()
+
+
+def children_left_behind() -> None:
+    subprocess.Popen(["sleep", "1000"])
+
+
+def one_rank_dies_with_children() -> None:
+    subprocess.Popen(["sleep", "1000"])
+    one_rank_dies()
+
+
+@linux_only
+@pytest.mark.parametrize(
+    "program", [all_reduce_once, one_rank_raises, one_rank_dies, children_left_behind, one_rank_dies_with_children]
+)
+def test_nothing_is_left_behind(program: Callable[[], None]) -> None:
+    tplab.launch(all_reduce_once, 2)
+    before = settled()
+    for _ in range(3):
+        with contextlib.suppress(tplab.RankError):
+            tplab.launch(program, 2)
+    assert settled() == before
+
+
+@linux_only
+@pytest.mark.slow
+def test_nothing_is_left_behind_after_200_launches() -> None:
+    tplab.launch(all_reduce_once, 2)
+    before = settled()
+    for number in range(200):
+        if number % 10 == 0:
+            with pytest.raises(tplab.RankError):
+                tplab.launch(one_rank_raises, 2)
+        else:
+            tplab.launch(all_reduce_once, 2)
+    assert settled() == before
+
+
+def listening_beyond_loopback() -> list[str]:
+    """On a rank: sockets of this machine that listen on an address that is not loopback, and belong to a rank."""
+    dist.barrier()
+    ranks = {child.pid for child in psutil.Process(os.getppid()).children(recursive=True)}
+    found = []
+    sockets = 0
+    for connection in psutil.net_connections(kind="inet"):
+        if connection.pid in ranks and connection.laddr:
+            sockets += 1
+            if connection.laddr.ip not in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+                found.append(f"{connection.laddr} {connection.status}")
+    assert sockets, "gloo connects its ranks by sockets: none was found, so this test looks in the wrong place"
+    dist.barrier()
+    return found
+
+
+@linux_only
+def test_gloo_binds_to_loopback_only() -> None:
+    assert tplab.launch(listening_beyond_loopback, 3, backend="gloo") == [[], [], []]
+
+
+@linux_only
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_ranks_end_with_the_program_that_launched_them(how: signal.Signals, tmp_path: Path) -> None:
+    script = textwrap.dedent("""
+        import os, time
+        import tplab, torch, torch.distributed as dist
+        folder = os.environ["PIDS"]
+        def program():
+            with open(os.path.join(folder, f"rank{dist.get_rank()}"), "w") as file:
+                file.write(str(os.getpid()))
+            if dist.get_rank() == 0:
+                dist.all_reduce(torch.ones(2))   # stuck in C++
+            while True:
+                time.sleep(1)                    # stuck in Python
+        tplab.launch(program, 2, timeout=None)
+    """)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], env={**os.environ, "PIDS": str(tmp_path)}, stderr=subprocess.DEVNULL
+    )
+    files = [tmp_path / f"rank{rank}" for rank in range(2)]
+    while not all(file.exists() and file.read_text() for file in files):
+        assert parent.poll() is None
+        time.sleep(0.05)
+    processes = [psutil.Process(int(file.read_text())) for file in files]
+    server = processes[0].parent()
+    assert server is not None
+    parent.send_signal(how)
+    parent.wait()
+    gone, alive = psutil.wait_procs([*processes, server], timeout=60)
+    assert not alive
+    assert len(gone) == 3
+
+
+def test_the_fork_server_is_replaced_when_it_was_killed() -> None:
+    tplab.launch(all_reduce_once, 2)
+    server = fork_server()._process
+    server.kill()
+    server.wait()
+    assert tplab.launch(dist.get_rank, 2) == [0, 1]
+
+
+def test_ranks_do_not_outlive_a_killed_fork_server() -> None:
+    def program() -> None:
+        if dist.get_rank() == 0:
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1000)
+
+    with pytest.raises(tplab.RankError):
+        tplab.launch(program, 2, timeout=None)
+    assert tplab.launch(dist.get_rank, 2) == [0, 1]
+
+
+def test_a_forked_process_starts_its_own_server() -> None:
+    tplab.launch(all_reduce_once, 2)
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(write, str(tplab.launch(dist.get_rank, 2)).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(write)
+    assert os.read(read, 100) == b"[0, 1]"
+    os.close(read)
+    assert tplab.launch(dist.get_rank, 2) == [0, 1]
+
+
+def test_launch_works_from_another_thread_and_beside_many_threads() -> None:
+    import threading
+
+    stop = threading.Event()
+    others = [threading.Thread(target=stop.wait) for _ in range(30)]
+    results: list[object] = []
+    worker = threading.Thread(target=lambda: results.append(tplab.launch(dist.get_rank, 2)))
+    for thread in (*others, worker):
+        thread.start()
+    worker.join()
+    assert results == [[0, 1]]
+    assert tplab.launch(dist.get_rank, 2) == [0, 1]
+    stop.set()

@@ -1,0 +1,91 @@
+"""What ranks print: prefixed, in the order of the ranks, all of it, also from their children and from C."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tplab
+from tplab.runtime.display import KEPT_BYTES, NotebookOutput, Output
+
+
+def chatter() -> None:
+    rank = dist.get_rank()
+    print("out", rank)
+    print("err", rank, file=sys.stderr)
+    os.write(1, b"from C\n")
+    subprocess.run(["echo", f"child of {rank}"], check=True)
+    print("no newline", end="")
+
+
+def test_output_is_prefixed_and_in_rank_order_every_time(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        f"[rank {rank}] {text}"
+        for rank in range(3)
+        for text in (f"out {rank}", f"err {rank}", "from C", f"child of {rank}", "no newline")
+    ]
+    for _ in range(2):
+        results = tplab.launch(chatter, 3)
+        assert capsys.readouterr().out.splitlines()[-15:] == lines
+    assert results.output[1] == "out 1\nerr 1\nfrom C\nchild of 1\nno newline"
+
+
+def test_what_a_rank_printed_before_it_failed_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    def program() -> None:
+        print("last words")
+        os._exit(1)
+
+    with pytest.raises(tplab.RankError):
+        tplab.launch(program, 1)
+    assert "[rank 0] last words" in capsys.readouterr().out
+
+
+def test_bytes_that_are_no_text_do_no_harm() -> None:
+    (text,) = (
+        tplab.launch(lambda: os.write(1, b"\xff\xfe ok"), 1)
+        and tplab.launch(lambda: os.write(1, b"\xff ok") and None, 1).output
+    )
+    assert text.endswith(" ok")
+
+
+def test_100_000_lines_neither_hang_nor_get_lost() -> None:
+    def flood() -> None:
+        for i in range(100_000):
+            print(i)
+
+    results = tplab.launch(flood, 2)
+    assert [len(text.splitlines()) for text in results.output] == [100_000, 100_000]
+
+
+def test_very_long_output_keeps_head_and_tail() -> None:
+    output = Output(1)
+    for i in range(60_000):
+        output.write(0, f"line {i} {'x' * 80}\n".encode())
+    (text,) = output.texts()
+    assert len(text) <= 2 * KEPT_BYTES
+    assert text.startswith("line 0 ")
+    assert text.rstrip().endswith("x" * 80)
+    assert "line 59999 " in text
+    assert "output cut here" in text
+
+
+def test_a_notebook_shows_the_head_and_the_tail_of_a_flood() -> None:
+    output = NotebookOutput(2)
+    output.write(1, "".join(f"{i}\n" for i in range(1000)).encode())
+    lines = output._render().splitlines()
+    assert len(lines) == 81
+    assert lines[0] == "[rank 1] 0"
+    assert lines[-1] == "[rank 1] 999"
+    assert "920 lines not shown; results.output[1]" in lines[40]
+
+
+def test_the_last_words_of_a_rank_that_returns_are_not_lost() -> None:
+    def program() -> torch.Tensor:
+        subprocess.run([sys.executable, "-c", "print('x' * 100_000)"], check=True)
+        return torch.ones(1)
+
+    results = tplab.launch(program, 2)
+    assert [len(text.strip()) for text in results.output] == [100_000] * 2

@@ -1,0 +1,234 @@
+"""The record: every collective a rank enters, with its size, place and times. Sizes are held to the formulas."""
+
+import time
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tplab
+from tplab.runtime import Collective, Record
+
+FLOAT = 4  # bytes
+
+
+def everything(p: int) -> None:
+    """Every kind of collective once, on tensors whose sizes tell them apart."""
+    rank = dist.get_rank()
+    dist.all_reduce(torch.ones(10))
+    dist.broadcast(torch.ones(11), src=1)
+    dist.reduce(torch.ones(12), dst=1, op=dist.ReduceOp.MAX)
+    dist.all_gather([torch.empty(13) for _ in range(p)], torch.ones(13))
+    dist.all_gather_into_tensor(torch.empty(p * 14), torch.ones(14))
+    dist.reduce_scatter_tensor(torch.empty(15), torch.ones(p * 15))
+    dist.reduce_scatter(torch.empty(16), [torch.ones(16) for _ in range(p)])
+    dist.gather(torch.ones(17), [torch.empty(17) for _ in range(p)] if rank == 0 else None, dst=0)
+    dist.scatter(torch.empty(18), [torch.ones(18) for _ in range(p)] if rank == 0 else None, src=0)
+    dist.all_to_all_single(torch.empty(p * 19), torch.ones(p * 19))
+    dist.barrier()
+
+
+def test_every_kind_is_seen_on_every_rank_with_its_size() -> None:
+    p = 2
+    record = tplab.launch(everything, p, args=(p,)).record
+    expected = [
+        ("all_reduce", (10,), 10, "sum", None),
+        ("broadcast", (11,), 11, None, 1),
+        ("reduce", (12,), 12, "max", 1),
+        ("all_gather", (13,), 13 * p, None, None),
+        ("all_gather", (14,), 14 * p, None, None),
+        ("reduce_scatter", (p * 15,), 15 * p, "sum", None),
+        ("reduce_scatter", (16,), 16 * p, "sum", None),
+        ("gather", (17,), 17 * p, None, 0),
+        ("scatter", (18,), 18 * p, None, 0),
+        ("all_to_all", (p * 19,), 19 * p, None, None),
+        ("barrier", (), 0, None, None),
+    ]
+    for rank in range(p):
+        seen = [(c.kind, c.shape, c.bytes // FLOAT, c.op, c.peer) for c in record.of_rank(rank)]
+        assert seen == expected
+        assert [c.number for c in record.of_rank(rank)] == list(range(1, len(expected) + 1))
+        assert {c.group for c in record.of_rank(rank)} == {(0, 1)}
+
+
+def test_messages_name_both_ends() -> None:
+    def program() -> None:
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(3), dst=1)
+            dist.isend(torch.ones(4), dst=1).wait()
+        else:
+            dist.recv(torch.empty(3), src=0)
+            dist.irecv(torch.empty(4), src=0).wait()
+
+    record = tplab.launch(program, 2).record
+    assert [(c.rank, c.kind, c.peer, c.number, c.numel, c.group) for c in record] == [
+        (0, "send", 1, 1, 3, (0, 1)),
+        (0, "send", 1, 2, 4, (0, 1)),
+        (1, "recv", 0, 1, 3, (0, 1)),
+        (1, "recv", 0, 2, 4, (0, 1)),
+    ]
+
+
+def test_batched_messages_and_receives_from_anyone_are_seen() -> None:
+    def program() -> None:
+        other = 1 - dist.get_rank()
+        ops = [dist.P2POp(dist.isend, torch.ones(2), other), dist.P2POp(dist.irecv, torch.empty(2), other)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(5), dst=1)
+        else:
+            dist.recv(torch.empty(5))
+
+    record = tplab.launch(program, 2).record
+    assert Counter((c.kind, c.peer, c.numel) for c in record.of_rank(1)) == Counter(
+        [("send", 0, 2), ("recv", 0, 2), ("recv", None, 5)]
+    )
+
+
+def test_the_end_of_an_asynchronous_collective_is_when_wait_came_back() -> None:
+    def program() -> tuple[float, float]:
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        never_awaited = dist.all_reduce(torch.ones(4), async_op=True)
+        time.sleep(0.2)
+        work.wait()
+        dist.barrier()
+        del never_awaited
+        return 0.0, 0.0
+
+    awaited, forgotten, barrier = tplab.launch(program, 2).record.of_rank(0)
+    assert awaited.end is not None
+    assert awaited.end - awaited.start >= 0.2
+    assert forgotten.end is None
+    assert barrier.end is not None
+    assert awaited.end <= barrier.start <= barrier.end
+
+
+def test_functional_collectives_and_dtensor_are_seen() -> None:
+    def program() -> tuple[list[tuple[str, int]], bool]:
+        from torch import nn
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        mesh = init_device_mesh("cpu", (2,))
+        model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        x = torch.ones(2, 4, requires_grad=True)
+        with tplab.record() as section:
+            model(x).sum().backward()
+        return [(c.kind, c.numel) for c in section], all(c.end for c in section[:1])
+
+    for seen, ended in tplab.launch(program, 2):
+        assert seen == [("all_reduce", 8), ("all_reduce", 8)]  # one forward, one backward, b*h elements each
+        assert ended
+
+
+def test_a_compiled_function_is_recorded_when_it_runs_and_not_when_it_is_traced() -> None:
+    def program() -> list[int]:
+        @torch.compile(backend="aot_eager")
+        def summed(x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            dist.all_reduce(y)
+            return y + 1
+
+        counts = []
+        for _ in range(2):
+            with tplab.record() as section:
+                summed(torch.ones(3))
+            counts.append(len(section))
+        return counts
+
+    assert tplab.launch(program, 2) == [[1, 1], [1, 1]]
+
+
+def test_a_section_holds_what_was_entered_inside_it_only() -> None:
+    def program() -> tuple[dict, dict]:
+        dist.all_reduce(torch.ones(1))
+        with tplab.record() as outer:
+            dist.all_reduce(torch.ones(2))
+            with tplab.record() as inner:
+                dist.barrier()
+        return outer.totals(), inner.totals()
+
+    for outer, inner in tplab.launch(program, 2):
+        assert outer == {"all_reduce": (1, 2 * FLOAT), "barrier": (1, 0)}
+        assert inner == {"barrier": (1, 0)}
+
+
+def test_a_section_without_a_process_group_is_empty() -> None:
+    with tplab.record() as section:
+        torch.ones(3).sum()
+    assert len(section) == 0
+    assert section.totals() == {}
+
+
+def test_a_subgroup_is_recorded_with_its_own_members_and_numbers() -> None:
+    def program() -> None:
+        dist.all_reduce(torch.ones(1))
+        pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        dist.all_reduce(torch.ones(2), group=pairs[dist.get_rank() // 2])
+
+    record = tplab.launch(program, 4).record
+    assert [(c.group, c.number) for c in record.of_rank(3)] == [((0, 1, 2, 3), 1), ((2, 3), 1)]
+
+
+def test_the_call_site_is_the_callers_line_also_in_a_backward_pass() -> None:
+    def program() -> int:
+        x = torch.ones(2, requires_grad=True)
+        y = Doubled.apply(x)
+        y.sum().backward()  # line + 3
+        return 0
+
+    record = tplab.launch(program, 2).record
+    file, line, function = record[0].where.rsplit(":", 2)
+    assert (file, function) == (__file__, "backward")
+    assert int(line) == Doubled.backward.__code__.co_firstlineno + 3
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        own = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(own)
+        return own * 2
+
+
+def test_times_count_from_the_launch_and_are_in_order() -> None:
+    results = tplab.launch(everything, 2, args=(2,))
+    for rank in range(2):
+        starts = [c.start for c in results.record.of_rank(rank)]
+        assert starts == sorted(starts)
+        assert 0 < starts[0] < results.times[rank]
+
+
+def test_totals_add_calls_and_bytes_of_one_rank() -> None:
+    def entered(rank: int, kind: str, size: int) -> Collective:
+        return Collective(rank, kind, (0, 1), 1, (size,), "float32", size * FLOAT, "sum", None, "f:1:g", 0.0, 1.0)
+
+    record = Record([entered(0, "all_reduce", 3), entered(0, "all_reduce", 5), entered(1, "broadcast", 7)])
+    assert record.totals() == {"all_reduce": (2, 32)}
+    assert record.totals(1) == {"broadcast": (1, 28)}
+    assert record.ranks == [0, 1]
+    assert "all_reduce" in repr(record)
+    assert "<td>32</td>" in record._repr_html_()
+
+
+def test_a_thousand_collectives_are_all_recorded() -> None:
+    def program() -> None:
+        for _ in range(1000):
+            dist.all_reduce(torch.ones(1))
+
+    assert tplab.launch(program, 2).record.totals(1) == {"all_reduce": (1000, 4000)}
+
+
+@pytest.mark.gpu
+def test_nccl_collectives_are_recorded() -> None:
+    def program() -> None:
+        dist.all_reduce(torch.ones(8, device=tplab.device()))
+
+    assert tplab.launch(program, 1, backend="nccl").record.totals() == {"all_reduce": (1, 32)}
