@@ -121,7 +121,7 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
         raise TypeError(f"the check of exercise {number} must return a Verdict, not {type(verdict).__name__}")
     if not ledger.compared:
         raise RuntimeError(f"the check of exercise {number} compared nothing")
-    where = f", on every rank at p = {', '.join(map(str, ledger.passed))}" if ledger.passed else ""
+    where = f", on every rank at p = {', '.join(map(str, sorted(ledger.passed)))}" if ledger.passed else ""
     return replace(verdict, exercise=number, title=asked.title, compared=f"Right: {', '.join(ledger.compared)}{where}.")
 
 
