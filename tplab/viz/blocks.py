@@ -1,0 +1,46 @@
+"""Rectangles for tensors: a filled block in a rank's colour, with its name, its shape and the cells inside."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from tplab.viz.colors import INK, rank_color, rank_fill, rank_hatch
+
+_MOST_CELLS = 16  # cells are drawn up to this many rows or columns
+
+
+def block(
+    axes: Axes, x: float, y: float, width: float, height: float, rank: int | None, cells: tuple[int, int] = (1, 1)
+) -> None:
+    """A rectangle with its upper left corner at (x, y), in the rank's colour, divided into cells (rows, columns)."""
+    axes.add_patch(Rectangle((x, y), width, height, facecolor=rank_fill(rank), edgecolor="none"))
+    hatch_color = rank_color(rank) + "66"
+    axes.add_patch(
+        Rectangle((x, y), width, height, facecolor="none", edgecolor=hatch_color, hatch=rank_hatch(rank), linewidth=0)
+    )
+    rows, columns = cells
+    if rows <= _MOST_CELLS and columns <= _MOST_CELLS:
+        for row in range(1, rows):
+            axes.plot([x, x + width], [y + height * row / rows] * 2, color="white", linewidth=0.9, solid_capstyle="butt")
+        for column in range(1, columns):
+            at = x + width * column / columns
+            axes.plot([at, at], [y, y + height], color="white", linewidth=0.9, solid_capstyle="butt")
+    outline = INK if rank is None else rank_color(rank)
+    axes.add_patch(Rectangle((x, y), width, height, facecolor="none", edgecolor=outline, linewidth=1.3))
+
+
+def label(axes: Axes, x: float, y: float, text: str, size: float = 9.0, bold: bool = False, **options: object) -> None:
+    """Text centred on (x, y), on a soft white ground so that it is readable above cells and hatches."""
+    options = {"ha": "center", "va": "center", **options}
+    ground = {"boxstyle": "round,pad=0.18", "facecolor": "white", "edgecolor": "none", "alpha": 0.82}
+    axes.text(x, y, text, fontsize=size, fontweight="bold" if bold else "normal", bbox=ground, **options)
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
+
+
+def text_width(text: str, size: float = 9.5) -> float:
+    """About how many inches a text needs."""
+    return len(text) * size * 0.0087

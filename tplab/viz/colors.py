@@ -1,0 +1,119 @@
+"""The look of all pictures: one colour, one hatch and one label per rank; one style; one kind of figure."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, ordered so that neighbours differ in lightness too
+_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#666666")
+_HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "||||", "oooo")
+INK = "#222222"
+FAINT = "#8A8A8A"
+NOBODY = "#EDEDED"  # the fill of what belongs to no rank in particular
+WIDTH = 7.6  # inches that fit a notebook's output without scaling
+
+_STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9.5,
+    "axes.edgecolor": FAINT,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The one style of all pictures."""
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def rank_colors(p: int) -> list[str]:
+    """The colours of ranks 0 to p - 1; the same rank has the same colour in every picture."""
+    return [rank_color(rank) for rank in range(p)]
+
+
+def rank_color(rank: int | None) -> str:
+    return FAINT if rank is None else _COLORS[rank % len(_COLORS)]
+
+
+def rank_hatch(rank: int | None) -> str:
+    return "" if rank is None else _HATCHES[rank % len(_HATCHES)]
+
+
+def tint(color: str, strength: float = 0.32) -> tuple[float, float, float]:
+    """The colour mixed with white: dark text stays readable on it."""
+    red, green, blue = (1 - strength * (1 - part) for part in to_rgb(color))
+    return red, green, blue
+
+
+def rank_fill(rank: int | None) -> Any:
+    return NOBODY if rank is None else tint(rank_color(rank))
+
+
+class Picture(Figure):
+    """A figure that a notebook shows once, sharp on every screen. It belongs to no window, so nothing is left open."""
+
+    _DPI = 144
+    caption = "picture"
+
+    def __repr__(self) -> str:
+        return f"<{self.caption}>"
+
+    __str__ = __repr__
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
+        width, height = (round(96 * inches) for inches in self.get_size_inches())
+        return self.png(), {"width": width, "height": height, "alt": self.caption}
+
+    def png(self, dpi: int = _DPI) -> bytes:
+        buffer = io.BytesIO()
+        with style():
+            self.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+        return buffer.getvalue()
+
+
+def canvas(width: float, height: float, caption: str) -> tuple[Picture, Axes]:
+    """A picture to draw on freely: coordinates in inches, from the left and from the top."""
+    picture = Picture(figsize=(width, height))
+    picture.caption = caption
+    axes = picture.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, width)
+    axes.set_ylim(height, 0)
+    axes.set_axis_off()
+    return picture, axes
+
+
+def chart(width: float, height: float, caption: str, title: str | None) -> tuple[Picture, Axes]:
+    """A picture with x and y axes."""
+    picture = Picture(figsize=(width, height), layout="constrained")
+    picture.caption = caption
+    axes = picture.add_subplot()
+    if title:
+        axes.set_title(title)
+    return picture, axes

@@ -1,0 +1,28 @@
+"""Losses over steps. Curves that lie on each other stay visible: the first is the broadest, the last the finest."""
+
+from collections.abc import Mapping, Sequence
+
+from tplab.viz.colors import WIDTH, Picture, chart, rank_color, style
+
+_DASHES = ("solid", (0, (5, 2.5)), (0, (1.2, 1.6)), (0, (6, 2, 1.2, 2)), (0, (2.5, 1.2)))
+
+
+def curves(
+    losses: Mapping[str, Sequence[float]], *, title: str | None = None, xlabel: str = "step", ylabel: str = "loss"
+) -> Picture:
+    """Draw one curve per label; every curve has its own colour, breadth and dashes."""
+    with style():
+        caption = title or "curves: " + ", ".join(losses)
+        picture, axes = chart(WIDTH * 0.85, 2.9, caption, title)
+        for index, (name, values) in enumerate(losses.items()):
+            numbers = [float(value) for value in values]
+            axes.plot(
+                range(1, len(numbers) + 1), numbers, label=name, color=rank_color(index),
+                linewidth=1.4 + 1.5 * (len(losses) - 1 - index), linestyle=_DASHES[index % len(_DASHES)],
+                alpha=0.55 if index < len(losses) - 1 else 1.0,
+            )  # fmt: skip
+        axes.set_xlabel(xlabel)
+        axes.set_ylabel(ylabel)
+        axes.grid()
+        axes.legend(handlelength=3.2)
+    return picture

@@ -1,0 +1,136 @@
+"""Small tensors with their numbers, each in the colour of the rank that holds it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tplab.viz.blocks import block, shape_text, text_width
+from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
+
+_MOST = 10  # rows and columns shown of a tensor; the rest is dots
+_CELL_HEIGHT = 0.27
+_GAP = 0.38
+_DOTS = "…"
+
+
+@dataclass
+class _Entry:
+    label: str
+    shape: str
+    rank: int | None
+    cells: list[list[str]]
+
+    @property
+    def cell_width(self) -> float:
+        return max(0.3, 0.13 + text_width(max((text for row in self.cells for text in row), key=len, default=""), 9))
+
+    @property
+    def width(self) -> float:
+        grid = self.cell_width * max((len(row) for row in self.cells), default=1)
+        return max(grid, text_width(self.label, 10), text_width(self.shape, 9))
+
+    @property
+    def height(self) -> float:
+        return 0.46 + _CELL_HEIGHT * max(len(self.cells), 1)
+
+
+def matrices(
+    tensors: Mapping[str, Any], *, ranks: Sequence[int | None] | None = None, title: str | None = None
+) -> Picture:
+    """Draw tensors of at most two dimensions with their numbers, side by side, wrapped where the line is full.
+
+    tensors: by label; a list of tensors (what every rank returned, say) gives one matrix per rank
+    ranks:   whose colour each one gets, in order; by default the rank that its label names ("rank 1: A"), if it does
+    """
+    entries = _entries(tensors, ranks)
+    lines: list[list[_Entry]] = [[]]
+    for entry in entries:
+        used = sum(other.width + _GAP for other in lines[-1])
+        if lines[-1] and used + entry.width > WIDTH - 0.2:
+            lines.append([])
+        lines[-1].append(entry)
+    top = 0.34 if title else 0.08
+    height = top + sum(max((entry.height for entry in line), default=0) + 0.2 for line in lines)
+    width = max((sum(entry.width + _GAP for entry in line) for line in lines), default=1.0)
+    width = min(WIDTH, max(width, text_width(title or "", 11) + 0.3))
+    caption = "matrices: " + ", ".join(f"{entry.label} {entry.shape}" for entry in entries)
+    with style():
+        picture, axes = canvas(width, height, caption)
+        if title:
+            axes.text(0.12, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        y = top
+        for line in lines:
+            x = 0.12
+            for entry in line:
+                _draw(axes, x, y, entry)
+                x += entry.width + _GAP
+            y += max((entry.height for entry in line), default=0) + 0.2
+    return picture
+
+
+def _draw(axes: Any, x: float, y: float, entry: _Entry) -> None:
+    axes.text(x, y + 0.1, entry.label, fontsize=9.5, fontweight="bold", va="center")
+    axes.text(x, y + 0.28, entry.shape, fontsize=8.5, color=FAINT, va="center")
+    rows, columns = len(entry.cells), max((len(row) for row in entry.cells), default=0)
+    if not rows or not columns:
+        axes.text(x, y + 0.55, "empty", fontsize=9, style="italic", va="center")
+        return
+    top = y + 0.42
+    block(axes, x, top, columns * entry.cell_width, rows * _CELL_HEIGHT, entry.rank, (rows, columns))
+    ground = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.55}
+    for i, row in enumerate(entry.cells):
+        for j, text in enumerate(row):
+            at = x + (j + 0.5) * entry.cell_width, top + (i + 0.5) * _CELL_HEIGHT
+            axes.text(*at, text, fontsize=9, ha="center", va="center_baseline", color=INK, bbox=ground)
+
+
+def _entries(tensors: Mapping[str, Any], ranks: Sequence[int | None] | None) -> list[_Entry]:
+    pairs: list[tuple[str, Tensor, int | None]] = []
+    for name, value in tensors.items():
+        if isinstance(value, (list, tuple)) and value and all(isinstance(part, Tensor) for part in value):
+            pairs += [(f"{name}, rank {rank}", part, rank) for rank, part in enumerate(value)]
+        else:
+            named = re.search(r"\brank (\d+)", name)
+            pairs.append((name, torch.as_tensor(value).detach().cpu(), int(named[1]) if named else None))
+    if ranks is not None:
+        if len(ranks) != len(pairs):
+            raise ValueError(f"matrices got {len(pairs)} tensors and {len(ranks)} ranks")
+        pairs = [(name, tensor, rank) for (name, tensor, _), rank in zip(pairs, ranks, strict=True)]
+    return [_Entry(name, shape_text(tensor.shape), rank, _cells(tensor.detach().cpu())) for name, tensor, rank in pairs]
+
+
+def _cells(tensor: Tensor) -> list[list[str]]:
+    """The numbers as text, row by row, with dots for what does not fit."""
+    flat = tensor.reshape(1, -1) if tensor.dim() < 2 else tensor.flatten(0, -2)
+    rows, columns = _shown(flat.shape[0]), _shown(flat.shape[1])
+    numbers = flat[[i for i in rows if i is not None]][:, [j for j in columns if j is not None]]
+    digits = _digits(numbers)
+    return [
+        [_DOTS if i is None or j is None else _number(flat[i, j].item(), digits) for j in columns] for i in rows
+    ]
+
+
+def _shown(size: int) -> list[int | None]:
+    """Indices to show, None for the dots."""
+    if size <= _MOST:
+        return list(range(size))
+    return [*range(_MOST - 2), None, size - 1]
+
+
+def _digits(numbers: Tensor) -> int:
+    """Decimals that tell the numbers apart: 0 for whole numbers, else at most 2."""
+    if not numbers.is_floating_point() or not numbers.numel():
+        return 0
+    wide = numbers.to(torch.float64)
+    return next((d for d in (0, 1) if torch.allclose(wide.round(decimals=d), wide, rtol=0, atol=1e-6)), 2)
+
+
+def _number(value: Any, digits: int) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    text = f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.1e}"
+    return text.replace("-", "−") if text.strip("-0.") else text.replace("-", "")

@@ -1,0 +1,127 @@
+"""A matrix product in blocks.
+
+column:  X · [A_0 | A_1] = [X A_0 | X A_1]          the parts of the result stand side by side
+row:     [X_0 | X_1] · [A_0 ; A_1] = X_0 A_0 + X_1 A_1   every term is as large as the result
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from tplab.viz.blocks import block, label, shape_text, text_width
+from tplab.viz.colors import FAINT, WIDTH, Picture, canvas, style
+
+_SIGN = 0.34  # inches for a sign between two blocks
+_SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+
+
+@dataclass
+class _Part:
+    """One matrix of the formula. cut: None, "columns" or "rows"; ranks: whose blocks it consists of (None: everybody's)."""
+
+    name: str
+    shape: tuple[int, int]
+    ranks: Sequence[int | None]
+    cut: str | None = None
+    block_names: Sequence[str] = ()
+    note: str = ""
+
+
+def product(
+    X: Tensor | Sequence[int], A: Tensor | Sequence[int], *, kind: str = "column", p: int = 2, title: str | None = None
+) -> Picture:
+    """Draw X [b, i] times A [i, o] over p ranks.
+
+    kind: "column" (A cut by columns, results side by side) or "row" (A cut by rows and X by columns, results added up)
+    """
+    (b, i), (i_again, o) = _shape(X), _shape(A)
+    if i != i_again:
+        raise ValueError(f"X {shape_text((b, i))} and A {shape_text((i_again, o))} can't be multiplied")
+    if kind not in ("column", "row"):
+        raise ValueError(f"kind is 'column' or 'row', not {kind!r}")
+    if (o if kind == "column" else i) % p:
+        raise ValueError(f"size {o if kind == 'column' else i} can't be cut into {p} equal parts")
+    parts, signs = _column(b, i, o, p) if kind == "column" else _row(b, i, o, p)
+    if title is None:
+        whole = "X A = [" + ", ".join(f"X A{_sub(r)}" for r in range(p)) + "]"
+        total = "X A = " + " + ".join(f"X{_sub(r)} A{_sub(r)}" for r in range(p))
+        title = f"column split, p = {p}:  {whole}" if kind == "column" else f"row split, p = {p}:  {total}"
+    return _draw(parts, signs, (b, i, o), title)
+
+
+def _column(b: int, i: int, o: int, p: int) -> tuple[list[_Part], list[str]]:
+    ranks = list(range(p))
+    return [
+        _Part("X", (b, i), [None], note="on every rank"),
+        _Part("A", (i, o), ranks, "columns", [f"A{_sub(r)}" for r in ranks], f"{shape_text((i, o // p))} per rank"),
+        _Part("X A", (b, o), ranks, "columns", [f"XA{_sub(r)}" for r in ranks], f"{shape_text((b, o // p))} per rank"),
+    ], ["·", "="]
+
+
+def _row(b: int, i: int, o: int, p: int) -> tuple[list[_Part], list[str]]:
+    ranks = list(range(p))
+    terms = [_Part(f"X{_sub(r)} A{_sub(r)}", (b, o), [r], note=f"rank {r}") for r in ranks]
+    return [
+        _Part("X", (b, i), ranks, "columns", [f"X{_sub(r)}" for r in ranks], f"{shape_text((b, i // p))} per rank"),
+        _Part("A", (i, o), ranks, "rows", [f"A{_sub(r)}" for r in ranks], f"{shape_text((i // p, o))} per rank"),
+        *terms,
+        _Part("X A", (b, o), [None], note="the sum"),
+    ], ["·", "=", *["+"] * (p - 1), "="]
+
+
+def _draw(parts: list[_Part], signs: list[str], sizes: tuple[int, int, int], title: str) -> Picture:
+    p = max(len(part.ranks) for part in parts)
+    b, i, o = (max(0.5, min(1.7, 0.2 * size)) for size in sizes)
+    lengths = {sizes[0]: b, sizes[1]: i, sizes[2]: o}
+    extents = [(lengths[part.shape[1]], lengths[part.shape[0]]) for part in parts]
+    room = WIDTH - 0.4 - _SIGN * len(signs)
+    scale = min(1.35, room / sum(_slot(part, extent[0]) for part, extent in zip(parts, extents, strict=True)))
+    extents = [(w * scale, max(h * scale, 0.34 * p if part.cut == "rows" else 0.34)) for part, (w, h) in zip(parts, extents, strict=True)]
+    tallest = max(h for _, h in extents)
+    top = 0.85
+    slots = [max(_slot(part, w / scale) * scale, w) for part, (w, _) in zip(parts, extents, strict=True)]
+    width = max(0.4 + sum(slots) + _SIGN * len(signs), text_width(title, 11) + 0.4)
+    with style():
+        picture, axes = canvas(width, top + tallest + 0.5, title)
+        axes.text(0.2, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        x, middle = 0.2, top + tallest / 2
+        for index, (part, (w, h), slot) in enumerate(zip(parts, extents, slots, strict=True)):
+            _draw_part(axes, part, x + (slot - w) / 2, middle - h / 2, w, h, top + tallest + 0.12)
+            x += slot
+            if index < len(signs):
+                axes.text(x + _SIGN / 2, middle, signs[index], fontsize=14, ha="center", va="center")
+                x += _SIGN
+    return picture
+
+
+def _draw_part(axes: Axes, part: _Part, x: float, y: float, w: float, h: float, below: float) -> None:
+    count = len(part.ranks)
+    axes.text(x + w / 2, y - 0.13, f"{part.name} {shape_text(part.shape)}", fontsize=9.5, ha="center", va="center")
+    rows, columns = part.shape
+    for index, rank in enumerate(part.ranks):
+        if part.cut == "rows":
+            left, top, width, height, cells = x, y + index * h / count, w, h / count, (rows // count, columns)
+        else:
+            left, top, width, height, cells = x + index * w / count, y, w / count, h, (rows, columns // count)
+        block(axes, left, top, width, height, rank, cells)
+        if part.block_names:
+            label(axes, left + width / 2, top + height / 2, part.block_names[index], 9, bold=True)
+    axes.text(x + w / 2, below + 0.08, part.note, fontsize=8.5, color=FAINT, ha="center", va="center")
+
+
+def _slot(part: _Part, width: float) -> float:
+    """Inches across that a part needs with its texts."""
+    return max(width, text_width(f"{part.name} {shape_text(part.shape)}", 9.5), text_width(part.note, 8.5)) + 0.06
+
+
+def _shape(tensor_or_shape: Tensor | Sequence[int]) -> tuple[int, int]:
+    shape = tensor_or_shape.shape if isinstance(tensor_or_shape, Tensor) else tensor_or_shape
+    if len(shape) != 2:
+        raise ValueError(f"product draws matrices, not shape {shape_text(tuple(shape))}")
+    return shape[0], shape[1]
+
+
+def _sub(number: int) -> str:
+    return str(number).translate(_SUBSCRIPTS)

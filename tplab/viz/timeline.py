@@ -1,0 +1,43 @@
+"""What each rank did when: a lane per rank, computing or inside a collective."""
+
+from typing import Any
+
+from matplotlib.patches import Patch
+
+from tplab.viz.colors import INK, WIDTH, Picture, chart, rank_color, style, tint
+
+_KIND_HATCHES = ("////", "....", "\\\\\\\\", "xxxx", "----", "||||", "++++")
+
+
+def timeline(results: Any, *, title: str | None = None) -> Picture:
+    """Draw a run of `launch`: solid where a rank computes, hatched where it is in a collective (working or waiting)."""
+    record, ends = results.record, list(results.times)
+    kinds = list(dict.fromkeys(collective.kind for collective in record))
+    hatches = {kind: _KIND_HATCHES[index % len(_KIND_HATCHES)] for index, kind in enumerate(kinds)}
+    first = min([collective.start for collective in record] or [0.0])
+    last = max([*ends, *(collective.end or 0.0 for collective in record)])
+    lead = 0.04 * max(last - first, 1e-4)
+    zero = first - lead if record else 0.0
+    p = len(ends)
+    with style():
+        caption = title or f"timeline of {p} ranks, {(last - zero) * 1000:.1f} ms"
+        picture, axes = chart(WIDTH, 1.0 + 0.42 * p, caption, title)
+        for rank in range(p):
+            color = rank_color(rank)
+            axes.barh(rank, (ends[rank] - zero) * 1000, 0.62, color=tint(color, 0.75), edgecolor=color, linewidth=1)
+            for collective in record.of_rank(rank):
+                begin, end = collective.start - zero, (collective.end or last) - zero
+                axes.barh(
+                    rank, (end - begin) * 1000, 0.62, left=begin * 1000,
+                    color="white", edgecolor=INK, hatch=hatches[collective.kind], linewidth=0.8,
+                )  # fmt: skip
+        axes.set_yticks(range(p), [f"rank {rank}" for rank in range(p)])
+        axes.set_ylim(p - 0.45, -0.55)
+        axes.set_xlim(0, (last - zero) * 1000 * 1.01)
+        axes.set_xlabel("milliseconds")
+        axes.tick_params(left=False)
+        axes.grid(axis="x")
+        handles = [Patch(facecolor="#B8B8B8", edgecolor=INK, label="computes")]
+        handles += [Patch(facecolor="white", edgecolor=INK, hatch=hatches[kind], label=f"in {kind}") for kind in kinds]
+        axes.legend(handles=handles, ncols=min(4, len(handles)), loc="lower right", bbox_to_anchor=(1, 1.0), borderpad=0.1)
+    return picture

@@ -1,0 +1,53 @@
+"""How often and how much every rank communicated, by kind of collective."""
+
+from typing import Any
+
+from tplab.runtime import Record
+from tplab.viz.colors import FAINT, WIDTH, Picture, chart, rank_color, rank_hatch, style, tint
+
+
+def traffic(record_or_results: Any, *, title: str | None = None) -> Picture:
+    """Bars of the bytes that each rank's collectives moved, by kind, with calls and bytes in numbers.
+
+    Takes what `launch` returned, or a record. Bytes are message sizes as nccl-tests counts them.
+    """
+    record: Record = getattr(record_or_results, "record", record_or_results)
+    ranks = record.ranks
+    kinds = list(dict.fromkeys(collective.kind for collective in record))
+    bars = [(kind, rank, total) for kind in kinds for rank in ranks if (total := record.totals(rank).get(kind))]
+    caption = title or "traffic: " + ("; ".join(f"{k} on rank {r}: {t.calls} calls, {t.bytes} bytes" for k, r, t in bars) or "none")
+    with style():
+        height = 0.75 + 0.27 * len(bars) + 0.18 * max(0, len(kinds) - 1)
+        picture, axes = chart(WIDTH, max(height, 1.0), caption, title)
+        if not bars:
+            axes.text(0.5, 0.5, "no collectives: nothing was sent", ha="center", va="center", transform=axes.transAxes)
+            axes.set_axis_off()
+            return picture
+        most = max(total.bytes for _, _, total in bars) or 1
+        y, places, names = 0.0, [], []
+        for index, (kind, rank, total) in enumerate(bars):
+            if index and bars[index - 1][0] != kind:
+                y += 0.6
+            color = rank_color(rank)
+            axes.barh(y, total.bytes, 0.74, color=tint(color, 0.55), edgecolor=color, hatch=rank_hatch(rank), linewidth=1)
+            text = f"{total.calls} {'call' if total.calls == 1 else 'calls'}, {bytes_text(total.bytes)}"
+            axes.text(total.bytes + 0.012 * most, y, text, va="center", fontsize=9)
+            places.append(y)
+            names.append(f"{kind}  rank {rank}" if not index or bars[index - 1][0] != kind else f"rank {rank}")
+            y += 1
+        axes.set_yticks(places, names)
+        axes.set_ylim(y - 0.4, -0.6)
+        axes.set_xlim(0, most * 1.32)
+        axes.tick_params(left=False)
+        axes.spines["bottom"].set_visible(False)
+        axes.spines["left"].set_color(FAINT)
+        axes.set_xticks([])
+    return picture
+
+
+def bytes_text(size: int) -> str:
+    """ "384 B", "1.5 KiB", "2 MiB"."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size} B"
