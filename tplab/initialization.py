@@ -1,0 +1,79 @@
+"""How a shard gets its first values: from a master weight, or drawn by each rank for itself.
+
+    master      every rank draws all of W [out, in] from the same seed and keeps its shard:  the same W for every p
+    per rank    rank r draws its shard from a seed of its own, with the std of all of W:     no rank ever holds W
+
+Both want all ranks seeded alike (`torch.manual_seed(1)` on each), and leave the random state alike on all of them, so
+that replicated parameters come out equal.
+
+The second is easy to get wrong. Xavier's std is sqrt(2 / (in + out)), and an init method that is handed the shard
+[out/p, in] takes out/p for out: 0.0255 instead of 0.0198 at p = 2. And with one seed all shards are the same numbers.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tplab.sharding import Sharding, rank_and_size, shard
+
+InitMethod = Callable[[Tensor], object]
+
+
+@torch.no_grad()
+def init_parameter(
+    parameter: nn.Parameter, init_method: InitMethod, group: ProcessGroup | None = None, *, per_rank: bool = False
+) -> None:
+    """Fill a parameter as `init_method(tensor)` would fill the whole of it, in place, as `torch.nn.init` does.
+
+    A replicated parameter is filled on every rank; a shard (`parameter.tensor_parallel`) gets its part of the master
+    weight, or with `per_rank` is drawn directly. Raises ValueError if `per_rank` and `init_method` is more than a
+    sequence of in-place draws and arithmetic with numbers (orthogonal_ needs the whole matrix, for one).
+    """
+    rank, world_size = rank_and_size(group)
+    sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
+    if sharding is None or world_size == 1:
+        init_method(parameter)
+        return
+    shape = list(parameter.shape)
+    shape[sharding.dim] *= world_size
+    if per_rank:
+        seed = int(torch.randint(2**62, (), device="cpu"))  # the same on every rank
+        stand_in = parameter.new_empty(shape, device="meta")
+        with _DrawOnShard(parameter, seed + rank):
+            init_method(stand_in)
+    else:
+        master = parameter.new_empty(shape)
+        init_method(master)
+        parameter.copy_(shard(master, sharding.dim, rank, world_size, stride=sharding.stride))
+
+
+class _DrawOnShard(TorchDispatchMode):
+    """Within it, what an init method does in place to the whole tensor is done to the shard instead.
+
+    The whole tensor is on the meta device: it has a shape, for the init method to take its std from, and no memory.
+    """
+
+    def __init__(self, shard: Tensor, seed: int) -> None:
+        super().__init__()
+        self.shard = shard
+        self.generator = None if shard.is_meta else torch.Generator(shard.device).manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        whole, *numbers = args
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):  # w.data, w.detach()
+            return func(whole)
+        in_place = func._schema.is_mutable and isinstance(whole, Tensor) and whole.is_meta
+        if not in_place or any(isinstance(number, Tensor) for number in [*numbers, *kwargs.values()]):
+            raise ValueError(
+                f"per_rank_init can't draw a shard with this init_method: it calls {func}, which needs the whole "
+                "tensor. Use in-place methods such as nn.init.normal_, or per_rank_init=False."
+            )
+        if any(argument.name == "generator" for argument in func._schema.arguments):
+            kwargs["generator"] = self.generator
+        func(self.shard, *numbers, **kwargs)
+        return whole

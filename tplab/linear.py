@@ -1,0 +1,251 @@
+"""Chapter 04: a linear layer, Y = X A + b, on p ranks.
+
+Column-parallel: cut A [in, out] by columns. Each rank gets all of X and computes whole columns of Y.
+
+    X [ A_0 | A_1 ] + [ b_0 | b_1 ] = [ X A_0 + b_0 | X A_1 + b_1 ]          X -> f -> matmul, + b_r -> Y_r
+
+Row-parallel: cut A by rows, so X by columns. Each rank computes a summand of all of Y, and g adds them up.
+
+    [ X_0 | X_1 ] [ A_0 ]
+                  [ A_1 ] + b = X_0 A_0 + X_1 A_1 + b                        X_r -> matmul -> g, + b -> Y
+
+torch stores A transposed, weight [out, in]: column-parallel cuts dim 0 of `weight` and `bias`; row-parallel cuts dim 1
+of `weight` and leaves `bias` whole on every rank, to be added once, after the sum.
+
+    layer     forward traffic                        backward traffic
+    column    none (gather_output: all-gather Y)     all-reduce of dX, as many elements as X
+    row       all-reduce of Y                        none (input_is_parallel=False: all-gather dX)
+
+Seed every rank alike before making layers, and all p hold the same matrix (see `tplab.initialization`).
+(Shoeybi et al. 2019, "Megatron-LM", section 3; megatron/core/tensor_parallel/layers.py.)
+"""
+
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from tplab.checkpoint import full_state_dict, load_full_state_dict
+from tplab.initialization import InitMethod, init_parameter
+from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
+from tplab.sharding import ShardedModule, Sharding, divide
+
+Device = torch.device | str | int | None
+
+
+class _ParallelLinear(ShardedModule):
+    """What both layers share: a weight cut along `dim`, its first values, and the way from and to `nn.Linear`."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        dim: int,
+        *,
+        skip_bias_add: bool,
+        stride: int,
+        init_method: InitMethod | None,
+        per_rank_init: bool,
+        group: ProcessGroup | None,
+        device: Device,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(group)
+        self.in_features, self.out_features, self.stride = in_features, out_features, stride
+        self.skip_bias_add, self.init_method, self.per_rank_init = skip_bias_add, init_method, per_rank_init
+        shape = [out_features, in_features]
+        shape[dim] = self._shard_length(("out_features", "in_features")[dim], shape[dim])
+        weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.register_shard("weight", weight, Sharding(dim, stride))
+        if not bias:
+            self.register_parameter("bias", None)
+        elif dim == 0:
+            self.register_shard("bias", nn.Parameter(weight.new_empty(shape[0])), Sharding(0, stride))
+        else:
+            self.register_parameter("bias", nn.Parameter(weight.new_empty(out_features)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new values: as `nn.Linear` does, or with an `init_method` the weight by it and a bias of zero."""
+        bound = self.in_features**-0.5 if self.in_features else 0.0
+
+        def like_torch(tensor: Tensor) -> None:
+            nn.init.uniform_(tensor, -bound, bound)
+
+        init_parameter(self.weight, self.init_method or like_torch, self.group, per_rank=self.per_rank_init)
+        if self.bias is not None:
+            init_bias = like_torch if self.init_method is None else nn.init.zeros_
+            init_parameter(self.bias, init_bias, self.group, per_rank=self.per_rank_init)
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
+        """This rank's part of a trained `nn.Linear`, equal on all ranks. Options as in the constructor; no traffic."""
+        options.setdefault("dtype", linear.weight.dtype)
+        device = options.pop("device", linear.weight.device)
+        bias = linear.bias is not None
+        layer = cls(linear.in_features, linear.out_features, bias, **options, device="meta").to_empty(device=device)
+        load_full_state_dict(layer, linear.state_dict(), layer.group)
+        return layer.requires_grad_(linear.weight.requires_grad).train(linear.training)
+
+    def to_linear(self) -> nn.Linear:
+        """The whole layer as a plain `nn.Linear`, on every rank; all ranks must call it (one all-gather per shard)."""
+        bias, weight = self.bias is not None, self.weight
+        linear = nn.Linear(self.in_features, self.out_features, bias, device="meta", dtype=weight.dtype)
+        linear.load_state_dict(full_state_dict(self, self.group), assign=True)
+        return linear.requires_grad_(weight.requires_grad).train(self.training)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"rank {self.rank} of {self.world_size} holds {list(self.weight.shape)}"
+        )
+
+    def _shard_length(self, name: str, size: int) -> int:
+        if self.stride < 1 or size % self.stride:
+            raise ValueError(f"{name}={size} can't be cut into stride={self.stride} equal blocks")
+        block_name = name if self.stride == 1 else f"{name}/{self.stride}"
+        unit = "columns of A" if name == "out_features" else "rows of A"
+        return self.stride * divide(size // self.stride, self.world_size, name=block_name, unit=unit)
+
+
+class ColumnParallelLinear(_ParallelLinear):
+    """Y = X A + b with A cut by columns: x [.., in] replicated -> this rank's columns of y, [.., out/p].
+
+    gather_output    give all of y [.., out] to every rank: one all-gather
+    skip_bias_add    return (y without bias, bias), for a caller that fuses the addition with what comes next
+    stride           A is `stride` matrices side by side, each of them cut
+    init_method      fills the whole weight in place; None: as `nn.Linear` does
+    per_rank_init    draw only this rank's shard (see `tplab.initialization`)
+    async_grad_allreduce    backward: start the all-reduce of dX, and compute dW while it travels. Under autocast the
+                     sum is then taken in the lower precision. Not twice differentiable.
+
+    Raises ValueError if out_features is not divisible by stride and p. (Megatron: the same name.)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        gather_output: bool = False,
+        skip_bias_add: bool = False,
+        stride: int = 1,
+        init_method: InitMethod | None = None,
+        per_rank_init: bool = False,
+        async_grad_allreduce: bool = False,
+        group: ProcessGroup | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            in_features, out_features, bias, 0, skip_bias_add=skip_bias_add, stride=stride, init_method=init_method,
+            per_rank_init=per_rank_init, group=group, device=device, dtype=dtype,
+        )  # fmt: skip
+        self.gather_output = gather_output
+        self.async_grad_allreduce = async_grad_allreduce
+
+    def forward(self, x: Tensor) -> Any:
+        if x.shape[-1] != self.in_features:
+            raise ValueError(f"x [.., {x.shape[-1]}] should be [.., {self.in_features}]: each rank needs all of x")
+        added: Tensor | None = None if self.skip_bias_add else self.bias
+        if self.async_grad_allreduce and self.world_size > 1 and not torch.compiler.is_compiling():
+            y = _linear_with_async_allreduce(x, self.weight, added, self.group)  # [.., out/p]
+        else:
+            y = F.linear(copy_to_region(x, self.group), self.weight, added)  # [.., out/p]
+        bias: Tensor | None = self.bias
+        if self.gather_output:
+            y = gather_from_region(y, self.group, stride=self.stride)  # [.., out]
+            if self.skip_bias_add and bias is not None:
+                bias = gather_from_region(bias, self.group, stride=self.stride)  # [out], to fit y
+        return (y, bias) if self.skip_bias_add else y
+
+
+class RowParallelLinear(_ParallelLinear):
+    """Y = X A + b with A cut by rows: this rank's columns of x, [.., in/p] -> all of y [.., out], replicated.
+
+    input_is_parallel    False: x [.., in] is replicated, and each rank takes its part of it
+    skip_bias_add        return (y without bias, bias)
+    stride               A is `stride` matrices on top of each other, each of them cut; x is cut in the same way
+    init_method, per_rank_init    as in ColumnParallelLinear
+
+    Raises ValueError if in_features is not divisible by stride and p. (Megatron: the same name.)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        input_is_parallel: bool = True,
+        skip_bias_add: bool = False,
+        stride: int = 1,
+        init_method: InitMethod | None = None,
+        per_rank_init: bool = False,
+        group: ProcessGroup | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            in_features, out_features, bias, 1, skip_bias_add=skip_bias_add, stride=stride, init_method=init_method,
+            per_rank_init=per_rank_init, group=group, device=device, dtype=dtype,
+        )  # fmt: skip
+        self.input_is_parallel = input_is_parallel
+
+    def forward(self, x: Tensor) -> Any:
+        expected = self.in_features // (self.world_size if self.input_is_parallel else 1)
+        if x.shape[-1] != expected:
+            raise ValueError(
+                f"x [.., {x.shape[-1]}] should be [.., {expected}] with input_is_parallel={self.input_is_parallel}, "
+                f"in_features={self.in_features} and {self.world_size} ranks"
+            )
+        if not self.input_is_parallel:
+            x = scatter_to_region(x, self.group, stride=self.stride)  # [.., in/p]
+        y = reduce_from_region(F.linear(x, self.weight), self.group)  # [.., out]
+        if self.skip_bias_add:
+            return y, self.bias
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+def _linear_with_async_allreduce(x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None) -> Tensor:
+    if torch.is_autocast_enabled(x.device.type):  # the backward multiplies by hand, so all operands need one dtype
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return _LinearAsync.apply(x, weight, bias, group)
+
+
+class _LinearAsync(Function):
+    """f and the matmul in one, so that the backward can do two things at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.group = group
+        return F.linear(x, weight, bias)  # [.., out/p]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        x, weight = ctx.saved_tensors
+        dx = dw = db = travelling = None
+        if ctx.needs_input_grad[0]:
+            dx = (dy @ weight).contiguous()  # [.., in], partial
+            travelling = dist.all_reduce(dx, group=ctx.group, async_op=True)
+        dy = dy.reshape(-1, dy.shape[-1])  # [b s, out/p]
+        if ctx.needs_input_grad[1]:
+            dw = dy.T @ x.reshape(-1, x.shape[-1])  # [out/p, in]
+        if ctx.needs_input_grad[2]:
+            db = dy.sum(0)  # [out/p]
+        if travelling is not None:
+            travelling.wait()
+        return dx, dw, db, None

@@ -1,0 +1,127 @@
+"""Chapter 03: the conjugate operators f and g, scatter and gather.
+
+Where a replicated tensor meets a sharded computation, one of four operators stands between them. They come in two
+pairs: the backward of each is the forward of its partner, because the transpose of a sum over the ranks is a copy to
+each of them.
+
+              forward                                      backward
+    f         x [.., h] replicated -> the same             dx = all-reduce(dy), dy [.., h] partial
+    g         y = all-reduce(x), x [.., h] partial         dy [.., h] replicated -> the same
+
+    scatter   x [.., h] replicated -> my part [.., h/p]    dx = all-gather(dy), dy [.., h/p]
+    gather    y = all-gather(x), x [.., h/p]               dy [.., h] replicated -> my part [.., h/p]
+
+Replicated: every rank holds the same whole tensor. Partial: every rank holds a summand of it. Traffic is one
+collective: forward for g and gather, backward for f and scatter. In a ring each rank sends 2(p-1)/p of the whole
+tensor's bytes for an all-reduce, (p-1)/p of them for an all-gather.
+
+The sum is taken in the tensor's own dtype, as in Megatron and in torch's DTensor: in bfloat16 each of the p summands
+has 8 bits, and so has each sum on the way (256 + 1 = 256). Cast to float32 before g where that is not enough; it
+doubles the traffic.
+
+No operator writes into a tensor that it was given, whatever its strides: a collective works on a contiguous tensor of
+its own. With one rank, or without a process group, each returns its input.
+(Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3; megatron/core/tensor_parallel/mappings.py, where the names
+go on with `_tensor_model_parallel_region`.)
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.distributed import ProcessGroup
+
+from tplab.sharding import rank_and_size, shard, unshard
+
+
+def copy_to_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """f: x [..] replicated -> the same; backward: dx = all-reduce(dy partial), as many elements as x has.
+
+    Stands where a replicated x enters a sharded computation: each rank's gradient of x covers only its own shard.
+    """
+    return x if rank_and_size(group)[1] == 1 else _Copy.apply(x, group)
+
+
+def reduce_from_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """g: x [..] partial -> y = all-reduce(x), replicated, as many elements as x has; backward: dx = dy.
+
+    Stands where a sharded computation ends in a sum. The backward reduces nothing: all ranks hold the same dy already.
+    """
+    return x if rank_and_size(group)[1] == 1 else _Reduce.apply(x, group)
+
+
+def scatter_to_region(x: Tensor, group: ProcessGroup | None = None, *, stride: int = 1) -> Tensor:
+    """scatter: x [.., h] replicated -> this rank's part [.., h/p]; backward: dx = all-gather(dy) [.., h].
+
+    `stride` as in `tplab.sharding`. Raises ValueError if h is not divisible by p.
+    """
+    return x if rank_and_size(group)[1] == 1 else _Scatter.apply(x, group, stride)
+
+
+def gather_from_region(x: Tensor, group: ProcessGroup | None = None, *, stride: int = 1) -> Tensor:
+    """gather: x [.., h/p], this rank's part -> y = all-gather(x) [.., h], replicated; backward: this rank's part of dy.
+
+    `stride` as in `tplab.sharding`.
+    """
+    return x if rank_and_size(group)[1] == 1 else _Gather.apply(x, group, stride)
+
+
+class _Copy(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        return _Reduce.apply(dy, ctx.group), None
+
+
+class _Reduce(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        return all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        return _Copy.apply(dy, ctx.group), None
+
+
+class _Scatter(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None, stride: int) -> Tensor:
+        ctx.group, ctx.stride = group, stride
+        return shard(x, -1, *rank_and_size(group), stride=stride)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        return _Gather.apply(dy, ctx.group, ctx.stride), None, None
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None, stride: int) -> Tensor:
+        ctx.group, ctx.stride = group, stride
+        return unshard(all_gather(x, group), -1, stride=stride)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        return _Scatter.apply(dy, ctx.group, ctx.stride), None, None
+
+
+def all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """The sum of x over the ranks, in a new tensor (`dist.all_reduce` overwrites). Not differentiable: see g."""
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def all_gather(x: Tensor, group: ProcessGroup | None = None) -> list[Tensor]:
+    """x of every rank, in rank order. Not differentiable: see gather."""
+    x = x.contiguous()
+    parts = [torch.empty_like(x) for _ in range(rank_and_size(group)[1])]
+    dist.all_gather(parts, x, group=group)
+    return parts

@@ -1,0 +1,110 @@
+"""Chapter 05: the MLP of a transformer, Z = act(X A) B, with one all-reduce forward and one backward.
+
+Cut A by columns and B by rows, and what leaves the first layer is just what the second one wants: the activation works
+on each number alone, so every rank applies it to its own columns, and nothing is sent in between.
+
+    X -> f -> X A_r -> act -> Y_r B_r -> g -> Z        X, Z [b, s, h]    A_r [h, f/p]    B_r [f/p, h]
+
+The other way round, rows first, the ranks would hold summands of X A, and act(P + Q) is not act(P) + act(Q).
+
+SwiGLU has two matrices in the first layer, the gate G and the value U: Z = (silu(X G) * X U) B. They are one
+column-parallel layer of width 2 f with stride 2, so that each rank holds the same columns of both.
+
+Traffic: one all-reduce of b s h elements forward (g), one backward (f). Gathering Y and splitting it again would make
+it four collectives.
+(Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3a; Shazeer 2020, "GLU variants"; Megatron: ParallelMLP, MLP.)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from tplab.initialization import InitMethod
+from tplab.linear import ColumnParallelLinear, Device, RowParallelLinear
+
+
+def swiglu(gate_and_up: Tensor) -> Tensor:
+    """silu(gate) * up, of [gate | up] [.., 2 f] -> [.., f]."""
+    gate, up = gate_and_up.chunk(2, dim=-1)  # [.., f] each
+    return F.silu(gate) * up
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The approximation of GELU by tanh that GPT-2 was trained with, [.., f] -> [.., f]."""
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "gelu_tanh": gelu_tanh, "swiglu": swiglu}
+
+
+class ParallelMLP(nn.Module):
+    """x [b, s, h] replicated -> z [b, s, h] replicated; any number of leading dimensions.
+
+    ffn_hidden_size    f, the width in the middle; None: 4 h
+    activation         "gelu" (exact), "gelu_tanh" or "swiglu"
+    skip_bias_add      return (z without bias, bias)
+    init_method        fills the whole of A, G and U in place; None: as `nn.Linear` does
+    output_init_method    the same for B; None: `init_method` (GPT-2 and Megatron scale it by 1/sqrt(2 L))
+    per_rank_init, async_grad_allreduce    as in ColumnParallelLinear
+
+    Parameters: `up` [f, h] (swiglu: [gate; up], [2 f, h]) and `down` [h, f].
+    Raises ValueError for another activation, or if f is not divisible by p.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        ffn_hidden_size: int | None = None,
+        activation: str = "gelu",
+        *,
+        bias: bool = True,
+        skip_bias_add: bool = False,
+        init_method: InitMethod | None = None,
+        output_init_method: InitMethod | None = None,
+        per_rank_init: bool = False,
+        async_grad_allreduce: bool = False,
+        group: ProcessGroup | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation={activation!r} is not one of {', '.join(map(repr, ACTIVATIONS))}")
+        ffn_hidden_size = 4 * hidden_size if ffn_hidden_size is None else ffn_hidden_size
+        matrices = 2 if activation == "swiglu" else 1
+        self.activation = activation
+        self.up = ColumnParallelLinear(
+            hidden_size,
+            matrices * ffn_hidden_size,
+            bias,
+            stride=matrices,
+            init_method=init_method,
+            per_rank_init=per_rank_init,
+            async_grad_allreduce=async_grad_allreduce,
+            group=group,
+            device=device,
+            dtype=dtype,
+        )
+        self.down = RowParallelLinear(
+            ffn_hidden_size,
+            hidden_size,
+            bias,
+            skip_bias_add=skip_bias_add,
+            init_method=output_init_method or init_method,
+            per_rank_init=per_rank_init,
+            group=group,
+            device=device,
+            dtype=dtype,
+        )
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.up(x)  # [b, s, f/p], swiglu: [b, s, 2 f/p]
+        y = ACTIVATIONS[self.activation](y)  # [b, s, f/p]
+        return self.down(y)  # [b, s, h]
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}"

@@ -1,0 +1,161 @@
+"""Chapter 02: which part of a tensor is mine.
+
+A tensor is cut along one dimension into p equal shards, one per rank, in the order of the ranks:
+
+    A [m, n] along dim 1, p = 2:    A = [ A_0 | A_1 ]        A_r [m, n/p]
+
+A fused tensor holds several matrices side by side, such as the gate G and the value U of a SwiGLU. Each of them is cut,
+and a rank keeps its part of each. `stride` says how many there are:
+
+    [ G | U ] along dim 1, p = 2, stride = 2:    rank 0: [ G_0 | U_0 ]    rank 1: [ G_1 | U_1 ]
+
+Everything here is pure: no rank talks to another. `tplab.checkpoint` gathers shards from their ranks.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a parameter was cut: along `dim`, into one part per rank of each of `stride` equal blocks.
+
+    A parameter of which each rank holds only a shard says so itself: `param.tensor_parallel = Sharding(dim=0)`.
+    A parameter without that attribute is replicated: every rank holds all of it.
+    (Megatron's name for the same: tensor_model_parallel, partition_dim, partition_stride.)
+    """
+
+    dim: int
+    stride: int = 1
+
+
+def rank_and_size(group: ProcessGroup | None = None) -> tuple[int, int]:
+    """This rank's number in the group, and how many ranks the group has: (0, 1) where no process group was ever made.
+
+    Raises ValueError on a rank that is no member of the group.
+    """
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ValueError(
+            f"rank {dist.get_rank()} isn't a member of this group: only its members can hold a shard of it"
+        )
+    return rank, world_size
+
+
+def divide(size: int, world_size: int, *, name: str = "size", unit: str = "elements") -> int:
+    """`size / world_size`, or a ValueError that lists the world sizes which would work.
+
+    `name` and `unit` say what is being divided: divide(12, 8, name="num_heads", unit="heads").
+    """
+    if world_size < 1:
+        raise ValueError(f"{name}={size} can't be divided over {world_size} ranks: there has to be at least one rank")
+    if size % world_size:
+        divisors = [str(p) for p in range(1, size + 1) if size % p == 0]
+        fitting = ", ".join(divisors if len(divisors) <= 16 else [*divisors[:15], "...", divisors[-1]])
+        raise ValueError(
+            f"{name}={size} can't be divided over {world_size} ranks: each rank takes whole {unit}, and as many as any "
+            f"other. Use p in {fitting}."
+        )
+    return size // world_size
+
+
+def shard_range(size: int, rank: int, world_size: int) -> tuple[int, int]:
+    """The half-open range [start, stop) of 0 .. size that `rank` holds. Raises ValueError if p doesn't divide size."""
+    length = divide(size, world_size)
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank} isn't one of {world_size} ranks: they are numbered 0 to {world_size - 1}")
+    return rank * length, (rank + 1) * length
+
+
+def shard(tensor: Tensor, dim: int, rank: int, world_size: int, *, stride: int = 1) -> Tensor:
+    """The part of `tensor` [.., n, ..] that `rank` holds: [.., n/p, ..], contiguous, in memory of its own.
+
+    Its own memory, so that writing into a shard never writes into the whole, and the whole can be freed.
+    Differentiable. Raises ValueError if n is not divisible by stride and p.
+    """
+    dim = _checked_dim(tensor, dim)
+    block = _block_length(tensor.shape[dim], stride)
+    start, stop = shard_range(block, rank, world_size)
+    blocks = tensor.unflatten(dim, (stride, block))  # [.., stride, n/stride, ..]
+    part = blocks.narrow(dim + 1, start, stop - start)  # [.., stride, n/(stride p), ..]
+    return part.clone(memory_format=torch.contiguous_format).flatten(dim, dim + 1)  # [.., n/p, ..]
+
+
+def unshard(shards: Sequence[Tensor], dim: int, *, stride: int = 1) -> Tensor:
+    """The whole tensor [.., n, ..] from the shards [.., n/p, ..] of all ranks, in rank order: undoes `shard`.
+
+    Differentiable. Raises ValueError if there are no shards, or their shapes differ.
+    """
+    if not shards:
+        raise ValueError("unshard needs the shards of all ranks, in rank order, got none")
+    shapes = [tuple(part.shape) for part in shards]
+    if len(set(shapes)) > 1:
+        raise ValueError(f"all shards must have the same shape, got {shapes} for ranks 0 to {len(shards) - 1}")
+    dim = _checked_dim(shards[0], dim)
+    block = _block_length(shards[0].shape[dim], stride)
+    parts = [part.unflatten(dim, (stride, block)) for part in shards]  # p of [.., stride, n/(stride p), ..]
+    return torch.cat(parts, dim + 1).flatten(dim, dim + 1)  # [.., n, ..]
+
+
+class ShardedModule(nn.Module):
+    """A module whose own parameters are, some of them, shards. `self.shardings` says which, and how they were cut.
+
+    It sees to it that each of them carries its `tensor_parallel` attribute for as long as the module lives. A plain
+    attribute would be lost where torch makes new parameters: copy.deepcopy, to_empty, load_state_dict(assign=True).
+    """
+
+    group: ProcessGroup | None
+
+    def __init__(self, group: ProcessGroup | None = None) -> None:
+        super().__init__()
+        self.group = group
+        self.rank, self.world_size = rank_and_size(group)
+        self.shardings: dict[str, Sharding] = {}
+
+    def register_shard(self, name: str, parameter: nn.Parameter, sharding: Sharding) -> None:
+        """Like `register_parameter`, for a parameter of which each rank holds the part that `sharding` says."""
+        self.shardings[name] = sharding
+        self.register_parameter(name, parameter)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        self._mark_shards()
+
+    def _mark_shards(self) -> None:
+        for name, sharding in self.shardings.items():
+            if (parameter := self._parameters.get(name)) is not None:
+                parameter.tensor_parallel = sharding  # type: ignore[attr-defined]
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> Self:  # to, to_empty, double, ...
+        module = super()._apply(fn, recurse)
+        self._mark_shards()
+        return module
+
+    def __deepcopy__(self, memo: dict) -> Self:
+        twin = self.__new__(type(self))
+        memo[id(self)] = twin
+        memo[id(self.group)] = self.group  # a process group can't be copied: both use the same
+        twin.__setstate__(copy.deepcopy(self.__dict__, memo))
+        twin._mark_shards()
+        return twin
+
+
+def _checked_dim(tensor: Tensor, dim: int) -> int:
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise ValueError(f"dim={dim} doesn't exist in a tensor of shape {tuple(tensor.shape)}")
+    return dim % tensor.dim()
+
+
+def _block_length(size: int, stride: int) -> int:
+    if stride < 1 or size % stride:
+        raise ValueError(f"a size of {size} isn't stride={stride} equal blocks")
+    return size // stride
