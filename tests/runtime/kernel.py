@@ -1,0 +1,87 @@
+"""A real ipykernel to run cells in, as a notebook does."""
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from queue import Empty
+
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Cell:
+    """What a cell showed: its streams and displays as they stand at the end, and its error."""
+
+    text: str = ""
+    error: str = ""
+    messages: list[dict] = field(default_factory=list)
+
+
+class Notebook:
+    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
+        self.manager, self.client = manager, client
+
+    def start(self, source: str) -> str:
+        """Begin to run a cell; returns the id of the request."""
+        return self.client.execute(source)
+
+    def finish(self, request: str, timeout: float = 120) -> Cell:
+        """Wait for the cell that `start` began."""
+        cell, displays = Cell(), {}
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                message = self.client.get_iopub_msg(timeout=max(0.1, end - time.monotonic()))
+            except Empty:
+                raise TimeoutError(f"the cell did not end within {timeout} s; so far it showed: {cell.text}") from None
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            cell.messages.append(message)
+            if kind == "stream":
+                cell.text += content["text"]
+            elif kind in ("display_data", "update_display_data", "execute_result"):
+                name = content.get("transient", {}).get("display_id") or len(cell.messages)
+                displays[name] = content["data"].get("text/plain", "")
+            elif kind == "error":
+                cell.error = ANSI.sub("", "\n".join(content["traceback"]))
+            elif kind == "status" and content["execution_state"] == "idle":
+                cell.text += "".join(text + "\n" for text in displays.values())
+                return cell
+
+    def run(self, source: str) -> Cell:
+        return self.finish(self.start(source))
+
+    def wait_until_shown(self, request: str, words: str) -> None:
+        """Wait until the running cell has shown these words."""
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            message = self.client.get_iopub_msg(timeout=120)
+            if message["parent_header"].get("msg_id") == request and words in str(message["content"]):
+                return
+        raise TimeoutError(words)
+
+
+@contextmanager
+def notebook() -> Iterator[Notebook]:
+    """A fresh kernel in which tplab, torch and torch.distributed are imported."""
+    manager = KernelManager(kernel_name="python3")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    manager.start_kernel(env=environment)
+    client = manager.blocking_client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=120)
+        book = Notebook(manager, client)
+        book.run("import os, time, tplab, torch\nimport torch.distributed as dist")
+        yield book
+    finally:
+        client.stop_channels()
+        if manager.has_kernel:
+            manager.shutdown_kernel(now=True)

@@ -1,0 +1,159 @@
+"""The launcher where it is used: in a real kernel, from notebook cells."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.runtime.kernel import Notebook, notebook
+
+
+@pytest.fixture(scope="module")
+def book() -> Iterator[Notebook]:
+    with notebook() as opened:
+        yield opened
+
+
+def descendants(book: Notebook) -> list[psutil.Process]:
+    """The kernel's fork server, and below it the ranks."""
+    return psutil.Process(book.manager.provisioner.pid).children(recursive=True)
+
+
+def ranks(book: Notebook) -> list[psutil.Process]:
+    return [
+        process for server in psutil.Process(book.manager.provisioner.pid).children() for process in server.children()
+    ]
+
+
+def test_a_function_of_a_cell_runs_and_uses_what_other_cells_defined(book: Notebook) -> None:
+    book.run("factor = torch.tensor(10.)\ndef helper(x): return x * factor")
+    cell = book.run("def f(): return float(helper(dist.get_rank()))\ntplab.launch(f, 3)")
+    assert not cell.error
+    assert "[0.0, 10.0, 20.0]" in cell.text
+
+
+def test_a_redefined_function_is_the_one_that_runs(book: Notebook) -> None:
+    book.run("def g(): return 1")
+    book.run("def g(): return 2")
+    assert "[2, 2]" in book.run("tplab.launch(g, 2)").text
+
+
+def test_a_class_of_a_cell_comes_back_as_itself(book: Notebook) -> None:
+    book.run("class Mine:\n    pass")
+    assert "[True, True]" in book.run("[isinstance(r, Mine) for r in tplab.launch(Mine, 2)]").text
+
+
+def test_output_is_one_area_in_rank_order(book: Notebook) -> None:
+    cell = book.run("def talk():\n    print('hello from', dist.get_rank())\nr = tplab.launch(talk, 3)")
+    assert "[rank 0] hello from 0\n[rank 1] hello from 1\n[rank 2] hello from 2\n" in cell.text
+
+
+def test_output_is_live(book: Notebook) -> None:
+    source = "def slow():\n    print('first words')\n    time.sleep(60)\ntplab.launch(slow, 2, timeout=None)"
+    request = book.start(source)
+    book.wait_until_shown(request, "[rank 1] first words")  # a minute before the run would end
+    book.manager.interrupt_kernel()
+    book.finish(request)
+
+
+def test_a_flood_does_not_flood_the_notebook(book: Notebook) -> None:
+    cell = book.run("def flood():\n    for i in range(100_000): print(i)\nr = tplab.launch(flood, 2)")
+    assert not cell.error
+    shown = [message for message in cell.messages if message["msg_type"] in ("display_data", "update_display_data")]
+    assert all(len(message["content"]["data"]["text/plain"].splitlines()) <= 162 for message in shown)
+    assert "[rank 1] 99999" in cell.text
+
+
+def test_an_error_shows_the_cell_and_line_and_nothing_of_the_launcher(book: Notebook) -> None:
+    cell = book.run("def bad():\n    x = 1\n    raise ValueError('boom')\ntplab.launch(bad, 2)")
+    assert cell.error.startswith("RankError: ranks 0, 1 failed:")
+    assert "line 3, in bad\n    raise ValueError('boom')\nValueError: boom" in cell.error
+    assert "  cell [" in cell.error
+    assert "launcher.py" not in cell.error
+
+
+def test_a_deadlock_shows_the_cell_and_line_of_every_rank(book: Notebook) -> None:
+    book.run("def skip():\n    if dist.get_rank():\n        dist.all_reduce(torch.ones(3))")
+    cell = book.run("tplab.launch(skip, 2)")
+    assert cell.error.startswith("Deadlock: the ranks wait for what never comes:")
+    assert "rank 0 never joined all_reduce #1 ([3] float32, sum); rank 1 waits in it." in cell.error
+    assert "line 3 in skip:  dist.all_reduce(torch.ones(3))" in cell.error
+    assert "called at cell [" in cell.error
+
+
+STUCK = {
+    "asleep": "time.sleep(1000)",
+    "in a loop": "while True: pass",
+    "stuck in C++": "dist.all_reduce(torch.ones(2)) if dist.get_rank() else time.sleep(1000)",
+}
+
+
+@pytest.mark.parametrize("where", STUCK)
+def test_an_interrupt_ends_the_run_and_tells_where_the_ranks_were(book: Notebook, where: str) -> None:
+    source = f"def stuck():\n    print('begun', flush=True)\n    {STUCK[where]}\ntplab.launch(stuck, 2, timeout=None)"
+    request = book.start(source)
+    book.wait_until_shown(request, "[rank 1] begun")
+    book.manager.interrupt_kernel()
+    cell = book.finish(request)
+    assert cell.error.startswith("KeyboardInterrupt: the run was interrupted. Where the ranks were:")
+    assert "line 3 in stuck" in cell.error
+    assert ranks(book) == []
+    assert "[0, 1]" in book.run("tplab.launch(dist.get_rank, 2)").text
+
+
+def test_the_magic_runs_a_cell_on_every_rank(book: Notebook) -> None:
+    book.run("start = torch.ones(2)")
+    cell = book.run("%%ranks 3\nx = start * rank\ndist.all_reduce(x)\nx.tolist(), world_size")
+    assert not cell.error
+    for rank in range(3):
+        assert f"[rank {rank}] ([3.0, 3.0], 3)" in cell.text
+
+
+def test_an_error_under_the_magic_shows_the_line_of_the_cell(book: Notebook) -> None:
+    cell = book.run("%%ranks 2\ny = 1\nraise ValueError('boom')")
+    assert "line 3, in <module>\n    raise ValueError('boom')" in cell.error
+    assert "  cell [" in cell.error
+
+
+def test_the_magic_refuses_what_is_no_number(book: Notebook) -> None:
+    assert "needs a number of ranks, such as %%ranks 4; got 'many'" in book.run("%%ranks many\n1").error
+
+
+def test_two_notebooks_at_once_do_not_disturb_each_other(book: Notebook) -> None:
+    with notebook() as other:
+        source = "def f():\n    time.sleep(1)\n    return sum(range(5))\nprint(tplab.launch(f, 2))"
+        requests = book.start(source), other.start(source)
+        assert "[10, 10]" in book.finish(requests[0]).text
+        assert "[10, 10]" in other.finish(requests[1]).text
+
+
+@pytest.mark.parametrize("end", ["restart", "kill"])
+def test_no_rank_outlives_a_kernel_that_is_restarted_or_killed(end: str) -> None:
+    with notebook() as book:
+        source = (
+            "def stuck():\n    print('begun', flush=True)\n    time.sleep(1000)\ntplab.launch(stuck, 2, timeout=None)"
+        )
+        book.wait_until_shown(book.start(source), "[rank 1] begun")
+        processes = descendants(book)
+        assert len(processes) >= 3
+        if end == "restart":
+            book.manager.restart_kernel(now=True)
+        else:
+            psutil.Process(book.manager.provisioner.pid).kill()
+        _, alive = psutil.wait_procs(processes, timeout=60)
+        assert not alive
+
+
+def test_the_first_launch_finds_the_server_warm(book: Notebook) -> None:
+    assert len(psutil.Process(book.manager.provisioner.pid).children()) == 1, "import tplab starts it in a notebook"
+
+
+def test_a_script_does_not_start_a_server_by_importing(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    script = "import tplab, psutil; print(len(psutil.Process().children()))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=os.getcwd())
+    assert done.stdout.strip() == "0"

@@ -1,0 +1,56 @@
+"""The same script under torchrun, unchanged."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+import tplab
+
+def train(start):
+    x = torch.full((2,), start) + dist.get_rank()
+    dist.all_reduce(x)
+    return x, dist.get_rank()
+
+results = tplab.launch(train, int(sys.argv[1]), args=(1.0,))
+rank = dist.get_rank() if dist.is_initialized() else "none"
+with open(f"{sys.argv[2]}/out{rank}", "w") as file:
+    print([(x.tolist(), r) for x, r in results], results.record.totals(1), file=file)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def torchrun(script: Path, started: int, asked: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={started}"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.run(
+        [*command, str(script), str(asked), str(script.parent)], capture_output=True, text=True, env=environment
+    )
+
+
+def test_a_script_gives_the_same_results_with_and_without_torchrun(script: Path) -> None:
+    done = torchrun(script, 2, 2)
+    assert done.returncode == 0, done.stderr
+    subprocess.run([sys.executable, str(script), "2", str(script.parent)], check=True)
+    plain = (script.parent / "outnone").read_text()
+    assert plain.strip() == "[([3.0, 3.0], 0), ([3.0, 3.0], 1)] {'all_reduce': Total(calls=1, bytes=8)}"
+    assert [(script.parent / f"out{rank}").read_text() for rank in range(2)] == [plain, plain]
+
+
+def test_another_number_of_ranks_than_torchrun_started_is_an_error_that_says_what_to_do(script: Path) -> None:
+    done = torchrun(script, 1, 2)
+    assert done.returncode != 0
+    assert "launch asks for 2 ranks, but torchrun started 1" in done.stderr
+    assert "--nproc-per-node 2" in done.stderr
