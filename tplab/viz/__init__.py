@@ -8,8 +8,8 @@
     curves     losses over steps
     explore    a function behind sliders
 
-A rank has one colour everywhere (colour-blind safe), and its number stands beside it. Every function returns a `Picture`,
-a matplotlib Figure that a notebook shows when it is a cell's last line.
+A rank has one colour everywhere (colour-blind safe), and its number stands beside it. Every function returns a
+`Picture`, a matplotlib Figure that a notebook shows when it is a cell's last line.
 """
 
 from tplab.viz.colors import Picture, rank_colors

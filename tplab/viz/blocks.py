@@ -1,6 +1,7 @@
 """Rectangles for tensors: a filled block in a rank's colour, with its name, its shape and the cells inside."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -22,7 +23,9 @@ def block(
     rows, columns = cells
     if rows <= _MOST_CELLS and columns <= _MOST_CELLS:
         for row in range(1, rows):
-            axes.plot([x, x + width], [y + height * row / rows] * 2, color="white", linewidth=0.9, solid_capstyle="butt")
+            axes.plot(
+                [x, x + width], [y + height * row / rows] * 2, color="white", linewidth=0.9, solid_capstyle="butt"
+            )
         for column in range(1, columns):
             at = x + width * column / columns
             axes.plot([at, at], [y, y + height], color="white", linewidth=0.9, solid_capstyle="butt")
@@ -30,7 +33,7 @@ def block(
     axes.add_patch(Rectangle((x, y), width, height, facecolor="none", edgecolor=outline, linewidth=1.3))
 
 
-def label(axes: Axes, x: float, y: float, text: str, size: float = 9.0, bold: bool = False, **options: object) -> None:
+def label(axes: Axes, x: float, y: float, text: str, size: float = 9.0, bold: bool = False, **options: Any) -> None:
     """Text centred on (x, y), on a soft white ground so that it is readable above cells and hatches."""
     options = {"ha": "center", "va": "center", **options}
     ground = {"boxstyle": "round,pad=0.18", "facecolor": "white", "edgecolor": "none", "alpha": 0.82}

@@ -18,7 +18,7 @@ FAINT = "#8A8A8A"
 NOBODY = "#EDEDED"  # the fill of what belongs to no rank in particular
 WIDTH = 7.6  # inches that fit a notebook's output without scaling
 
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "axes.titlesize": 10.5,

@@ -10,8 +10,8 @@ def explore(function: Callable[..., Any], **choices: Sequence[Any]) -> Any:
 
         viz.explore(lambda p, kind: viz.product(X, A, kind=kind, p=p), p=(1, 2, 4), kind=["column", "row"])
 
-    The first value of each is shown first. Outside a notebook, where nothing can be turned, it returns what the function
-    gives for the first values.
+    The first value of each is shown first. Outside a notebook, where nothing can be turned, it returns what the
+    function gives for the first values.
     """
     empty = [name for name, values in choices.items() if not len(values)]
     if not choices or empty:

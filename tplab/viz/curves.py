@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tplab.viz.colors import WIDTH, Picture, chart, rank_color, style
+from tplab.viz.colors import WIDTH, Picture, chart, rank_color, style, tint
 
 _DASHES = ("solid", (0, (5, 2.5)), (0, (1.2, 1.6)), (0, (6, 2, 1.2, 2)), (0, (2.5, 1.2)))
 
@@ -14,12 +14,15 @@ def curves(
     with style():
         caption = title or "curves: " + ", ".join(losses)
         picture, axes = chart(WIDTH * 0.85, 2.9, caption, title)
+        count = len(losses)
+        step = min(1.6, 4.0 / max(1, count - 1))
         for index, (name, values) in enumerate(losses.items()):
+            color = rank_color(index)
             numbers = [float(value) for value in values]
             axes.plot(
-                range(1, len(numbers) + 1), numbers, label=name, color=rank_color(index),
-                linewidth=1.4 + 1.5 * (len(losses) - 1 - index), linestyle=_DASHES[index % len(_DASHES)],
-                alpha=0.55 if index < len(losses) - 1 else 1.0,
+                range(1, len(numbers) + 1), numbers, label=name,
+                color=color if index == count - 1 else tint(color, 0.55 + 0.35 * index / count),
+                linewidth=1.5 + step * (count - 1 - index), linestyle=_DASHES[index % len(_DASHES)],
             )  # fmt: skip
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)

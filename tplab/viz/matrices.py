@@ -109,9 +109,7 @@ def _cells(tensor: Tensor) -> list[list[str]]:
     rows, columns = _shown(flat.shape[0]), _shown(flat.shape[1])
     numbers = flat[[i for i in rows if i is not None]][:, [j for j in columns if j is not None]]
     digits = _digits(numbers)
-    return [
-        [_DOTS if i is None or j is None else _number(flat[i, j].item(), digits) for j in columns] for i in rows
-    ]
+    return [[_DOTS if i is None or j is None else _number(flat[i, j].item(), digits) for j in columns] for i in rows]
 
 
 def _shown(size: int) -> list[int | None]:

@@ -19,7 +19,10 @@ _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 @dataclass
 class _Part:
-    """One matrix of the formula. cut: None, "columns" or "rows"; ranks: whose blocks it consists of (None: everybody's)."""
+    """One matrix of the formula.
+
+    ranks: whose blocks it consists of (None: everybody's); cut: None, "columns" or "rows"
+    """
 
     name: str
     shape: tuple[int, int]
@@ -55,8 +58,8 @@ def _column(b: int, i: int, o: int, p: int) -> tuple[list[_Part], list[str]]:
     ranks = list(range(p))
     return [
         _Part("X", (b, i), [None], note="on every rank"),
-        _Part("A", (i, o), ranks, "columns", [f"A{_sub(r)}" for r in ranks], f"{shape_text((i, o // p))} per rank"),
-        _Part("X A", (b, o), ranks, "columns", [f"XA{_sub(r)}" for r in ranks], f"{shape_text((b, o // p))} per rank"),
+        _Part("A", (i, o), ranks, "columns", [f"A{_sub(r)}" for r in ranks], f"{shape_text((i, o // p))} each"),
+        _Part("X A", (b, o), ranks, "columns", [f"XA{_sub(r)}" for r in ranks], f"{shape_text((b, o // p))} each"),
     ], ["·", "="]
 
 
@@ -64,41 +67,38 @@ def _row(b: int, i: int, o: int, p: int) -> tuple[list[_Part], list[str]]:
     ranks = list(range(p))
     terms = [_Part(f"X{_sub(r)} A{_sub(r)}", (b, o), [r], note=f"rank {r}") for r in ranks]
     return [
-        _Part("X", (b, i), ranks, "columns", [f"X{_sub(r)}" for r in ranks], f"{shape_text((b, i // p))} per rank"),
-        _Part("A", (i, o), ranks, "rows", [f"A{_sub(r)}" for r in ranks], f"{shape_text((i // p, o))} per rank"),
+        _Part("X", (b, i), ranks, "columns", [f"X{_sub(r)}" for r in ranks], f"{shape_text((b, i // p))} each"),
+        _Part("A", (i, o), ranks, "rows", [f"A{_sub(r)}" for r in ranks], f"{shape_text((i // p, o))} each"),
         *terms,
         _Part("X A", (b, o), [None], note="the sum"),
     ], ["·", "=", *["+"] * (p - 1), "="]
 
 
 def _draw(parts: list[_Part], signs: list[str], sizes: tuple[int, int, int], title: str) -> Picture:
-    p = max(len(part.ranks) for part in parts)
-    b, i, o = (max(0.5, min(1.7, 0.2 * size)) for size in sizes)
-    lengths = {sizes[0]: b, sizes[1]: i, sizes[2]: o}
-    extents = [(lengths[part.shape[1]], lengths[part.shape[0]]) for part in parts]
+    inches = {size: max(0.5, min(1.8, 0.22 * size)) for size in sizes}
     room = WIDTH - 0.4 - _SIGN * len(signs)
-    scale = min(1.35, room / sum(_slot(part, extent[0]) for part, extent in zip(parts, extents, strict=True)))
-    extents = [(w * scale, max(h * scale, 0.34 * p if part.cut == "rows" else 0.34)) for part, (w, h) in zip(parts, extents, strict=True)]
+    scale = min(1.35, room / sum(_slot(part, inches[part.shape[1]]) for part in parts))
+    extents = [_extent(part, inches[part.shape[1]] * scale, inches[part.shape[0]] * scale) for part in parts]
+    slots = [_slot(part, w) for part, (w, _) in zip(parts, extents, strict=True)]
     tallest = max(h for _, h in extents)
-    top = 0.85
-    slots = [max(_slot(part, w / scale) * scale, w) for part, (w, _) in zip(parts, extents, strict=True)]
+    top = 0.72
     width = max(0.4 + sum(slots) + _SIGN * len(signs), text_width(title, 11) + 0.4)
     with style():
         picture, axes = canvas(width, top + tallest + 0.5, title)
         axes.text(0.2, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
         x, middle = 0.2, top + tallest / 2
         for index, (part, (w, h), slot) in enumerate(zip(parts, extents, slots, strict=True)):
-            _draw_part(axes, part, x + (slot - w) / 2, middle - h / 2, w, h, top + tallest + 0.12)
+            _draw_part(axes, part, x + (slot - w) / 2, middle - h / 2, w, h, top + tallest + 0.16)
             x += slot
             if index < len(signs):
-                axes.text(x + _SIGN / 2, middle, signs[index], fontsize=14, ha="center", va="center")
+                axes.text(x + _SIGN / 2, middle, signs[index], fontsize=15, ha="center", va="center")
                 x += _SIGN
     return picture
 
 
 def _draw_part(axes: Axes, part: _Part, x: float, y: float, w: float, h: float, below: float) -> None:
     count = len(part.ranks)
-    axes.text(x + w / 2, y - 0.13, f"{part.name} {shape_text(part.shape)}", fontsize=9.5, ha="center", va="center")
+    axes.text(x + w / 2, y - 0.13, part.name, fontsize=10, fontweight="bold", ha="center", va="center")
     rows, columns = part.shape
     for index, rank in enumerate(part.ranks):
         if part.cut == "rows":
@@ -107,13 +107,22 @@ def _draw_part(axes: Axes, part: _Part, x: float, y: float, w: float, h: float, 
             left, top, width, height, cells = x + index * w / count, y, w / count, h, (rows, columns // count)
         block(axes, left, top, width, height, rank, cells)
         if part.block_names:
-            label(axes, left + width / 2, top + height / 2, part.block_names[index], 9, bold=True)
-    axes.text(x + w / 2, below + 0.08, part.note, fontsize=8.5, color=FAINT, ha="center", va="center")
+            label(axes, left + width / 2, top + height / 2, part.block_names[index], 8.5, bold=True)
+    axes.text(x + w / 2, below, shape_text(part.shape), fontsize=8.5, ha="center", va="center")
+    axes.text(x + w / 2, below + 0.17, part.note, fontsize=8.5, color=FAINT, ha="center", va="center")
+
+
+def _extent(part: _Part, width: float, height: float) -> tuple[float, float]:
+    """Inches across and down: at least so much that the names of the blocks fit."""
+    count = len(part.ranks)
+    across = 0.36 * count if part.cut == "columns" else 0.4
+    return max(width, across), max(height, 0.3 * count if part.cut == "rows" else 0.36)
 
 
 def _slot(part: _Part, width: float) -> float:
     """Inches across that a part needs with its texts."""
-    return max(width, text_width(f"{part.name} {shape_text(part.shape)}", 9.5), text_width(part.note, 8.5)) + 0.06
+    texts = (text_width(part.name, 10), text_width(shape_text(part.shape), 8.5), text_width(part.note, 8.5))
+    return max(_extent(part, width, 0)[0], *texts) + 0.06
 
 
 def _shape(tensor_or_shape: Tensor | Sequence[int]) -> tuple[int, int]:

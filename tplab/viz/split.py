@@ -1,6 +1,7 @@
 """One tensor cut into p equal parts along one dimension: who holds what."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -37,7 +38,9 @@ def split(tensor_or_shape: Tensor | Sequence[int], dim: int, p: int, *, title: s
             x, y = (left, top + rank * h) if along_rows else (left + rank * w, top)
             block(axes, x, y, w, h, rank, (max(1, rows // p), columns) if along_rows else (rows, max(1, columns // p)))
             label(axes, x + w / 2, y + h / 2, f"rank {rank}", bold=True)
-        axes.text(left + width / 2, top + height + 0.17, f"{columns}", fontsize=9, color=FAINT, ha="center", va="center")
+        axes.text(
+            left + width / 2, top + height + 0.17, f"{columns}", fontsize=9, color=FAINT, ha="center", va="center"
+        )
         if len(shape) == 2:
             axes.text(left - 0.12, top + height / 2, f"{rows}", fontsize=9, color=FAINT, ha="right", va="center")
     return picture

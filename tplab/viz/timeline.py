@@ -39,5 +39,7 @@ def timeline(results: Any, *, title: str | None = None) -> Picture:
         axes.grid(axis="x")
         handles = [Patch(facecolor="#B8B8B8", edgecolor=INK, label="computes")]
         handles += [Patch(facecolor="white", edgecolor=INK, hatch=hatches[kind], label=f"in {kind}") for kind in kinds]
-        axes.legend(handles=handles, ncols=min(4, len(handles)), loc="lower right", bbox_to_anchor=(1, 1.0), borderpad=0.1)
+        axes.legend(
+            handles=handles, ncols=min(4, len(handles)), loc="lower right", bbox_to_anchor=(1, 1.0), borderpad=0.1
+        )
     return picture

@@ -15,7 +15,9 @@ def traffic(record_or_results: Any, *, title: str | None = None) -> Picture:
     ranks = record.ranks
     kinds = list(dict.fromkeys(collective.kind for collective in record))
     bars = [(kind, rank, total) for kind in kinds for rank in ranks if (total := record.totals(rank).get(kind))]
-    caption = title or "traffic: " + ("; ".join(f"{k} on rank {r}: {t.calls} calls, {t.bytes} bytes" for k, r, t in bars) or "none")
+    caption = title or "traffic: " + (
+        "; ".join(f"{k} on rank {r}: {t.calls} calls, {t.bytes} bytes" for k, r, t in bars) or "none"
+    )
     with style():
         height = 0.75 + 0.27 * len(bars) + 0.18 * max(0, len(kinds) - 1)
         picture, axes = chart(WIDTH, max(height, 1.0), caption, title)
@@ -29,7 +31,9 @@ def traffic(record_or_results: Any, *, title: str | None = None) -> Picture:
             if index and bars[index - 1][0] != kind:
                 y += 0.6
             color = rank_color(rank)
-            axes.barh(y, total.bytes, 0.74, color=tint(color, 0.55), edgecolor=color, hatch=rank_hatch(rank), linewidth=1)
+            axes.barh(
+                y, total.bytes, 0.74, color=tint(color, 0.55), edgecolor=color, hatch=rank_hatch(rank), linewidth=1
+            )
             text = f"{total.calls} {'call' if total.calls == 1 else 'calls'}, {bytes_text(total.bytes)}"
             axes.text(total.bytes + 0.012 * most, y, text, va="center", fontsize=9)
             places.append(y)

@@ -1,0 +1,56 @@
+"""Real text without a download: the sources of the running Python's standard library, as bytes.
+
+    text = python_sources(200_000)
+    for inputs, targets in byte_batches(text, context=64, batch_size=8, steps=100, seed=0): ...
+
+A byte is a token (vocabulary 256), the target of every byte is the byte after it. The text is the same in every run on
+the same Python, and every rank that asks with the same seed gets the same batches.
+"""
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+VOCABULARY = 256
+_SKIPPED = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "lib2to3", "ensurepip"}
+
+
+def python_sources(limit_bytes: int | None = None) -> bytes:
+    """The standard library's .py files one after the other, sorted by path; the first `limit_bytes` bytes of them."""
+    if limit_bytes is not None and limit_bytes < 0:
+        raise ValueError(f"limit_bytes={limit_bytes} is negative")
+    text = bytearray()
+    for path in _source_files(Path(sysconfig.get_path("stdlib"))):
+        if limit_bytes is not None and len(text) >= limit_bytes:
+            break
+        text += path.read_bytes().replace(b"\r\n", b"\n")
+    return bytes(text[:limit_bytes])
+
+
+def _source_files(folder: Path) -> Iterator[Path]:
+    """The .py files in and below a folder, in the same order everywhere: by name, files and folders mixed."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name):
+        if path.is_dir():
+            if path.name not in _SKIPPED and not path.name.startswith("config-"):
+                yield from _source_files(path)
+        elif path.suffix == ".py" and not path.name.startswith("_sysconfigdata"):
+            yield path
+
+
+def byte_batches(text: bytes, context: int, batch_size: int, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """`steps` pairs (inputs, targets), [batch_size, context] int64: random places of the text, targets one byte on.
+
+    Raises ValueError when the text is too short for one context and its target.
+    """
+    if len(text) < context + 1:
+        raise ValueError(f"a text of {len(text)} bytes is too short for a context of {context}: it needs {context + 1}")
+    data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    generator = torch.Generator().manual_seed(seed)
+    window = torch.arange(context + 1)  # [context + 1]
+    for _ in range(steps):
+        starts = torch.randint(len(data) - context, (batch_size, 1), generator=generator)  # [batch_size, 1]
+        windows = data[starts + window]  # [batch_size, context + 1]
+        yield windows[:, :-1], windows[:, 1:]
