@@ -171,6 +171,12 @@ def test_wrong_arguments_are_refused_before_anything_starts(
     assert says in str(caught.value)
 
 
+def test_windows_is_told_to_use_wsl2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(OSError, match="inside WSL2"):
+        tplab.launch(dist.get_rank, 2)
+
+
 def test_more_ranks_than_gpus_are_refused_with_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -98,6 +98,8 @@ _server: ForkServer | None = None
 def fork_server() -> ForkServer:
     """The fork server of this process; started when there is none, or when it has died."""
     global _server
+    if sys.platform == "win32":
+        raise OSError("tplab starts its ranks by fork, which Windows does not have. Run the course inside WSL2.")
     if _server is None or not _server.usable:
         _server = ForkServer()
     return _server

@@ -21,7 +21,8 @@ def register_in_ipython() -> None:
     if shell is None:
         return
     shell.register_magic_function(ranks, magic_kind="cell", magic_name="ranks")
-    fork_server()
+    if sys.platform != "win32":
+        fork_server()
 
 
 def ranks(line: str, cell: str) -> Any:
