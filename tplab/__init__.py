@@ -8,11 +8,27 @@
 The layers of the course live in `tplab.sharding`, `tplab.mappings`, `tplab.linear`, ...: one module a chapter.
 """
 
-from tplab.runtime import Deadlock, RankError, Results, device, launch, record
-from tplab.runtime.magic import register_in_ipython
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tplab.runtime import Deadlock, RankError, Results, device, launch, record
 
 __version__ = "0.1.0"
 
 __all__ = ["Deadlock", "RankError", "Results", "device", "launch", "record"]
 
-register_in_ipython()
+
+def __getattr__(name: str) -> Any:
+    """Import torch only for those who need it: the command `tplab` answers without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tplab import runtime
+
+    return getattr(runtime, name)
+
+
+if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+    from tplab.runtime.magic import register_in_ipython
+
+    register_in_ipython()

@@ -8,9 +8,23 @@ A chapter's notebook uses four of them:
     symptoms(4)                  what you see, what it is
 """
 
-from tplab.course.checking import check
-from tplab.course.failures import show_failure
-from tplab.course.predictions import predict
-from tplab.course.symptoms import symptoms
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tplab.course.symptoms import symptoms  # at once: the module has the function's name
+
+if TYPE_CHECKING:
+    from tplab.course.checking import check
+    from tplab.course.failures import show_failure
+    from tplab.course.predictions import predict
 
 __all__ = ["check", "predict", "show_failure", "symptoms"]
+
+_HOMES = {"check": "checking", "predict": "predictions", "show_failure": "failures"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch only for those who need it: `tplab check` reads and merges notebooks without."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from tplab.course.checking import chapter_module
 from tplab.course.verdict import table
 
 _HEAD = ("What you see", "What it is", "Exercise")
@@ -35,6 +34,8 @@ class Symptoms:
 
 def symptoms(chapter: int | str) -> Symptoms:
     """The symptoms that a chapter has collected."""
+    from tplab.course.checking import chapter_module  # here, since it imports torch
+
     return Symptoms(getattr(chapter_module(chapter), "SYMPTOMS", ()))
 
 
