@@ -1,7 +1,6 @@
 """Execute a solution notebook and keep of its outputs what can be stored: no widget state, no paths of this machine."""
 
 import base64
-import os
 import re
 import sysconfig
 from pathlib import Path
@@ -9,23 +8,17 @@ from pathlib import Path
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
+from tplab.course.run import PACKAGE_ROOT, kernel_environment
+
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 CELL_TIMEOUT = 300
-PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 EXPECTED_LABEL = Path(__file__).with_name("expected_output.png")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ExecutionError(Exception):
     """A cell of a solution failed; the message names it and shows what it raised."""
-
-
-def kernel_environment() -> dict[str, str]:
-    """The environment of a kernel that runs a chapter: it finds the package also where that isn't installed."""
-    environment = dict(os.environ, PYTHONHASHSEED="0")
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
-    return environment
 
 
 def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:

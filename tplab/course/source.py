@@ -18,8 +18,6 @@ import symtable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import jupytext
-
 ROLES = ("task", "exercise", "hints", "check", "predict")
 ATTRIBUTES = {"task": {"title", "difficulty", "minutes"}}
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -70,6 +68,8 @@ def sources(root: Path) -> list[Path]:
 
 def read(path: Path) -> Chapter:
     """Read one source file."""
+    import jupytext  # here, since `tplab check` needs this file but not jupytext
+
     text = path.read_text(encoding="utf-8")
     try:
         notebook = jupytext.reads(text, fmt="py:percent")

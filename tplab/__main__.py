@@ -1,0 +1,7 @@
+"""`python -m tplab` is the command `tplab`."""
+
+import sys
+
+from tplab.course.cli import main
+
+sys.exit(main())

@@ -1,0 +1,113 @@
+"""Run nbval on a notebook in a process of its own and hand on what it says, cell by cell.
+
+Every process of a run carries a mark in its environment, unique to the run. Whatever is still there once nbval has
+ended is ended too, by its id.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from tplab.course.notebook import Cell, write_notebook
+
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+CELL_TIMEOUT = 120.0  # seconds for one cell
+MARK = "TPLAB_CHECK_RUN"
+POLL = 0.05  # seconds between two looks at the results
+# pytest without 1.5 s of importing a grammar for e-mail addresses, which nbformat's own needs don't include
+PYTEST = "import sys; sys.modules['rfc3987_syntax'] = None; import pytest; sys.exit(pytest.main())"
+GRACE = 2.0  # seconds that ended processes have to go
+
+
+def kernel_environment() -> dict[str, str]:
+    """The environment of a kernel that runs a chapter: it finds the package also where that isn't installed."""
+    environment = dict(os.environ, PYTHONHASHSEED="0")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
+    return environment
+
+
+class Run:
+    """One run of nbval. Iterate over it for the rows that nbval_plugin.py writes; `notes` is complete afterwards."""
+
+    def __init__(self, cells: list[Cell], folder: Path, timeout: float = CELL_TIMEOUT):
+        self.cells, self.folder, self.timeout = cells, folder, timeout
+        self.mark = uuid.uuid4().hex
+        self.notes: list[str] = []
+
+    def __iter__(self) -> Iterator[dict]:
+        with tempfile.TemporaryDirectory(prefix="tplab-check-") as scratch:
+            results, log = Path(scratch, "results.jsonl"), Path(scratch, "pytest.txt")
+            results.touch()
+            process = self._start(Path(scratch), results, log)
+            try:
+                yield from _follow(process, results)
+                if process.returncode not in (0, 1):
+                    last = log.read_text(encoding="utf-8", errors="replace").strip()[-2000:]
+                    self.notes.append(f"nbval ended with status {process.returncode}:\n{last}")
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+                count = end_processes(self.mark)
+                if count:
+                    self.notes.append(f"{count} process{'es' if count > 1 else ''} left behind by a cell, now ended.")
+
+    def _start(self, scratch: Path, results: Path, log: Path) -> subprocess.Popen:
+        copy = scratch / "chapter.ipynb"
+        write_notebook(self.cells, copy)
+        environment = kernel_environment() | {MARK: self.mark, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER"):
+            environment.pop(name, None)
+        command = [sys.executable, "-c", PYTEST, "-q", "-p", "tplab.course.nbval_plugin", "--nbval"]
+        command += ["-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={scratch}", "--color=no"]
+        command += [f"--nbval-cell-timeout={self.timeout}", "--nbval-kernel-startup-timeout=120"]
+        command += [f"--tplab-results={results}", f"--tplab-folder={self.folder}", str(copy)]
+        with open(log, "wb") as output:
+            return subprocess.Popen(
+                command, cwd=scratch, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+
+def _follow(process: subprocess.Popen, results: Path) -> Iterator[dict]:
+    """The rows of a growing file, until its writer has ended."""
+    with open(results, encoding="utf-8") as file:
+        rest = ""
+        while True:
+            ended = process.poll() is not None
+            *lines, rest = (rest + file.read()).split("\n")
+            yield from (json.loads(line) for line in lines)
+            if ended:
+                return
+            if not lines:
+                time.sleep(POLL)
+
+
+def end_processes(mark: str) -> int:
+    """End every process that carries this run's mark, by id; returns how many of them were not the launcher's own."""
+    import psutil
+
+    foreign = 0
+    for _ in range(5):  # a process may start another while we look
+        found = [process for process in psutil.process_iter() if _carries(process, mark)]
+        if not found:
+            break
+        for process in found:
+            with suppress(psutil.Error):
+                foreign += not any("tplab.runtime" in argument for argument in process.cmdline())
+                process.kill()
+        psutil.wait_procs(found, timeout=GRACE)
+    return foreign
+
+
+def _carries(process, mark: str) -> bool:
+    try:
+        return process.pid != os.getpid() and process.environ().get(MARK) == mark
+    except Exception:  # psutil has several: gone meanwhile, another user's, a zombie
+        return False
