@@ -7,7 +7,7 @@ from textwrap import wrap
 from tplab.course.verdict import table
 
 _HEAD = ("What you see", "What it is", "Exercise")
-_WIDTHS = (44, 48)
+_WIDTHS = (42, 46)
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Symptoms:
         self.rows = [(symptom.see, symptom.cause, symptom.exercise) for symptom in symptoms]
 
     def __repr__(self) -> str:
-        return "\n".join(line for row in (_HEAD, ("-" * 12,) * 3, *self.rows) for line in _text_row(row))
+        rule = tuple("-" * width for width in (*_WIDTHS, len(_HEAD[2])))
+        return "\n".join(line for row in (_HEAD, rule, *self.rows) for line in _text_row(row))
 
     def _repr_html_(self) -> str:
         return table(self.rows, _HEAD)

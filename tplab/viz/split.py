@@ -1,7 +1,6 @@
 """One tensor cut into p equal parts along one dimension: who holds what."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
