@@ -15,6 +15,7 @@ Everything here is pure: no rank talks to another. `tplab.checkpoint` gathers sh
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import Self
 
 import torch
@@ -59,11 +60,9 @@ def divide(size: int, world_size: int, *, name: str = "size", unit: str = "eleme
     if world_size < 1:
         raise ValueError(f"{name}={size} can't be divided over {world_size} ranks: there has to be at least one rank")
     if size % world_size:
-        divisors = [str(p) for p in range(1, size + 1) if size % p == 0]
-        fitting = ", ".join(divisors if len(divisors) <= 16 else [*divisors[:15], "...", divisors[-1]])
         raise ValueError(
             f"{name}={size} can't be divided over {world_size} ranks: each rank takes whole {unit}, and as many as any "
-            f"other. Use p in {fitting}."
+            f"other. Use p in {_divisors(size)}."
         )
     return size // world_size
 
@@ -147,6 +146,12 @@ class ShardedModule(nn.Module):
         twin.__setstate__(copy.deepcopy(self.__dict__, memo))
         twin._mark_shards()
         return twin
+
+
+def _divisors(size: int) -> str:
+    small = [p for p in range(1, isqrt(size) + 1) if size % p == 0]
+    divisors = [str(p) for p in sorted({*small, *(size // p for p in small)})]
+    return ", ".join(divisors if len(divisors) <= 16 else [*divisors[:15], "...", divisors[-1]])
 
 
 def _checked_dim(tensor: Tensor, dim: int) -> int:

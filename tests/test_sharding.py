@@ -1,0 +1,234 @@
+"""Which part of a tensor is whose: `tplab.sharding`, against torch.chunk."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.reference import cut, random
+from tplab import launch
+from tplab.sharding import ShardedModule, Sharding, divide, rank_and_size, shard, shard_range, unshard
+
+
+def test_divide_is_exact_division():
+    assert [divide(12, p) for p in (1, 2, 3, 4, 6, 12)] == [12, 6, 4, 3, 2, 1]
+    assert divide(0, 4) == 0
+
+
+def test_an_uneven_division_is_refused_with_the_sizes_that_work():
+    with pytest.raises(ValueError) as error:
+        divide(12, 8, name="num_heads", unit="heads")
+    assert "num_heads=12 can't be divided over 8 ranks: each rank takes whole heads" in str(error.value)
+    assert "Use p in 1, 2, 3, 4, 6, 12." in str(error.value)
+
+
+def test_a_long_list_of_sizes_that_work_is_shortened():
+    with pytest.raises(ValueError, match=r"Use p in 1, 2, 3, 4, .*, 16, 18, \.\.\., 5040\."):
+        divide(5040, 11)
+
+
+@pytest.mark.parametrize("p", [0, -2])
+def test_no_ranks_are_refused(p):
+    with pytest.raises(ValueError, match="at least one rank"):
+        divide(12, p)
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_ranges_cover_everything_once_in_rank_order(p):
+    ranges = [shard_range(12, rank, p) for rank in range(p)]
+    assert [index for start, stop in ranges for index in range(start, stop)] == list(range(12))
+
+
+@pytest.mark.parametrize("rank", [-1, 4])
+def test_a_rank_outside_the_group_is_refused(rank):
+    with pytest.raises(ValueError, match="numbered 0 to 3"):
+        shard_range(12, rank, 4)
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -3])
+def test_shards_are_the_parts_of_each_block_and_unshard_undoes_them(dim, stride, p):
+    whole = random((24, 48, 72), dim, stride, p)
+    shards = [shard(whole, dim, rank, p, stride=stride) for rank in range(p)]
+    for rank in range(p):
+        assert torch.equal(shards[rank], cut(whole, dim, rank, p, stride))
+    assert torch.equal(unshard(shards, dim, stride=stride), whole)
+
+
+def test_stride_keeps_fused_matrices_apart():
+    gate, up = random((8, 3), "gate"), random((8, 3), "up")
+    fused = torch.cat([gate, up])
+    assert torch.equal(shard(fused, 0, 1, 2, stride=2), torch.cat([gate[4:], up[4:]]))
+    assert torch.equal(shard(fused, 0, 1, 2), up)  # without it rank 1 holds no gate at all
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_tensors_of_any_layout_are_cut_by_what_they_hold(stride):
+    base = random((8, 12), "layout")
+    for whole in (base.T, base[:, ::3], base[:1].expand(4, 12), base[0].expand(8, 12)):
+        for rank in range(2):
+            assert torch.equal(shard(whole, 1, rank, 2, stride=stride), cut(whole, 1, rank, 2, stride))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("p", [1, 4])
+def test_a_shard_is_contiguous_and_shares_no_memory_with_the_whole(dim, p):
+    whole = random((8, 8), "memory")
+    before = whole.clone()
+    part = shard(whole, dim, 0, p)
+    assert part.is_contiguous()
+    assert part.untyped_storage().nbytes() == part.nbytes  # a view would keep all of the whole alive
+    part.zero_()
+    assert torch.equal(whole, before)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_unshard_shares_no_memory_with_the_shards(p):
+    shards = [random((2, 3), rank) for rank in range(p)]
+    before = [part.clone() for part in shards]
+    unshard(shards, 0).zero_()
+    assert all(map(torch.equal, shards, before))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_dtypes_stay(dtype):
+    whole = random((4, 4), "dtype").to(dtype)
+    parts = [shard(whole, 0, rank, 2) for rank in range(2)]
+    assert parts[0].dtype == dtype
+    assert torch.equal(unshard(parts, 0), whole)
+
+
+def test_empty_and_meta_tensors_can_be_cut():
+    assert shard(torch.empty(0, 8), 1, 1, 2, stride=2).shape == (0, 4)
+    assert shard(torch.empty(0, 8), 0, 1, 2).shape == (0, 8)
+    assert unshard([torch.empty(0, 4)] * 2, 1, stride=2).shape == (0, 8)
+    meta = shard(torch.empty(8, 8, device="meta"), 0, 1, 2)
+    assert meta.is_meta
+    assert meta.shape == (4, 8)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_cutting_and_joining_are_differentiable(stride):
+    whole = random((4, 8), "gradcheck").requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: shard(x, 1, 1, 2, stride=stride), whole)
+    assert torch.autograd.gradcheck(lambda x: unshard([x, x * 2], 1, stride=stride), whole)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: shard(torch.ones(10, 4), 0, 0, 4), "size=10 can't be divided over 4 ranks"),
+        (lambda: shard(torch.ones(12, 4), 0, 0, 4, stride=2), "size=6 can't be divided over 4 ranks"),
+        (lambda: shard(torch.ones(9, 4), 0, 0, 1, stride=2), "a size of 9 isn't stride=2 equal blocks"),
+        (lambda: shard(torch.ones(8, 4), 0, 0, 1, stride=0), "stride=0"),
+        (lambda: shard(torch.ones(8, 4), 2, 0, 2), r"dim=2 doesn't exist in a tensor of shape \(8, 4\)"),
+        (lambda: shard(torch.tensor(1.0), 0, 0, 2), "dim=0 doesn't exist"),
+        (lambda: unshard([], 0), "got none"),
+        (lambda: unshard([torch.ones(2, 4), torch.ones(3, 4)], 0), r"same shape, got \[\(2, 4\), \(3, 4\)\]"),
+        (lambda: unshard([torch.ones(3), torch.ones(3)], 0, stride=2), "a size of 3 isn't stride=2 equal blocks"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_with_the_numbers(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_without_a_process_group_there_is_one_rank():
+    assert not dist.is_initialized()
+    assert rank_and_size() == (0, 1)
+
+
+def _places_in_groups():
+    evens, odds = dist.new_group([0, 2]), dist.new_group([3, 1])
+    own, foreign = (evens, odds) if dist.get_rank() % 2 == 0 else (odds, evens)
+    try:
+        rank_and_size(foreign)
+    except ValueError as error:
+        return rank_and_size(), rank_and_size(own), str(error)
+
+
+def test_rank_and_size_are_those_within_the_group_and_others_are_refused():
+    results = launch(_places_in_groups, 4)
+    assert [result[:2] for result in results] == [
+        ((0, 4), (0, 2)),
+        ((1, 4), (0, 2)),  # torch sorts the ranks of a group
+        ((2, 4), (1, 2)),
+        ((3, 4), (1, 2)),
+    ]
+    assert all(f"rank {rank} isn't a member" in result[2] for rank, result in enumerate(results))
+
+
+class Half(ShardedModule):
+    """A module with a shard, a replicated parameter and an absent one."""
+
+    def __init__(self, group=None, device=None):
+        super().__init__(group)
+        self.register_shard("weight", nn.Parameter(torch.ones(2, 6, device=device)), Sharding(1, 3))
+        self.scale = nn.Parameter(torch.ones(2, device=device))
+        self.register_parameter("bias", None)
+
+
+def _sharding(module):
+    assert not hasattr(module.scale, "tensor_parallel")
+    return getattr(module.weight, "tensor_parallel", None)
+
+
+def _assign(module):
+    module.load_state_dict({"weight": torch.zeros(2, 6), "scale": torch.zeros(2)}, assign=True)
+    return module
+
+
+def _tie(module):
+    module.weight = nn.Parameter(torch.zeros(2, 6))
+    return module
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: module,
+        copy.deepcopy,
+        copy.copy,
+        lambda module: pickle.loads(pickle.dumps(module)),
+        lambda module: copy.deepcopy(nn.ModuleList([module]))[0],
+        lambda module: module.double(),
+        lambda module: module.to("meta"),
+        lambda module: Half(device="meta").to_empty(device="cpu"),
+        _assign,
+        _tie,
+    ],
+    ids=["nothing", "deepcopy", "copy", "pickle", "deepcopy-outside", "double", "to-meta", "to_empty", "assign", "tie"],
+)
+def test_a_sharded_parameter_says_so_after(change):
+    assert _sharding(change(Half())) == Sharding(dim=1, stride=3)
+
+
+def test_a_deep_copy_has_parameters_of_its_own():
+    module = Half()
+    twin = copy.deepcopy(module)
+    with torch.no_grad():
+        twin.weight.zero_()
+    assert module.weight.sum() == 12
+    assert twin.shardings is not module.shardings
+
+
+def _deepcopy_in_a_group():
+    group = dist.new_group([0, 1])
+    module = Half(group)
+    twin = copy.deepcopy(nn.Sequential(module))[0]
+    return twin.group is group, _sharding(twin), (twin.rank, twin.world_size)
+
+
+def test_a_deep_copy_stays_in_its_process_group():
+    results = launch(_deepcopy_in_a_group, 2)
+    assert list(results) == [(True, Sharding(1, 3), (0, 2)), (True, Sharding(1, 3), (1, 2))]
+
+
+def test_a_sharding_is_a_value():
+    assert pickle.loads(pickle.dumps(Sharding(0, 2))) == copy.deepcopy(Sharding(0, 2)) == Sharding(0, 2)
+    assert Sharding(0) != Sharding(1)
+    assert len({Sharding(0), Sharding(0, 1)}) == 1
