@@ -1,0 +1,148 @@
+"""Every chapter: its notebooks fit its source, its solution passes, its blank form is to do, no wrong answer passes."""
+
+import importlib
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.wrong_answers import (
+    ROOT,
+    chapter,
+    load_chapter_namespace,
+    run_check,
+    run_prediction,
+    run_wrong_answer,
+    wrong_answers,
+)
+from tplab.course.build import stale
+from tplab.course.checker import Note, Verdict, check_notebook
+from tplab.course.notebook import read_notebook
+from tplab.course.rules import validate
+from tplab.course.source import sources
+
+STEMS = [path.stem for path in sources(ROOT)]
+NUMBERS = [int(stem[:2]) for stem in STEMS]
+EXERCISES = [exercise for number in NUMBERS for exercise in chapter(number).of_role("exercise")]
+PREDICTIONS = [prediction for number in NUMBERS for prediction in chapter(number).of_role("predict")]
+WRONG = [wrong for number in NUMBERS for wrong in wrong_answers(number)]
+
+
+def spread(values, name=str):
+    """Parameters that may run beside those of other chapters: one process for each chapter."""
+    marks = [pytest.mark.xdist_group(f"chapter {str(name(value)).partition('.')[0]}") for value in values]
+    return [pytest.param(value, id=str(name(value)), marks=mark) for value, mark in zip(values, marks, strict=True)]
+
+
+def results(stem: str, folder: str) -> tuple[dict[str, str], list[str]]:
+    """What `tplab check` says about a notebook when every cell is run: status by exercise, and notes."""
+    reference = read_notebook(ROOT / "solutions" / f"{stem}.ipynb")
+    stream = list(check_notebook(reference, ROOT / folder / f"{stem}.ipynb", int(stem[:2]), everything=True))
+    statuses = {said.number: f"{said.status} {said.text}".strip() for said in stream if isinstance(said, Verdict)}
+    return statuses, [said.text for said in stream if isinstance(said, Note)]
+
+
+def test_there_are_chapters(capfd):
+    assert STEMS, "no solutions/NN_*.py: nothing here was tested"
+    assert EXERCISES and WRONG
+    with capfd.disabled():
+        print(
+            f"\n{len(STEMS)} chapters, {len(EXERCISES)} exercises, {len(PREDICTIONS)} predictions, "
+            f"{len(WRONG)} wrong answers",
+            file=sys.stderr,
+        )
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_source_keeps_the_rules_and_notebooks_fit_it(number):
+    validate(chapter(number))
+    assert stale(chapter(number), ROOT) == [], "run `make notebooks`"
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_checks_and_predictions_are_those_of_the_source(number):
+    module = importlib.import_module(f"tplab.course.ch{number:02d}")
+    assert set(module.PREDICTIONS) == set(chapter(number).of_role("predict"))
+    assert {symptom.exercise for symptom in module.SYMPTOMS} - {""} <= set(EXERCISES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stem", spread(STEMS))
+def test_solution_passes(stem):
+    statuses, notes = results(stem, "solutions")
+    assert statuses == dict.fromkeys(chapter(int(stem[:2])).of_role("exercise"), "passed")
+    assert notes == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stem", spread(STEMS))
+def test_blank_chapter_is_to_do_and_nothing_else_fails(stem):
+    statuses, notes = results(stem, "chapters")
+    exercises = list(chapter(int(stem[:2])).of_role("exercise"))
+    assert list(statuses) == exercises
+    for place, (exercise, status) in enumerate(statuses.items()):
+        assert status in ["to do", *(f"waiting {earlier}" for earlier in exercises[:place])], exercise
+    assert notes == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stem", spread(STEMS))
+def test_solved_chapter_passes_plain_nbval(stem, tmp_path):
+    """`pytest --nbval-lax` on a chapter whose answers were typed in but never run: the stored outputs are compared."""
+    notebook = nbformat.read(ROOT / "chapters" / f"{stem}.ipynb", as_version=4)
+    solved = {cell.id: cell.source for cell in nbformat.read(ROOT / "solutions" / f"{stem}.ipynb", as_version=4).cells}
+    for cell in notebook.cells:
+        if "exercise" in cell.metadata.get("tplab", {}):
+            cell.source = solved[cell.id]
+    path = tmp_path / f"{stem}.ipynb"
+    nbformat.write(notebook, path)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--nbval-lax", "-p", "no:cacheprovider", "-c", os.devnull, path.name],
+        cwd=tmp_path,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout[-3000:]
+
+
+@pytest.mark.parametrize("exercise", spread(EXERCISES))
+def test_check_fails_where_only_its_exercise_is_blank(exercise):
+    namespace = load_chapter_namespace(exercise, {}, blank=[exercise])
+    with pytest.raises(NotImplementedError, match=f"^exercise {exercise}$"):
+        run_check(exercise, namespace)
+
+
+@pytest.mark.parametrize("exercise", spread(EXERCISES))
+def test_check_passes_the_solution(exercise):
+    assert "passed" in str(run_check(exercise, load_chapter_namespace(exercise, {})))
+
+
+@pytest.mark.parametrize("wrong", spread(WRONG, lambda wrong: f"{wrong.exercise} {wrong.name}"))
+def test_wrong_answer_is_caught(wrong):
+    run_wrong_answer(wrong)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_five_wrong_answers_for_each_exercise(exercise):
+    names = Counter(wrong.name for wrong in WRONG if wrong.exercise == exercise)
+    assert len(names) >= 5
+    assert max(names.values()) == 1
+    assert all(len(wrong.says) >= 10 for wrong in WRONG if wrong.exercise == exercise), "say more of the message"
+
+
+@pytest.mark.parametrize("number", PREDICTIONS)
+def test_prediction_accepts_the_answer_and_asks_for_the_dots(number):
+    assert "right" in str(run_prediction(number)).splitlines()[0]
+    assert "not" not in str(run_prediction(number)).splitlines()[0]
+    assert "Replace the dots" in str(run_prediction(number, blank=True))
+
+
+def test_every_wrong_answer_belongs_to_an_exercise():
+    assert {wrong.exercise for wrong in WRONG} == set(EXERCISES)
+    files = {path.stem for path in Path(__file__).with_name("wrong_answers").glob("ch*.py")}
+    assert files == {f"ch{number:02d}" for number in NUMBERS}

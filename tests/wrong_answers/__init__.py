@@ -1,0 +1,108 @@
+"""Wrong answers to the exercises, and the harness that runs an answer against its check without a notebook.
+
+A chapter's file chNN.py holds WRONG, a list of WrongAnswer: at least five for each exercise, plausible programs that
+somebody shipped or that a learner will write, each with words of the message it must get. tests/test_chapters.py runs
+them all. A wrong answer that passes fails the build.
+"""
+
+import builtins
+import importlib
+import linecache
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tplab.course.rewrite import blank_exercise, blank_prediction, keep_solution
+from tplab.course.source import Chapter, read, sources, without_magics
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class WrongAnswer:
+    """A wrong program for an exercise.
+
+    source: what the learner wrote in the exercise's cell, in place of the solution
+    says:   words of the message that the check must give for it
+    """
+
+    exercise: str
+    name: str
+    source: str
+    says: str
+
+
+@cache
+def chapter(number: int) -> Chapter:
+    """The source of a chapter."""
+    return next(read(path) for path in sources(ROOT) if int(path.stem[:2]) == number)
+
+
+def chapter_of(exercise: str) -> Chapter:
+    return chapter(int(exercise.partition(".")[0]))
+
+
+def wrong_answers(number: int) -> list[WrongAnswer]:
+    """The wrong answers to the exercises of a chapter."""
+    return list(importlib.import_module(f"tests.wrong_answers.ch{number:02d}").WRONG)
+
+
+def load_chapter_namespace(exercise: str, answers: Mapping[str, str], blank: Iterable[str] = ()) -> dict[str, Any]:
+    """A fresh namespace as a notebook has it just before the check of `exercise`: its setup and exercise cells were run.
+
+    answers: sources that stand in for an exercise's solution. blank: exercises whose stub is left as it is.
+    The namespace is that of a __main__ module, so that functions defined in it travel to the ranks by value.
+    """
+    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+    for cell in chapter_of(exercise).cells:
+        if cell.role == "check" and cell.number == exercise:
+            return namespace
+        if cell.role == "exercise":
+            source = answers.get(cell.number) or keep_solution(cell.text)
+            if cell.number in blank:
+                source = blank_exercise(cell.text, cell.number)
+            run_cell(source, namespace, f"<exercise {cell.number}>")
+        elif cell.code and "setup" in cell.tags:
+            run_cell(cell.text, namespace, f"<setup of chapter {exercise.partition('.')[0]}>")
+    raise ValueError(f"there is no check {exercise}")
+
+
+def run_cell(source: str, namespace: dict[str, Any], name: str) -> None:
+    """Run a cell's source; tracebacks show its lines."""
+    text = without_magics(source)
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    exec(compile(text, name, "exec"), namespace)
+
+
+def run_check(exercise: str, namespace: dict[str, Any]) -> Any:
+    """What the check cell of `exercise` shows. Raises what it raises."""
+    source = without_magics(chapter_of(exercise).of_role("check")[exercise].text)
+    return eval(source.strip(), namespace)
+
+
+def run_prediction(number: str, *, blank: bool = False) -> Any:
+    """What the predict cell shows with the source's values, or with dots for every value."""
+    source = chapter_of(number).of_role("predict")[number].text
+    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+    for cell in chapter_of(number).cells:
+        if cell.code and "setup" in cell.tags:
+            run_cell(cell.text, namespace, f"<setup of chapter {number.partition('.')[0]}>")
+    return eval((blank_prediction(source) if blank else source).strip(), namespace)
+
+
+def run_wrong_answer(wrong: WrongAnswer) -> str:
+    """The message that a wrong answer gets. Raises AssertionError where it passes or fails in another way."""
+    from tplab.course.verdict import CheckFailed
+
+    namespace = load_chapter_namespace(wrong.exercise, {wrong.exercise: wrong.source})
+    try:
+        verdict = run_check(wrong.exercise, namespace)
+    except CheckFailed as failure:
+        message = str(failure)
+    else:
+        raise AssertionError(f"the wrong answer {wrong.name!r} passes the check of {wrong.exercise}: {verdict}")
+    if " ".join(wrong.says.split()) not in " ".join(message.split()):
+        raise AssertionError(f"{wrong.name!r} is told something else than {wrong.says!r}:\n{message}")
+    return message
