@@ -1,0 +1,265 @@
+"""Pictures: one colour per rank, the numbers and names that belong on them, a size that fits a notebook, no window."""
+
+import colorsys
+import itertools
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.transforms import Bbox
+
+from tplab import viz
+from tplab.runtime import Collective, Record
+from tplab.viz.colors import rank_fill, rank_hatch
+
+X, A = torch.arange(8.0).reshape(2, 4), torch.arange(32.0).reshape(4, 8)
+
+
+def texts(picture: viz.Picture) -> list[str]:
+    picture.png()
+    return [text.get_text() for axes in picture.axes for text in axes.texts]
+
+
+def fills(picture: viz.Picture) -> list[tuple[float, ...]]:
+    """The fill colours of the drawn rectangles, in order."""
+    shown = [patch.get_facecolor() for axes in picture.axes for patch in axes.patches]
+    return [color[:3] for color in shown if color[3]]
+
+
+def collective(rank: int, kind: str, size: int, start: float = 0.0, end: float | None = 1.0) -> Collective:
+    return Collective(rank, kind, (0, 1), 1, (size // 4,), "float32", size, "sum", None, "file:1:f", start, end)
+
+
+RECORD = Record(
+    [collective(rank, "all_reduce", 2048, 0.1 + rank, 1.5) for rank in (0, 1)] + [collective(1, "barrier", 0)]
+)
+RESULTS = SimpleNamespace(record=RECORD, times=[1.6, 1.7])
+
+PICTURES = {
+    "matrices": lambda: viz.matrices({"rank 0: X": X, "A": A}),
+    "split": lambda: viz.split(A, 1, 4),
+    "product, column": lambda: viz.product(X, A, kind="column", p=4),
+    "product, row": lambda: viz.product(X, A, kind="row", p=4),
+    "traffic": lambda: viz.traffic(RECORD),
+    "timeline": lambda: viz.timeline(RESULTS),
+    "curves": lambda: viz.curves({"one": [3, 2, 1], "two": [3, 2.5, 2]}),
+}
+
+
+@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
+def test_a_picture_is_small_fits_a_notebook_and_is_the_same_every_time(draw) -> None:
+    png, shown = draw()._repr_png_()
+    assert png.startswith(b"\x89PNG")
+    assert len(png) < 100_000
+    assert shown["width"] <= 960
+    assert shown["alt"]
+    assert png == draw().png()
+
+
+@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
+def test_a_picture_belongs_to_no_window(draw) -> None:
+    from matplotlib import pyplot
+
+    draw().png()
+    assert pyplot.get_fignums() == []
+
+
+def text_boxes(picture: viz.Picture) -> list[tuple[str, Bbox]]:
+    """Every text on the picture with the rectangle that it covers, in pixels."""
+    canvas = FigureCanvasAgg(picture)
+    canvas.draw()
+    found = [text for axes in picture.axes for text in axes.texts if text.get_text()]
+    return [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in found]
+
+
+@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
+def test_no_text_leaves_the_picture(draw) -> None:
+    picture = draw()
+    boxes = text_boxes(picture)
+    frame = picture.bbox
+    outside = [text for text, box in boxes if box.x0 < frame.x0 - 1 or box.x1 > frame.x1 + 1]
+    outside += [text for text, box in boxes if box.y0 < frame.y0 - 1 or box.y1 > frame.y1 + 1]
+    assert outside == []
+
+
+@pytest.mark.parametrize("name", ["matrices", "product, column", "product, row", "split", "traffic"])
+def test_no_two_texts_overlap(name) -> None:
+    pairs = itertools.combinations(text_boxes(PICTURES[name]()), 2)
+    assert [(one, other) for (one, a), (other, b) in pairs if a.overlaps(b)] == []
+
+
+def test_ranks_differ_in_colour_in_grey_and_in_hatch() -> None:
+    colors = viz.rank_colors(8)
+    assert len(set(colors)) == 8
+    assert viz.rank_colors(4) == colors[:4]
+    assert len({rank_hatch(rank) for rank in range(8)}) == 8
+    greys = [colorsys.rgb_to_yiq(*to_rgb(color))[0] for color in colors[:4]]
+    assert all(abs(a - b) > 0.04 for a, b in itertools.combinations(greys, 2))
+
+
+def test_matrices_show_their_numbers_in_their_ranks_colour() -> None:
+    picture = viz.matrices({"rank 1: X": X - 0.5, "whole": torch.tensor([1, -2])})
+    assert {"rank 1: X", "[2, 4]", "0.5", "6.5", "−0.5", "whole", "[2]", "−2"} <= set(texts(picture))
+    assert [rank_fill(1)] == [c for c in fills(picture) if c == rank_fill(1)]
+
+
+def test_matrices_of_every_rank_and_given_ranks() -> None:
+    assert {"out, rank 0", "out, rank 1"} <= set(texts(viz.matrices({"out": [X, X]})))
+    assert fills(viz.matrices({"a": X, "b": X}, ranks=[1, 0])) == [rank_fill(1), rank_fill(0)]
+    with pytest.raises(ValueError, match="2 tensors and 1 ranks"):
+        viz.matrices({"a": X, "b": X}, ranks=[1])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "shown"),
+    [
+        (torch.tensor(3.25), {"3.25"}),
+        (torch.zeros(0, 3), {"empty"}),
+        (torch.ones(2, 2, 2), {"[2, 2, 2]", "1"}),
+        (torch.tensor([True, False]), {"True", "False"}),
+        (torch.tensor([1e9, float("nan")]), {"1.0e+09", "nan"}),
+        (torch.arange(400.0).reshape(20, 20), {"0", "399", "…"}),
+        ([[1, 2], [3, 4]], {"[2, 2]", "4"}),
+        (torch.tensor([-0.001, 0.0]), {"0.00"}),
+    ],
+    ids=["scalar", "empty", "three dimensions", "bool", "huge and NaN", "large", "nested lists", "minus nothing"],
+)
+def test_matrices_take_any_tensor(tensor, shown) -> None:
+    assert shown <= set(texts(viz.matrices({"t": tensor})))
+
+
+def test_split_names_ranks_and_shapes() -> None:
+    picture = viz.split((8, 6), 0, 2, title="a title")
+    assert {"a title", "each rank holds [4, 6] of [8, 6]", "rank 0", "rank 1", "8", "6"} <= set(texts(picture))
+    assert fills(picture) == [rank_fill(0), rank_fill(1)]
+    assert "each rank holds [4] of [8]" in texts(viz.split(torch.zeros(8), -1, 2))
+
+
+@pytest.mark.parametrize(("shape", "dim", "p", "says"), [((8, 6), 1, 4, "size 6"), ((2, 2, 2), 0, 2, r"\[2, 2, 2\]")])
+def test_split_refuses_what_it_cannot_draw(shape, dim, p, says) -> None:
+    with pytest.raises(ValueError, match=says):
+        viz.split(shape, dim, p)
+
+
+def test_the_column_product_has_parts_and_the_row_product_terms() -> None:
+    column = texts(viz.product(X, A, kind="column", p=2))
+    assert {"A₀", "A₁", "XA₀", "XA₁", "[2, 8]", "[2, 4] each", "on every rank"} <= set(column)
+    row = texts(viz.product(X, A, kind="row", p=2))
+    assert {"X₀", "X₁", "X₀ A₀", "X₁ A₁", "+", "[2, 8] each", "rank 0", "rank 1", "the sum"} <= set(row)
+
+
+@pytest.mark.parametrize(
+    ("x", "a", "options", "says"),
+    [
+        ((2, 3), (4, 8), {}, "can't be multiplied"),
+        ((2, 4), (4, 6), {"p": 4}, "size 6"),
+        ((2, 6), (6, 8), {"p": 4, "kind": "row"}, "size 6"),
+        ((2, 4), (4, 8), {"kind": "diagonal"}, "diagonal"),
+        ((2, 4, 1), (4, 8), {}, "matrices"),
+    ],
+)
+def test_product_refuses_what_does_not_fit(x, a, options, says) -> None:
+    with pytest.raises(ValueError, match=says):
+        viz.product(x, a, **options)
+
+
+def test_traffic_shows_calls_and_bytes_of_every_rank() -> None:
+    picture = viz.traffic(RESULTS, title="seen")
+    assert texts(picture) == ["1 call, 2 KiB", "1 call, 2 KiB", "1 call, 0 B"]
+    assert [label.get_text() for label in picture.axes[0].get_yticklabels()] == [
+        "all_reduce  rank 0",
+        "rank 1",
+        "barrier  rank 1",
+    ]
+    widths = [patch.get_width() for patch in picture.axes[0].patches]
+    assert widths == [2048, 2048, 0]
+    assert "nothing was sent" in texts(viz.traffic(Record()))[0]
+
+
+def test_the_timeline_has_a_lane_per_rank_and_a_box_per_collective() -> None:
+    picture = viz.timeline(RESULTS)
+    assert [label.get_text() for label in picture.axes[0].get_yticklabels()] == ["rank 0", "rank 1"]
+    lanes, boxes = [], []
+    for patch in picture.axes[0].patches:
+        (boxes if patch.get_hatch() else lanes).append(patch)
+    assert len(lanes) == 2
+    assert [round(box.get_width()) for box in boxes] == [1400, 400, 1000]
+    assert {text.get_text() for text in picture.axes[0].get_legend().get_texts()} == {
+        "computes",
+        "in all_reduce",
+        "in barrier",
+    }
+    unfinished = SimpleNamespace(record=Record([collective(0, "all_reduce", 4, 1.0, None)]), times=[3.0])
+    assert round(viz.timeline(unfinished).axes[0].patches[1].get_width()) == 2000
+    assert viz.timeline(SimpleNamespace(record=Record(), times=[1.0, 2.0])).png()
+
+
+def test_curves_that_coincide_stay_visible() -> None:
+    picture = viz.curves({"one process": torch.tensor([3.0, 2.0]), "p = 2": [3.0, 2.0], "p = 4": [3.0, 2.0]}, title="t")
+    lines = picture.axes[0].get_lines()
+    assert [list(line.get_ydata()) for line in lines] == [[3.0, 2.0]] * 3
+    widths = [line.get_linewidth() for line in lines]
+    assert widths == sorted(widths, reverse=True)
+    assert len(set(widths)) == 3
+    assert len({line.get_color() for line in lines}) == 3
+
+
+def test_explore_outside_a_notebook_gives_the_first_picture() -> None:
+    assert viz.explore(lambda p, kind: (p, kind), p=(2, 4), kind=["column", "row"]) == (2, "column")
+
+
+@pytest.mark.parametrize("choices", [{}, {"p": ()}])
+def test_explore_without_a_choice_is_refused(choices) -> None:
+    with pytest.raises(ValueError, match="at least one value"):
+        viz.explore(lambda **_: None, **choices)
+
+
+NOTEBOOK = """
+from tplab import viz
+seen = []
+def draw(p, kind):
+    seen.append((p, kind))
+    print("drawing")
+    return viz.split((8, 8), 0 if kind == "row" else 1, p)
+box = viz.explore(draw, p=(1, 2, 4), kind=["column", "row"])
+box
+---
+box.children[0].value = 4
+box.children[1].value = "row"
+seen, [type(child).__name__ for child in box.children]
+---
+viz.split((4, 4), 0, 2)
+"""
+
+
+@pytest.mark.slow
+def test_in_a_real_kernel_moving_a_slider_redraws_the_picture(tmp_path) -> None:
+    program = """
+import json, sys
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+cells = [new_code_cell(source) for source in sys.stdin.read().split("---")]
+client = NotebookClient(new_notebook(cells=cells), timeout=120)
+print(json.dumps(client.execute()))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], input=NOTEBOOK, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    notebook = json.loads(run.stdout)
+    first, second, third = (cell["outputs"] for cell in notebook["cells"])
+    assert "widget-view" in str(first)
+    assert "[(1, 'column'), (4, 'column'), (4, 'row')]" in second[-1]["data"]["text/plain"]
+    assert "['SelectionSlider', 'SelectionSlider', 'Output']" in second[-1]["data"]["text/plain"]
+    assert [set(output["data"]) for output in third] == [{"image/png", "text/plain"}]
+    assert third[0]["data"]["text/plain"].startswith("<[4, 4] cut along dimension 0")
+    state = notebook["metadata"]["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
+    kept = [widget["state"]["outputs"] for widget in state.values() if widget["model_name"] == "OutputModel"]
+    assert len(kept) == 1
+    pictures = [output for output in kept[0] if "image/png" in output.get("data", {})]
+    assert len(pictures) == 1, "the old picture goes when the new one comes"
