@@ -159,11 +159,10 @@ def run_ranks(program: Callable[..., Any], p: int, *args: Any, question: str | N
         stuck = isinstance(error, Deadlock)
         what = "the ranks wait for each other" if stuck else f"your code fails on rank {error.rank}"
         start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
-        raise CheckFailed(
-            f"{start}: {what}{current().passed_before()}.",
-            report=readable_report(str(error), _HOUSE),
-            question=question or (_STUCK if stuck else _FAILED),
-        ) from error
+        report = readable_report(str(error), _HOUSE)
+        general = _STUCK if stuck else _FAILED if ", line " in report else _CALLED
+        headline = f"{start}: {what}{current().passed_before()}."
+        raise CheckFailed(headline, report=report, question=question or general) from error
 
 
 def _portable_result(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -133,6 +133,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
 
     def __post_init__(self) -> None:
         super().__init__(self.headline)
+        self._shown = False
 
     def __str__(self) -> str:
         parts = [self.headline]
@@ -176,5 +177,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
         """What IPython shows for this exception: in a notebook the box and one line, elsewhere the text; no frames."""
         if not in_notebook():
             return ["CheckFailed: " + str(self)]
-        display_html(self.html(), str(self))
+        if not self._shown:  # IPython asks more than once
+            self._shown = True
+            display_html(self.html(), str(self))
         return ["CheckFailed: " + self.headline]
