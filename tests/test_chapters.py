@@ -48,7 +48,8 @@ def results(stem: str, folder: str) -> tuple[dict[str, str], list[str]]:
 
 def test_there_are_chapters(capfd):
     assert STEMS, "no solutions/NN_*.py: nothing here was tested"
-    assert EXERCISES and WRONG
+    assert EXERCISES
+    assert WRONG
     with capfd.disabled():
         print(
             f"\n{len(STEMS)} chapters, {len(EXERCISES)} exercises, {len(PREDICTIONS)} predictions, "

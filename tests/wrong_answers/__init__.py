@@ -92,6 +92,11 @@ def run_prediction(number: str, *, blank: bool = False) -> Any:
     return eval((blank_prediction(source) if blank else source).strip(), namespace)
 
 
+def _plain(text: str) -> str:
+    """Without line breaks and capitals, which depend on where in the message the words stand."""
+    return " ".join(text.split()).casefold()
+
+
 def run_wrong_answer(wrong: WrongAnswer) -> str:
     """The message that a wrong answer gets. Raises AssertionError where it passes or fails in another way."""
     from tplab.course.verdict import CheckFailed
@@ -103,6 +108,6 @@ def run_wrong_answer(wrong: WrongAnswer) -> str:
         message = str(failure)
     else:
         raise AssertionError(f"the wrong answer {wrong.name!r} passes the check of {wrong.exercise}: {verdict}")
-    if " ".join(wrong.says.split()) not in " ".join(message.split()):
+    if _plain(wrong.says) not in _plain(message):
         raise AssertionError(f"{wrong.name!r} is told something else than {wrong.says!r}:\n{message}")
     return message

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tplab.course.merge import Merged, code_cells, merge, names_in, role_of
-from tplab.course.needs import select, to_notebook
+from tplab.course.needs import cells_that_need_answers, select, to_notebook
 from tplab.course.notebook import Cell, read_notebook
 from tplab.course.run import CELL_TIMEOUT, Run
 
@@ -78,7 +78,7 @@ def _verdicts(run: Run, merged: Merged, reference: list[Cell], wanted: list[str]
             yield Verdict(row["number"], titles[row["number"]], status, text)
     for number in wanted:
         if number not in said:
-            yield Verdict(number, titles[number], "not run", judge.stopped or "nbval did not reach it")
+            yield Verdict(number, titles[number], "not run", judge.stopped or "nbval did not reach it.")
     yield from (Note(text) for text in [*merged.notes, *judge.notes, *run.notes])
 
 
@@ -87,6 +87,8 @@ class Judge:
 
     def __init__(self, merged: Merged, reference: list[Cell]):
         self.missing = merged.missing
+        self.need_answers = cells_that_need_answers(merged.pieces)
+        self.all_passed = True
         self.notes: list[str] = []
         self.stopped = ""  # why nothing after this point was run
         self._broken: dict[str, str] = {}  # exercise -> why its own cell or its guard failed
@@ -99,25 +101,26 @@ class Judge:
     def see(self, row: dict) -> None:
         if row["outcome"] == "passed":
             return
+        self.all_passed = self.all_passed and row.get("role") not in ("exercise", "check", "guard")
         role, number = row.get("role"), row.get("number", "")
         if role == "exercise":
-            self._broken[number] = "its own cell does not run. " + explain(row)
+            self._broken[number] = "Its own cell does not run. " + explain(row)
         elif role == "guard" and number:
             self._broken.setdefault(number, row.get("evalue") or explain(row))
         elif role == "own" and not _asks_for(row):
             self.notes.append(f"One of your own cells failed: {explain(row)}")
-        elif role in ("setup", "given") and not _asks_for(row):
+        elif role in ("setup", "given") and (self.all_passed or row["id"] not in self.need_answers):
             self.notes.append(f"The chapter's cell {row['id']} failed: {explain(row)}")
         if row.get("problem") == "kernel died" and not self.stopped:
             where = {"check": f"the check of exercise {number}", "exercise": f"the cell of exercise {number}"}
-            self.stopped = f"the kernel ended in {where.get(role, 'an earlier cell')}"
+            self.stopped = f"The kernel ended in {where.get(role, 'one of your own cells')}."
 
     def verdict(self, row: dict) -> tuple[str, str]:
         """Status and text for the row of a check cell."""
         number = row["number"]
         if number in self.missing:
             return "failed", self.missing[number]
-        if row.get("problem") == "kernel died" and not self.stopped.endswith(f"check of exercise {number}"):
+        if row.get("problem") == "kernel died" and not self.stopped.endswith(f"check of exercise {number}."):
             return "not run", self.stopped
         if number in self._broken:
             return "failed", self._broken[number]

@@ -11,25 +11,15 @@ Exit code: 0 all pass, 1 something does not pass, 2 the notebook can't be read o
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from tplab.course.checker import Note, Verdict, check_notebook, exercises_of
 from tplab.course.notebook import Unreadable, read_notebook
+from tplab.course.report import show_heading, show_note, show_summary, show_verdict
 from tplab.course.run import CELL_TIMEOUT, PACKAGE_ROOT
-
-LOOK = {
-    "passed": ("✓", "green"),
-    "failed": ("✗", "red"),
-    "to do": ("○", "yellow"),
-    "waiting": ("…", "yellow"),
-    "not run": ("-", "magenta"),
-}
 
 
 class Misuse(Exception):  # noqa: N818 (it names what the user did)
@@ -137,8 +127,7 @@ def _check_chapter(options, console: Console, root: Path, stem: str, path: Path)
         everything=options.all_cells,
         timeout=options.timeout,
     )
-    console.print(Text(f"Chapter {stem.replace('_', ' ')}", style="bold"))
-    console.print(Text(f"{_short(path)}, {saved(path)}", style="dim"))
+    show_heading(console, stem, path)
     waiting = list(numbers)
     verdicts: list[Verdict] = []
     notes: list[str] = []
@@ -147,57 +136,18 @@ def _check_chapter(options, console: Console, root: Path, stem: str, path: Path)
             if isinstance(said, Note):
                 notes.append(said.text)
                 continue
-            show(console, said)
+            show_verdict(console, said)
             verdicts.append(said)
             waiting.remove(said.number)
             status.update(_doing(waiting))
     for note in notes:
-        console.print(Padding(Text(f"Note: {note}", style="dim"), (0, 0, 0, 2)))
-    good = sum(verdict.status == "passed" for verdict in verdicts)
-    console.print(_summary(good, verdicts))
-    return good, len(verdicts)
+        show_note(console, note)
+    show_summary(console, verdicts)
+    return sum(verdict.status == "passed" for verdict in verdicts), len(verdicts)
 
 
 def _doing(waiting: list[str]) -> str:
     return f"checking {waiting[0]}" if waiting else "finishing"
-
-
-def _summary(good: int, verdicts: list[Verdict]) -> Text:
-    count = f"{good} of {len(verdicts)} exercise{'' if len(verdicts) == 1 else 's'} pass{'es' if good == 1 else ''}."
-    order = ("failed", "not run", "to do")
-    following = next((v.number for status in order for v in verdicts if v.status == status), "")
-    return Text(f"{count} Next: {following}." if following else count, style="bold")
-
-
-def show(console: Console, verdict: Verdict) -> None:
-    """One line for an exercise; what to look at stands below it."""
-    mark, colour = LOOK[verdict.status]
-    status = f"waiting for {verdict.text}" if verdict.status == "waiting" else verdict.status
-    line = Table.grid(expand=True, padding=(0, 1))
-    line.add_column(width=1)
-    line.add_column(no_wrap=True)
-    line.add_column(ratio=1)
-    line.add_column(no_wrap=True, justify="right")
-    line.add_row(Text(mark, style=colour), verdict.number, verdict.title, Text(status, style=f"bold {colour}"))
-    console.print(line)
-    if verdict.text and verdict.status != "waiting":
-        console.print(Padding(Text(verdict.text), (0, 0, 0, 4)))
-
-
-def saved(path: Path) -> str:
-    """When the file was saved: what has not been saved is not checked."""
-    moment = path.stat().st_mtime
-    minutes = int((time.time() - moment) / 60)
-    ago = "just now" if minutes < 1 else f"{minutes} min ago" if minutes < 120 else f"{minutes // 60} hours ago"
-    return f"saved {time.strftime('%H:%M:%S', time.localtime(moment))}, {ago}"
-
-
-def _short(path: Path) -> Path:
-    """The path as seen from here."""
-    try:
-        return path.resolve().relative_to(Path.cwd())
-    except ValueError:
-        return path
 
 
 if __name__ == "__main__":

@@ -157,8 +157,8 @@ def _by_name(reference: list[Cell], learner: list[Cell]) -> list[str]:
 def _why_missing(index: _Index, reference: list[Cell], learner: list[Cell]) -> str:
     for cell in learner:
         if cell.kind != "code" and index.find(cell) is reference:
-            return f"its cell is a {cell.kind} cell; turn it back into a code cell"
+            return f"Its cell is a {cell.kind} cell; turn it back into a code cell."
         if cell.kind == "code" and index.find(cell) is reference:
-            return "its cell is empty"
+            return "Its cell is empty."
     names = ", ".join(sorted(names_in(reference.source)))
-    return f"its cell is missing from the notebook; add a code cell that defines {names}"
+    return f"Its cell is missing from the notebook; add a code cell that defines {names}."

@@ -58,6 +58,17 @@ def select(merged: Merged, exercises: list[str], *, everything: bool = False, wh
         needed |= more
 
 
+def cells_that_need_answers(pieces: list[Piece]) -> set[str]:
+    """Ids of the given cells that can't run while an exercise is to do: they use an answer, or what comes of one."""
+    names = {name for piece in pieces if piece.role == "exercise" for name in names_in(piece.source)}
+    found = set()
+    for piece in pieces:
+        if piece.role == "given" and uses(piece.source) & names:
+            found.add(piece.id)
+            names |= binds(piece.source)
+    return found
+
+
 def to_notebook(pieces: list[Piece], chapter: int) -> list[Cell]:
     """The cells that nbval runs: the pieces, and between them the hidden cells that guard the checks."""
     asked = {name for piece in pieces if piece.role == "check" for name in uses(piece.source)}
