@@ -42,38 +42,48 @@ def init_parameter(
     shape[sharding.dim] *= world_size
     if per_rank:
         seed = int(torch.randint(2**62, (), device="cpu"))  # the same on every rank
-        stand_in = parameter.new_empty(shape, device="meta")
-        with _DrawOnShard(parameter, seed + rank):
-            init_method(stand_in)
+        _draw_shard(parameter, shape, init_method, seed + rank)
     else:
         master = parameter.new_empty(shape)
         init_method(master)
         parameter.copy_(shard(master, sharding.dim, rank, world_size, stride=sharding.stride))
 
 
-class _DrawOnShard(TorchDispatchMode):
-    """Within it, what an init method does in place to the whole tensor is done to the shard instead.
+def _draw_shard(parameter: nn.Parameter, shape: list[int], init_method: InitMethod, seed: int) -> None:
+    """Let the init method see the whole shape, and fill only the shard."""
+    stand_in = parameter.new_empty(shape, device="meta")  # a shape, for the method to take its std from, and no memory
+    with _DrawOnShard(parameter, seed) as drawing:
+        init_method(stand_in)
+    if not drawing.started:  # trunc_normal_ and orthogonal_ return at once where they see a tensor without memory
+        raise _cannot_draw("it leaves a stand-in without memory as it is")
 
-    The whole tensor is on the meta device: it has a shape, for the init method to take its std from, and no memory.
-    """
+
+class _DrawOnShard(TorchDispatchMode):
+    """Within it, what is done in place to a stand-in on the meta device is done to the shard instead."""
 
     def __init__(self, shard: Tensor, seed: int) -> None:
         super().__init__()
         self.shard = shard
         self.generator = None if shard.is_meta else torch.Generator(shard.device).manual_seed(seed)
+        self.started = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})
-        whole, *numbers = args
+        stand_in, *numbers = args
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):  # w.data, w.detach()
-            return func(whole)
-        in_place = func._schema.is_mutable and isinstance(whole, Tensor) and whole.is_meta
+            return func(stand_in)
+        in_place = func._schema.is_mutable and isinstance(stand_in, Tensor) and stand_in.is_meta
         if not in_place or any(isinstance(number, Tensor) for number in [*numbers, *kwargs.values()]):
-            raise ValueError(
-                f"per_rank_init can't draw a shard with this init_method: it calls {func}, which needs the whole "
-                "tensor. Use in-place methods such as nn.init.normal_, or per_rank_init=False."
-            )
+            raise _cannot_draw(f"it calls {func}, which needs the whole tensor")
         if any(argument.name == "generator" for argument in func._schema.arguments):
             kwargs["generator"] = self.generator
         func(self.shard, *numbers, **kwargs)
-        return whole
+        self.started = True
+        return stand_in
+
+
+def _cannot_draw(reason: str) -> ValueError:
+    return ValueError(
+        f"per_rank_init can't draw a shard with this init_method: {reason}. "
+        "Use plain draws in place such as nn.init.normal_ or xavier_uniform_, or per_rank_init=False."
+    )

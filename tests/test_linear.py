@@ -1,0 +1,611 @@
+"""ColumnParallelLinear and RowParallelLinear: `tplab.linear`, against nn.Linear on one process, in float64.
+
+The ranks run the layer; the test runs the plain twin, cuts its gradients and parameters with torch.chunk and compares
+every rank with its part. The bias is never zero and upstream gradients are random: both hide mistakes otherwise.
+"""
+
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.reference import assert_close, cut, random
+from tplab import launch, record
+from tplab.checkpoint import load_full_state_dict
+from tplab.linear import ColumnParallelLinear, RowParallelLinear
+
+WORLD_SIZES = (1, 2, 4)
+IN, OUT = 12, 24  # each divisible by stride * p for the strides and p used here, and different, so that a mix-up shows
+STEPS = 3
+LEARNING_RATE = 0.1
+
+
+def weights(bias: bool = True, in_features: int = IN, out_features: int = OUT) -> dict[str, Tensor]:
+    state = {"weight": random((out_features, in_features), "weight") / 4}
+    return {**state, "bias": random((out_features,), "bias")} if bias else state
+
+
+def _train(layer_class, options, batch_shape=(5,), dtype=torch.float64, group=None):
+    """A few SGD steps on this rank: out, dx, dW, db and traffic of the first step, parameters at the end."""
+    rank, p = dist.get_rank(group), dist.get_world_size(group)
+    options = dict(options)
+    in_features, out_features = options.pop("features", (IN, OUT))
+    layer = layer_class(in_features, out_features, **options, group=group, dtype=dtype)
+    load_full_state_dict(layer, weights(options.get("bias", True), in_features, out_features), group)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=LEARNING_RATE)
+    stride = options.get("stride", 1)
+    cut_in = layer_class is RowParallelLinear and options.get("input_is_parallel", True)
+    cut_out = layer_class is ColumnParallelLinear and not options.get("gather_output", False)
+    result = {}
+    for step in range(STEPS):
+        x, dy = random((*batch_shape, in_features), "x", step), random((*batch_shape, out_features), "dy", step)
+        x = (cut(x, -1, rank, p, stride) if cut_in else x).to(dtype).requires_grad_()
+        dy = (cut(dy, -1, rank, p, stride) if cut_out else dy).to(dtype)
+        x_before, dy_before = x.detach().clone(), dy.clone()
+        with record() as forward:
+            out = layer(x)
+        y = out[0] + out[1] if options.get("skip_bias_add") and out[1] is not None else out
+        y = y[0] if isinstance(y, tuple) else y
+        with record() as backward:
+            y.backward(dy)
+        if step == 0:
+            result = {"out": y.detach(), "dx": x.grad, "dW": layer.weight.grad.clone()}
+            result["db"] = None if layer.bias is None else layer.bias.grad.clone()
+            result["traffic"] = [[(c.kind, c.bytes // dtype.itemsize) for c in s] for s in (forward, backward)]
+        assert torch.equal(x, x_before)
+        assert torch.equal(dy, dy_before)
+        optimizer.step()
+        optimizer.zero_grad()
+    result["W"] = layer.weight.detach()
+    result["b"] = None if layer.bias is None else layer.bias.detach()
+    return result
+
+
+def train_plain(options, batch_shape=(5,), dtype=torch.float64):
+    in_features, out_features = options.get("features", (IN, OUT))
+    state = weights(options.get("bias", True), in_features, out_features)
+    layer = nn.Linear(in_features, out_features, bias="bias" in state, dtype=dtype)
+    layer.load_state_dict(state)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=LEARNING_RATE)
+    result = {}
+    for step in range(STEPS):
+        x = random((*batch_shape, in_features), "x", step, dtype=dtype).requires_grad_()
+        out = layer(x)
+        out.backward(random((*batch_shape, out_features), "dy", step, dtype=dtype))
+        if step == 0:
+            result = {"out": out.detach(), "dx": x.grad, "dW": layer.weight.grad.clone()}
+            result["db"] = None if layer.bias is None else layer.bias.grad.clone()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {**result, "W": layer.weight.detach(), "b": None if layer.bias is None else layer.bias.detach()}
+
+
+def assert_equals_plain(results, layer_class, options, batch_shape=(5,), tolerance=1e-12):
+    """`results`: of `_train` on the ranks of one group."""
+    plain = train_plain(options, batch_shape, results[0]["out"].dtype)
+    p, stride = len(results), options.get("stride", 1)
+    column = layer_class is ColumnParallelLinear
+    cut_dims = {"W": 0, "dW": 0, "b": 0, "db": 0} if column else {"W": 1, "dW": 1}
+    if column and not options.get("gather_output", False):
+        cut_dims["out"] = -1
+    if not column and options.get("input_is_parallel", True):
+        cut_dims["dx"] = -1
+    for rank, result in enumerate(results):
+        for name, expected in plain.items():
+            if expected is None:
+                assert result[name] is None
+                continue
+            if name in cut_dims:
+                expected = cut(expected, cut_dims[name], rank, p, stride)
+            assert_close(result[name], expected, tolerance)
+
+
+def expected_traffic(layer_class, options, p, rows=5):
+    if p == 1:
+        return [[], []]
+    if layer_class is ColumnParallelLinear:
+        gather = options.get("gather_output", False)
+        gathers = [("all_gather", rows * OUT)] if gather else []
+        if gather and options.get("skip_bias_add") and options.get("bias", True):
+            gathers.append(("all_gather", OUT))
+        return [gathers, [("all_reduce", rows * IN)]]
+    return [[("all_reduce", rows * OUT)], [] if options.get("input_is_parallel", True) else [("all_gather", rows * IN)]]
+
+
+COLUMN = [
+    {},
+    {"bias": False},
+    {"gather_output": True},
+    {"stride": 2},
+    {"stride": 3},
+    {"stride": 2, "gather_output": True},
+    {"stride": 3, "gather_output": True, "skip_bias_add": True},
+    {"skip_bias_add": True},
+    {"skip_bias_add": True, "bias": False},
+    {"async_grad_allreduce": True},
+    {"async_grad_allreduce": True, "bias": False},
+    {"async_grad_allreduce": True, "stride": 2, "gather_output": True},
+    {"async_grad_allreduce": True, "skip_bias_add": True},
+]
+ROW = [
+    {},
+    {"bias": False},
+    {"input_is_parallel": False},
+    {"stride": 3},
+    {"stride": 3, "input_is_parallel": False, "bias": False},
+    {"skip_bias_add": True},
+    {"skip_bias_add": True, "bias": False},
+    {"skip_bias_add": True, "input_is_parallel": False},
+]
+CASES = [(ColumnParallelLinear, options) for options in COLUMN] + [(RowParallelLinear, options) for options in ROW]
+
+
+def _train_all(cases):
+    return [_train(*case) for case in cases]
+
+
+def _case_name(case):
+    return f"{case[0].__name__}({', '.join(f'{key}={value}' for key, value in case[1].items())})"
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+def test_outputs_gradients_steps_and_traffic_equal_a_plain_linear_for_all_options(p):
+    results = launch(_train_all, p, args=(CASES,))
+    assert len(results) == p
+    for number, (layer_class, options) in enumerate(CASES):
+        of_case = [result[number] for result in results]
+        assert_equals_plain(of_case, layer_class, options)
+        for result in of_case:
+            assert result["traffic"] == expected_traffic(layer_class, options, p), _case_name(CASES[number])
+
+
+@pytest.mark.parametrize("layer_class", [ColumnParallelLinear, RowParallelLinear])
+def test_stride_2_cuts_rows_too(layer_class):
+    options = {"stride": 2, "features": (8, 8)}
+    results = launch(_train_all, 2, args=([(layer_class, options)],))
+    assert_equals_plain([result[0] for result in results], layer_class, options)
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_inputs_of_one_two_and_three_dimensions_and_empty_batches_work(p):
+    batch_shapes = [(), (5,), (2, 3), (0,), (2, 0)]
+    cases = [
+        (layer_class, options, batch_shape)
+        for layer_class, options in [
+            (ColumnParallelLinear, {}),
+            (ColumnParallelLinear, {"async_grad_allreduce": True}),
+            (ColumnParallelLinear, {"gather_output": True}),
+            (RowParallelLinear, {}),
+            (RowParallelLinear, {"input_is_parallel": False}),
+        ]
+        for batch_shape in batch_shapes
+    ]
+    results = launch(_train_all, p, args=(cases,))
+    for number, (layer_class, options, batch_shape) in enumerate(cases):
+        assert_equals_plain([result[number] for result in results], layer_class, options, batch_shape)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-6)])
+def test_lower_precisions_differ_from_plain_by_rounding_only(dtype, tolerance):
+    cases = [(layer_class, options, (5,), dtype) for layer_class, options in CASES]
+    results = launch(_train_all, 4, args=(cases,))
+    for number, (layer_class, options) in enumerate(CASES):
+        assert_equals_plain([result[number] for result in results], layer_class, options, tolerance=tolerance)
+
+
+def _train_in_groups(cases):
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    return [_train(*case, group=groups[dist.get_rank() % 2]) for case in cases]
+
+
+def test_two_groups_side_by_side_are_two_layers():
+    results = launch(_train_in_groups, 4, args=(CASES,))
+    for members in ([0, 2], [1, 3]):
+        for number, (layer_class, options) in enumerate(CASES):
+            assert_equals_plain([results[rank][number] for rank in members], layer_class, options)
+
+
+def _bias_returned(layer_class, options):
+    layer = layer_class(IN, OUT, skip_bias_add=True, **options, dtype=torch.float64)
+    load_full_state_dict(layer, weights())
+    x = random((5, IN), "x")
+    out, bias = layer(cut(x, -1, dist.get_rank(), 2) if layer_class is RowParallelLinear else x)
+    return out, bias
+
+
+@pytest.mark.parametrize("gather_output", [False, True])
+def test_skip_bias_add_returns_the_column_layers_bias_in_the_shape_of_its_output(gather_output):
+    expected, bias = random((5, IN), "x") @ weights()["weight"].T, weights()["bias"]
+    results = launch(_bias_returned, 2, args=(ColumnParallelLinear, {"gather_output": gather_output}))
+    for rank, (out, returned) in enumerate(results):
+        assert_close(out, expected if gather_output else cut(expected, -1, rank, 2))
+        assert_close(returned, bias if gather_output else cut(bias, 0, rank, 2))
+
+
+def test_skip_bias_add_returns_the_row_layers_whole_bias():
+    for out, returned in launch(_bias_returned, 2, args=(RowParallelLinear, {})):
+        assert_close(out, random((5, IN), "x") @ weights()["weight"].T)
+        assert_close(returned, weights()["bias"])
+
+
+# Layouts, use and re-use
+
+
+def _layouts(async_grad_allreduce):
+    """x transposed and expanded, dy transposed, expanded and with gaps, through column, then row."""
+    rank = dist.get_rank()
+    column = ColumnParallelLinear(IN, OUT, async_grad_allreduce=async_grad_allreduce, dtype=torch.float64)
+    row = RowParallelLinear(OUT, IN, dtype=torch.float64)
+    load_full_state_dict(column, weights())
+    load_full_state_dict(row, weights(in_features=OUT, out_features=IN))
+    outcomes = []
+    for x in _inputs():
+        for dy in _upstream():
+            x = x.detach().requires_grad_()
+            before = x.detach().clone(), dy.clone()
+            y = column(x)
+            part = y.detach().mT.contiguous().mT.requires_grad_()  # the row layer's input transposed
+            z = row(part)
+            (dpart,) = torch.autograd.grad(z, part, dy)
+            (dx,) = torch.autograd.grad(y, x, dpart.mT.contiguous().mT)
+            (dx_of_sum,) = torch.autograd.grad(column(x).sum(), x)
+            assert torch.equal(x, before[0])
+            assert torch.equal(dy, before[1])
+            outcomes.append((z.detach(), dx, dx_of_sum, rank))
+    return outcomes
+
+
+def _inputs():
+    return [random((IN, 6), "x").T, random((IN,), "x").expand(6, IN), random((6, 2 * IN), "x")[:, ::2]]
+
+
+def _upstream():
+    return [random((IN, 6), "dy").T, random((), "dy").expand(6, IN), random((6, 2 * IN), "dy")[:, 1::2]]
+
+
+@pytest.mark.parametrize("async_grad_allreduce", [False, True])
+def test_transposed_expanded_and_strided_inputs_and_gradients_work(async_grad_allreduce):
+    up, down = weights(), weights(in_features=OUT, out_features=IN)
+    expected = []
+    for x in _inputs():
+        for dy in _upstream():
+            z = (x @ up["weight"].T + up["bias"]) @ down["weight"].T + down["bias"]
+            expected.append((z, dy @ down["weight"] @ up["weight"], up["weight"].sum(0).expand(6, IN)))
+    results = launch(_layouts, 2, args=(async_grad_allreduce,))
+    assert [outcomes[0][3] for outcomes in results] == [0, 1]
+    for outcomes in results:
+        for (z, dx, dx_of_sum, _), (z_plain, dx_plain, dx_of_sum_plain) in zip(outcomes, expected, strict=True):
+            assert_close(z, z_plain)
+            assert_close(dx, dx_plain)
+            assert_close(dx_of_sum, dx_of_sum_plain)
+
+
+def _used_twice(async_grad_allreduce):
+    options = {"dtype": torch.float64, "gather_output": True, "async_grad_allreduce": async_grad_allreduce}
+    column = ColumnParallelLinear(IN, IN, **options)
+    row = RowParallelLinear(IN, IN, input_is_parallel=False, dtype=torch.float64)
+    for layer in (column, row):
+        load_full_state_dict(layer, weights(out_features=IN))
+    x = random((5, IN), "x").requires_grad_()
+    y = row(column(row(column(x)))) + column(x)
+    y.backward(random((5, IN), "dy"))
+    return y.detach(), x.grad, column.weight.grad, column.bias.grad, row.weight.grad, row.bias.grad
+
+
+@pytest.mark.parametrize("async_grad_allreduce", [False, True])
+def test_a_layer_used_several_times_adds_up_its_gradients(async_grad_allreduce):
+    layers = [nn.Linear(IN, IN, dtype=torch.float64) for _ in range(2)]
+    for layer in layers:
+        layer.load_state_dict(weights(out_features=IN))
+    column, row = layers
+    x = random((5, IN), "x").requires_grad_()
+    y = row(column(row(column(x)))) + column(x)
+    y.backward(random((5, IN), "dy"))
+    for rank, (out, dx, dw_column, db_column, dw_row, db_row) in enumerate(
+        launch(_used_twice, 2, args=(async_grad_allreduce,))
+    ):
+        assert_close(out, y.detach())
+        assert_close(dx, x.grad)
+        assert_close(dw_column, cut(column.weight.grad, 0, rank, 2))
+        assert_close(db_column, cut(column.bias.grad, 0, rank, 2))
+        assert_close(dw_row, cut(row.weight.grad, 1, rank, 2))
+        assert_close(db_row, row.bias.grad)
+
+
+# The overlap
+
+
+class Order(TorchDispatchMode):
+    """Writes down the operations in their order."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__.split(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+def _order_of_backward(async_grad_allreduce):
+    layer = ColumnParallelLinear(IN, OUT, async_grad_allreduce=async_grad_allreduce)
+    y = layer(torch.randn(5, IN, requires_grad=True))
+    with Order() as order, record() as section:
+        y.backward(torch.randn_like(y))
+    return [name for name in order.names if name in ("mm", "allreduce_")], section[0].end is not None
+
+
+def test_the_async_all_reduce_starts_before_the_weight_gradient_and_is_waited_for():
+    assert list(launch(_order_of_backward, 2, args=(True,))) == [(["mm", "allreduce_", "mm"], True)] * 2
+    assert list(launch(_order_of_backward, 2, args=(False,))) == [(["mm", "mm", "allreduce_"], True)] * 2
+
+
+def _frozen():
+    outcomes = {}
+    for async_grad_allreduce in (False, True):
+        layer = ColumnParallelLinear(IN, OUT, async_grad_allreduce=async_grad_allreduce, dtype=torch.float64)
+        load_full_state_dict(layer, weights())
+        with record() as section:
+            layer(random((5, IN), "x")).sum().backward()  # x needs no gradient
+        quiet = len(section) == 0
+        layer.requires_grad_(False)
+        layer.weight.grad = None
+        x = random((5, IN), "x").requires_grad_()
+        layer(x).sum().backward()
+        outcomes[async_grad_allreduce] = quiet, x.grad, layer.weight.grad
+    return outcomes
+
+
+def test_only_the_gradients_that_are_wanted_are_computed_and_sent():
+    for outcomes in launch(_frozen, 2):
+        for quiet, dx, dw in outcomes.values():
+            assert quiet
+            assert dw is None
+            assert_close(dx, weights()["weight"].sum(0).expand(5, IN))
+
+
+def _autocast():
+    outcomes = []
+    for async_grad_allreduce in (False, True):
+        column = ColumnParallelLinear(IN, OUT, async_grad_allreduce=async_grad_allreduce)
+        row = RowParallelLinear(OUT, IN)
+        load_full_state_dict(column, weights())
+        load_full_state_dict(row, weights(in_features=OUT, out_features=IN))
+        x = random((5, IN), "x", dtype=torch.float32).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = row(torch.tanh(column(x)))
+        y.backward(random((5, IN), "dy", dtype=torch.bfloat16))
+        outcomes.append([y.detach(), x.grad, column.weight.grad, row.bias.grad])
+    return outcomes
+
+
+def test_autocast_gives_the_dtypes_and_about_the_numbers_of_plain_layers():
+    column, row = nn.Linear(IN, OUT), nn.Linear(OUT, IN)
+    column.load_state_dict(weights())
+    row.load_state_dict(weights(in_features=OUT, out_features=IN))
+    x = random((5, IN), "x", dtype=torch.float32).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = row(torch.tanh(column(x)))
+    y.backward(random((5, IN), "dy", dtype=torch.bfloat16))
+    for rank, outcomes in enumerate(launch(_autocast, 2)):
+        for out, dx, dw, db in outcomes:
+            assert_close(out, y.detach(), 2**-6)
+            assert_close(dx, x.grad, 2**-6)
+            assert_close(dw, cut(column.weight.grad, 0, rank, 2), 2**-6)
+            assert_close(db, row.bias.grad, 2**-6)
+
+
+# Making layers
+
+
+def test_without_a_process_group_a_layer_is_a_plain_linear_and_sends_nothing():
+    plain = nn.Linear(IN, OUT)
+    for layer_class in (ColumnParallelLinear, RowParallelLinear):
+        for options in ({}, {"async_grad_allreduce": True}) if layer_class is ColumnParallelLinear else ({},):
+            layer = layer_class.from_linear(plain, **options)
+            with record() as section:
+                out = layer(torch.ones(5, IN))
+            assert torch.allclose(out, plain(torch.ones(5, IN)), rtol=0, atol=1e-6)
+            assert len(section) == 0
+            assert list(layer.state_dict()) == list(plain.state_dict())
+
+
+def _sizes_and_attributes():
+    column, row = ColumnParallelLinear(IN, OUT, stride=3), RowParallelLinear(IN, OUT, bias=False, stride=3)
+    holds = [(name, tuple(t.shape), t.tensor_parallel) for name, t in column.named_parameters()]
+    holds += [(name, tuple(t.shape), t.tensor_parallel) for name, t in row.named_parameters()]
+    return holds, hasattr(RowParallelLinear(IN, OUT).bias, "tensor_parallel"), repr(row)
+
+
+def test_a_rank_holds_only_its_part_and_the_parameters_say_which():
+    for rank, (holds, row_bias_is_cut, text) in enumerate(launch(_sizes_and_attributes, 2)):
+        assert [(name, shape, (cut.dim, cut.stride)) for name, shape, cut in holds] == [
+            ("weight", (OUT // 2, IN), (0, 3)),
+            ("bias", (OUT // 2,), (0, 3)),
+            ("weight", (OUT, IN // 2), (1, 3)),
+        ]
+        assert not row_bias_is_cut
+        assert f"in_features=12, out_features=24, bias=False, rank {rank} of 2 holds [24, 6]" in text
+
+
+def _refusals():
+    calls = [
+        lambda: ColumnParallelLinear(12, 10),
+        lambda: RowParallelLinear(10, 12),
+        lambda: ColumnParallelLinear(12, 20, stride=2, bias=False),
+        lambda: ColumnParallelLinear(12, 16, stride=3),
+        lambda: RowParallelLinear(12, 12, stride=0),
+        lambda: RowParallelLinear(12, 8)(torch.ones(5, 12)),
+        lambda: RowParallelLinear(12, 8, input_is_parallel=False)(torch.ones(5, 3)),
+        lambda: ColumnParallelLinear(12, 8)(torch.ones(5, 3)),
+    ]
+    messages = []
+    for call in calls:
+        try:
+            call()
+            messages.append("no error")
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_sizes_that_do_not_fit_are_refused_with_the_numbers():
+    expected = [
+        "out_features=10 can't be divided over 4 ranks: each rank takes whole columns of A",
+        "in_features=10 can't be divided over 4 ranks: each rank takes whole rows of A",
+        "out_features/2=10 can't be divided over 4 ranks",
+        "out_features=16 can't be cut into stride=3 equal blocks",
+        "in_features=12 can't be cut into stride=0 equal blocks",
+        "x [.., 12] should be [.., 3] with input_is_parallel=True, in_features=12 and 4 ranks",
+        "x [.., 3] should be [.., 12] with input_is_parallel=False",
+        "x [.., 3] should be [.., 12]: each rank needs all of x",
+    ]
+    for messages in launch(_refusals, 4):
+        for message, wanted in zip(messages, expected, strict=True):
+            assert wanted in message
+        assert "Use p in 1, 2, 5, 10." in messages[0]
+
+
+def _from_and_to_linear(plain):
+    outcomes = []
+    for layer_class, options in [
+        (ColumnParallelLinear, {"stride": 2, "gather_output": True}),
+        (RowParallelLinear, {"stride": 3, "input_is_parallel": False}),
+    ]:
+        random_state = torch.get_rng_state()
+        layer = layer_class.from_linear(plain, **options)
+        assert torch.equal(random_state, torch.get_rng_state())  # no random number was spent
+        outcomes.append((layer(random((5, IN), "x")), layer.to_linear(), layer.weight.requires_grad, layer.training))
+    return outcomes
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_trained_linear_becomes_shards_and_comes_back_the_same(bias, p):
+    plain = nn.Linear(IN, OUT, bias, dtype=torch.float64).requires_grad_(False).eval()
+    expected = plain(random((5, IN), "x"))
+    for outcomes in launch(_from_and_to_linear, p, args=(plain,)):
+        for out, back, requires_grad, training in outcomes:
+            assert_close(out, expected)
+            assert torch.equal(back.weight, plain.weight)
+            assert back.bias is None if not bias else torch.equal(back.bias, plain.bias)
+            assert not any([requires_grad, training, back.weight.requires_grad, back.training])
+
+
+def _initial(stride, init_method=None, **options):
+    torch.manual_seed(7)
+    layers = [
+        ColumnParallelLinear(IN, OUT, stride=stride, init_method=init_method, **options),
+        RowParallelLinear(IN, OUT, stride=stride, init_method=init_method, **options),
+    ]
+    return [(layer.weight.detach(), layer.bias.detach()) for layer in layers], torch.rand(3)
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+@pytest.mark.parametrize("stride", [1, 3])
+def test_the_first_values_are_those_of_nn_linear_with_the_same_seed_for_every_p(stride, p):
+    torch.manual_seed(7)
+    column, row = nn.Linear(IN, OUT), nn.Linear(IN, OUT)
+    afterwards = torch.rand(3)
+    for rank, (layers, rank_afterwards) in enumerate(launch(_initial, p, args=(stride,))):
+        (column_weight, column_bias), (row_weight, row_bias) = layers
+        assert torch.equal(column_weight, cut(column.weight, 0, rank, p, stride))
+        assert torch.equal(column_bias, cut(column.bias, 0, rank, p, stride))
+        assert torch.equal(row_weight, cut(row.weight, 1, rank, p, stride))
+        assert torch.equal(row_bias, row.bias)
+        assert torch.equal(rank_afterwards, afterwards)  # what is drawn next is the same on all ranks too
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+def test_an_init_method_fills_the_whole_weight_and_leaves_the_bias_at_zero(p):
+    torch.manual_seed(7)
+    column = nn.init.xavier_normal_(torch.empty(OUT, IN))
+    row = nn.init.xavier_normal_(torch.empty(OUT, IN))
+    for rank, (layers, _) in enumerate(launch(_initial, p, args=(1, nn.init.xavier_normal_))):
+        assert torch.equal(layers[0][0], cut(column, 0, rank, p))
+        assert torch.equal(layers[1][0], cut(row, 1, rank, p))
+        assert not layers[0][1].any()
+        assert not layers[1][1].any()
+
+
+def test_initialised_per_rank_shards_differ_and_replicated_biases_do_not():
+    (first, after_first), (second, after_second) = launch(_initial, 2, args=(1,), kwargs={"per_rank_init": True})
+    for (weight, _), (other_weight, _) in zip(first, second, strict=True):
+        assert not torch.isclose(weight, other_weight).any()
+    assert not torch.isclose(first[0][1], second[0][1]).any()  # the column layer's bias is cut
+    assert torch.equal(first[1][1], second[1][1])  # the row layer's is replicated
+    assert torch.equal(after_first, after_second)
+
+
+def _on_meta():
+    options = {"device": "meta", "dtype": torch.bfloat16, "per_rank_init": dist.get_rank() % 2 == 0}
+    layers = [ColumnParallelLinear(IN, OUT, stride=2, **options), RowParallelLinear(IN, OUT, **options)]
+    with torch.device("meta"):
+        layers.append(ColumnParallelLinear(IN, OUT))
+    all_meta = all(p.is_meta for layer in layers for p in layer.parameters())
+    inputs = [torch.empty(5, n, device="meta", dtype=torch.bfloat16) for n in (IN, IN // 2)]
+    shapes = [tuple(layers[0](inputs[0]).shape), tuple(F.linear(inputs[1], layers[1].weight).shape)]
+    layer = layers[0].to_empty(device="cpu").double()
+    load_full_state_dict(layer, weights())
+    torch.manual_seed(7)
+    row = layers[1].to_empty(device="cpu").float()
+    row.per_rank_init = False
+    row.reset_parameters()
+    return all_meta, shapes, layer.weight.detach(), row.weight.detach(), layer.weight.tensor_parallel.stride
+
+
+def test_layers_are_made_on_meta_without_memory_and_filled_later():
+    torch.manual_seed(7)
+    plain = nn.Linear(IN, OUT)
+    for rank, (all_meta, shapes, column, row, stride) in enumerate(launch(_on_meta, 2)):
+        assert all_meta
+        assert shapes == [(5, OUT // 2), (5, OUT)]
+        assert torch.equal(column, cut(weights()["weight"], 0, rank, 2, 2))
+        assert torch.equal(row, cut(plain.weight, 1, rank, 2))
+        assert stride == 2
+
+
+def _pickled():
+    layer = pickle.loads(pickle.dumps(ColumnParallelLinear(IN, OUT, stride=2)))
+    return layer.weight.tensor_parallel, layer(torch.ones(1, IN)).shape
+
+
+def test_a_layer_can_be_pickled():
+    for sharding, shape in launch(_pickled, 2):
+        assert (sharding.dim, sharding.stride) == (0, 2)
+        assert shape == (1, OUT // 2)
+
+
+def _compiled():
+    outcomes = []
+    for async_grad_allreduce in (False, True):
+        column = ColumnParallelLinear(IN, OUT, stride=2, gather_output=True, async_grad_allreduce=async_grad_allreduce)
+        row = RowParallelLinear(OUT, IN, input_is_parallel=False)
+        model = nn.Sequential(column, nn.Tanh(), row).double()
+        load_full_state_dict(column, weights())
+        load_full_state_dict(row, weights(in_features=OUT, out_features=IN))
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        x = random((5, IN), "x").requires_grad_()
+        y = compiled(x)
+        y.backward(random((5, IN), "dy"))
+        outcomes.append((y.detach(), x.grad, column.weight.grad, row.bias.grad))
+    return outcomes
+
+
+def test_compiled_layers_give_the_same():
+    column, row = nn.Linear(IN, OUT, dtype=torch.float64), nn.Linear(OUT, IN, dtype=torch.float64)
+    column.load_state_dict(weights())
+    row.load_state_dict(weights(in_features=OUT, out_features=IN))
+    x = random((5, IN), "x").requires_grad_()
+    y = row(torch.tanh(column(x)))
+    y.backward(random((5, IN), "dy"))
+    for rank, outcomes in enumerate(launch(_compiled, 2)):
+        for out, dx, dw, db in outcomes:
+            assert_close(out, y.detach())
+            assert_close(dx, x.grad)
+            assert_close(dw, cut(column.weight.grad, 0, rank, 2, 2))
+            assert_close(db, row.bias.grad)
