@@ -116,7 +116,7 @@ def shard(tensor, dim, rank, world_size):
         raise ValueError(f"{tensor.shape[dim]} can't be divided over {world_size} ranks")
     return tensor.narrow(dim, rank * length, length).clone(memory_format=torch.contiguous_format)
 ''',
-        "rank=0",
+        "rank=0, world_size=",
     ),
     wrong_shard(
         "pads with zeros",
@@ -485,7 +485,7 @@ def column_product(x, a_shard):
     dist.all_gather(parts, y_shard)
     return torch.cat(parts, dim=-1)
 ''',
-        "wrong on",
+        "wrong on every rank",
     ),
     wrong_column(
         "gathers twice",
@@ -586,6 +586,28 @@ def column_product(x, a_shard):
     return torch.cat(parts, dim=-1)
 ''',
         "never joined",
+    ),
+    wrong_column(
+        "a barrier to be safe",
+        '''
+def column_product(x, a_shard):
+    y_shard = x @ a_shard
+    dist.barrier()
+    parts = [torch.empty_like(y_shard) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, y_shard)
+    return torch.cat(parts, dim=-1)
+''',
+        "one collective is enough",
+    ),
+    wrong_column(
+        "gathers Python objects",
+        '''
+def column_product(x, a_shard):
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, x @ a_shard)
+    return torch.cat(parts, dim=-1)
+''',
+        "saw",
     ),
     wrong_column(
         "in float32",
@@ -965,7 +987,7 @@ def counter_example():
         "two floating-point tensors of two dimensions",
     ),
     wrong_lucky(
-        "zeros",
+        "nothing but zeros",
         '''
 def lucky_example():
     return torch.zeros(2, 4), torch.zeros(4, 2)

@@ -76,12 +76,12 @@ def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple
         yield "nan", f"{count} of {seen.numel()} elements are {what}"
     if not seen.any():
         yield "zeros", "all zeros"
-    if seen.is_floating_point() and expected.any() and _close(seen, expected, 1e-5):
-        off = float((seen - expected).abs().max())
-        yield "rounded", f"nearly right, off by {off:.1g} at most: rounded, as by a step through float32"
     for label, value in context.lookalikes.items():
         if _equal(seen, value, context):
             yield label, f"equals {label}"
+    if seen.is_floating_point() and expected.any() and _close(seen, expected, 2e-6):
+        off = float((seen - expected).abs().max())
+        yield "rounded", f"nearly right, off by {off:.1g} at most: rounded, as by a step through float32"
     for rank, other in enumerate(context.expected):
         if rank != context.rank and isinstance(other, Tensor) and _equal(seen, other, context):
             yield "other rank", f"equals what rank {rank} should have"

@@ -14,8 +14,9 @@ class Ledger:
     compared: dict[str, None] = field(default_factory=dict)  # names, in the order they came
     passed: list[int] = field(default_factory=list)  # world sizes
 
-    def passed_before(self) -> str:
-        sizes = ", ".join(map(str, self.passed))
+    def passed_before(self, p: int | None = None) -> str:
+        """The world sizes that were right before this one, for a failure's headline."""
+        sizes = ", ".join(str(size) for size in self.passed if size != p)
         return f" (right at p = {sizes})" if sizes else ""
 
 

@@ -160,7 +160,7 @@ def _explain(
     on = f" on {ranks_text(ranks, p)}" if p > 1 else ""
     wrong = {d.name for d in differences}
     return CheckFailed(
-        f"Exercise {number}, {where}: wrong{on}{current().passed_before()}.",
+        f"Exercise {number}, {where}: wrong{on}{current().passed_before(p)}.",
         rows=list(differences.rows()),
         right=[name for name in names if name not in wrong],
         question=next(question.ask for question in (*questions, *_GENERAL) if question.fits(differences)),

@@ -1,0 +1,546 @@
+# %% [markdown]
+# # 3 · Conjugate operators
+#
+# **The question.** Autograd follows a tensor through one process. What has to be sent *backward* where a computation is spread
+# over several ranks, so that every gradient comes out as on one device?
+#
+# At the end of this chapter you have written four operators, two lines each way. They are all the communication that tensor
+# parallelism needs, and they come in two pairs: what one does forward, its partner does backward.
+#
+# ```
+#                  forward                                backward
+#     f            nothing                                all-reduce
+#     g            all-reduce                             nothing
+#     scatter      keep my part                           all-gather
+#     gather       all-gather                             keep my part
+# ```
+#
+# You need chapter 2, or these five words: **rank** (one of `p` processes, each with memory of its own), **replicated** (every rank
+# holds the same whole tensor), **sharded** (each holds its part), **partial** (each holds one term of a sum), **collective** (a call
+# that all ranks make together: `dist.all_reduce` adds up over the ranks, in place; `dist.all_gather` brings everybody's part to
+# everybody). About 75 minutes.
+
+# %% tags=["setup"]
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Function
+
+from tplab import device, launch, record, viz
+from tplab.course import check, predict, show_failure, symptoms
+from tplab.sharding import shard, unshard
+
+# %% [markdown]
+# ## A network of two weights, on two ranks
+#
+# Take the smallest network there is: two linear layers with one number each way, split over two ranks. The first layer is split by
+# columns, the second by rows, as in chapter 2. Rank $r$ holds the weights $a_r$ and $b_r$.
+#
+# ```
+#                  ┌──  y₀ = x·a₀  ──  z₀ = y₀·b₀  ──┐            rank 0
+#     x  ──────────┤                                 ├──────  z = z₀ + z₁   ──   L = z²/2
+#                  └──  y₁ = x·a₁  ──  z₁ = y₁·b₁  ──┘            rank 1
+#     replicated       sharded         partial               replicated
+# ```
+#
+# With $x = 2$, $a = (3, 5)$, $b = (1, -1)$:
+#
+# | | rank 0 | rank 1 | |
+# |---|---|---|---|
+# | $y_r = x a_r$ | 6 | 10 | sharded: each rank has its own |
+# | $z_r = y_r b_r$ | 6 | -10 | partial: the terms of a sum |
+# | $z = z_0 + z_1$ | -4 | -4 | replicated, after an all-reduce |
+# | $L = z^2/2$ | 8 | 8 | replicated: every rank computes the same loss |
+#
+# Now back, by the chain rule, from the loss to $x$:
+#
+# | | rank 0 | rank 1 | |
+# |---|---|---|---|
+# | $dz = z$ | -4 | -4 | replicated, like $z$ |
+# | $dz_r = dz \cdot \partial z / \partial z_r = dz$ | -4 | -4 | $z$ is a plain sum: each term gets $dz$ as it is |
+# | $db_r = y_r\, dz_r$ | -24 | -40 | the rank's own weight |
+# | $dy_r = b_r\, dz_r$ | -4 | 4 | sharded, like $y$ |
+# | $da_r = x\, dy_r$ | -8 | 8 | the rank's own weight |
+# | $dx = {?}$ | | | |
+#
+# ($dt$ is short for $\partial L / \partial t$.) Each rank knows what its own path contributes to $dx$: $a_r\, dy_r$.
+#
+# **Predict.** What does each rank find for $dx$ if it looks at its own path only, and what is the right $dx$? (Check it: $L$ as a
+# function of $x$ alone is $\frac12 (x a_0 b_0 + x a_1 b_1)^2 = 2x^2$.)
+
+# %% predict="3.a"
+predict("3.a", rank_0=-12, rank_1=20, right=8)
+
+# %% [markdown]
+# Let autograd do it, on two real ranks, with nothing but `dist.all_reduce` in the middle. (PyTorch warns that `allreduce_` has no
+# autograd kernel and that this "may lead to silently incorrect behavior". We silence the warning, and look at the behavior.)
+
+
+# %%
+def two_layers_without_operators(x, a, b):
+    warnings.filterwarnings("ignore", message=".*autograd kernel was not registered.*")
+    rank = dist.get_rank()
+    x, a, b = (t.clone().to(device()).requires_grad_() for t in (x, a[rank], b[rank]))
+    y = x * a
+    z = y * b
+    dist.all_reduce(z)
+    (z * z / 2).backward()
+    return {"z": z.detach(), "da": a.grad, "db": b.grad, "dx": x.grad}
+
+
+x, a, b = torch.tensor(2.0), torch.tensor([3.0, 5.0]), torch.tensor([1.0, -1.0])
+results = launch(two_layers_without_operators, 2, args=(x, a, b))
+viz.matrices({f"rank {rank}: {name}": value for rank in (0, 1) for name, value in results[rank].items()})
+
+# %% [markdown]
+# The output is right. The gradients of the weights are right. Only $dx$ is wrong, and on each rank in another way: the layers *below*
+# would be trained with two different gradients. Nothing else shows it.
+#
+# ## The two rules
+#
+# **A tensor that goes to every rank collects a gradient from every rank.** $x$ is used twice, once on each rank, and the chain rule adds
+# over all uses: $dx = a_0\, dy_0 + a_1\, dy_1 = -12 + 20 = 8$. Within one process autograd does this sum for you. Across ranks it takes an
+# all-reduce. So at the place where $x$ enters we put an operator that does nothing forward and adds up backward. It is called **f**.
+#
+# **A sum passes its gradient on unchanged.** $z = z_0 + z_1$ gives $dz_0 = dz_1 = dz$. Every rank has $z$, computes the same loss from it, and
+# so has $dz$ already. Nothing needs to be sent. So the operator at this place adds up forward and does nothing backward. It is called **g**.
+#
+# ```
+#     x ── f ──  y_r = x·a_r  ──  z_r = y_r·b_r  ── g ──  z        forward:  all-reduce in g
+#                                                                  backward: all-reduce in f
+# ```
+#
+# Why does g not all-reduce the gradient too? Because all ranks share *one* loss. $dz$ is the gradient of that loss, and each rank holds it whole. Adding
+# the `p` copies would count one loss `p` times. PyTorch's general-purpose differentiable all-reduce (`torch.distributed.nn.functional.all_reduce`)
+# does add them: it answers another question, in which each rank has a loss of its own and the sum of all is wanted. Both are right, each for its own question.
+#
+# **Predict.** Use that one in place of g. By what factor are the gradients wrong on 2 ranks, and on 4?
+
+# %% predict="3.b"
+predict("3.b", factor_2=2, factor_4=4)
+
+# %% [markdown]
+# The same reasoning gives the other pair, for a replicated tensor $x$ `[.., h]` that is cut along its last dimension and put together again:
+#
+# - **scatter** keeps this rank's part `[.., h/p]`. Backward, each rank holds the gradient of its own part only, and $dx$ `[.., h]` must be whole on
+#   every rank: all-gather.
+# - **gather** all-gathers the parts to the whole `[.., h]`. Backward, every rank holds the whole gradient, and its own part needs only its own
+#   slice of it: nothing is sent.
+#
+# | operator | forward: in → out | forward traffic | backward: in → out | backward traffic |
+# |---|---|---|---|---|
+# | f | replicated → the same | | partial → replicated | all-reduce |
+# | g | partial → replicated | all-reduce | replicated → the same | |
+# | scatter | replicated → sharded | | sharded → replicated | all-gather |
+# | gather | sharded → replicated | all-gather | replicated → sharded | |
+#
+# Read the table by rows in pairs: f backward is g forward, g backward is f forward, and so for scatter and gather. Two such operators are called
+# **conjugate**. It is no accident: each operator is a linear map, and the backward of a linear map is its transpose. Copying to all ranks and adding over
+# all ranks are each other's transpose; so are cutting and putting together.
+#
+# Turn the knob: which part does each rank keep, forward in scatter and backward in gather?
+
+# %% tags=["explore"]
+viz.explore(lambda p: viz.split((3, 8), dim=-1, p=p), p=(1, 2, 4))
+
+# %% [markdown]
+# ## An operator with a backward of its own
+#
+# `torch.autograd.Function` lets you say yourself what happens backward. An example that is none of the four, a gradient that is turned round:
+
+# %%
+class TurnRound(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)  # the same numbers; autograd is not looking inside forward
+
+    @staticmethod
+    def backward(ctx, grad_output):  # dL/d(output), as large as the output
+        return -grad_output  # dL/d(input), as large as the input
+
+
+x = torch.tensor([1.0, 2.0], requires_grad=True)
+TurnRound.apply(x).sum().backward()
+x.grad
+
+# %% [markdown]
+# Two rules of good manners, and the checks insist on them:
+#
+# - **Never write into a tensor you were given.** It belongs to the caller, and autograd may have saved it for another gradient. `dist.all_reduce` writes
+#   into its argument, so hand it a copy: `x.clone(memory_format=torch.contiguous_format)`.
+# - **Hand a collective contiguous memory.** Gradients often are not: the gradient of `.sum()` is a single number pretending to be a matrix. The copy
+#   above is contiguous; where you don't copy, call `.contiguous()`.
+
+# %% [markdown] task="3.1" title="f: copy forward, add backward" difficulty=2 minutes=10
+# Stands where a replicated tensor enters a computation that is spread over the ranks. The check gives every rank a different upstream gradient and looks at
+# outputs, gradients and traffic, in both directions, on 1, 2 and 4 ranks.
+
+# %% exercise="3.1"
+class CopyToRegion(Function):
+    """f: x [..] replicated -> the same."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Return x unchanged [..]. No communication."""
+        ### BEGIN SOLUTION
+        return x.view_as(x)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        """grad_output [..], this rank's term of the gradient -> dx [..], the sum over all ranks."""
+        ### BEGIN SOLUTION
+        dx = grad_output.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(dx)
+        return dx
+        ### END SOLUTION
+
+
+# %% [markdown] hints="3.1"
+# 1. Forward is the example above without the minus sign. Backward: which collective adds over the ranks, and what must it not write into?
+# 2. Make a contiguous copy of `grad_output`, all-reduce the copy, return the copy. `dist.all_reduce` itself returns `None`.
+# 3. `dx = grad_output.clone(memory_format=torch.contiguous_format)`, then `dist.all_reduce(dx)`, then `return dx`.
+
+# %% check="3.1"
+check("3.1", CopyToRegion)
+
+# %% [markdown] task="3.2" title="g: add forward, copy backward" difficulty=2 minutes=8
+# Stands where a spread-out computation ends in partial sums. The mirror image of f.
+
+# %% exercise="3.2"
+class ReduceFromRegion(Function):
+    """g: x [..] partial -> y = the sum over all ranks, replicated."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """x [..], this rank's term -> y [..], the sum over all ranks."""
+        ### BEGIN SOLUTION
+        y = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(y)
+        return y
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        """grad_output [..], the same on every rank -> dx [..]. No communication."""
+        ### BEGIN SOLUTION
+        return grad_output
+        ### END SOLUTION
+
+
+# %% [markdown] hints="3.2"
+# 1. You have written both halves already, in f. Which goes where?
+# 2. The forward pass may not write into `x` either. Somebody may need it for a gradient: see "Break it" below.
+# 3. Forward: `y = x.clone(memory_format=torch.contiguous_format)`, `dist.all_reduce(y)`, `return y`. Backward: `return grad_output`.
+
+# %% check="3.2"
+check("3.2", ReduceFromRegion)
+
+# %% [markdown] task="3.3" title="scatter: cut forward, gather backward" difficulty=3 minutes=12
+# Cuts the **last** dimension. `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` of chapter 2 are imported. A size that can't be
+# divided is refused: `shard` does that for you.
+
+# %% exercise="3.3"
+class ScatterToRegion(Function):
+    """scatter: x [.., h] replicated -> this rank's part [.., h/p]."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """x [.., h] -> this rank's part [.., h/p] of the last dimension. No communication."""
+        ### BEGIN SOLUTION
+        return shard(x, -1, dist.get_rank(), dist.get_world_size())
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        """grad_output [.., h/p], the gradient of this rank's part -> dx [.., h], whole, the same on every rank."""
+        ### BEGIN SOLUTION
+        mine = grad_output.contiguous()
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]  # p of [.., h/p]
+        dist.all_gather(parts, mine)
+        return unshard(parts, -1)  # [.., h]
+        ### END SOLUTION
+
+
+# %% [markdown] hints="3.3"
+# 1. Forward is `shard` along dimension -1. Backward: this rank holds `h/p` columns of the gradient. Who holds the others?
+# 2. `dist.all_gather(parts, mine)` fills a list of `p` tensors in rank order, and `mine` must be contiguous. `unshard(parts, -1)` puts them together.
+# 3. `mine = grad_output.contiguous()`, `parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]`, `dist.all_gather(parts, mine)`,
+#    `return unshard(parts, -1)`.
+
+# %% check="3.3"
+check("3.3", ScatterToRegion)
+
+# %% [markdown] task="3.4" title="gather: gather forward, cut backward" difficulty=3 minutes=8
+# The mirror image of scatter.
+
+# %% exercise="3.4"
+class GatherFromRegion(Function):
+    """gather: x [.., h/p], this rank's part -> y [.., h], whole, replicated."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """x [.., h/p] -> y [.., h]: the parts of all ranks along the last dimension, in rank order."""
+        ### BEGIN SOLUTION
+        mine = x.contiguous()
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]  # p of [.., h/p]
+        dist.all_gather(parts, mine)
+        return unshard(parts, -1)  # [.., h]
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        """grad_output [.., h], the same on every rank -> dx [.., h/p], this rank's part of it. No communication."""
+        ### BEGIN SOLUTION
+        return shard(grad_output, -1, dist.get_rank(), dist.get_world_size())
+        ### END SOLUTION
+
+
+# %% [markdown] hints="3.4"
+# 1. As with f and g: you have both halves, in scatter.
+# 2. Backward: every rank holds the whole gradient. Which columns of it belong to the part that this rank put in?
+# 3. Forward: contiguous, `dist.all_gather`, `unshard(parts, -1)`. Backward: `shard(grad_output, -1, dist.get_rank(), dist.get_world_size())`.
+
+# %% check="3.4"
+check("3.4", GatherFromRegion)
+
+# %% [markdown]
+# ## Your operators in the network
+#
+# The example from the beginning, now with your f where $x$ enters and your g where the terms are added:
+
+# %%
+def two_layers(x, a, b):
+    rank = dist.get_rank()
+    x, a, b = (t.clone().to(device()).requires_grad_() for t in (x, a[rank], b[rank]))
+    y = CopyToRegion.apply(x) * a
+    z = ReduceFromRegion.apply(y * b)
+    (z * z / 2).backward()
+    return {"z": z.detach(), "da": a.grad, "db": b.grad, "dx": x.grad}
+
+
+x, a, b = torch.tensor(2.0), torch.tensor([3.0, 5.0]), torch.tensor([1.0, -1.0])
+results = launch(two_layers, 2, args=(x, a, b))
+viz.matrices({f"rank {rank}: {name}": value for rank in (0, 1) for name, value in results[rank].items()})
+
+# %% [markdown]
+# $dx = 8$ on both ranks. When did each rank compute, and when was it in an all-reduce? One forward, one backward:
+
+# %%
+viz.timeline(results)
+
+# %% [markdown]
+# ## Two ways to test such an operator
+#
+# **gradcheck** compares the gradient with finite differences: it nudges each input by a little and watches the output. It works on ranks if all of them
+# nudge the same number at the same time, so it can test the whole way from a replicated input to a replicated output. It can't test f alone: forward, f is
+# the identity, and finite differences see no more than that.
+
+# %%
+def finite_differences():
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    a = torch.randn(3, 4, dtype=torch.float64, generator=generator).to(device())  # this rank's columns
+    b = torch.randn(4, 2, dtype=torch.float64, generator=generator).to(device())  # this rank's rows
+    x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(2, 3).to(device()).requires_grad_()  # the same on every rank
+
+    def network(x):
+        return ReduceFromRegion.apply(torch.tanh(CopyToRegion.apply(x) @ a) @ b)
+
+    return {
+        "from f to g": torch.autograd.gradcheck(network, (x,), raise_exception=False),
+        "f alone": torch.autograd.gradcheck(CopyToRegion.apply, (x,), raise_exception=False),
+    }
+
+
+launch(finite_differences, 2)[0]
+
+# %% [markdown]
+# **The adjoint identity** tests one operator alone. A linear map $A$ and its transpose satisfy, for all $x$ and $y$,
+#
+# $$\langle y,\, A x \rangle = \langle A^T y,\, x \rangle$$
+#
+# where $\langle u, v \rangle$ is the sum of the products of all entries. Forward gives $Ax$, backward turns the upstream gradient $y$ into $A^T y$. With random $x$
+# and $y$, one number decides. What takes care is the counting: a tensor that differs from rank to rank (sharded or partial) counts on every rank, a
+# replicated one counts once.
+
+# %%
+def inner_products(operator, x, y):
+    rank = dist.get_rank()
+    x, y = x[rank].to(device()).requires_grad_(), y[rank].to(device())
+    out = operator.apply(x)  # A x
+    out.backward(y)  # x.grad is now A^T y
+    return (y * out.detach()).sum(), (x.grad * x.detach()).sum()
+
+
+def replicated(*shape):
+    return [torch.randn(*shape, dtype=torch.float64)] * 2  # the same on both ranks
+
+
+def different(*shape):
+    return [torch.randn(*shape, dtype=torch.float64) for _ in range(2)]  # each rank has its own
+
+
+cases = {
+    "f": (CopyToRegion, replicated(3, 8), different(3, 8)),
+    "g": (ReduceFromRegion, different(3, 8), replicated(3, 8)),
+    "scatter": (ScatterToRegion, replicated(3, 8), different(3, 4)),
+    "gather": (GatherFromRegion, different(3, 4), replicated(3, 8)),
+}
+for name, (operator, x, y) in cases.items():
+    outputs, inputs = zip(*launch(inner_products, 2, args=(operator, x, y)), strict=True)
+    left = outputs[0] if y[0] is y[1] else sum(outputs)  # <y, A x>
+    right = inputs[0] if x[0] is x[1] else sum(inputs)  # <A^T y, x>
+    print(f"{name:8} <y, Ax> = {left:8.4f}   <A'y, x> = {right:8.4f}   equal: {torch.allclose(left, right)}")
+
+# %% [markdown]
+# ## Break it
+#
+# **First.** An operator g that saves the copy: it lets `dist.all_reduce` write into its input. (Released versions of well-known libraries do.) Below it stands
+# `exp`, whose derivative is its own output, so autograd keeps that output for the backward pass. Rank 0 starts from $e^0 = 1$, rank 1 from $e^{0.6931} = 2$.
+#
+# **Predict.** $z = 1 + 2 = 3$ is right on both ranks. The gradient of $z$ with respect to each rank's $w$ should be $e^w$: 1 and 2. What do the ranks get?
+
+# %% predict="3.c"
+predict("3.c", rank_0=3, rank_1=3)
+
+
+# %%
+class InPlaceReduce(Function):
+    @staticmethod
+    def forward(ctx, x):
+        dist.all_reduce(x)  # writes into x
+        return x
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output
+
+
+def exp_then_reduce(reduce):
+    w = torch.tensor([0.0, 0.6931], device=device())[dist.get_rank()].requires_grad_()
+    z = reduce.apply(w.exp())
+    z.backward()
+    return {"z": z.detach(), "dw": w.grad}
+
+
+results = launch(exp_then_reduce, 2, args=(InPlaceReduce,))
+viz.matrices({f"rank {rank}: {name}": value for rank in (0, 1) for name, value in results[rank].items()})
+
+# %% [markdown]
+# The output is right, the gradient is silently wrong. Autograd guards saved tensors by a version counter that every in-place operation of PyTorch raises;
+# `dist.all_reduce` doesn't raise it. An author who *declares* the write with `ctx.mark_dirty` gets a loud error instead:
+
+# %%
+class DeclaredInPlaceReduce(InPlaceReduce):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        dist.all_reduce(x)
+        return x
+
+
+with show_failure():
+    launch(exp_then_reduce, 2, args=(DeclaredInPlaceReduce,))
+
+# %% [markdown]
+# **Second.** The same carelessness in f, backward. The most innocent loss is `.sum()`, and its gradient is a tensor of ones. Look at how it is stored:
+
+# %%
+seen = {}
+y = torch.zeros(2, 3, requires_grad=True) * 1  # [2, 3]
+y.register_hook(lambda gradient: seen.update(gradient=gradient))
+y.sum().backward()
+gradient = seen["gradient"]
+{
+    "shape": list(gradient.shape),
+    "strides": gradient.stride(),
+    "bytes in memory": gradient.untyped_storage().nbytes(),
+    "bytes that an all-reduce writes": gradient.numel() * gradient.element_size(),
+}
+
+# %% [markdown]
+# Strides of 0: all six entries are the *same* four bytes. An in-place all-reduce on this gradient writes 24 bytes where there are 4, over whatever lies behind
+# them, and the process dies, now or later (PyTorch issue 192920). A contiguous copy has room for all six. That is why `CopyToRegion(x).sum().backward()`
+# is the first test your f had to pass.
+
+# %%
+symptoms(3)
+
+# %% [markdown]
+# ## Measure it
+#
+# **Predict.** One tensor `[b, s, h] = [2, 16, 64]` in float32 passes through all four operators, forward and backward, on 4 ranks. How many collectives does
+# each rank enter in all? And how many bytes has the message of one of them?
+
+# %% predict="3.d"
+predict("3.d", collectives=4, bytes=8192)
+
+
+# %%
+def traffic_of(operator, b, s, h):
+    x = torch.randn(b, s, h, device=device(), requires_grad=True)
+    with record() as forward:
+        y = operator.apply(x)
+    with record() as backward:
+        y.backward(torch.randn_like(y))
+    return [", ".join(f"{c.kind} {c.bytes}" for c in section) or "nothing" for section in (forward, backward)]
+
+
+b, s, h = 2, 16, 64
+print(f"4·b·s·h = {4 * b * s * h} bytes\n")
+print("operator  p  forward            backward")
+for p in (2, 4):
+    for name, operator, width in (
+        ("f", CopyToRegion, h),
+        ("g", ReduceFromRegion, h),
+        ("scatter", ScatterToRegion, h),
+        ("gather", GatherFromRegion, h // p),
+    ):
+        forward, backward = launch(traffic_of, p, args=(operator, b, s, width))[0]
+        print(f"{name:8}  {p}  {forward:17}  {backward}")
+
+# %% [markdown]
+# Each operator costs one collective on the whole `[b, s, h]`, in one direction, and nothing in the other. In a ring, each rank sends $2\frac{p-1}{p}$ times
+# that message for an all-reduce, $\frac{p-1}{p}$ times for an all-gather. So a pair f, g around two layers costs two all-reduces per training step; chapter 5
+# builds a whole MLP on just that.
+#
+# ## In the wild
+#
+# - **Megatron-Core**, `megatron/core/tensor_parallel/mappings.py`: `_CopyToModelParallelRegion` (f), `_ReduceFromModelParallelRegion` (g),
+#   `_ScatterToModelParallelRegion`, `_GatherFromModelParallelRegion`, behind functions such as `copy_to_tensor_model_parallel_region`. The names f and g are those of
+#   the paper (Shoeybi et al., *Megatron-LM*, 2019, section 3). The same file holds the versions for sequence parallelism, which chapter 12 builds.
+# - Its helper `_reduce` long called `all_reduce(input_.contiguous())` and then returned `input_`: right for contiguous tensors, *unreduced* for all others
+#   (issue 5337). Your check tries such tensors.
+# - People ask why f and g are what they are: Megatron-LM issues 19, 559 and 726. You can answer them now.
+# - **PyTorch DTensor** has no f and g by name. g is `redistribute` from `Partial()` to `Replicate()`; f is a `Replicate()` DTensor whose `to_local` is told that the
+#   gradient will be partial: `to_local(grad_placements=[Partial()])`. The autograd function underneath is `Redistribute` in
+#   `torch/distributed/tensor/_redistribute.py`.
+# - **This course** keeps them in `tplab/mappings.py` as `copy_to_region`, `reduce_from_region`, `scatter_to_region` and `gather_from_region`. They take a process `group`,
+#   and there the backward of each *is* its partner, so that one can differentiate twice.
+#
+# g by DTensor, on real ranks: one all-reduce forward, none backward.
+
+# %%
+def g_by_dtensor():
+    from torch.distributed.tensor import DTensor, Partial, Replicate, init_device_mesh
+
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
+    x = torch.tensor([1.0 + dist.get_rank()], device=device(), requires_grad=True)  # 1 on rank 0, 2 on rank 1
+    with record() as forward:
+        y = DTensor.from_local(x, mesh, [Partial()]).redistribute(mesh, [Replicate()]).to_local()
+    with record() as backward:
+        (5 * y).backward()
+    return {"y": y.item(), "dx": x.grad.item(), "forward": forward.totals(), "backward": backward.totals()}
+
+
+launch(g_by_dtensor, 2)[0]
+
+# %% [markdown]
+# ## Recap
+#
+# - A replicated tensor that enters a spread-out computation collects gradients from all ranks: f, identity forward, all-reduce backward.
+# - Partial sums are added once, forward; the gradient is replicated already: g, all-reduce forward, identity backward.
+# - scatter and gather are the same for sharded tensors, with all-gather. In each pair, one's backward is the other's forward.
+# - Traffic: one collective of $b \cdot s \cdot h$ numbers per operator, in one direction only. Extra memory: one copy of the message.
+# - Next: f, a column split and g, a row split become layers with weights, biases and an initialisation: `ColumnParallelLinear` and `RowParallelLinear`.
