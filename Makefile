@@ -29,7 +29,7 @@ help: ## list the targets
 lab: $(STAMP) ## open the course in JupyterLab, on this machine only
 	@echo "JupyterLab runs until you stop it with Ctrl-C, twice. No browser here? Copy the URL that it prints."
 	@JUPYTER_PATH="$(abspath $(VENV))/share/jupyter$${JUPYTER_PATH:+:$$JUPYTER_PATH}" exec $(BIN)/python -m jupyterlab \
-		--ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" --ServerApp.allow_root=True \
+		--ServerApp.ip=127.0.0.1 --ServerApp.allow_root=True \
 		--LabApp.default_url=/lab/tree/$(CHAPTER) \
 		--LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 		$(LAB_ARGS)

@@ -1,0 +1,282 @@
+"""Pieces of a browser test: start JupyterLab as `make lab` does, open a notebook in Chromium, act as a learner acts.
+
+    with lab_server(folder) as server, browser() as chromium:
+        page = NotebookPage(chromium, server, "chapters/04_parallel_linear.ipynb")
+        page.write("exercise-4-1", answer)
+        page.run("check-4-1")
+        assert "passed" in page.output("check-4-1").inner_text()
+
+Cells are named by the ids that they have in the notebook's file. Nothing but the server on loopback can be reached
+from the page; what it tried is in `page.refused`.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from playwright.sync_api import Browser, Locator, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 180  # seconds for anything; the machine may be busy
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+MAC_CHROME = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
+IDLE = ".jp-NotebookPanel .jp-Notebook-ExecutionIndicator"
+
+# The user's settings under which a page can be tested: every cell is in the page, no dialog stands before it.
+SETTINGS = {
+    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none", "autoStartDefaultKernel": True},
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running JupyterLab."""
+
+    folder: Path
+    port: int
+    token: str
+    pid: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+
+def chromium_path() -> str | None:
+    """The Chromium or Chrome of this machine."""
+    found = [os.environ.get("CHROMIUM"), *map(shutil.which, CHROMIUMS), MAC_CHROME]
+    return next((path for path in found if path and Path(path).exists()), None)
+
+
+@contextmanager
+def lab_server(folder: Path) -> Iterator[Server]:
+    """`make lab` on `folder`, with settings and kernels of its own; ended with everything that it started."""
+    home = folder / ".lab"
+    for name, values in SETTINGS.items():
+        path = home / "settings" / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values))
+    port, token = _free_port(), secrets.token_hex(16)
+    with open(home / "lab.log", "w+b") as log:
+        process = subprocess.Popen(
+            _make_lab(folder, port), cwd=ROOT, env=_environment(home, token), stdin=subprocess.DEVNULL,
+            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            server = Server(folder, port, token, process.pid)
+            _wait_until_up(server, process, home / "lab.log")
+            yield server
+        finally:
+            _stop(process)
+
+
+def _make_lab(folder: Path, port: int) -> list[str]:
+    """`make lab` in the environment that runs the tests; `-o` tells make that it is installed."""
+    options = f"--no-browser --ServerApp.port={port} --ServerApp.port_retries=0 --ServerApp.root_dir={folder}"
+    return ["make", "-o", f"{sys.prefix}/.installed", "lab", f"VENV={sys.prefix}", f"LAB_ARGS={options}"]
+
+
+def _environment(home: Path, token: str) -> dict[str, str]:
+    folders = {
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+        "JUPYTERLAB_SETTINGS_DIR": "settings",
+        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+        "IPYTHONDIR": "ipython",
+    }
+    environment = dict(os.environ, PYTHONPATH=str(ROOT), JUPYTER_TOKEN=token)
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTEST_CURRENT_TEST"):
+        environment.pop(name, None)
+    return environment | {name: str(home / folder) for name, folder in folders.items()}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _wait_until_up(server: Server, process: subprocess.Popen, log: Path) -> None:
+    request = urllib.request.Request(f"{server.url}api/status", headers={"Authorization": f"token {server.token}"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end and process.poll() is None:
+        with suppress(OSError, urllib.error.URLError):
+            opener.open(request, timeout=5).close()
+            return
+        time.sleep(0.2)
+    raise RuntimeError(f"JupyterLab did not come up:\n{log.read_text(errors='replace')}")
+
+
+def _stop(process: subprocess.Popen) -> None:
+    for end in (signal.SIGTERM, signal.SIGKILL):  # on SIGTERM the server ends its kernels first
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, end)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+            return
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """A headless Chromium that talks to nobody on its own account."""
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-sync"]
+    quiet += ["--disable-background-networking", "--disable-component-update", "--disable-quic"]
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=chromium_path(), headless=True, args=quiet)
+        try:
+            yield chromium
+        finally:
+            chromium.close()
+
+
+class NotebookPage:
+    """A notebook that is open in JupyterLab, with its kernel running."""
+
+    def __init__(self, chromium: Browser, server: Server, path: str, *, width: int = 1280, height: int = 1000):
+        self.server, self.file = server, server.folder / path
+        self.ids = [cell["id"] for cell in nbformat.read(self.file, as_version=4).cells]
+        self.refused: list[str] = []  # what the page asked for beyond the server
+        self.errors: list[str] = []  # what went wrong in the page
+        context = chromium.new_context(viewport={"width": width, "height": height})
+        context.set_default_timeout(PATIENCE * 1000)
+        context.route("**/*", self._allow)
+        self.page = context.new_page()
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.goto(f"{server.url}doc/tree/{path}?token={server.token}")  # /doc: this document, no side bars
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+        self.page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
+
+    def _allow(self, route) -> None:
+        url = route.request.url
+        if url.startswith((self.server.url, "data:", "blob:")):
+            route.continue_()
+        else:
+            self.refused.append(url)
+            route.abort()
+
+    def cell(self, name: str) -> Locator:
+        """A cell by its id in the file, or by its place when the learner has added it."""
+        place = self.ids.index(name)
+        return self.page.locator(".jp-Notebook .jp-Cell").nth(place)
+
+    def output(self, name: str) -> Locator:
+        return self.cell(name).locator(".jp-Cell-outputArea")
+
+    def source(self, name: str) -> str:
+        return "\n".join(self.cell(name).locator(".cm-line").all_inner_texts())
+
+    def write(self, name: str, text: str) -> None:
+        """Replace what stands in a cell."""
+        self.cell(name).scroll_into_view_if_needed()
+        self.cell(name).locator(".cm-content").first.click()
+        self.page.keyboard.press("Control+a")
+        self.page.keyboard.insert_text(text)
+
+    def start(self, name: str) -> None:
+        """Run a cell, as Control+Enter does, and don't wait."""
+        self.cell(name).scroll_into_view_if_needed()
+        self.cell(name).locator(".cm-content").first.click()
+        self.page.keyboard.press("Control+Enter")
+
+    def run(self, name: str) -> None:
+        self.start(name)
+        self.wait_until_idle()
+
+    def run_all(self) -> None:
+        """Run > Run All Cells; stops at the first error, as it does for a learner."""
+        self.page.locator(".jp-Notebook .jp-Cell").first.click()  # the menu serves the notebook that has the focus
+        self.page.keyboard.press("Escape")
+        self.page.get_by_role("menuitem", name="Run", exact=True).click()
+        self.page.locator(".lm-Menu li[data-command='runmenu:run-all']").click()
+        self.wait_until_idle()
+
+    def add_cell(self, name: str, after: str, text: str) -> None:
+        """A new code cell below the cell `after`."""
+        self.cell(after).scroll_into_view_if_needed()
+        self.cell(after).locator(".cm-content").first.click()
+        self.page.keyboard.press("Escape")
+        self.page.keyboard.press("b")
+        self.ids.insert(self.ids.index(after) + 1, name)
+        self.page.keyboard.press("Enter")
+        self.page.keyboard.insert_text(text)
+
+    def picture(self, name: str) -> str:
+        """The picture that a cell shows, as its data URL."""
+        return self.output(name).locator("img").first.get_attribute("src") or ""
+
+    def next_picture(self, name: str, before: str) -> str:
+        """The picture of a cell, once it is another one than `before`."""
+        end = time.monotonic() + PATIENCE
+        while not self.output(name).locator("img").count() or self.picture(name) == before:
+            if time.monotonic() > end:
+                raise TimeoutError(f"the picture of cell {name} did not change within {PATIENCE} s")
+            self.page.wait_for_timeout(100)
+        self.wait_until_idle()
+        return self.picture(name)
+
+    def drag(self, handle: Locator, along: Locator, fraction: float) -> None:
+        """Take a slider's handle and let it go at a fraction of the slider's length."""
+        handle.scroll_into_view_if_needed()
+        start, track = handle.bounding_box(), along.bounding_box()
+        height = start["y"] + start["height"] / 2
+        self.page.mouse.move(start["x"] + start["width"] / 2, height)
+        self.page.mouse.down()
+        self.page.mouse.move(track["x"] + track["width"] * fraction, height, steps=8)
+        self.page.mouse.up()
+
+    def interrupt(self) -> None:
+        """The stop button of the notebook's toolbar."""
+        self.page.locator("[data-command='notebook:interrupt-kernel']").first.click()
+
+    def wait_until_idle(self) -> None:
+        """Until the kernel has had nothing to do for half a second: by then every update has been drawn."""
+        quiet, end = 0, time.monotonic() + PATIENCE
+        while quiet < 5:
+            if time.monotonic() > end:
+                raise TimeoutError(f"the kernel was still busy after {PATIENCE} s")
+            self.page.wait_for_timeout(100)
+            idle = self.page.locator(IDLE).get_attribute("data-status") == "idle"
+            waiting = self.page.locator(".jp-Notebook .jp-InputPrompt", has_text="[*]").count()
+            quiet = quiet + 1 if idle and not waiting else 0
+
+    def save(self) -> None:
+        self.page.keyboard.press("Escape")
+        before = self.file.stat().st_mtime_ns
+        self.page.keyboard.press("Control+s")
+        end = time.monotonic() + PATIENCE
+        while self.file.stat().st_mtime_ns == before and time.monotonic() < end:
+            self.page.wait_for_timeout(100)
+
+    def screenshot(self, path: Path) -> None:
+        self.page.screenshot(path=str(path))
+
+    def screenshots(self, folder: Path, stem: str, height: int = 1600) -> list[Path]:
+        """The whole notebook from top to bottom, in as many pictures as it takes."""
+        self.page.set_viewport_size({"width": self.page.viewport_size["width"], "height": height})
+        scroller = self.page.locator(".jp-NotebookPanel .jp-WindowedPanel-outer")
+        self.page.wait_for_timeout(500)
+        size = scroller.evaluate("panel => [panel.scrollHeight, panel.clientHeight]")
+        written, top = [], 0
+        while not written or top < size[0]:
+            scroller.evaluate("(panel, top) => { panel.scrollTop = top }", top)
+            self.page.wait_for_timeout(200)
+            written.append(folder / f"{stem}-{len(written) + 1:02d}.png")
+            self.screenshot(written[-1])
+            top += size[1]
+        return written

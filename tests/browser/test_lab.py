@@ -1,0 +1,122 @@
+"""A learner at work, in a real browser: open a chapter, turn a knob, answer an exercise, get out of a deadlock."""
+
+import shutil
+
+import nbformat
+import psutil
+import pytest
+
+from tests.browser.lab import ROOT, NotebookPage, browser, chromium_path, lab_server
+
+CHAPTER = "02_splitting_matrices"
+EXERCISE, CHECK = "exercise-2-1", "check-2-1"
+
+DEADLOCK = """\
+import time
+
+def stuck():
+    if dist.get_rank() == 0:
+        print("rank 0 goes into the all_reduce")
+        dist.all_reduce(torch.ones(2))
+    else:
+        time.sleep(600)
+
+launch(stuck, 2, timeout=None)"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A course of one chapter, as the learner finds it."""
+    folder = tmp_path_factory.mktemp("course")
+    (folder / "chapters").mkdir()
+    shutil.copy(ROOT / "chapters" / f"{CHAPTER}.ipynb", folder / "chapters")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    if chromium_path() is None:
+        pytest.skip("needs Chromium or Chrome (or its path in the variable CHROMIUM)")
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    with lab_server(folder) as server, browser() as chromium:
+        yield NotebookPage(chromium, server, f"chapters/{CHAPTER}.ipynb")
+
+
+@pytest.fixture(scope="module")
+def solution():
+    notebook = nbformat.read(ROOT / "solutions" / f"{CHAPTER}.ipynb", as_version=4)
+    return {cell["id"]: cell.source for cell in notebook.cells}
+
+
+@pytest.fixture(scope="module")
+def explore(folder):
+    notebook = nbformat.read(folder / "chapters" / f"{CHAPTER}.ipynb", as_version=4)
+    return next(cell["id"] for cell in notebook.cells if "explore" in cell.metadata.get("tags", []))
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(900)
+def test_a_learner_can_work_through_a_chapter(page, folder, solution, explore, tmp_path):
+    # Run All stops at the first check, and that says what to do
+    page.run_all()
+    assert "NotImplementedError: exercise 2.1" in page.output(CHECK).inner_text()
+
+    # a slider, dragged and then moved by the keyboard, changes the picture
+    handle = page.cell(explore).locator(".noUi-handle").first
+    readout = page.cell(explore).locator(".widget-readout").first
+    first = page.picture(explore)
+    assert readout.inner_text() == "1"
+    page.drag(handle, page.cell(explore).locator(".noUi-base").first, 0.5)
+    second = page.next_picture(explore, first)
+    assert readout.inner_text() == "2"
+    handle.focus()
+    page.page.keyboard.press("ArrowRight")
+    third = page.next_picture(explore, second)
+    assert readout.inner_text() == "4"
+    assert len({first, second, third}) == 3
+
+    # a wrong answer is refused, the right one passes
+    wrong = solution[EXERCISE].replace("rank * length", "0")
+    assert wrong != solution[EXERCISE]
+    page.write(EXERCISE, wrong)
+    page.run(EXERCISE)
+    page.run(CHECK)
+    assert "Exercise 2.1 passed" not in page.output(CHECK).inner_text()
+    page.write(EXERCISE, solution[EXERCISE])
+    page.run(EXERCISE)
+    page.run(CHECK)
+    assert "Exercise 2.1 passed" in page.output(CHECK).inner_text()
+    assert "NotImplementedError" not in page.output(CHECK).inner_text()
+
+    # a cell that waits for ever is interrupted, and the notebook goes on
+    page.add_cell("deadlock", CHECK, DEADLOCK)
+    page.start("deadlock")
+    page.output("deadlock").get_by_text("rank 0 goes into the all_reduce").first.wait_for()
+    page.page.wait_for_timeout(1000)
+    assert "[*]" in page.cell("deadlock").inner_text()
+    page.interrupt()
+    page.wait_until_idle()
+    assert "KeyboardInterrupt" in page.output("deadlock").inner_text()
+    page.run(CHECK)
+    assert "Exercise 2.1 passed" in page.output(CHECK).inner_text()
+    page.screenshot(tmp_path / "end.png")
+
+    # what JupyterLab saves is what was written, in cells that keep their ids
+    page.save()
+    saved = nbformat.read(folder / "chapters" / f"{CHAPTER}.ipynb", as_version=4)
+    source = {cell["id"]: cell.source for cell in saved.cells}
+    assert source[EXERCISE] == solution[EXERCISE]
+    assert set(page.ids) - {"deadlock"} <= set(source)
+
+    # nothing was asked of anyone but this machine
+    assert page.refused == []
+    assert page.errors == []
+    assert listening_addresses(page.server.pid) == {"127.0.0.1"}
+
+
+def listening_addresses(pid: int) -> set[str]:
+    """The addresses on which a process and its children can be reached."""
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    sockets = [connection for process in family for connection in process.net_connections(kind="inet")]
+    return {connection.laddr.ip for connection in sockets if connection.status == psutil.CONN_LISTEN}
