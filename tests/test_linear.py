@@ -520,6 +520,16 @@ def test_the_first_values_are_those_of_nn_linear_with_the_same_seed_for_every_p(
         assert torch.equal(rank_afterwards, afterwards)  # what is drawn next is the same on all ranks too
 
 
+def test_the_first_values_are_those_of_nn_linear_to_the_last_bit_for_every_width():
+    for in_features in range(1, 130):
+        torch.manual_seed(in_features)
+        plain = nn.Linear(in_features, 3)
+        torch.manual_seed(in_features)
+        layer = ColumnParallelLinear(in_features, 3)
+        assert torch.equal(layer.weight, plain.weight)
+        assert torch.equal(layer.bias, plain.bias)
+
+
 @pytest.mark.parametrize("p", WORLD_SIZES)
 def test_an_init_method_fills_the_whole_weight_and_leaves_the_bias_at_zero(p):
     torch.manual_seed(7)

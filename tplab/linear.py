@@ -20,6 +20,8 @@ Seed every rank alike before making layers, and all p hold the same matrix (see 
 (Shoeybi et al. 2019, "Megatron-LM", section 3; megatron/core/tensor_parallel/layers.py.)
 """
 
+import math
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -76,14 +78,11 @@ class _ParallelLinear(ShardedModule):
 
     def reset_parameters(self) -> None:
         """Draw new values: as `nn.Linear` does, or with an `init_method` the weight by it and a bias of zero."""
-        bound = self.in_features**-0.5 if self.in_features else 0.0
-
-        def like_torch(tensor: Tensor) -> None:
-            nn.init.uniform_(tensor, -bound, bound)
-
-        init_parameter(self.weight, self.init_method or like_torch, self.group, per_rank=self.per_rank_init)
+        bound = 1 / math.sqrt(self.in_features) if self.in_features else 0
+        init_weight = self.init_method or partial(nn.init.kaiming_uniform_, a=math.sqrt(5))
+        init_bias = nn.init.zeros_ if self.init_method else partial(nn.init.uniform_, a=-bound, b=bound)
+        init_parameter(self.weight, init_weight, self.group, per_rank=self.per_rank_init)
         if self.bias is not None:
-            init_bias = like_torch if self.init_method is None else nn.init.zeros_
             init_parameter(self.bias, init_bias, self.group, per_rank=self.per_rank_init)
 
     @classmethod
