@@ -114,7 +114,9 @@ def listening_beyond_loopback() -> list[str]:
 
 
 @linux_only
-def test_gloo_binds_to_loopback_only() -> None:
+def test_gloo_binds_to_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [name for name in psutil.net_if_addrs() if name != "lo"]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", others[0] if others else "none0")  # as on a cluster
     assert tplab.launch(listening_beyond_loopback, 3, backend="gloo") == [[], [], []]
 
 

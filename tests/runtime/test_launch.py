@@ -114,17 +114,20 @@ def test_each_launch_starts_in_fresh_processes() -> None:
 def test_a_rank_sees_the_parents_environment_folder_and_import_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "only_here.py").write_text("answer = 42\n")
+    modules, folder = tmp_path / "modules", tmp_path / "folder"
+    modules.mkdir()
+    folder.mkdir()
+    (modules / "only_here.py").write_text("answer = 42\n")
     monkeypatch.setenv("TPLAB_TEST_VARIABLE", "set later")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(modules)
 
     def look() -> tuple[str, str, int]:
         import only_here
 
         return os.environ["TPLAB_TEST_VARIABLE"], os.getcwd(), only_here.answer
 
-    assert tplab.launch(look, 2) == [("set later", str(tmp_path), 42)] * 2
+    assert tplab.launch(look, 2) == [("set later", str(folder), 42)] * 2
 
 
 def test_torchs_own_variables_tell_rank_and_world_size() -> None:
@@ -138,9 +141,10 @@ def test_the_device_is_the_cpu_without_nccl() -> None:
     assert tplab.launch(tplab.device, 2, backend="gloo") == [torch.device("cpu")] * 2
 
 
-def test_random_numbers_of_numpy_differ_between_launches() -> None:
-    numpy = pytest.importorskip("numpy")
-    first, second = (tplab.launch(lambda: float(numpy.random.rand()), 1)[0] for _ in range(2))
+def test_random_numbers_of_numpy_differ_between_ranks_although_the_server_has_imported_it() -> None:
+    while not tplab.launch(lambda: "numpy.random" in sys.modules, 1)[0]:
+        pass  # the server is still importing
+    first, second = tplab.launch(lambda: float(sys.modules["numpy.random"].rand()), 2)
     assert first != second
 
 

@@ -94,9 +94,11 @@ STUCK = {
 def test_an_interrupt_ends_the_run_and_tells_where_the_ranks_were(book: Notebook, where: str) -> None:
     source = f"def stuck():\n    print('begun', flush=True)\n    {STUCK[where]}\ntplab.launch(stuck, 2, timeout=None)"
     request = book.start(source)
-    book.wait_until_shown(request, "[rank 1] begun")
+    book.wait_until_shown(request, "[rank 0] begun\\n[rank 1] begun")
+    server = descendants(book)[0]
     book.manager.interrupt_kernel()
     cell = book.finish(request)
+    assert server.status() != psutil.STATUS_ZOMBIE, "the interrupt is for the notebook, not for its fork server"
     assert cell.error.startswith("KeyboardInterrupt: the run was interrupted. Where the ranks were:")
     assert "line 3 in stuck" in cell.error
     assert ranks(book) == []

@@ -18,7 +18,7 @@ import zlib
 from dataclasses import dataclass
 
 SLOTS = 256
-SLOT_BYTES = 384
+SLOT_BYTES = 512
 CHANNELS = 128
 HEADER = struct.Struct("<IIII")  # state, entries so far, 1 + the slot it is blocked in (0: none), spare
 CHANNEL = struct.Struct("<II")  # key of its name, entries so far
@@ -47,8 +47,11 @@ class Entry:
 
     def encode(self) -> bytes:
         members = ",".join(map(str, self.members))
-        fields = (self.channel, str(self.number), self.kind, self.signature, members, str(self.peer), self.where)
-        return _SEPARATOR.join(fields).encode()[: SLOT_BYTES - SLOT_HEADER.size]
+        fields = (self.channel, str(self.number), self.kind, self.signature, members, str(self.peer))
+        start = _SEPARATOR.join(fields).encode() + _SEPARATOR.encode()
+        where = self.where.encode()
+        room = SLOT_BYTES - SLOT_HEADER.size - len(start)
+        return start + where[max(0, len(where) - room) :]  # of a long path the end tells more than the beginning
 
     @staticmethod
     def decode(text: bytes) -> "Entry | None":

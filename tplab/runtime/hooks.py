@@ -176,9 +176,9 @@ def _wrap_functional(operator: Any, kind: str, whole: bool) -> Callable[..., Any
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         recorder = active
-        tensors = _flat(args[0])
-        if recorder is None or any(type(tensor) is not Tensor for tensor in tensors):  # torch.compile tracing, for one
+        if recorder is None:
             return _torchs_own(operator, *args, **kwargs)
+        tensors = _flat(args[0])
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         group = distributed_c10d._resolve_process_group(given["group_name"])
         op = given.get("reduce_op")
@@ -194,7 +194,7 @@ def _wrap_functional(operator: Any, kind: str, whole: bool) -> Callable[..., Any
 
 def _wait_tensor(tensor: Tensor) -> Tensor:
     operator = torch.ops._c10d_functional.wait_tensor.default
-    entered = active.of_functional(tensor) if active is not None and type(tensor) is Tensor else None
+    entered = active.of_functional(tensor) if active is not None else None
     if active is None or entered is None:
         return _torchs_own(operator, tensor)
     with active.blocked_in(entered):

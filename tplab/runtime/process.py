@@ -48,11 +48,6 @@ class RankProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGUSR1)
 
-    def let_go(self) -> None:
-        """Tell a rank that has reported to leave."""
-        with contextlib.suppress(OSError):
-            self.control.send_bytes(b"exit")
-
     def kill(self) -> None:
         """End the rank and what it has started."""
         if self.pid is None:

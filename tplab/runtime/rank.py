@@ -1,9 +1,10 @@
 """What runs in a rank's process, from the fork to the end.
 
-The rank reports its result or its error to the parent through `control`, then waits: as long as it lives its sockets
-stay open, and no other rank fails only because this one is done. It leaves when the parent says so, or is gone.
+The rank reports its result or its error to the parent through `control`, then waits until the parent ends it: as long
+as it lives its sockets stay open, and no other rank fails only because this one is done.
 """
 
+import contextlib
 import datetime
 import faulthandler
 import os
@@ -47,7 +48,7 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
         with sending:
             connection.send_bytes(message)
 
-    threading.Thread(target=_obey_parent, args=(connection,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
     status = Board(board, given["world_size"])
     try:
         _enter_parents_world(given, rank)
@@ -88,14 +89,11 @@ def _flush() -> None:
     sys.stderr.flush()
 
 
-def _obey_parent(connection: Connection) -> None:
-    """Leave when the parent says so; end, with all that this rank started, when the parent is gone."""
-    try:
+def _end_with_parent(connection: Connection) -> None:
+    """End, with all that this rank has started, when the parent is gone. It sends nothing more."""
+    with contextlib.suppress(EOFError, OSError):
         connection.recv_bytes()
-    except (EOFError, OSError):
-        os.killpg(0, signal.SIGKILL)
-    _flush()
-    os._exit(0)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _enter_parents_world(given: dict[str, Any], rank: int) -> None:
@@ -109,8 +107,8 @@ def _enter_parents_world(given: dict[str, Any], rank: int) -> None:
     os.chdir(given["folder"])
     sys.path[:] = given["path"]
     torch.set_num_threads(given["threads"])
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # else every rank inherits the server's state
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # else every rank inherits the server's state
 
 
 def _gpu(backend: str) -> torch.device | None:

@@ -31,7 +31,8 @@ from tplab.runtime.results import Results
 POLL_SECONDS = 0.1
 SETTLED_SECONDS = 0.5  # so long must a deadlock last, unchanged, before it is called one
 GRACE_SECONDS = 0.15  # after the first failure: others may be about to report theirs
-STACK_SECONDS = 0.5
+STACK_SECONDS = 3.0  # at most so long for the ranks to tell where they are
+STACK_REST_SECONDS = 0.05  # for the rest of a stack whose first part has come
 LAST_OUTPUT_SECONDS = 2.0
 
 
@@ -129,15 +130,9 @@ class Watch:
 
     def _results(self) -> Results:
         messages = [rank.message for rank in self.ranks if rank.message]
-        self._let_go()
         collectives = [collective for message in messages for collective in message[3]]
         times = [message[2] for message in messages]
         return Results([message[1] for message in messages], self.output.texts(), Record(collectives), times)
-
-    def _let_go(self) -> None:
-        for rank in self.ranks:
-            rank.let_go()
-        self._poll_until(lambda: not self.selector.get_map(), LAST_OUTPUT_SECONDS)
 
     def close(self) -> None:
         """Take in the last output, show it, and stop reading. The ranks are dead by now."""
@@ -152,6 +147,7 @@ class Watch:
         for rank in self.ranks:
             rank.ask_for_stack()
         self._poll_until(lambda: all(rank.crash or not rank.alive for rank in self.ranks), STACK_SECONDS)
+        self._poll_until(lambda: False, STACK_REST_SECONDS)
         stacks = {rank.rank: innermost_user_frame(parse_stack(bytes(rank.crash))) for rank in self.ranks}
         states = snapshot(self.board, ended=[rank.rank for rank in self.ranks if not rank.alive])
         return explain(states, {rank: frame for rank, frame in stacks.items() if frame})

@@ -1,0 +1,116 @@
+"""Who waits where, and can it end: the rules, on boards written by hand."""
+
+import pytest
+
+from tplab.runtime.board import CHANNELS, SLOTS, Board, Entry, anonymous_file, board_bytes
+from tplab.runtime.diagnosis import deadlocked, explain, snapshot
+
+WORLD = (0, 1, 2)
+
+
+def all_reduce(number: int, members: tuple[int, ...] = WORLD) -> Entry:
+    return Entry(f"group {members}", number, "all_reduce", "[2] float32, sum", members, "train.py:7:step")
+
+
+def message(kind: str, sender: int, receiver: int, number: int = 1) -> Entry:
+    peer = receiver if kind == "send" else sender
+    return Entry(f"{sender}>{receiver}", number, kind, "[2] float32", (sender, receiver), "train.py:9:step", peer)
+
+
+@pytest.fixture
+def boards() -> list[Board]:
+    """The same memory, once per rank: each rank writes through a board of its own."""
+    memory = anonymous_file(board_bytes(3))
+    boards = [Board(memory, 3) for _ in WORLD]
+    for rank in WORLD:
+        boards[rank].set_state(rank, "running")
+    return boards
+
+
+def enter(boards: list[Board], rank: int, entry: Entry, wait: bool = True) -> None:
+    slot = boards[rank].write(rank, entry)
+    boards[rank].set_waiting(rank, slot if wait else None)
+
+
+def test_ranks_that_wait_for_one_that_computes_are_not_in_a_deadlock(boards: list[Board]) -> None:
+    enter(boards, 0, all_reduce(1))
+    enter(boards, 1, all_reduce(1))
+    assert deadlocked(snapshot(boards[0])) == []
+
+
+def test_ranks_that_wait_for_one_that_has_returned_are(boards: list[Board]) -> None:
+    enter(boards, 0, all_reduce(1))
+    enter(boards, 1, all_reduce(1))
+    boards[0].set_state(2, "returned")
+    states = snapshot(boards[0])
+    assert deadlocked(states) == [0, 1]
+    assert explain(states).startswith("rank 2 never joined all_reduce #1 ([2] float32, sum); ranks 0, 1 wait in it.")
+
+
+def test_a_collective_that_all_have_joined_will_complete(boards: list[Board]) -> None:
+    for rank in WORLD:
+        enter(boards, rank, all_reduce(1))
+    assert deadlocked(snapshot(boards[0])) == []
+
+
+def test_a_rank_that_went_past_a_collective_and_returned_did_join_it(boards: list[Board]) -> None:
+    for rank in WORLD:
+        enter(boards, rank, all_reduce(1), wait=rank == 0)
+    boards[0].set_state(1, "returned")
+    boards[0].set_state(2, "returned")
+    assert deadlocked(snapshot(boards[0])) == []
+
+
+def test_a_chain_that_ends_in_a_rank_that_computes_is_no_deadlock(boards: list[Board]) -> None:
+    enter(boards, 0, message("recv", 1, 0))
+    enter(boards, 1, message("recv", 2, 1))
+    assert deadlocked(snapshot(boards[0])) == []
+
+
+def test_a_circle_is(boards: list[Board]) -> None:
+    for rank in WORLD:
+        enter(boards, rank, message("recv", (rank + 1) % 3, rank))
+    assert deadlocked(snapshot(boards[0])) == [0, 1, 2]
+
+
+def test_only_the_ranks_in_the_circle_and_those_behind_it_are(boards: list[Board]) -> None:
+    enter(boards, 0, message("recv", 1, 0))
+    enter(boards, 1, message("recv", 0, 1))
+    assert deadlocked(snapshot(boards[0])) == [0, 1]
+    enter(boards, 2, all_reduce(1))
+    assert deadlocked(snapshot(boards[0])) == [0, 1, 2]
+
+
+def test_a_collective_on_a_gpu_is_seen_although_no_rank_waits_for_it_in_python(boards: list[Board]) -> None:
+    enter(boards, 0, all_reduce(1), wait=False)
+    enter(boards, 1, all_reduce(1), wait=False)
+    assert deadlocked(snapshot(boards[0])) == []
+    boards[0].set_state(2, "returned")
+    assert deadlocked(snapshot(boards[0])) == [0, 1]
+
+
+def test_entries_that_were_overwritten_still_count(boards: list[Board]) -> None:
+    for number in range(1, 10 * SLOTS):
+        for rank in WORLD:
+            enter(boards, rank, all_reduce(number), wait=False)
+        enter(boards, 2, message("send", 2, 0, number), wait=False)
+    assert len(boards[1].entries(0)) <= SLOTS
+    boards[0].set_state(2, "returned")
+    assert deadlocked(snapshot(boards[0])) == []
+
+
+def test_more_channels_than_the_board_counts_are_never_called_a_deadlock(boards: list[Board]) -> None:
+    for number in range(CHANNELS + 5):
+        enter(boards, 2, Entry(f"group {number}", 1, "barrier", "", (0, 1, 2), "f:1:g"), wait=False)
+    enter(boards, 0, Entry("one more", 1, "barrier", "", (0, 2), "f:1:g"))
+    boards[0].set_state(2, "returned")
+    assert deadlocked(snapshot(boards[0])) == []
+
+
+def test_a_long_call_site_does_not_spoil_the_entry(boards: list[Board]) -> None:
+    entry = Entry("group", 1, "barrier", "", WORLD, "/a/very/long/folder" * 30 + ".py:12:step")
+    enter(boards, 0, entry)
+    found = boards[1].waiting(0)
+    assert found is not None
+    assert (found.kind, found.members) == ("barrier", WORLD)
+    assert found.where.endswith(":12:step")
