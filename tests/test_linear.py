@@ -442,6 +442,7 @@ def _refusals():
         lambda: RowParallelLinear(12, 8)(torch.ones(5, 12)),
         lambda: RowParallelLinear(12, 8, input_is_parallel=False)(torch.ones(5, 3)),
         lambda: ColumnParallelLinear(12, 8)(torch.ones(5, 3)),
+        lambda: ColumnParallelLinear(12, 8)(torch.tensor(1.0)),
     ]
     messages = []
     for call in calls:
@@ -460,9 +461,10 @@ def test_sizes_that_do_not_fit_are_refused_with_the_numbers():
         "out_features/2=10 can't be divided over 4 ranks",
         "out_features=16 can't be cut into stride=3 equal blocks",
         "in_features=12 can't be cut into stride=0 equal blocks",
-        "x [.., 12] should be [.., 3] with input_is_parallel=True, in_features=12 and 4 ranks",
-        "x [.., 3] should be [.., 12] with input_is_parallel=False",
-        "x [.., 3] should be [.., 12]: each rank needs all of x",
+        "x [5, 12] should be [.., 3] with input_is_parallel=True, in_features=12 and 4 ranks",
+        "x [5, 3] should be [.., 12] with input_is_parallel=False",
+        "x [5, 3] should be [.., 12]: each rank needs all of x",
+        "x [] should be [.., 12]",
     ]
     for messages in launch(_refusals, 4):
         for message, wanted in zip(messages, expected, strict=True):

@@ -103,10 +103,8 @@ class _ParallelLinear(ShardedModule):
         return linear.requires_grad_(weight.requires_grad).train(self.training)
 
     def extra_repr(self) -> str:
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"rank {self.rank} of {self.world_size} holds {list(self.weight.shape)}"
-        )
+        whole = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{whole}, rank {self.rank} of {self.world_size} holds {list(self.weight.shape)}"
 
     def _shard_length(self, name: str, size: int) -> int:
         if self.stride < 1 or size % self.stride:
@@ -119,13 +117,14 @@ class _ParallelLinear(ShardedModule):
 class ColumnParallelLinear(_ParallelLinear):
     """Y = X A + b with A cut by columns: x [.., in] replicated -> this rank's columns of y, [.., out/p].
 
-    gather_output    give all of y [.., out] to every rank: one all-gather
-    skip_bias_add    return (y without bias, bias), for a caller that fuses the addition with what comes next
-    stride           A is `stride` matrices side by side, each of them cut
-    init_method      fills the whole weight in place; None: as `nn.Linear` does
-    per_rank_init    draw only this rank's shard (see `tplab.initialization`)
-    async_grad_allreduce    backward: start the all-reduce of dX, and compute dW while it travels. Under autocast the
-                     sum is then taken in the lower precision. Not twice differentiable.
+    gather_output           give all of y [.., out] to every rank: one all-gather
+    skip_bias_add           return (y without bias, bias), for a caller that adds it together with what comes next
+    stride                  A is `stride` matrices side by side, each of them cut
+    init_method             fills the whole weight in place; None: as `nn.Linear` does
+    per_rank_init           draw only this rank's shard (see `tplab.initialization`)
+    async_grad_allreduce    backward: start the all-reduce of dX, and compute dW while it travels. Then not twice
+                            differentiable, and under autocast the sum is taken in the lower precision. torch.compile
+                            orders them itself, with or without it.
 
     Raises ValueError if out_features is not divisible by stride and p. (Megatron: the same name.)
     """
@@ -154,8 +153,8 @@ class ColumnParallelLinear(_ParallelLinear):
         self.async_grad_allreduce = async_grad_allreduce
 
     def forward(self, x: Tensor) -> Any:
-        if x.shape[-1] != self.in_features:
-            raise ValueError(f"x [.., {x.shape[-1]}] should be [.., {self.in_features}]: each rank needs all of x")
+        if x.shape[-1:] != (self.in_features,):
+            raise ValueError(f"x {list(x.shape)} should be [.., {self.in_features}]: each rank needs all of x")
         added: Tensor | None = None if self.skip_bias_add else self.bias
         if self.async_grad_allreduce and self.world_size > 1 and not torch.compiler.is_compiling():
             y = _linear_with_async_allreduce(x, self.weight, added, self.group)  # [.., out/p]
@@ -172,9 +171,9 @@ class ColumnParallelLinear(_ParallelLinear):
 class RowParallelLinear(_ParallelLinear):
     """Y = X A + b with A cut by rows: this rank's columns of x, [.., in/p] -> all of y [.., out], replicated.
 
-    input_is_parallel    False: x [.., in] is replicated, and each rank takes its part of it
-    skip_bias_add        return (y without bias, bias)
-    stride               A is `stride` matrices on top of each other, each of them cut; x is cut in the same way
+    input_is_parallel             False: x [.., in] is replicated, and each rank takes its part of it
+    skip_bias_add                 return (y without bias, bias)
+    stride                        A is `stride` matrices on top of each other, each of them cut; so is x
     init_method, per_rank_init    as in ColumnParallelLinear
 
     Raises ValueError if in_features is not divisible by stride and p. (Megatron: the same name.)
@@ -203,9 +202,9 @@ class RowParallelLinear(_ParallelLinear):
 
     def forward(self, x: Tensor) -> Any:
         expected = self.in_features // (self.world_size if self.input_is_parallel else 1)
-        if x.shape[-1] != expected:
+        if x.shape[-1:] != (expected,):
             raise ValueError(
-                f"x [.., {x.shape[-1]}] should be [.., {expected}] with input_is_parallel={self.input_is_parallel}, "
+                f"x {list(x.shape)} should be [.., {expected}] with input_is_parallel={self.input_is_parallel}, "
                 f"in_features={self.in_features} and {self.world_size} ranks"
             )
         if not self.input_is_parallel:

@@ -20,7 +20,8 @@ has 8 bits, and so has each sum on the way (256 + 1 = 256). Cast to float32 befo
 doubles the traffic.
 
 No operator writes into a tensor that it was given, whatever its strides: a collective works on a contiguous tensor of
-its own. With one rank, or without a process group, each returns its input.
+its own. With one rank, or without a process group, each returns its input. torch.compile takes them into one graph: it
+puts the functional form of a collective in place of `dist.all_reduce`.
 (Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3; megatron/core/tensor_parallel/mappings.py, where the names
 go on with `_tensor_model_parallel_region`.)
 """

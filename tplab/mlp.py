@@ -44,10 +44,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "gelu_tanh
 class ParallelMLP(nn.Module):
     """x [b, s, h] replicated -> z [b, s, h] replicated; any number of leading dimensions.
 
-    ffn_hidden_size    f, the width in the middle; None: 4 h
-    activation         "gelu" (exact), "gelu_tanh" or "swiglu"
-    skip_bias_add      return (z without bias, bias)
-    init_method        fills the whole of A, G and U in place; None: as `nn.Linear` does
+    ffn_hidden_size       f, the width in the middle; None: 4 h
+    activation            "gelu" (exact), "gelu_tanh" or "swiglu"
+    skip_bias_add         return (z without bias, bias)
+    init_method           fills the whole of A, or of [G | U], in place; None: as `nn.Linear` does
     output_init_method    the same for B; None: `init_method` (GPT-2 and Megatron scale it by 1/sqrt(2 L))
     per_rank_init, async_grad_allreduce    as in ColumnParallelLinear
 
