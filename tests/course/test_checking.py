@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tplab.course import checking
 from tplab.course.checking import (
     WORLD_SIZES,
     CheckFailed,
@@ -22,6 +23,7 @@ from tplab.course.checking import (
     run_ranks,
     verify,
 )
+from tplab.runtime import RankError
 
 pytestmark = pytest.mark.usefixtures("chapter")
 
@@ -272,6 +274,12 @@ def test_an_error_that_only_looks_like_a_stub_is_a_failure() -> None:
     with pytest.raises(CheckFailed, match="no such operator"):
         check("90.1", answer)
 
+    def local_answer(number):
+        raise NotImplementedError("not for odd numbers")
+
+    with pytest.raises(CheckFailed, match="not for odd numbers"):
+        check("90.2", local_answer)
+
 
 def test_the_same_seed_gives_the_same_inputs_and_no_seed_gives_others() -> None:
     def told(**seed):
@@ -373,3 +381,18 @@ def test_must_refuse_accepts_a_clear_refusal() -> None:
 def test_must_refuse_lets_a_stub_through() -> None:
     with pytest.raises(NotImplementedError):
         must_refuse("2.1", refusal(NotImplementedError("exercise 2.1")), "?", error=RuntimeError)
+
+
+def test_when_no_line_of_the_learner_ran_the_question_is_about_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = (
+        f'rank 0 failed:\n  File "{checking.__file__}", line 3, in f\n    answer(1, 2)\nTypeError: answer() takes 1'
+    )
+
+    def launch(*args, **options):
+        raise RankError(report, 0, "TypeError", "answer() takes 1")
+
+    monkeypatch.setattr(checking, "launch", launch)
+    with pytest.raises(CheckFailed, match=r"(?s)TypeError: answer\(\) takes 1.*What does the docstring"):
+        run_ranks(program, 2)
+    with pytest.raises(CheckFailed, match="Think: My own?"):
+        run_ranks(program, 2, question="My own?")

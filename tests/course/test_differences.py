@@ -45,6 +45,7 @@ SHIFT = torch.arange(8.0, dtype=torch.float64)
 DESCRIBED = [
     ("the same", RIGHT.clone(), None, ""),
     ("rounding", RIGHT * (1 + 1e-13), None, ""),
+    ("a small error", RIGHT + 1e-7 * ELSE, "value", "32 of 32 elements differ"),
     ("None", None, "none", "is there a `return`"),
     ("a number", 3, "type", "got 3, not a tensor"),
     ("a pair", (RIGHT, None), "type", "a tuple of 2 (tensor [4, 8], None), not a tensor"),
@@ -166,6 +167,7 @@ def test_traffic_is_spelled_out() -> None:
         "traffic",
         "expected no collective; saw 2 all_reduces of 96 elements (float64)",
     )
+    assert difference(calls("all_reduce", "all_reduce"), calls("all_reduce")) is not None
     assert difference(calls("all_reduce", waited=False), calls("all_reduce"))[0] == "never waited"
     assert difference(None, calls())[0] == "missing"
 

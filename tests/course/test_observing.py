@@ -87,6 +87,12 @@ def test_inputs_arrive_with_their_values_and_strides(x) -> None:
     assert not x.requires_grad
 
 
+def test_an_input_is_a_copy_of_the_callers() -> None:
+    x = torch.ones(2)
+    observe(lambda given: given.data.mul_(3), None, inputs={"x": x})
+    assert torch.equal(x, torch.ones(2))
+
+
 def test_token_ids_are_inputs_without_a_gradient() -> None:
     seen = observe(lambda ids, w: w[ids], None, inputs={"ids": torch.tensor([1, 1]), "w": torch.zeros(3, 2)})
     assert seen["dids"] is None

@@ -161,7 +161,7 @@ def run_ranks(program: Callable[..., Any], p: int, *args: Any, question: str | N
         start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
         report = readable_report(str(error), _HOUSE)
         general = _STUCK if stuck else _FAILED if ", line " in report else _CALLED
-        headline = f"{start}: {what}{current().passed_before()}."
+        headline = f"{start}: {what}{current().passed_before(p)}."
         raise CheckFailed(headline, report=report, question=question or general) from error
 
 
