@@ -53,7 +53,10 @@ format: $(VENV)/.installed-test ## put every file into the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.installed-bench ## time launch() beside other ways to start ranks (a few minutes)
+bench: $(STAMP) ## time launch() beside other ways to start ranks (some minutes)
+	@$(BIN)/python -c 'import accelerate' 2>/dev/null \
+		|| $(BIN)/python -m pip install --constraint constraints.txt --editable '.[bench]' \
+		|| echo "going on without the launchers that can't be installed"
 	$(BIN)/python -m benchmarks.launch
 
 clean: ## remove the environment and everything that the tools leave
@@ -99,9 +102,4 @@ $(STAMP): $(PINS) | $(BIN)/python
 $(VENV)/.installed-test: $(STAMP)
 	@echo "installing what the tests need"
 	@$(call install,.[test])
-	@touch $@
-
-$(VENV)/.installed-bench: $(STAMP)
-	@echo "installing the launchers to compare with"
-	@$(call install,.[bench])
 	@touch $@

@@ -1,0 +1,1 @@
+"""Side by side with peers, in one run. `make bench` prints the tables."""

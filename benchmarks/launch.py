@@ -1,0 +1,206 @@
+"""How long it takes to run a function on 2 and on 4 ranks, beside other ways to do it.
+
+    python -m benchmarks.launch [--rounds 15] [--cold 3] [--ranks 2 4]
+
+One launch is: start the ranks, make the process group, one all_reduce of one number, end. `warm` launches follow others
+in the same program; `cold` is the first, from a fresh Python, with the import of torch. Each way lives in a process of
+its own. All take turns within every round, so that a busy moment of the machine meets them all; the table shows the
+median, the quartiles, and the median over the rounds of (this way / tplab.launch in the same round).
+"""
+
+import argparse
+import json
+import os
+import random
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+
+PATIENCE = 180  # seconds for one launch
+NAMES = (
+    "tplab.launch",
+    "worker pool, new group",
+    "torch.multiprocessing, fork server",
+    "torch elastic",
+    "accelerate.notebook_launcher",
+    "torch.multiprocessing.spawn",
+)
+OURS, POOL = NAMES[:2]
+
+
+class Absent(Exception):  # noqa: N818 (a state, not a fault)
+    """This way can't be used here; the message says why."""
+
+
+class Driver:
+    """A process in which one way of launching lives."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._answers, theirs = os.pipe()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the driver)
+        environment = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=_loopback())
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.launch", "--drive", name, str(theirs)],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors, pass_fds=[theirs], env=environment,
+        )  # fmt: skip
+        os.close(theirs)
+        self._file = os.fdopen(self._answers, "r")
+
+    def launch(self, world_size: int) -> float:
+        """Milliseconds of one launch."""
+        assert self._process.stdin
+        self._process.stdin.write(f"{world_size}\n".encode())
+        self._process.stdin.flush()
+        ready = select.select([self._file], [], [], PATIENCE)[0]
+        line = self._file.readline() if ready else ""
+        answer = json.loads(line) if line else {"error": f"no answer within {PATIENCE} s" if not ready else "died"}
+        if "absent" in answer:
+            raise Absent(answer["absent"])
+        if "error" in answer:
+            self._errors.seek(0)
+            raise RuntimeError(f"{self.name}: {answer['error']}\n{self._errors.read().decode()[-3000:]}")
+        return answer["ms"]
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._file.close()
+        self._errors.close()
+
+
+def _loopback() -> str:
+    return "lo0" if sys.platform == "darwin" else "lo"
+
+
+def drive(name: str, answers: int) -> None:
+    """Inside a driver: one launch for every line of stdin. The first time includes the imports."""
+    way = None
+    for line in sys.stdin:
+        begin = time.perf_counter()
+        try:
+            if way is None:
+                from benchmarks.launchers import WAYS
+
+                way = WAYS[name]()
+            way(int(line))
+            answer = {"ms": 1000 * (time.perf_counter() - begin)}
+        except ImportError as error:
+            answer = {"absent": str(error)}
+        except Exception as error:
+            answer = {"error": repr(error)}
+        os.write(answers, (json.dumps(answer) + "\n").encode())
+
+
+def measure_cold(names: Iterable[str], ranks: list[int], repetitions: int) -> dict[tuple[str, int], list[float]]:
+    times: dict[tuple[str, int], list[float]] = {}
+    for repetition in range(repetitions):
+        for world_size in ranks:
+            for name in names:
+                _say(f"cold {repetition + 1}/{repetitions}, {world_size} ranks: {name}")
+                driver = Driver(name)
+                try:
+                    times.setdefault((name, world_size), []).append(driver.launch(world_size))
+                finally:
+                    driver.close()
+    return times
+
+
+def measure_warm(names: list[str], ranks: list[int], rounds: int) -> dict[tuple[str, int], list[float]]:
+    drivers = {name: Driver(name) for name in names}
+    times: dict[tuple[str, int], list[float]] = {(name, size): [] for name in names for size in ranks}
+    try:
+        for name in names:
+            for world_size in ranks:
+                _say(f"warming up: {name}")
+                drivers[name].launch(world_size)
+        for number in range(rounds):
+            for world_size in ranks:
+                for name in random.sample(names, len(names)):
+                    _say(f"round {number + 1}/{rounds}, {world_size} ranks: {name}")
+                    times[name, world_size].append(drivers[name].launch(world_size))
+    finally:
+        for driver in drivers.values():
+            driver.close()
+    return times
+
+
+def find_absent(names: Iterable[str]) -> dict[str, str]:
+    """The ways that can't be used here, and why."""
+    absent = {}
+    for name in names:
+        driver = Driver(name)
+        try:
+            driver.launch(2)
+        except Absent as reason:
+            absent[name] = str(reason)
+        finally:
+            driver.close()
+    return absent
+
+
+def table(
+    names: list[str],
+    ranks: list[int],
+    warm: dict[tuple[str, int], list[float]],
+    cold: dict[tuple[str, int], list[float]],
+) -> str:
+    lines = ["| ms | " + " | ".join(f"{p} ranks, warm | times ours | {p} ranks, cold" for p in ranks) + " |"]
+    lines.append("|---" + "|---:" * 3 * len(ranks) + "|")
+    for name in names:
+        cells = []
+        for world_size in ranks:
+            times = warm[name, world_size]
+            low, middle, high = statistics.quantiles(times, n=4)
+            ratio = statistics.median(map(float.__truediv__, times, warm[OURS, world_size]))
+            first = cold.get((name, world_size))
+            cells += [f"**{middle:.0f}** ({low:.0f}-{high:.0f})", f"{ratio:.2f}"]
+            cells.append(f"{statistics.median(first):.0f} ({min(first):.0f}-{max(first):.0f})" if first else "-")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _say(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="warm launches of each way")
+    parser.add_argument("--cold", type=int, default=3, help="first launches of each way")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--drive", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.drive:
+        drive(options.drive[0], int(options.drive[1]))
+        return
+    if options.rounds < 2:
+        parser.error("quartiles need at least 2 rounds")
+    absent = find_absent(NAMES)
+    names = [name for name in NAMES if name not in absent]
+    cold = measure_cold(names, options.ranks, options.cold)
+    warm = measure_warm(names, options.ranks, options.rounds)
+    _say("")
+    load = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    print(f"Launching a function with one all_reduce, process group included, in ms ({load}).")
+    print(f"Warm: median (quartiles) of {options.rounds} launches. Cold: median (least-most) of {options.cold}.\n")
+    print(table(names, options.ranks, warm, cold))
+    for name, reason in absent.items():
+        print(f"\nabsent: {name} ({reason})")
+    print(
+        f"\n{POOL!r} keeps its processes, and with them whatever a failed run left there; all others start fresh ones."
+    )
+
+
+if __name__ == "__main__":
+    main()
