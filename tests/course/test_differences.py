@@ -45,7 +45,8 @@ SHIFT = torch.arange(8.0, dtype=torch.float64)
 DESCRIBED = [
     ("the same", RIGHT.clone(), None, ""),
     ("rounding", RIGHT * (1 + 1e-13), None, ""),
-    ("a small error", RIGHT + 1e-7 * ELSE, "value", "32 of 32 elements differ"),
+    ("a step through float32", RIGHT.float().double(), "rounded", "nearly right, off by"),
+    ("a small error", RIGHT + 1e-4 * ELSE, "value", "32 of 32 elements differ"),
     ("None", None, "none", "is there a `return`"),
     ("a number", 3, "type", "got 3, not a tensor"),
     ("a pair", (RIGHT, None), "type", "a tuple of 2 (tensor [4, 8], None), not a tensor"),
