@@ -25,9 +25,9 @@ PREDICTIONS = {
         "output. Row-parallel halves the inputs; every rank still has all outputs, so it keeps the whole "
         "bias.",
         wrong={
-            "column_weight": "nn.Linear(6, 8).weight has shape [8, 6]. Column-parallel splits the outputs: which number "
-            "is that?",
-            "column_bias": "The bias has one number per output feature. How many outputs does a rank compute, "
+            "column_weight": "nn.Linear(6, 8).weight has shape [8, 6]. Column-parallel splits the outputs: which "
+            "number is that?",
+            "column_bias": "The bias has one number per output feature. How many outputs has each rank, "
             "column-parallel?",
             "row_weight": "Row-parallel splits the inputs: which of the two numbers in [8, 6] is that?",
             "row_bias": "The bias has one number per output feature. How many outputs does a rank end up with when "

@@ -1,0 +1,600 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 05 · The parallel MLP
+#
+# **The question.** The MLP of a transformer is two linear layers with a nonlinearity between them. How do you split it over `p` ranks so that the two layers together need a single all-reduce?
+#
+# **What you will have built.** `ParallelMLP`, its gated variant SwiGLU, a formula for its traffic, and a tool that finds replicas that have drifted apart. At the end you train your MLP on real data, on one, two and four processes,
+# and lay the loss curves over the one of plain single-process PyTorch.
+#
+# $$X \;\xrightarrow{\;f\;}\; [\,X A_1,\; X A_2\,] \;\xrightarrow{\text{GELU}}\; [\,Z_1,\; Z_2\,] \;\longrightarrow\; Z_1 B_1 + Z_2 B_2 \;\xrightarrow{\;g\;}\; Y$$
+#
+# Symbols: `b` batch, `s` sequence length, `h` hidden size, `f` the inner size of the MLP (usually `4h`), `p` number of ranks.
+
+# %% tags=["setup"]
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from tplab import corpus, device, launch, record, viz
+from tplab.checkpoint import load_full_state_dict
+from tplab.course import check, predict, symptoms
+from tplab.linear import ColumnParallelLinear, RowParallelLinear
+
+# %% [markdown]
+# ## 1 · What stands between two layers
+#
+# The plain MLP takes `[b, s, h]` to `[b, s, f]`, applies GELU to each number, and comes back to `[b, s, h]`:
+#
+# $$Y = \mathrm{GELU}(X A + a)\,B + c \qquad A: [h, f],\quad B: [f, h]$$
+#
+# Chapter 04 gave two ways to split each of the two products. Suppose the first layer is row-parallel. Each rank then has a partial sum of `XA`, and GELU does not commute with a sum: $\mathrm{GELU}(u + v) \ne \mathrm{GELU}(u) + \mathrm{GELU}(v)$. The ranks have to add
+# up *before* GELU. Suppose instead that the first layer is column-parallel. Each rank then has some whole columns of `XA`, and GELU works on each number by itself, so each rank applies it to its own columns and needs nobody.
+#
+# What it has then, `[b, s, f/p]`, is exactly what a row-parallel layer with `input_is_parallel=True` wants. No communication stands between the two layers.
+#
+# Try all combinations on real ranks. Each picture is the record of one forward and backward pass with `b=2, s=8, h=16, f=64`.
+
+# %%
+LAYERS = {
+    "column, gathered": lambda i, o: ColumnParallelLinear(i, o, gather_output=True, device=device()),
+    "column": lambda i, o: ColumnParallelLinear(i, o, device=device()),
+    "row, scattered": lambda i, o: RowParallelLinear(i, o, input_is_parallel=False, device=device()),
+    "row": lambda i, o: RowParallelLinear(i, o, device=device()),
+}
+
+
+def two_layers(first, second):
+    """One forward and backward pass of first, GELU, second; the input is replicated."""
+    x = torch.randn(2, 8, 16, device=device(), requires_grad=True)
+    out = LAYERS[second](64, 16)(F.gelu(LAYERS[first](16, 64)(x)))
+    out.sum().backward()
+
+
+# %% tags=["explore"]
+def show_combination(p, kind):
+    first, second = kind.split(" → ")
+    return viz.traffic(launch(two_layers, p, args=(first, second)), title=f"{kind}, p = {p}")
+
+
+viz.explore(
+    show_combination,
+    p=(2, 4),
+    kind=[
+        "column → row",
+        "column, gathered → row, scattered",
+        "row, scattered → column, gathered",
+        "row, scattered → row, scattered",
+        "column, gathered → column, gathered",
+    ],
+)
+
+# %% [markdown]
+# ## 2 · Count before you build
+#
+# The naive way to use two parallel layers is to make each one look like an `nn.Linear` from the outside: `gather_output=True` on the first, `input_is_parallel=False` on the second. Then any code fits in between. The price:
+#
+# | step | forward | backward |
+# |---|---|---|
+# | f at the input of the column layer | | all-reduce `b·s·h` |
+# | gather its output | all-gather `b·s·f` | (takes its slice) |
+# | scatter before the row layer | (takes its slice) | all-gather `b·s·f` |
+# | g at the output of the row layer | all-reduce `b·s·h` | |
+#
+# **Predict.** With `f = 4h`: how many collectives run in the naive MLP, forward and backward together, and in the one without anything in between? And how many times `b·s·h` numbers do all messages of the naive MLP hold together?
+
+# %% predict="5.a"
+predict("5.a", naive_calls=4, calls=2, naive_volume=10)
+
+# %% [markdown] task="5.1" title="ParallelMLP" difficulty=2 minutes=15
+# Build it from the two layers of chapter 04, imported from `tplab.linear` in the setup cell. Their signatures are those you wrote, and their weights come from a master weight.
+#
+# - Call the layers `self.up` and `self.down`. Use exact GELU, `F.gelu`.
+# - `bias`, `group`, `device` and `dtype` are for both layers.
+# - `ffn_hidden_size` is `f`; when it is `None`, it is `4 * hidden_size`.
+
+
+# %% exercise="5.1"
+class ParallelMLP(nn.Module):
+    """Y = GELU(X A + a) B + c, with A cut by columns and B by rows over the ranks of `group`.
+
+    in:  x, replicated    [..., h]
+    out: y, replicated    [..., h]
+    One all-reduce of the input's size forward, one backward.
+    """
+
+    def __init__(self, hidden_size, ffn_hidden_size=None, *, bias=True, group=None, device=None, dtype=None):
+        super().__init__()
+        ### BEGIN SOLUTION
+        ffn_hidden_size = ffn_hidden_size or 4 * hidden_size
+        options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
+        self.up = ColumnParallelLinear(hidden_size, ffn_hidden_size, **options)  # weight [f/p, h]
+        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)  # weight [h, f/p]
+        ### END SOLUTION
+
+    def forward(self, x):
+        ### BEGIN SOLUTION
+        x = self.up(x)  # [..., f/p]
+        x = F.gelu(x)  # [..., f/p]
+        return self.down(x)  # [..., h]
+        ### END SOLUTION
+
+
+# %% [markdown] hints="5.1"
+# 1. Which of the two layers can leave its output split? Which one can take a split input? Write down the shape of the tensor between them.
+# 2. First a column-parallel layer from `h` to `f` that does not gather, then GELU, then a row-parallel layer from `f` to `h` whose input is already parallel. Both are the defaults.
+# 3. `self.up = ColumnParallelLinear(hidden_size, ffn_hidden_size, bias=bias, group=group, device=device, dtype=dtype)`, `self.down = RowParallelLinear(ffn_hidden_size, hidden_size, ...)`, and `return self.down(F.gelu(self.up(x)))`.
+#    f and g are inside the layers: no operator is left to call.
+
+# %% check="5.1"
+check("5.1", ParallelMLP)
+
+# %% [markdown]
+# Your MLP beside the naive one, on four ranks: the same input, the same weights, the same output. Compare the two records.
+
+# %%
+b, s, h, f = 2, 8, 16, 64
+
+
+def mine():
+    torch.manual_seed(0)
+    mlp = ParallelMLP(h, f, device=device())
+    x = torch.randn(b, s, h, device=device(), requires_grad=True)
+    out = mlp(x)
+    out.sum().backward()
+    return out.detach()
+
+
+def naive():
+    torch.manual_seed(0)
+    fc1 = ColumnParallelLinear(h, f, gather_output=True, device=device())
+    fc2 = RowParallelLinear(f, h, input_is_parallel=False, device=device())
+    x = torch.randn(b, s, h, device=device(), requires_grad=True)
+    out = fc2(F.gelu(fc1(x)))
+    out.sum().backward()
+    return out.detach()
+
+
+results = {"ParallelMLP": launch(mine, 4), "naive": launch(naive, 4)}
+print(f"largest difference of the outputs: {(results['ParallelMLP'][0] - results['naive'][0]).abs().max().item():.1e}")
+viz.traffic(results["ParallelMLP"], title="ParallelMLP: two all-reduces of b·s·h numbers")
+
+# %%
+viz.traffic(results["naive"], title="naive: gather and scatter in the middle")
+
+# %% [markdown]
+# ## 3 · A formula for the traffic
+#
+# A formula that was never compared with a measurement is a rumour. Write it as a function; the check runs real MLPs of random sizes and compares your numbers with the record, byte by byte.
+
+# %% [markdown] task="5.2" title="The bytes of an MLP" difficulty=2 minutes=10
+# Return the bytes that one rank puts into collectives, for both kinds of MLP. The size of a message is counted as nccl-tests counts it: the tensor, for an all-reduce; the gathered result (all parts together), for an all-gather. `p = 1` costs nothing.
+
+
+# %% exercise="5.2"
+def mlp_traffic(batch, sequence, hidden_size, ffn_hidden_size, p, bytes_per_number=4, naive=False):
+    """Bytes of the messages of one MLP.
+
+    out: {"forward": bytes, "backward": bytes} for ParallelMLP, or with naive=True for the MLP that gathers and scatters in the middle
+    """
+    ### BEGIN SOLUTION
+    if p == 1:
+        return {"forward": 0, "backward": 0}
+    size = batch * sequence * hidden_size  # f and g: one all-reduce in each direction
+    if naive:
+        size += batch * sequence * ffn_hidden_size  # and the all-gather of the inner activation, or of its gradient
+    return {"forward": size * bytes_per_number, "backward": size * bytes_per_number}
+    ### END SOLUTION
+
+
+# %% [markdown] hints="5.2"
+# 1. Which tensor does g all-reduce in the forward pass, and what is its shape? Which gradient does f all-reduce in the backward pass?
+# 2. Both have `batch * sequence * hidden_size` numbers, whatever `p` is. The naive MLP adds an all-gather of the inner activation forward, and of its gradient backward: see the table in section 2.
+# 3. `size = batch * sequence * hidden_size`, plus `batch * sequence * ffn_hidden_size` if naive, times `bytes_per_number`, the same in both directions; zero for `p = 1`.
+
+# %% check="5.2"
+check("5.2", mlp_traffic)
+
+# %% [markdown]
+# What does that mean for a real model? GPT-3 has `h = 12288` and `s = 2048`. One sequence, two bytes a number:
+
+# %%
+gpt3 = mlp_traffic(1, 2048, 12288, 4 * 12288, p=8, bytes_per_number=2)
+gpt3_naive = mlp_traffic(1, 2048, 12288, 4 * 12288, p=8, bytes_per_number=2, naive=True)
+print(
+    f"one MLP, forward and backward:   {sum(gpt3.values()) / 2**20:6.0f} MiB   naive: {sum(gpt3_naive.values()) / 2**20:6.0f} MiB"
+)
+print(
+    f"its 96 layers, MLPs only:        {96 * sum(gpt3.values()) / 2**30:6.1f} GiB   naive: {96 * sum(gpt3_naive.values()) / 2**30:6.1f} GiB"
+)
+
+# %% [markdown]
+# ## 4 · The gated variant
+#
+# Most models since Llama replace GELU by a gate. The first layer makes two tensors of size `f`, the *gate* and the *up* projection, and multiplies them:
+#
+# $$Y = \big(\mathrm{SiLU}(X G) \odot X U\big)\,D \qquad \mathrm{SiLU}(u) = u \cdot \mathrm{sigmoid}(u)$$
+#
+# This is **SwiGLU**. Both products read the same `X`, so they are stored as one fused weight, `[gate; up]` of shape `[2f, h]`, and done in one matrix product with one f in front of it. The multiplication is elementwise: column `j` of the gate meets column `j` of up. So a rank needs
+# the same columns of both.
+#
+# **Predict.** `f = 8`, so the fused weight has 16 rows: 0 to 7 gate, 8 to 15 up. `p = 2`. Which rows must rank 1 hold? And how many all-reduces does the gated MLP have, forward and backward together?
+
+# %% predict="5.b"
+predict("5.b", rows_of_rank_1=[4, 5, 6, 7, 12, 13, 14, 15], calls=2)
+
+# %% [markdown] task="5.3" title="SwiGLU" difficulty=3 minutes=15
+# One fused column-parallel layer `self.up` for `[gate; up]`, one row-parallel layer `self.down`. The argument `stride` of `ColumnParallelLinear` says how many blocks are fused; it decides which rows of a full weight each rank gets at init and when a checkpoint is loaded.
+
+
+# %% exercise="5.3"
+class ParallelSwiGLU(nn.Module):
+    """Y = (SiLU(X G + g) * (X U + u)) D + d, with G and U fused into one column-parallel layer.
+
+    in:  x, replicated    [..., h]
+    out: y, replicated    [..., h]
+    up's full weight is [gate; up], [2f, h]; this rank's shard is [2f/p, h]: its rows of the gate, then its rows of up.
+    """
+
+    def __init__(self, hidden_size, ffn_hidden_size, *, bias=True, group=None, device=None, dtype=None):
+        super().__init__()
+        ### BEGIN SOLUTION
+        options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
+        self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)  # weight [2f/p, h]
+        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)  # weight [h, f/p]
+        ### END SOLUTION
+
+    def forward(self, x):
+        ### BEGIN SOLUTION
+        gate, value = self.up(x).chunk(2, dim=-1)  # [..., f/p] each
+        return self.down(F.silu(gate) * value)  # [..., h]
+        ### END SOLUTION
+
+
+# %% [markdown] hints="5.3"
+# 1. What does one rank's output of `up` look like, `[..., 2f/p]`? Its first half and its second half are the two factors, if the right rows are in the shard.
+# 2. Two blocks are fused: `stride=2`, and `2 * ffn_hidden_size` output features. Cut the output in half along the last dimension. SiLU goes on the gate, which is the first half.
+# 3. `self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, ...)`; `gate, value = self.up(x).chunk(2, dim=-1)`; `return self.down(F.silu(gate) * value)`.
+
+# %% check="5.3"
+check("5.3", ParallelSwiGLU)
+
+# %% [markdown]
+# With `stride=1` the program would still run, at any `p`, and it would even train: every rank multiplies *some* rows by *some* other rows, from the first step on, and learns with that. Only when the checkpoint meets another `p`, or one process, do the pairs no longer match.
+# The check loads full weights into your layer, so it sees this at once. A loss curve does not.
+
+# %% [markdown]
+# ## 5 · Replicas that drift apart
+#
+# Your MLP will sit in a model whose other parts are replicated: every rank holds the whole embedding, the whole LayerNorm, the whole output layer. In data parallelism you would all-reduce the gradients of such parameters. Here you do not, and they stay equal all the same:
+# they start from the same numbers, every rank sees the same batch, and f hands the *whole* gradient to everything that lies before the MLP. Each rank computes the same update.
+#
+# That is a promise which nobody checks while the model trains. If f is missing somewhere, each rank's embedding gets another gradient, the copies drift apart, and no error is raised. So build the tool that looks.
+
+# %% [markdown] task="5.4" title="A detector for drifting replicas" difficulty=2 minutes=10
+# Return the largest difference between any two ranks, in any element of any replicated parameter, as a float that is the same on every rank. A parameter with the attribute `tensor_parallel` is a shard: it is *meant* to differ, so leave it out.
+#
+# Do not change the parameters. Any collectives you like will do, but never send a sharded parameter.
+
+
+# %% exercise="5.4"
+def replica_drift(module, group=None):
+    """How far the ranks' copies of the replicated parameters of `module` are apart: a float, 0.0 if they are equal."""
+    ### BEGIN SOLUTION
+    drift = 0.0
+    for param in module.parameters():
+        if hasattr(param, "tensor_parallel"):
+            continue
+        largest, smallest = param.detach().clone(), param.detach().clone()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=group)
+        drift = max(drift, (largest - smallest).max().item())
+    return drift
+    ### END SOLUTION
+
+
+# %% [markdown] hints="5.4"
+# 1. For one element the ranks hold `p` numbers. The largest difference between any two of them is the largest minus the smallest.
+# 2. `dist.all_reduce` can take the maximum over the ranks instead of the sum: `op=dist.ReduceOp.MAX`. It works in place, so give it a copy.
+# 3. For each parameter without `tensor_parallel`: all-reduce one detached clone with `MAX` and another with `MIN`, take `(largest - smallest).max().item()`, and keep the largest over all parameters.
+
+# %% check="5.4"
+check("5.4", replica_drift)
+
+# %% [markdown]
+# ## 6 · Train it
+#
+# Now the real thing. The data is text that is on your machine already: the sources of the Python standard library, as bytes. The model reads 16 bytes and predicts the next one. Each byte becomes a vector of 16 numbers, the 16 vectors side by side are one vector of `h = 256`, your MLP works
+# on it, with a residual connection around it, and an output layer gives a score for each of the 256 possible bytes.
+
+# %%
+CONTEXT, HIDDEN, FFN, BATCH, STEPS = 16, 256, 512, 128, 400
+text = corpus.python_sources(300_000)
+print(text[3000:3300].decode())
+
+
+# %%
+class PlainMLP(nn.Module):
+    """The MLP without any parallelism: the twin to compare with."""
+
+    def __init__(self, hidden_size, ffn_hidden_size, **options):
+        super().__init__()
+        self.up = nn.Linear(hidden_size, ffn_hidden_size, **options)
+        self.down = nn.Linear(ffn_hidden_size, hidden_size, **options)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class ByteModel(nn.Module):
+    """Scores for the next byte from the 16 bytes before it. Everything but the MLP is replicated."""
+
+    def __init__(self, mlp_class):
+        super().__init__()
+        options = {"device": device(), "dtype": torch.float64}
+        self.embedding = nn.Embedding(corpus.VOCABULARY, HIDDEN // CONTEXT, **options)
+        self.mlp = mlp_class(HIDDEN, FFN, **options)
+        self.norm = nn.LayerNorm(HIDDEN, **options)
+        self.head = nn.Linear(HIDDEN, corpus.VOCABULARY, **options)
+
+    def forward(self, context):  # [b, 16] bytes
+        x = self.embedding(context).flatten(1)  # [b, h]
+        x = x + self.mlp(x)  # [b, h]
+        return self.head(self.norm(x))  # [b, 256]
+
+
+# %% [markdown]
+# The training step is the one you know. Look at it closely: no rank, no group, no all-reduce of gradients. All communication is inside the MLP, where f and g are.
+
+
+# %%
+def train(model, after_step=lambda: None):
+    """Returns the loss of every step. All ranks draw the same batches, from the same seed."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    losses = []
+    for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, STEPS, seed=1):
+        logits = model(inputs.to(device()))  # [b, 256]
+        loss = F.cross_entropy(logits, targets[:, -1].to(device()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        after_step()
+    return losses
+
+
+@torch.no_grad()
+def accuracy(model):
+    """How often the byte with the highest score is the right one, on 2000 places of the text."""
+    inputs, targets = next(corpus.byte_batches(text, CONTEXT, 2000, 1, seed=2))
+    return (model(inputs.to(device())).argmax(-1).cpu() == targets[:, -1]).double().mean().item()
+
+
+@torch.no_grad()
+def complete(model, prompt, length=24):
+    """The prompt, continued byte by byte with the highest score."""
+    written = bytearray(b"\n" * CONTEXT + prompt.encode())
+    for _ in range(length):
+        context = torch.tensor([list(written[-CONTEXT:])], device=device())  # [1, 16]
+        written.append(model(context).argmax(-1).item())
+    return written[CONTEXT:].decode(errors="replace")
+
+
+PROMPTS = ["    def __in", "        return self.", "    raise ValueErr", "import "]
+
+# %% [markdown]
+# First one process, plain PyTorch, no `tplab` layer anywhere. Its starting point is kept: every other run begins there.
+
+# %%
+torch.manual_seed(0)
+plain = ByteModel(PlainMLP)
+start = {name: value.cpu().clone() for name, value in plain.state_dict().items()}
+before = accuracy(plain)
+plain_losses = train(plain)
+print(
+    f"one process: loss {plain_losses[0]:.3f} -> {plain_losses[-1]:.3f}, next byte right {before:.1%} -> {accuracy(plain):.1%}"
+)
+for prompt in PROMPTS:
+    print(repr(complete(plain, prompt)))
+
+# %% [markdown]
+# A loss of 5.5 is guessing among 256 bytes. After 400 steps the model writes things that look like Python.
+#
+# **Predict.** Now the same on `p = 2` ranks, with your `ParallelMLP`. How many all-reduces does one training step need, forward and backward together, for the MLP *and* for the gradients of all the parameters? And how many bytes do they hold, in float64 (8 bytes), with `b = 128` and `h = 256`?
+
+# %% predict="5.c"
+predict("5.c", all_reduces=2, bytes=524288)
+
+
+# %%
+def train_on_ranks(mlp_class):
+    model = ByteModel(mlp_class)
+    load_full_state_dict(model, start)  # chapter 04: each rank takes its shards of the same starting point
+    began = time.perf_counter()
+    losses = train(model)
+    seconds = time.perf_counter() - began
+    return {
+        "losses": losses,
+        "seconds": seconds,
+        "weights": sum(param.numel() for param in model.mlp.parameters()),
+        "accuracy": accuracy(model),
+        "completions": [complete(model, prompt) for prompt in PROMPTS],
+        "drift": replica_drift(model),
+    }
+
+
+runs = {p: launch(train_on_ranks, p, args=(ParallelMLP,)) for p in (1, 2, 4)}
+viz.curves(
+    {"one process, plain PyTorch": plain_losses}
+    | {f"your ParallelMLP, p = {p}": run[0]["losses"] for p, run in runs.items()},
+    title=f"{STEPS} steps on real text: four curves, one on top of the other",
+)
+
+# %%
+print(
+    f"{'':14}{'last loss':>11}{'largest difference of any loss':>34}{'next byte right':>18}{'weights of the MLP':>22}{'replica drift':>16}"
+)
+print(
+    f"{'one process':14}{plain_losses[-1]:11.6f}{'':34}{accuracy(plain):18.2%}{sum(w.numel() for w in plain.mlp.parameters()):22,}"
+)
+for p, run in runs.items():
+    difference = max(abs(mine - theirs) for mine, theirs in zip(run[0]["losses"], plain_losses, strict=True))
+    print(
+        f"{f'p = {p}':14}{run[0]['losses'][-1]:11.6f}{difference:34.1e}{run[0]['accuracy']:18.2%}{run[0]['weights']:22,}{run[0]['drift']:16.1e}"
+    )
+print()
+for mine, prompt in zip(runs[4][3]["completions"], PROMPTS, strict=True):
+    print(f"rank 3 of 4 writes {mine!r:50} the same as one process: {mine == complete(plain, prompt)}")
+
+# %% [markdown]
+# Four trainings, one curve. The differences are in the last digits of a float64: the ranks add the same numbers in another order, and addition of floating-point numbers is not associative. In float32 you would see about `1e-5` after so many steps, for the same reason and with the same meaning.
+# Each of four ranks holds a quarter of the MLP, none of them could have computed a single output alone, and together they write the same program as one process.
+#
+# This is what tensor parallelism is. Everything later in the course is this, in more places.
+#
+# ## 7 · Break it
+#
+# Leave out f: one line, invisible in the forward pass. Before you run it, say what the loss curve will look like.
+
+
+# %%
+class WithoutF(ParallelMLP):
+    def forward(self, x):
+        x = F.linear(x, self.up.weight, self.up.bias)  # the column-parallel layer without copy_to_region
+        return self.down(F.gelu(x))
+
+
+def train_and_watch(mlp_class):
+    model = ByteModel(mlp_class)
+    load_full_state_dict(model, start)
+    drift = []
+    losses = train(model, after_step=lambda: drift.append(replica_drift(model)))
+    return {"losses": losses, "drift": drift}
+
+
+broken = launch(train_and_watch, 2, args=(WithoutF,))
+viz.curves(
+    {
+        "one process": plain_losses,
+        "without f, rank 0": broken[0]["losses"],
+        "without f, rank 1": broken[1]["losses"],
+    },
+    title="f is missing, and the model learns all the same",
+)
+
+# %%
+viz.curves(
+    {"largest difference between the ranks' copies": broken[0]["drift"]},
+    ylabel="replica drift",
+    title="what the loss does not show",
+)
+
+# %%
+gap = max(abs(mine - theirs) for mine, theirs in zip(broken[0]["losses"], plain_losses, strict=True))
+print(f"first step: loss {broken[0]['losses'][0]:.6f}, one process {plain_losses[0]:.6f}")
+print(
+    f"last step:  rank 0 {broken[0]['losses'][-1]:.6f}, rank 1 {broken[1]['losses'][-1]:.6f}, one process {plain_losses[-1]:.6f}"
+)
+print(f"largest difference of any loss {gap:.1e}, replica drift at the end {broken[0]['drift'][-1]:.1e}")
+
+# %% [markdown]
+# The first loss is right to the last digit, since f does nothing in the forward pass. Then each rank's embedding learns from the half of the gradient that its own columns of `up` contribute. The model still learns; the two ranks no longer hold the same embedding, and what you would save is
+# neither of them. A dashboard with one loss curve shows nothing. Two things do: a comparison with one process, and your detector, from the first step on.
+
+# %%
+symptoms(5)
+
+# %% [markdown]
+# ## 8 · Measure it
+#
+# Bytes first: one training step of the whole model, as recorded, against your formula from exercise 5.2.
+
+
+# %%
+def count_one_step():
+    model = ByteModel(ParallelMLP)
+    inputs, targets = next(corpus.byte_batches(text, CONTEXT, BATCH, 1, seed=3))
+    with record() as section:
+        F.cross_entropy(model(inputs.to(device())), targets[:, -1].to(device())).backward()
+    return {kind: (total.calls, total.bytes) for kind, total in section.totals().items()}
+
+
+print(f"{'p':>3}{'all-reduces':>14}{'bytes':>10}{'formula':>10}{'seconds for all steps':>24}")
+for p in (1, 2, 4):
+    calls, size = launch(count_one_step, p)[0].get("all_reduce", (0, 0))
+    formula = sum(mlp_traffic(BATCH, 1, HIDDEN, FFN, p, bytes_per_number=8).values())
+    print(f"{p:3}{calls:14}{size:10}{formula:10}{runs[p][0]['seconds']:24.1f}")
+
+# %% [markdown]
+# The seconds will probably disappoint you. The ranks share the cores of one machine, so together they have no more arithmetic than one process had, and they wait for each other on top. Where the time goes, for three steps on two ranks:
+
+
+# %%
+def three_steps():
+    model = ByteModel(ParallelMLP)
+    for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, 3, seed=3):
+        F.cross_entropy(model(inputs.to(device())), targets[:, -1].to(device())).backward()
+
+
+viz.timeline(launch(three_steps, 2), title="three forward and backward passes on two ranks")
+
+# %% [markdown]
+# With a GPU per rank the arithmetic of each rank shrinks with `p`, and the messages do not. Whether that pays depends on the ratio of the two, which chapter 11 measures. The rule of thumb: large `h`, small `p`, fast links.
+#
+# ## 9 · In the wild
+#
+# **Megatron-Core**, `megatron/core/transformer/mlp.py`: the class `MLP` with `linear_fc1` (column-parallel, `gather_output=False`) and `linear_fc2` (row-parallel, `input_is_parallel=True`): what you wrote. Both are built with `skip_bias_add=True`. The bias of `linear_fc1` is added together with the activation
+# in one kernel (`bias_gelu_impl`, `bias_swiglu_impl`), the bias of `linear_fc2` is returned, and the transformer layer adds it together with dropout and residual. For a gated MLP, `linear_fc1` is twice as wide and its weight is marked with stride 2; `apply_swiglu_sharded_factory` cuts it into its two blocks for a checkpoint.
+#
+# **PyTorch**: `parallelize_module(mlp, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})` from `torch.distributed.tensor.parallel`. Llama-like models there keep gate and up as two linear layers, both colwise; then no stride is needed, and there are two smaller products instead of one.
+#
+# The same MLP by PyTorch's own tensor parallelism, next to yours:
+
+
+# %%
+def against_dtensor(state, x):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mine = ParallelMLP(HIDDEN, FFN, device=device(), dtype=torch.float64)
+    load_full_state_dict(mine, state)
+    theirs = PlainMLP(HIDDEN, FFN, device=device(), dtype=torch.float64)
+    theirs.load_state_dict(state)
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
+    parallelize_module(theirs, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    results = []
+    for mlp in (mine, theirs):
+        leaf = x.to(device()).requires_grad_()
+        with record() as section:
+            out = mlp(leaf)
+            out.square().sum().backward()
+        calls = {kind: total.calls for kind, total in section.totals().items()}
+        results.append({"out": out.detach(), "dx": leaf.grad, "calls": calls})
+    return results
+
+
+mlp_state = {name.removeprefix("mlp."): value for name, value in start.items() if name.startswith("mlp.")}
+mine, theirs = launch(against_dtensor, 2, args=(mlp_state, torch.randn(4, HIDDEN, dtype=torch.float64)))[0]
+print(
+    f"largest difference: output {(mine['out'] - theirs['out']).abs().max():.0e}, input gradient {(mine['dx'] - theirs['dx']).abs().max():.0e}"
+)
+print(f"collectives: yours {mine['calls']}, PyTorch's {theirs['calls']}")
+
+# %% [markdown]
+# ## 10 · Recap
+#
+# 1. Column first, then row: the activation is elementwise, so it works on whole columns and not on partial sums, and nothing stands between the two layers.
+# 2. Traffic of an MLP: one all-reduce of `b·s·h` forward (g), one backward (f), for every `p > 1`. The naive version gathers and scatters the inner activation: five times as much.
+# 3. Memory: each rank holds `1/p` of both weights and of the inner activation `[b, s, f/p]`; input and output, `[b, s, h]`, are whole on every rank.
+# 4. Fused gate and up: stride 2, or the checkpoint is wrong at any other `p` while training looks fine.
+# 5. Replicated parameters stay equal without communication, as long as f is in its place. Next, chapter 06 does the same to attention: column-parallel Q, K and V by whole heads, then a row-parallel output layer.
