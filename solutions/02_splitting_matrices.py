@@ -4,8 +4,9 @@
 # **The question.** A weight matrix is too large for one device. How can several devices multiply by it together, when each
 # of them holds only a part?
 #
-# There are exactly two answers. At the end of this chapter you have written both, run them on real processes, counted what
-# they send, and found out which of them lets a nonlinearity pass. The rest of the course is built from these two.
+# A matrix has two dimensions, so there are two ways to cut it. At the end of this chapter you have written both, run them on
+# real processes, counted what they send, and found out which of them lets a nonlinearity pass. The rest of the course is
+# built from these two.
 #
 # You need PyTorch. You need not have written distributed code: the few words it takes are explained where they first appear.
 # About 60 minutes.
@@ -23,10 +24,10 @@ from tplab.course import check, predict, show_failure, symptoms
 #
 # A linear layer without bias is a matrix product:
 #
-# $$Y = XA \qquad X\ [b, in] \quad A\ [in, out] \quad Y\ [b, out] \qquad Y_{ij} = \sum_k X_{ik} A_{kj}$$
+# $$Y = XA \qquad\qquad Y_{ij} = \sum_k X_{ik} A_{kj}$$
 #
-# `b` is the batch: one row of $X$ per example. `A` holds the weights, and it is what grows too large, so `A` is what we cut.
-# It has two dimensions, so there are two ways. Write `p` for the number of devices; `p = 2` in the pictures.
+# $X$ is `[b, in]`: the batch, one row per example. $A$ is `[in, out]`: the weights. $Y$ is `[b, out]`. The weights are what grows
+# too large, so $A$ is what we cut. Write `p` for the number of devices; in the pictures `p = 2`.
 #
 # **Column split.** Cut $A$ between its columns: $A = [A_0, A_1]$, each $A_r$ `[in, out/p]`. Each part meets the whole of $X$ and
 # gives some *columns* of $Y$. Put side by side, they are $Y$:
@@ -42,8 +43,8 @@ from tplab.course import check, predict, show_failure, symptoms
 # In one sentence: **a column split deals out the entries of $Y$; a row split deals out the terms of every entry.**
 
 # %%
-X = torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 0.0, -1.0]])  # [b=2, in=4]
-A = torch.tensor([[1.0, 0.0, 2.0, 1.0], [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 2.0], [2.0, 0.0, 1.0, 1.0]])  # [in=4, out=4]
+X = torch.tensor([[1, 2, 3, 4], [0, 1, 0, -1]]).float()  # [b=2, in=4]
+A = torch.tensor([[1, 0, 2, 1], [0, 1, 1, 0], [1, 1, 0, 2], [2, 0, 1, 1]]).float()  # [in=4, out=4]
 X @ A  # [b, out]: what every cut has to give back
 
 # %% [markdown]
@@ -99,6 +100,7 @@ predict("2.a", rows=1024, columns=1024, mib=4)
 #
 # `launch(fn, p)` starts `p` such processes on this machine, runs `fn` on each, and returns what it returned, in rank order.
 # They are real processes, as on a cluster. (With a GPU for each rank they use the GPUs, else the CPU.)
+
 
 # %%
 def who_am_i():
@@ -161,6 +163,7 @@ results.record
 # - A size that can't be divided evenly is **refused**, on every rank, with a `ValueError` that names the size and the number of
 #   ranks. Collectives want equal shapes everywhere: an error here, now, is better than a hang there, later.
 
+
 # %% exercise="2.1"
 def shard(tensor: torch.Tensor, dim: int, rank: int, world_size: int) -> torch.Tensor:
     """The part of `tensor` [.., n, ..] that `rank` holds: [.., n/p, ..], contiguous, with memory of its own.
@@ -203,6 +206,7 @@ check("2.1", shard, unshard)
 #
 # Forward pass only, in this chapter. How gradients find their way back is the next one.
 
+
 # %% exercise="2.2"
 def column_product(x: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
     """Y = X A, where A is split by columns.
@@ -229,11 +233,13 @@ check("2.2", column_product)
 # %% [markdown] task="2.3" title="Row split on real ranks" difficulty=2 minutes=8
 # Now each rank is given its shard of the columns of `X` and its shard of the rows of `A`. Again, return the whole `Y` on every rank.
 
+
 # %% exercise="2.3"
 def row_product(x_shard: torch.Tensor, a_shard: torch.Tensor) -> torch.Tensor:
     """Y = X A, where A is split by rows.
 
-    x_shard [.., in/p], this rank's columns of X; a_shard [in/p, out], this rank's rows of A. Returns Y [.., out], replicated.
+    x_shard [.., in/p], this rank's columns of X; a_shard [in/p, out], this rank's rows of A.
+    Returns Y [.., out], replicated.
     """
     ### BEGIN SOLUTION
     y = x_shard @ a_shard  # [.., out], partial
@@ -272,7 +278,8 @@ check("2.3", row_product)
 predict("2.c", right=0, added_after=3)
 
 # %% [markdown]
-# The two terms as sliders. Find a place where both ways agree, and one where they are far apart.
+# The two terms as sliders. Find a place where both ways nearly agree, and one where they are far apart.
+
 
 # %% tags=["explore"]
 def two_terms(rank_0, rank_1):
@@ -281,7 +288,7 @@ def two_terms(rank_0, rank_1):
     return viz.matrices({name: value.reshape(1, -1) for name, value in table.items()})
 
 
-viz.explore(two_terms, rank_0=[-3.0, -1.0, -0.5, 0.5, 1.0, 3.0, 9.0], rank_1=[-3.0, -1.0, -0.5, 0.5, 1.0, 3.0, 9.0])
+viz.explore(two_terms, rank_0=[3.0, 2.0, 1.0, 0.5, -0.5, -1.0, -3.0], rank_1=[-3.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0])
 
 # %% [markdown] task="2.4" title="Where GELU goes wrong, and where it looks right" difficulty=3 minutes=15
 # On one process. Write the size of the error, then two examples for `p = 2`:
@@ -292,11 +299,12 @@ viz.explore(two_terms, rank_0=[-3.0, -1.0, -0.5, 0.5, 1.0, 3.0, 9.0], rank_1=[-3
 #
 # The second is worth as much as the first. A test on a lucky example passes, and the program is wrong.
 
+
 # %% exercise="2.4"
 def gelu_gap(x: torch.Tensor, a: torch.Tensor, world_size: int) -> float:
-    """max |GELU(sum of the ranks' products) - sum of GELU(each rank's product)| for a row split over world_size ranks.
+    """max |GELU(sum of the ranks' products) - sum of GELU(each rank's product)|, for a row split.
 
-    x [b, in], a [in, out], both whole; in can be divided by world_size.
+    x [b, in], a [in, out], both whole; `in` can be divided by world_size.
     """
     ### BEGIN SOLUTION
     xs, rows = x.chunk(world_size, dim=1), a.chunk(world_size, dim=0)  # p of [b, in/p] and of [in/p, out]
@@ -342,6 +350,7 @@ check("2.4", gelu_gap, counter_example, lucky_example)
 #
 # **First.** A row split whose author forgot the all-reduce. Nothing fails, and the shape is right.
 
+
 # %%
 def forgotten_all_reduce(x, a):
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -357,6 +366,7 @@ viz.matrices({"rank 0": results[0], "rank 1": results[1], "added up": sum(result
 #
 # **Second.** GELU on each rank, then the all-reduce. The ranks agree with each other now, and are wrong together:
 
+
 # %%
 def gelu_before_the_sum(x, a):
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -370,9 +380,11 @@ results = launch(gelu_before_the_sum, 2, args=(X, A))
 viz.matrices({"rank 0": results[0], "rank 1": results[1], "right": gelu(X @ A)})
 
 # %% [markdown]
-# Look at the first row: positive terms, and almost no error. Only the second row, with its minus sign, tells. With lucky numbers, this bug is invisible.
+# In the first row all terms are positive, and the errors could pass for rounding. In the second row, third column, a $+1$ meets a $-1$: 0.68 instead
+# of 0. With lucky numbers this mistake is invisible.
 #
 # **Third.** Ten columns on four ranks, cut by `torch.chunk`, which does not mind: it gives 3, 3, 3 and 1. Your `shard` refuses. This is what it saves you from:
+
 
 # %%
 def uneven():
@@ -415,14 +427,14 @@ def measured(kind, x, a):
 
 b, n_in, n_out = 4, 8, 12
 x, a = torch.randn(b, n_in), torch.randn(n_in, n_out)
-print("split   p  collective   calls  bytes  formula 4·b·out  sent by each rank in a ring  weights per rank")
-for kind in ("column", "row"):
+print(f"4·b·out = {4 * b * n_out} bytes\n")
+print("split   p  collective  calls  bytes  sent by each rank, in a ring  weights per rank")
+for kind, rounds in (("column", 1), ("row", 2)):
     for p in (1, 2, 4):
-        ((collective, (calls, size)),) = launch(measured, p, args=(kind, x, a)).record.totals().items()
-        ring = (p - 1) / p * size * (1 if kind == "column" else 2)
-        print(
-            f"{kind:6}  {p}  {collective:10}  {calls:6}  {size:5}  {4 * b * n_out:15}  {ring:27.0f}  {4 * n_in * n_out // p:16}"
-        )
+        totals = launch(measured, p, args=(kind, x, a)).record.totals()
+        ((collective, (calls, size)),) = totals.items()
+        sent, weights = rounds * (p - 1) * size // p, 4 * n_in * n_out // p
+        print(f"{kind:6}  {p}  {collective}  {calls:5}  {size:5}  {sent:28}  {weights:16}")
 
 # %% [markdown]
 # Two things to read off.
@@ -444,6 +456,7 @@ for kind in ("column", "row"):
 # - **This course** keeps `shard` and `unshard` in `tplab/sharding.py`. From the next chapter on they are imported from there.
 #
 # DTensor works out the rules of this chapter for itself. Multiply, and ask what came out:
+
 
 # %%
 def ask_dtensor(x, a):

@@ -4,7 +4,7 @@
 # **The question.** Autograd follows a tensor through one process. What has to be sent *backward* where a computation is spread
 # over several ranks, so that every gradient comes out as on one device?
 #
-# At the end of this chapter you have written four operators, two lines each way. They are all the communication that tensor
+# At the end of this chapter you have written four operators, a few lines each. They are all the communication that tensor
 # parallelism needs, and they come in two pairs: what one does forward, its partner does backward.
 #
 # ```
@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
-from tplab import device, launch, record, viz
+from tplab import device, launch, mappings, record, viz
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.sharding import shard, unshard
 
@@ -86,12 +86,12 @@ def two_layers_without_operators(x, a, b):
     z = y * b
     dist.all_reduce(z)
     (z * z / 2).backward()
-    return {"z": z.detach(), "da": a.grad, "db": b.grad, "dx": x.grad}
+    return torch.stack([z.detach(), a.grad, b.grad, x.grad])  # [4]
 
 
 x, a, b = torch.tensor(2.0), torch.tensor([3.0, 5.0]), torch.tensor([1.0, -1.0])
 results = launch(two_layers_without_operators, 2, args=(x, a, b))
-viz.matrices({f"rank {rank}: {name}": value for rank in (0, 1) for name, value in results[rank].items()})
+viz.matrices({f"rank {rank}: z, da, db, dx": numbers for rank, numbers in enumerate(results)})
 
 # %% [markdown]
 # The output is right. The gradients of the weights are right. Only $dx$ is wrong, and on each rank in another way: the layers *below*
@@ -115,12 +115,6 @@ viz.matrices({f"rank {rank}: {name}": value for rank in (0, 1) for name, value i
 # the `p` copies would count one loss `p` times. PyTorch's general-purpose differentiable all-reduce (`torch.distributed.nn.functional.all_reduce`)
 # does add them: it answers another question, in which each rank has a loss of its own and the sum of all is wanted. Both are right, each for its own question.
 #
-# **Predict.** Use that one in place of g. By what factor are the gradients wrong on 2 ranks, and on 4?
-
-# %% predict="3.b"
-predict("3.b", factor_2=2, factor_4=4)
-
-# %% [markdown]
 # The same reasoning gives the other pair, for a replicated tensor $x$ `[.., h]` that is cut along its last dimension and put together again:
 #
 # - **scatter** keeps this rank's part `[.., h/p]`. Backward, each rank holds the gradient of its own part only, and $dx$ `[.., h]` must be whole on
@@ -130,24 +124,50 @@ predict("3.b", factor_2=2, factor_4=4)
 #
 # | operator | forward: in → out | forward traffic | backward: in → out | backward traffic |
 # |---|---|---|---|---|
-# | f | replicated → the same | | partial → replicated | all-reduce |
-# | g | partial → replicated | all-reduce | replicated → the same | |
-# | scatter | replicated → sharded | | sharded → replicated | all-gather |
-# | gather | sharded → replicated | all-gather | replicated → sharded | |
+# | f | replicated → the same | none | partial → replicated | all-reduce |
+# | g | partial → replicated | all-reduce | replicated → the same | none |
+# | scatter | replicated → sharded | none | sharded → replicated | all-gather |
+# | gather | sharded → replicated | all-gather | replicated → sharded | none |
 #
 # Read the table by rows in pairs: f backward is g forward, g backward is f forward, and so for scatter and gather. Two such operators are called
 # **conjugate**. It is no accident: each operator is a linear map, and the backward of a linear map is its transpose. Copying to all ranks and adding over
 # all ranks are each other's transpose; so are cutting and putting together.
 #
-# Turn the knob: which part does each rank keep, forward in scatter and backward in gather?
+# Turn the knobs. Every move runs the operator on real ranks (the course's own, from `tplab.mappings`). What differs from rank to rank is full of
+# $10^{rank}$, so each digit tells which rank it came from; what is replicated is 1, 2, 3, 4. `dy` is the upstream gradient, that of the output.
 
 # %% tags=["explore"]
-viz.explore(lambda p: viz.split((3, 8), dim=-1, p=p), p=(1, 2, 4))
+OPERATORS = {
+    "f": mappings.copy_to_region,
+    "g": mappings.reduce_from_region,
+    "scatter": mappings.scatter_to_region,
+    "gather": mappings.gather_from_region,
+}
+
+
+def forward_and_backward(name):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    replicated = torch.arange(1.0, 5.0, device=device())  # [4], the same on every rank
+    different = torch.full((4 if name in "fg" else 4 // world_size,), 10.0**rank, device=device())  # [4] or [4/p]
+    x, dy = (replicated, different) if name in ("f", "scatter") else (different, replicated)
+    x.requires_grad_()
+    y = OPERATORS[name](x)
+    y.backward(dy)
+    return {"x": x.detach(), "y": y.detach(), "dy": dy, "dx": x.grad}
+
+
+def on_ranks(operator, p):
+    results = launch(forward_and_backward, p, args=(operator,))
+    return viz.matrices({f"rank {rank}: {name}": t for rank in range(p) for name, t in results[rank].items()})
+
+
+viz.explore(on_ranks, operator=list(OPERATORS), p=(2, 4))
 
 # %% [markdown]
 # ## An operator with a backward of its own
 #
 # `torch.autograd.Function` lets you say yourself what happens backward. An example that is none of the four, a gradient that is turned round:
+
 
 # %%
 class TurnRound(Function):
@@ -175,6 +195,7 @@ x.grad
 # %% [markdown] task="3.1" title="f: copy forward, add backward" difficulty=2 minutes=10
 # Stands where a replicated tensor enters a computation that is spread over the ranks. The check gives every rank a different upstream gradient and looks at
 # outputs, gradients and traffic, in both directions, on 1, 2 and 4 ranks.
+
 
 # %% exercise="3.1"
 class CopyToRegion(Function):
@@ -207,6 +228,7 @@ check("3.1", CopyToRegion)
 
 # %% [markdown] task="3.2" title="g: add forward, copy backward" difficulty=2 minutes=8
 # Stands where a spread-out computation ends in partial sums. The mirror image of f.
+
 
 # %% exercise="3.2"
 class ReduceFromRegion(Function):
@@ -241,6 +263,7 @@ check("3.2", ReduceFromRegion)
 # Cuts the **last** dimension. `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` of chapter 2 are imported. A size that can't be
 # divided is refused: `shard` does that for you.
 
+
 # %% exercise="3.3"
 class ScatterToRegion(Function):
     """scatter: x [.., h] replicated -> this rank's part [.., h/p]."""
@@ -274,6 +297,7 @@ check("3.3", ScatterToRegion)
 
 # %% [markdown] task="3.4" title="gather: gather forward, cut backward" difficulty=3 minutes=8
 # The mirror image of scatter.
+
 
 # %% exercise="3.4"
 class GatherFromRegion(Function):
@@ -310,6 +334,7 @@ check("3.4", GatherFromRegion)
 #
 # The example from the beginning, now with your f where $x$ enters and your g where the terms are added:
 
+
 # %%
 def two_layers(x, a, b):
     rank = dist.get_rank()
@@ -317,12 +342,12 @@ def two_layers(x, a, b):
     y = CopyToRegion.apply(x) * a
     z = ReduceFromRegion.apply(y * b)
     (z * z / 2).backward()
-    return {"z": z.detach(), "da": a.grad, "db": b.grad, "dx": x.grad}
+    return torch.stack([z.detach(), a.grad, b.grad, x.grad])  # [4]
 
 
 x, a, b = torch.tensor(2.0), torch.tensor([3.0, 5.0]), torch.tensor([1.0, -1.0])
 results = launch(two_layers, 2, args=(x, a, b))
-viz.matrices({f"rank {rank}: {name}": value for rank in (0, 1) for name, value in results[rank].items()})
+viz.matrices({f"rank {rank}: z, da, db, dx": numbers for rank, numbers in enumerate(results)})
 
 # %% [markdown]
 # $dx = 8$ on both ranks. When did each rank compute, and when was it in an all-reduce? One forward, one backward:
@@ -337,12 +362,14 @@ viz.timeline(results)
 # nudge the same number at the same time, so it can test the whole way from a replicated input to a replicated output. It can't test f alone: forward, f is
 # the identity, and finite differences see no more than that.
 
+
 # %%
 def finite_differences():
     generator = torch.Generator().manual_seed(dist.get_rank())
     a = torch.randn(3, 4, dtype=torch.float64, generator=generator).to(device())  # this rank's columns
     b = torch.randn(4, 2, dtype=torch.float64, generator=generator).to(device())  # this rank's rows
-    x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(2, 3).to(device()).requires_grad_()  # the same on every rank
+    x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(2, 3)  # the same on every rank
+    x = x.to(device()).requires_grad_()
 
     def network(x):
         return ReduceFromRegion.apply(torch.tanh(CopyToRegion.apply(x) @ a) @ b)
@@ -363,6 +390,7 @@ launch(finite_differences, 2)[0]
 # where $\langle u, v \rangle$ is the sum of the products of all entries. Forward gives $Ax$, backward turns the upstream gradient $y$ into $A^T y$. With random $x$
 # and $y$, one number decides. What takes care is the counting: a tensor that differs from rank to rank (sharded or partial) counts on every rank, a
 # replicated one counts once.
+
 
 # %%
 def inner_products(operator, x, y):
@@ -391,18 +419,18 @@ for name, (operator, x, y) in cases.items():
     outputs, inputs = zip(*launch(inner_products, 2, args=(operator, x, y)), strict=True)
     left = outputs[0] if y[0] is y[1] else sum(outputs)  # <y, A x>
     right = inputs[0] if x[0] is x[1] else sum(inputs)  # <A^T y, x>
-    print(f"{name:8} <y, Ax> = {left:8.4f}   <A'y, x> = {right:8.4f}   equal: {torch.allclose(left, right)}")
+    print(f"{name:8} <y, Ax> = {left:8.4f}   <Aᵀy, x> = {right:8.4f}   equal: {torch.allclose(left, right)}")
 
 # %% [markdown]
 # ## Break it
 #
 # **First.** An operator g that saves the copy: it lets `dist.all_reduce` write into its input. (Released versions of well-known libraries do.) Below it stands
-# `exp`, whose derivative is its own output, so autograd keeps that output for the backward pass. Rank 0 starts from $e^0 = 1$, rank 1 from $e^{0.6931} = 2$.
+# `exp`, whose derivative is its own output, so autograd keeps that output for the backward pass. It is 1 on rank 0 and 2 on rank 1.
 #
 # **Predict.** $z = 1 + 2 = 3$ is right on both ranks. The gradient of $z$ with respect to each rank's $w$ should be $e^w$: 1 and 2. What do the ranks get?
 
-# %% predict="3.c"
-predict("3.c", rank_0=3, rank_1=3)
+# %% predict="3.b"
+predict("3.b", rank_0=3, rank_1=3)
 
 
 # %%
@@ -418,18 +446,19 @@ class InPlaceReduce(Function):
 
 
 def exp_then_reduce(reduce):
-    w = torch.tensor([0.0, 0.6931], device=device())[dist.get_rank()].requires_grad_()
+    w = torch.tensor([1.0, 2.0], device=device()).log()[dist.get_rank()].requires_grad_()
     z = reduce.apply(w.exp())
     z.backward()
-    return {"z": z.detach(), "dw": w.grad}
+    return torch.stack([z.detach(), w.grad])  # [2]
 
 
 results = launch(exp_then_reduce, 2, args=(InPlaceReduce,))
-viz.matrices({f"rank {rank}: {name}": value for rank in (0, 1) for name, value in results[rank].items()})
+viz.matrices({f"rank {rank}: z, dw": numbers for rank, numbers in enumerate(results)})
 
 # %% [markdown]
 # The output is right, the gradient is silently wrong. Autograd guards saved tensors by a version counter that every in-place operation of PyTorch raises;
 # `dist.all_reduce` doesn't raise it. An author who *declares* the write with `ctx.mark_dirty` gets a loud error instead:
+
 
 # %%
 class DeclaredInPlaceReduce(InPlaceReduce):
@@ -444,7 +473,38 @@ with show_failure():
     launch(exp_then_reduce, 2, args=(DeclaredInPlaceReduce,))
 
 # %% [markdown]
-# **Second.** The same carelessness in f, backward. The most innocent loss is `.sum()`, and its gradient is a tensor of ones. Look at how it is stored:
+# **Second.** A g that adds backward as well, as PyTorch's general-purpose one does, in the network from the beginning.
+#
+# **Predict.** By what factor are $da$, $db$ and $dx$ too large on 2 ranks? And by what factor would they be on 4?
+
+# %% predict="3.c"
+predict("3.c", factor_2=2, factor_4=4)
+
+
+# %%
+class AddBothWays(ReduceFromRegion):
+    @staticmethod
+    def backward(ctx, grad_output):
+        return ReduceFromRegion.apply(grad_output)
+
+
+def two_layers_adding_both_ways(x, a, b):
+    rank = dist.get_rank()
+    x, a, b = (t.clone().to(device()).requires_grad_() for t in (x, a[rank], b[rank]))
+    z = AddBothWays.apply(CopyToRegion.apply(x) * a * b)
+    (z * z / 2).backward()
+    return torch.stack([z.detach(), a.grad, b.grad, x.grad])  # [4]
+
+
+x, a, b = torch.tensor(2.0), torch.tensor([3.0, 5.0]), torch.tensor([1.0, -1.0])
+results = launch(two_layers_adding_both_ways, 2, args=(x, a, b))
+viz.matrices({f"rank {rank}: z, da, db, dx": numbers for rank, numbers in enumerate(results)})
+
+# %% [markdown]
+# The ranks agree with each other, and every such operator that a gradient passes makes it `p` times larger still. Adam divides constant factors out again,
+# so even the loss curve may look healthy. Compare gradients, not losses.
+#
+# **Third.** The carelessness of the first program, in f's backward. The most innocent loss is `.sum()`, and its gradient is a tensor of ones. Look at how it is stored:
 
 # %%
 seen = {}
@@ -460,9 +520,32 @@ gradient = seen["gradient"]
 }
 
 # %% [markdown]
-# Strides of 0: all six entries are the *same* four bytes. An in-place all-reduce on this gradient writes 24 bytes where there are 4, over whatever lies behind
-# them, and the process dies, now or later (PyTorch issue 192920). A contiguous copy has room for all six. That is why `CopyToRegion(x).sum().backward()`
-# is the first test your f had to pass.
+# Strides of 0: all six entries are the *same* four bytes. This is an **expanded** tensor. An in-place all-reduce writes 24 bytes where there are 4, over
+# whatever lies behind them, and the process dies, now or later (PyTorch issue 192920). The runtime of this course looks before it lets you:
+
+
+# %%
+class InPlaceCopy(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        dist.all_reduce(grad_output)  # writes into the gradient
+        return grad_output
+
+
+def innocent_loss():
+    x = torch.zeros(2, 3, device=device(), requires_grad=True)  # [2, 3]
+    InPlaceCopy.apply(x).sum().backward()
+
+
+with show_failure():
+    launch(innocent_loss, 2)
+
+# %% [markdown]
+# All three programs would be right with one more line: a contiguous copy, or one call less.
 
 # %%
 symptoms(3)
@@ -520,6 +603,7 @@ for p in (2, 4):
 #   and there the backward of each *is* its partner, so that one can differentiate twice.
 #
 # g by DTensor, on real ranks: one all-reduce forward, none backward.
+
 
 # %%
 def g_by_dtensor():

@@ -599,9 +599,14 @@ WRONG = [
         return mine
         """,
     ),
-    wrong("3.3", "the gradient is zeros", "puts numbers in", backward="""
+    wrong(
+        "3.3",
+        "the gradient is zeros",
+        "puts numbers in",
+        backward="""
         return grad_output.new_zeros(*grad_output.shape[:-1], grad_output.shape[-1] * dist.get_world_size())
-    """),
+    """,
+    ),
     wrong(
         "3.3",
         "the forward returns zeros",
@@ -645,7 +650,8 @@ WRONG = [
         "3.3",
         "torch.chunk takes uneven sizes",
         "9 columns on 2 ranks",
-        forward="return x.chunk(dist.get_world_size(), -1)[dist.get_rank()].clone(memory_format=torch.contiguous_format)",
+        forward="return x.chunk(dist.get_world_size(), "
+        "-1)[dist.get_rank()].clone(memory_format=torch.contiguous_format)",
     ),
     # ------------------------------------------------------------------ 3.4 gather
     wrong(

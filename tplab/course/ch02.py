@@ -1,11 +1,10 @@
 """What chapter 02 asks: the checks of its exercises, its predictions, its table of symptoms.
 
-`shard` and `unshard` only cut and paste, so they are checked in this process. The two products run on 1, 2 and 4 ranks with
-two- and three-dimensional inputs, and are compared with X @ A on one process, traffic included.
+`shard` and `unshard` only cut and paste, so they are checked in this process. The two products run on 1, 2 and 4 ranks
+with two- and three-dimensional inputs, and are compared with X @ A on one process, traffic included.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -60,12 +59,12 @@ def sent(*words: str) -> Callable[[Differences], bool]:
 # 2.1: shard and unshard
 
 # Shapes with a dimension that can't be divided beside one that can, and one whose size is p or less
-CUTS = [((8,), 0), ((8, 12), 0), ((8, 12), 1), ((3, 8), 1), ((8, 5), 0), ((3, 4, 5), 1), ((2, 3, 8), -1), ((8, 3, 2), -3)]
+CUTS = [((8,), 0), ((8, 12), 0), ((8, 12), 1), ((3, 8), 1), ((8, 5), 0), ((3, 4, 5), 1), ((2, 3, 8), -1), ((8, 3), -2)]
 REFUSED = [((8, 10), 1, 4), ((10, 8), 0, 4), ((4, 6, 8), -2, 4), ((2,), 0, 4), ((5,), 0, 2)]
 
 _EVEN = (
-    "What does your code do when size % world_size is not 0? Who notices, and when, if one rank's shard is smaller than the "
-    "others'?"
+    "What does your code do when size % world_size is not 0? Who notices, and when, if one rank's shard is smaller "
+    "than the others'?"
 )
 _SHARD_QUESTIONS = (
     Question(
@@ -74,7 +73,8 @@ _SHARD_QUESTIONS = (
     ),
     Question(
         lambda d: d.names <= {"bytes kept alive", "contiguous"} and "bytes kept alive" in d.names,
-        "Is the shard a copy, or a view into the whole tensor? While a view lives, what happens to the memory of the whole?",
+        "Is the shard a copy, or a view into the whole tensor? While a view lives, what happens to the memory of the "
+        "whole?",
     ),
     Question(
         lambda d: d.kind("shard") == "zeros",
@@ -82,8 +82,8 @@ _SHARD_QUESTIONS = (
     ),
     Question(
         lambda d: "shard" in d.names and not d.malformed,
-        "Rank r holds the r-th of p equal blocks of neighbours along dim. Where along dim does your rank r start, how far does "
-        "it go, and do all other dimensions stay whole?",
+        "Rank r holds the r-th of p equal blocks of neighbours along dim. Where along dim does your rank r start, "
+        "how far does it go, and do all other dimensions stay whole?",
     ),
     Question(
         "unshard",
@@ -150,7 +150,10 @@ def _cut_and_paste(
 # 2.2 and 2.3: the two products on real ranks
 
 
-def run_product(product: Callable[[Tensor, Tensor], Tensor], cases: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> list[Observed]:
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def run_product(product: Product, cases: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> list[Observed]:
     """On a rank: product(x, a) for every case; cases[i][rank] has what this rank is given."""
     noted = []
     for case in cases:
@@ -167,7 +170,7 @@ Lookalikes = Mapping[str, Mapping[str, Sequence[Tensor]]]
 
 def check_product(
     number: str,
-    product: Callable[[Tensor, Tensor], Tensor],
+    product: Product,
     cut_x: Callable[[Tensor, int], Sequence[Tensor]],
     dim_of_a: int,
     collective: str,
@@ -219,8 +222,8 @@ _LATE = Question(
 )
 _WEIGHTS_MOVED = Question(
     sent(f"of {IN * OUT} elements"),
-    f"The numbers are right, but {IN * OUT} elements is the size of A: the weights were sent. They are the large part, and the "
-    "reason to split. Multiply first: what has to be sent then?",
+    f"The numbers are right, but {IN * OUT} elements is the size of A: the weights were sent. They are the large "
+    "part, and the reason to split. Multiply first: what has to be sent then?",
 )
 _TWICE = Question(
     sent(" 2 all_"),
@@ -235,8 +238,8 @@ _COLUMN_QUESTIONS = (
     _LATE,
     Question(
         lambda d: "order" in d.kinds(),
-        "The right columns, in another order. all_gather fills its list in rank order, the same on every rank: what did you "
-        "do with it?",
+        "The right columns, in another order. all_gather fills its list in rank order, the same on every rank: what "
+        "did you do with it?",
     ),
     _ROOT_ONLY,
     _ZEROS,
@@ -250,8 +253,9 @@ _COLUMN_QUESTIONS = (
     Question(kind_is(_COPIES), "Every part came from this rank. Which call brings the other ranks' parts here?"),
     Question(
         sent("all_reduce"),
-        "The numbers are right. But an all-reduce adds, and here nothing has to be added: each column of Y is finished on one "
-        "rank. Which collective only brings the parts together, for half of what an all-reduce sends?",
+        "The numbers are right. But an all-reduce adds, and here nothing has to be added: each column of Y is "
+        "finished on one rank. Which collective only brings the parts together, for half of what an all-reduce "
+        "sends?",
     ),
     Question(
         sent("broadcast", "all_gather"),
@@ -268,13 +272,18 @@ _ROW_QUESTIONS = (
     _ZEROS,
     Question(
         kind_is(_OWN),
-        "Each rank has its own terms of the sum. Who adds up the terms of all ranks? (If you did call all_reduce: which tensor "
-        "did it write to, and which one do you return?)",
+        "Each rank has its own terms of the sum. Who adds up the terms of all ranks? (If you did call all_reduce: "
+        "which tensor did it write to, and which one do you return?)",
     ),
     Question(kind_is("1/p"), "Y is the sum of the products. Is it their mean?"),
     Question(kind_is("p times"), "How many times is each term added?"),
-    Question(kind_is(_P_TIMES_OWN), "These are p times this rank's own terms. Where do the other ranks' terms come in?"),
-    Question(kind_is(_BESIDE, _STACKED), "Each product has the full shape of Y already. Do the products stand side by side, or add up?"),
+    Question(
+        kind_is(_P_TIMES_OWN), "These are p times this rank's own terms. Where do the other ranks' terms come in?"
+    ),
+    Question(
+        kind_is(_BESIDE, _STACKED),
+        "Each product has the full shape of Y already. Do the products stand side by side, or add up?",
+    ),
     Question(
         lambda d: any(d.kind(name) == "changed" for name in d.names) and "out" in d.names,
         "Y is a sum of products. Is it the product of a sum? What did all_reduce write into?",
@@ -282,8 +291,8 @@ _ROW_QUESTIONS = (
     _WEIGHTS_MOVED,
     Question(
         sent("all_gather"),
-        "The numbers are right, but every rank received p tensors of the size of Y to add them up itself. Which collective adds "
-        "on the way?",
+        "The numbers are right, but every rank received p tensors of the size of Y to add them up itself. Which "
+        "collective adds on the way?",
     ),
     Question(
         sent("broadcast", "reduce"),
@@ -324,7 +333,7 @@ def _row_lookalikes(products: Sequence[Tensor], y: Tensor) -> Lookalikes:
 
 
 @exercise("2.2", "Y = [X A_0, X A_1, ...] on real ranks")
-def column_split(column_product: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
+def column_split(column_product: Product) -> Verdict:
     check_product(
         "2.2",
         column_product,
@@ -338,7 +347,7 @@ def column_split(column_product: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
 
 
 @exercise("2.3", "Y = X_0 A_0 + X_1 A_1 + ... on real ranks")
-def row_split(row_product: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
+def row_split(row_product: Product) -> Verdict:
     check_product(
         "2.3",
         row_product,
@@ -381,25 +390,26 @@ _GAP_QUESTIONS = (
     ),
     Question(
         kind_is("zeros", name="gelu_gap"),
-        "Your two sides are equal. On one of them GELU comes before the sum over the ranks. And which dimension of X and of A "
-        "does a row split cut? (After a column split there is no gap.)",
+        "Your two sides are equal. On one of them GELU comes before the sum over the ranks. And which dimension of X "
+        "and of A does a row split cut? (After a column split there is no gap.)",
     ),
     Question(
         lambda d: "gelu_gap" in d.names and not d.malformed,
-        "Write both sides down for p = 2: GELU(X_0 A_0 + X_1 A_1), and GELU(X_0 A_0) + GELU(X_1 A_1). Which line of your code "
-        "is which?",
+        "Write both sides down for p = 2: GELU(X_0 A_0 + X_1 A_1), and GELU(X_0 A_0) + GELU(X_1 A_1). Which line of "
+        "your code is which?",
     ),
 )
 
+Gap = Callable[[Tensor, Tensor, int], float]
 Example = Callable[[], tuple[Tensor, Tensor]]
 
 
 @exercise("2.4", "GELU after the sum and before it")
-def gelu_and_the_row_split(gelu_gap: Callable[[Tensor, Tensor, int], float], counter: Example, lucky: Example) -> Verdict:
+def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> Verdict:
     for p in WORLD_SIZES:
         generator = fresh_generator()
-        large = random(generator, 5, IN) * 2, random(generator, IN, 3)  # most differences are negative
-        small = random(generator, 4, IN).abs() * 0.1, random(generator, IN, 6).abs() * 0.1  # all differences are positive
+        large = random(generator, 5, IN) * 2, random(generator, IN, 3)  # most gaps are negative
+        small = random(generator, 4, IN).abs() * 0.1, random(generator, IN, 6).abs() * 0.1  # all are positive
         for x, a in (large, small):
             right = gap(x, a, p)
             before = Snapshot(x=x, a=a)
@@ -443,7 +453,9 @@ def _check_example(name: str, example: Example) -> tuple[Tensor, Tensor]:
     x, a = pair
     shapes = f"{list(x.shape)} and {list(a.shape)}"
     if x.shape[1] != a.shape[0] or x.shape[1] % 2 or not x.numel() or not a.numel() or not x.is_floating_point():
-        fail("2.4", f"{name}() returned {shapes}; it should return {form}.", "Can x @ a be cut into two halves of `in`?")
+        fail(
+            "2.4", f"{name}() returned {shapes}; it should return {form}.", "Can x @ a be cut into two halves of `in`?"
+        )
     size = float(gap(x.double(), a.double(), 2).abs().max())
     if name == "counter_example" and not size >= 1:
         fail(
@@ -455,7 +467,8 @@ def _check_example(name: str, example: Example) -> tuple[Tensor, Tensor]:
         fail(
             "2.4",
             f"the gap of lucky_example is {size:.3g}, not below 1e-6.",
-            "For which terms is GELU a straight line through 0, so that both sides agree? How large do they have to be?",
+            "For which terms is GELU a straight line through 0, so that both sides agree? How large do they have to "
+            "be?",
         )
     return x, a
 
@@ -464,9 +477,11 @@ def _check_example(name: str, example: Example) -> tuple[Tensor, Tensor]:
 
 PREDICTIONS = {
     "2.a": Prediction(
-        question="A is [1024, 4096], float32, split by columns over 4 devices. Rows and columns of a shard; MiB on each device.",
+        question="A is [1024, 4096], float32, split by columns over 4 devices. Rows and columns of a shard; MiB on "
+        "each device.",
         answer={"rows": 1024, "columns": 1024, "mib": 4},
-        why="A column split cuts `out` only: [1024, 4096/4]. That is 1024 · 1024 numbers of 4 bytes, 4 MiB, a quarter of 16.",
+        why="A column split cuts the columns only: [1024, 4096/4]. That is 1024 · 1024 numbers of 4 bytes, 4 MiB, a "
+        "quarter of 16.",
         wrong={
             "rows": "Each column of A stays whole. How long is a column?",
             ("columns", 4096): "4096 columns are dealt out over 4 devices.",
@@ -477,12 +492,15 @@ PREDICTIONS = {
         },
     ),
     "2.b": Prediction(
-        question="Rank r starts with 10^r, for r = 0 to 3. What does rank 2 hold after the all-reduce? How many different "
-        "numbers do its gathered parts hold?",
+        question="Rank r starts with 10^r, for r = 0 to 3. What does rank 2 hold after the all-reduce? How many "
+        "different numbers do its gathered parts hold?",
         answer={"after_all_reduce": 1111, "gathered": 4},
         why="The sum 1 + 10 + 100 + 1000 arrives on every rank, and so do the four parts, in rank order.",
         wrong={
-            ("after_all_reduce", 100): "100 is what rank 2 starts with. all_reduce writes the sum over all ranks into it.",
+            (
+                "after_all_reduce",
+                100,
+            ): "100 is what rank 2 starts with. all_reduce writes the sum over all ranks into it.",
             ("after_all_reduce", 111): "Ranks 0, 1 and 2 give 111. Are they all there are?",
             "after_all_reduce": "Add up what the four ranks start with: 1, 10, 100, 1000.",
             ("gathered", 1): "all_gather doesn't add: it brings the parts of all ranks, each as it is.",
@@ -490,7 +508,8 @@ PREDICTIONS = {
         },
     ),
     "2.c": Prediction(
-        question="The terms of one entry are +3 on rank 0 and -3 on rank 1. GELU of the entry? Sum of the GELUs of the terms?",
+        question="The terms of one entry are +3 on rank 0 and -3 on rank 1. GELU of the entry? Sum of the GELUs of "
+        "the terms?",
         answer={"right": 0, "added_after": 3},
         why="The entry is 3 - 3 = 0, and GELU(0) = 0. But GELU(3) is about 3 and GELU(-3) about 0, together about 3.",
         wrong={
@@ -500,10 +519,11 @@ PREDICTIONS = {
         },
     ),
     "2.d": Prediction(
-        question="X [4, 8], A [8, 12], float32, 4 ranks. Bytes of the gathered tensor, of the tensor that is added up, and of "
-        "the weights on each rank.",
+        question="X [4, 8], A [8, 12], float32, 4 ranks. Bytes of the gathered tensor, of the tensor that is added "
+        "up, and of the weights on each rank.",
         answer={"all_gather": 192, "all_reduce": 192, "weights": 96},
-        why="Both messages are Y: 4 · 12 numbers of 4 bytes. A has 8 · 12 · 4 = 384 bytes, a quarter of them on each rank.",
+        why="Both messages are Y: 4 · 12 numbers of 4 bytes. A has 8 · 12 · 4 = 384 bytes, a quarter of them on each "
+        "rank.",
         wrong={
             ("all_gather", 48): "That is one rank's part, or the count of numbers. All parts together, in bytes?",
             "all_gather": "All parts together are Y, [4, 12]. In bytes?",

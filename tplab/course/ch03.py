@@ -1,9 +1,9 @@
 """What chapter 03 asks: the checks of the four operators, the chapter's predictions, its table of symptoms.
 
 Each operator is tested alone. Every rank has its own x and its own upstream gradient, also where the docstring of the
-exercise says that both are replicated: so a wrong sum, a wrong slice or a needless broadcast can't hide. The plain cases
-come first; the second run has an input that autograd has saved, tensors that are not contiguous, and the expanded
-gradient of .sum().
+exercise says that they are replicated: so a wrong sum, a wrong slice or a needless broadcast can't hide. The plain
+cases come first; the second run has an input that autograd has saved, tensors that are not contiguous, and the
+expanded gradient of .sum().
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -62,16 +62,16 @@ SPECIAL = (
 )
 
 _NOT_CONTIGUOUS = (
-    "A collective wants memory without gaps, and takes what it is given. Is this tensor contiguous in every case? (Gradients often "
-    "are not: that of .sum() is one number with strides of 0.)"
+    "A collective wants memory without gaps, and takes what it is given. Is this tensor contiguous in every case? "
+    "(Gradients often are not: that of .sum() is one number with strides of 0.)"
 )
 _SHAPE = (
-    "A gradient has the shape of the tensor it belongs to: here, of what went into forward. Is that the whole, [.., h], or this "
-    "rank's part, [.., h/p]? And what do you return?"
+    "A gradient has the shape of the tensor it belongs to: here, of what went into forward. Is that the whole, [.., "
+    "h], or this rank's part, [.., h/p]? And what do you return?"
 )
 _SAVED = (
-    "x came out of exp, and autograd keeps that output for the derivative of exp. Who wrote into it? (Putting the old numbers back "
-    "is a second write.)"
+    "x came out of exp, and autograd keeps that output for the derivative of exp. Who wrote into it? (Putting the "
+    "old numbers back is a second write.)"
 )
 
 
@@ -152,7 +152,11 @@ def check_operator(
 ) -> None:
     """Run an operator alone, on 2, 4 and 1 ranks, and compare outputs, gradients and traffic with what is right."""
     if not (isinstance(operator, type) and issubclass(operator, Function)):
-        fail(number, "the answer is not a class made from torch.autograd.Function.", "Is the line `class ...(Function):` still there?")
+        fail(
+            number,
+            "the answer is not a class made from torch.autograd.Function.",
+            "Is the line `class ...(Function):` still there?",
+        )
     for p in (2, 4, 1):  # two ranks tell most about a mistake
         for cases in (PLAIN, SPECIAL):
             generator = fresh_generator()
@@ -233,7 +237,8 @@ _FORWARD_SENDS = Question(
 )
 _BACKWARD_SENDS = Question(
     lambda d: d.names == {"backward traffic"},
-    "The gradient is right. What has to be sent for it in the backward pass? Read the operator's row in the table again.",
+    "The gradient is right. What has to be sent for it in the backward pass? Read the operator's row in the table "
+    "again.",
 )
 _LATE = Question(
     lambda d: "never waited" in d.kinds(),
@@ -241,8 +246,9 @@ _LATE = Question(
 )
 _WROTE = Question(
     lambda d: any(d.kind(name) == "changed" for name in d.names),
-    "A collective writes into the tensor it is given. Was that one yours? The caller still needs x, and autograd the upstream "
-    "gradient: what has to be made first? (.contiguous() makes no copy of a tensor that is contiguous already.)",
+    "A collective writes into the tensor it is given. Was that one yours? The caller still needs x, and autograd the "
+    "upstream gradient: what has to be made first? (.contiguous() makes no copy of a tensor that is contiguous "
+    "already.)",
 )
 _NO_GRADIENT = Question(
     kind_is("dx", "none"),
@@ -287,7 +293,8 @@ _F_QUESTIONS = (
     Question(kind_is("dx", "p times"), "How many times is each rank's term added?"),
     Question(
         lambda d: d.names == {"backward traffic"} and any("all_gather" in row.text for row in d),
-        "The gradient is right, but every rank received p tensors to add them up itself. Which collective adds on the way?",
+        "The gradient is right, but every rank received p tensors to add them up itself. Which collective adds on "
+        "the way?",
     ),
     _BACKWARD_SENDS,
 )
@@ -303,8 +310,8 @@ _G_QUESTIONS = (
     ),
     Question(
         kind_is("out", _OWN_X),
-        "An all-reduce ran, but the tensor you return does not hold the sum. Which tensor did it write into? (.contiguous() "
-        "makes a copy of a tensor that is not contiguous.)",
+        "An all-reduce ran, but the tensor you return does not hold the sum. Which tensor did it write into? "
+        "(.contiguous() makes a copy of a tensor that is not contiguous.)",
     ),
     Question(kind_is("out", "1/p"), "The network adds the terms. Does it take their mean?"),
     Question(kind_is("out", "p times"), "How many times is each rank's term added?"),
@@ -317,7 +324,8 @@ _G_QUESTIONS = (
     _ZERO_GRADIENT,
     Question(
         kind_is("dx", _SUM_UP),
-        "All ranks share one loss, and each holds its whole gradient already. How often is it counted if you add the ranks' copies?",
+        "All ranks share one loss, and each holds its whole gradient already. How often is it counted if you add the "
+        "ranks' copies?",
     ),
     Question(
         kind_is("dx", "1/p", "p times"),
@@ -343,8 +351,8 @@ _UNEVEN = "a size that can't be divided"
 _SCATTER_QUESTIONS = (
     Question(
         _UNEVEN,
-        "9 columns on 2 ranks: one rank would hold more than the other. What does the other half of the network make of that? "
-        "(shard refuses such sizes for you.)",
+        "9 columns on 2 ranks: one rank would hold more than the other. What does the other half of the network make "
+        "of that? (shard refuses such sizes for you.)",
     ),
     _LATE,
     _WROTE,
@@ -367,13 +375,16 @@ _SCATTER_QUESTIONS = (
     Question(kind_is("dx", _SUM_PARTS), "The parts are gradients of different columns of x. Should they be added?"),
     Question(
         lambda d: d.kind("dx") in (_STACKED, "order") or "order" in d.kinds(),
-        "x was cut along the last dimension, in rank order. Along which dimension, and in which order, do the parts go back?",
+        "x was cut along the last dimension, in rank order. Along which dimension, and in which order, do the parts "
+        "go back?",
     ),
-    Question(kind_is("dx", "1/p", "p times"), "Each column of x was used by one rank, once. Is there a p in its gradient?"),
+    Question(
+        kind_is("dx", "1/p", "p times"), "Each column of x was used by one rank, once. Is there a p in its gradient?"
+    ),
     Question(
         lambda d: d.names == {"backward traffic"} and any("all_reduce" in row.text for row in d),
-        "The gradient is right. But an all-reduce adds, and here nothing has to be added. Which collective only brings the parts "
-        "together, for half of what an all-reduce sends?",
+        "The gradient is right. But an all-reduce adds, and here nothing has to be added. Which collective only "
+        "brings the parts together, for half of what an all-reduce sends?",
     ),
     _BACKWARD_SENDS,
 )
@@ -387,12 +398,13 @@ _GATHER_QUESTIONS = (
     Question(kind_is("out", _SUM_PARTS), "The parts are different columns. Should they be added?"),
     Question(
         lambda d: "out" in d.names and (d.kind("out") in (_STACKED, "value") or "order" in d.kinds()),
-        "Along which dimension, and in which order, do the parts go together? (all_gather_into_tensor uses dimension 0.)",
+        "Along which dimension, and in which order, do the parts go together? (all_gather_into_tensor uses dimension "
+        "0.)",
     ),
     Question(
         lambda d: d.names == {"forward traffic"} and any("saw 1 all_reduce" in row.text for row in d),
-        "The output is right. But an all-reduce adds, and here nothing has to be added. Which collective only brings the parts "
-        "together, for half of what an all-reduce sends?",
+        "The output is right. But an all-reduce adds, and here nothing has to be added. Which collective only brings "
+        "the parts together, for half of what an all-reduce sends?",
     ),
     _FORWARD_SENDS,
     _NO_GRADIENT,
@@ -406,7 +418,9 @@ _GATHER_QUESTIONS = (
         lambda d: "dx" in d.names and any("got gradient" in row.text or "whole" in row.text for row in d),
         "This rank put in h/p columns. Which part of the whole gradient is theirs?",
     ),
-    Question(kind_is("dx", "1/p", "p times"), "Each column was put in by one rank, once. Is there a p in its gradient?"),
+    Question(
+        kind_is("dx", "1/p", "p times"), "Each column was put in by one rank, once. Is there a p in its gradient?"
+    ),
     _BACKWARD_SENDS,
 )
 
@@ -468,7 +482,9 @@ def _gather_lookalikes(x: Sequence[Tensor], upstream: Sequence[Tensor]) -> Looka
 @exercise("3.1", "f: copy forward, add backward")
 def copy_to_region(operator: Any) -> Verdict:
     check_operator("3.1", operator, F, _F_QUESTIONS, _f_lookalikes)
-    return Verdict("One all-reduce, backward. Strided and expanded gradients are right too, and nobody's tensor was touched.")
+    return Verdict(
+        "One all-reduce, backward. Strided and expanded gradients are right too, and nobody's tensor was touched."
+    )
 
 
 @exercise("3.2", "g: add forward, copy backward")
@@ -481,7 +497,9 @@ def reduce_from_region(operator: Any) -> Verdict:
 def scatter_to_region(operator: Any) -> Verdict:
     check_operator("3.3", operator, SCATTER, _SCATTER_QUESTIONS, _scatter_lookalikes)
     seen = run_ranks(scatter_unevenly, 2, operator)
-    verify("3.3", 2, list(seen), [{_UNEVEN: "refused with a ValueError"}] * 2, questions=_SCATTER_QUESTIONS, note=_UNEVEN)
+    verify(
+        "3.3", 2, list(seen), [{_UNEVEN: "refused with a ValueError"}] * 2, questions=_SCATTER_QUESTIONS, note=_UNEVEN
+    )
     return Verdict("One all-gather, backward.")
 
 
@@ -515,19 +533,10 @@ PREDICTIONS = {
         },
     ),
     "3.b": Prediction(
-        question="An all-reduce whose backward is an all-reduce too, in place of g. By what factor are the gradients too large, on "
-        "2 and on 4 ranks?",
-        answer={"factor_2": 2, "factor_4": 4},
-        why="Every rank holds the whole dz. Adding the p equal copies makes p times dz, and everything below is linear in dz.",
-        wrong={
-            "factor_2": "Both ranks hold the same dz = -4. What do they hold after an all-reduce?",
-            "factor_4": "Four ranks hold the same dz. What does an all-reduce make of them?",
-        },
-    ),
-    "3.c": Prediction(
         question="The all-reduce wrote into the output of exp, which autograd kept. What does each rank get for dw?",
         answer={"rank_0": 3, "rank_1": 3},
-        why="The derivative of exp is the output that autograd kept, and after the write it holds the sum, 3, on both ranks.",
+        why="The derivative of exp is the output that autograd kept, and after the write it holds the sum, 3, on "
+        "both ranks.",
         wrong={
             ("rank_0", 1): "That is the right gradient. But what does the tensor that autograd kept hold by then?",
             ("rank_1", 2): "That is the right gradient. But what does the tensor that autograd kept hold by then?",
@@ -535,16 +544,30 @@ PREDICTIONS = {
             "rank_1": "The derivative of exp is its output, as autograd kept it. What was written into it?",
         },
     ),
+    "3.c": Prediction(
+        question="An all-reduce whose backward is an all-reduce too, in place of g. By what factor are the gradients "
+        "too large, on 2 and on 4 ranks?",
+        answer={"factor_2": 2, "factor_4": 4},
+        why="Every rank holds the whole dz. Adding the p equal copies makes p times dz, and everything below is "
+        "linear in dz.",
+        wrong={
+            "factor_2": "Both ranks hold the same dz = -4. What do they hold after an all-reduce?",
+            "factor_4": "Four ranks hold the same dz. What does an all-reduce make of them?",
+        },
+    ),
     "3.d": Prediction(
-        question="[2, 16, 64] in float32 through all four operators, forward and backward, on 4 ranks. How many collectives does each "
-        "rank enter? Bytes of the message of one?",
+        question="[2, 16, 64] in float32 through all four operators, forward and backward, on 4 ranks. How many "
+        "collectives does each rank enter? Bytes of the message of one?",
         answer={"collectives": 4, "bytes": 8192},
         why="One per operator, in one direction. Each message is the whole tensor: 2 · 16 · 64 numbers of 4 bytes.",
         wrong={
             ("collectives", 8): "Each operator sends in one direction only.",
             ("collectives", 2): "f and g need an all-reduce each. What do scatter and gather need?",
             "collectives": "Go through the table: which cells of its two traffic columns are not empty?",
-            ("bytes", 2048): "That is the count of numbers, or one rank's part. The message is the whole tensor, in bytes.",
+            (
+                "bytes",
+                2048,
+            ): "That is the count of numbers, or one rank's part. The message is the whole tensor, in bytes.",
             "bytes": "2 · 16 · 64 numbers of 4 bytes.",
         },
     ),
