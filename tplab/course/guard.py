@@ -26,22 +26,29 @@ _PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 
 def start(chapter: int) -> None:
     """Load what the checks of this chapter need and keep every function and class of the course."""
-    importlib.import_module("tplab.course")
-    name = f"tplab.course.ch{chapter:02d}"
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
+    for name in ("tplab.course.checking", "tplab.course.predictions", f"tplab.course.ch{chapter:02d}"):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+    _keep_modules()
+
+
+def _keep_modules() -> None:
+    """Keep what the course's modules consist of, of those that were not loaded before."""
     for name, module in list(sys.modules.items()):
-        if name == "tplab" or name.startswith("tplab."):
-            own = {key: value for key, value in vars(module).items() if not key.startswith("__")}
-            kept = {key: value for key, value in own.items() if _is_code(key, value)}
-            _modules[name] = module, kept
-            for value in kept.values():
-                _keep(value)
-            if name.startswith("tplab.course"):  # the register of exercises
-                _tables.extend((value, dict(value)) for value in own.values() if isinstance(value, dict))
+        if name in _modules or name == __name__ or not (name == "tplab" or name.startswith("tplab.")):
+            continue
+        own = {key: value for key, value in vars(module).items() if not key.startswith("__")}
+        kept = {key: value for key, value in own.items() if _is_code(key, value)}
+        _modules[name] = module, kept
+        for value in kept.values():
+            _keep(value)
+        if name.startswith("tplab.course"):  # the register of exercises
+            _tables.extend((value, {}) for value in own.values() if isinstance(value, dict))
+    for table, items in _tables:
+        items.update({key: value for key, value in table.items() if key not in items})
 
 
 def _is_code(name: str, value: Any) -> bool:
@@ -63,7 +70,9 @@ def _keep(value: Any) -> None:
 
 
 def remember(names: list[str], exercise: str = "") -> None:
-    """Keep what these names of the notebook stand for now."""
+    """Keep what these names of the notebook stand for now; after the setup, also the modules it has loaded."""
+    if not exercise:
+        _keep_modules()
     namespace = InteractiveShell.instance().user_ns
     for name in names:
         if name not in namespace:

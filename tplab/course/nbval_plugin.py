@@ -142,7 +142,7 @@ class ChapterCell(nbval.IPyNbCell):
     def runtest(self):
         kernel = self.parent.kernel
         limit = self.config.option.nbval_cell_timeout
-        self.config.option.nbval_cell_timeout = self.marks.get("timeout", limit)
+        self.config.option.nbval_cell_timeout = min(limit, self.marks.get("timeout", limit))
         try:
             super().runtest()
         except nbval.NbCellError:

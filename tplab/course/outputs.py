@@ -3,6 +3,7 @@
 import base64
 import re
 import sysconfig
+import tempfile
 from pathlib import Path
 
 from nbformat import NotebookNode
@@ -103,7 +104,7 @@ def redact(text: str) -> str:
         (str(PACKAGE_ROOT), "tplab-course"),
     ):
         text = text.replace(folder, name)
-    return re.sub(r"\S*ipykernel_\d+/\d+\.py", "<cell>", text)
+    return re.sub(re.escape(tempfile.gettempdir()) + r"/ipykernel_\d+/\d+\.py", "<cell>", text)
 
 
 def expected_output(outputs: list) -> list:

@@ -29,6 +29,7 @@ GRACE = 2.0  # seconds that ended processes have to go
 def kernel_environment() -> dict[str, str]:
     """The environment of a kernel that runs a chapter: it finds the package also where that isn't installed."""
     environment = dict(os.environ, PYTHONHASHSEED="0")
+    environment.pop("MPLBACKEND", None)  # a notebook draws inline
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     return environment
 

@@ -1,0 +1,123 @@
+"""A made-up chapter, number 90: exercise k asks for a function double_k that doubles a number."""
+
+import copy
+import json
+from pathlib import Path
+
+from tplab.course.build import build
+from tplab.course.rules import validate
+from tplab.course.source import read
+
+CHECKS = '''
+"""The checks of chapter 90. Its exercises don't need ranks, so it is quick."""
+import sys
+from tplab.course import checking
+from tplab.course.ledger import current
+from tplab.course.predictions import Prediction
+
+def register(number, name):
+    @checking.exercise(number, name)
+    def doubled(function):
+        current().compared["the value"] = None
+        if function(3) != 6:
+            checking.fail(number, f"{name}(3) is {function(3)}.", "What is twice three?")
+        return checking.Verdict()
+
+for k in range(1, 40):
+    register(f"90.{k}", f"double_{k}")
+PREDICTIONS = {"90.a": Prediction("Twice two?", {"value": 4}, "2 + 2.")}
+sys.modules["tplab.course.ch90"] = sys.modules[__name__]
+'''
+
+START = """
+# %% [markdown]
+# # 90. A made-up chapter
+
+# %% tags=["setup"]
+import tiny_checks
+from tplab.course import check, predict
+
+# %% predict="90.a"
+predict("90.a", value=4)
+
+# %%
+print("a given cell")
+"""
+
+EXERCISE = """
+# %% [markdown] task="90.{k}" title="Double {k}" difficulty=2 minutes=5
+# Write `double_{k}`.
+
+# %% exercise="90.{k}"
+def double_{k}(x):
+    \"\"\"Twice x.\"\"\"
+    ### BEGIN SOLUTION
+    return 2 * x
+    ### END SOLUTION
+
+# %% [markdown] hints="90.{k}"
+# 1. Add.
+# 2. Add x
+#    to itself:
+#
+#    ```python
+#    x + x
+#    ```
+# 3. `2 * x`
+
+# %% check="90.{k}"
+check("90.{k}", double_{k})
+
+# %%
+double_{k}(4)
+"""
+
+
+def source(exercises: int = 2) -> str:
+    return START + "".join(EXERCISE.format(k=k) for k in range(1, exercises + 1))
+
+
+def write(root: Path, text: str) -> Path:
+    """Write the source and its checks under `root`; returns the source's path."""
+    path = root / "solutions" / "90_tiny.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text.lstrip(), encoding="utf-8")
+    (root / "tiny_checks.py").write_text(CHECKS.lstrip(), encoding="utf-8")
+    return path
+
+
+def make(root: Path, text: str) -> Path:
+    """Build the chapter under `root`, which must be on PYTHONPATH; returns the blank chapter's path."""
+    chapter = read(write(root, text))
+    validate(chapter)
+    build(chapter, root)
+    return root / "chapters" / "90_tiny.ipynb"
+
+
+class Learner:
+    """A learner's notebook, made from the blank chapter."""
+
+    def __init__(self, chapter: Path):
+        self.content = json.loads(chapter.read_text(encoding="utf-8"))
+
+    @property
+    def cells(self) -> list[dict]:
+        return self.content["cells"]
+
+    def place(self, id: str) -> int:
+        return next(place for place, cell in enumerate(self.cells) if cell["id"] == id)
+
+    def cell(self, id: str) -> dict:
+        return self.cells[self.place(id)]
+
+    def answer(self, k: int, body: str) -> None:
+        self.cell(f"exercise-90-{k}")["source"] = f"def double_{k}(x):\n    {body}\n"
+
+    def insert(self, place: int, source: str, id: str = "") -> None:
+        made = copy.deepcopy(self.cell("exercise-90-1")) | {"metadata": {}, "source": source}
+        made["id"] = id or f"mine-{len(self.cells)}"
+        self.cells.insert(place, made)
+
+    def save(self, path: Path) -> Path:
+        path.write_text(json.dumps(self.content), encoding="utf-8")
+        return path
