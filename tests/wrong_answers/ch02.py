@@ -308,7 +308,7 @@ def shard(tensor, dim, rank, world_size):
     tensor.zero_()
     return part
 """,
-        "your code wrote into",
+        "Cutting and pasting only reads",
     ),
     wrong_unshard(
         "always along dimension 0",
@@ -398,7 +398,7 @@ def column_product(x, a_shard):
     dist.all_gather(parts, y_shard)
     return torch.cat(parts, dim=1)
 """,
-        "x of 3 dimensions",
+        "counted from the end",
     ),
     wrong_column(
         "pads with zeros and adds",
@@ -607,7 +607,7 @@ def column_product(x, a_shard):
     dist.all_gather_object(parts, x @ a_shard)
     return torch.cat(parts, dim=-1)
 """,
-        "saw",
+        "one collective is enough",
     ),
     wrong_column(
         "in float32",
@@ -618,7 +618,7 @@ def column_product(x, a_shard):
     dist.all_gather(parts, y_shard)
     return torch.cat(parts, dim=-1)
 """,
-        "float32, right is float64",
+        "Which step leaves the dtype of x",
     ),
     wrong_column(
         "sends in float32 to save traffic",
@@ -629,7 +629,7 @@ def column_product(x, a_shard):
     dist.all_gather(parts, y_shard)
     return torch.cat(parts, dim=-1).to(x.dtype)
 """,
-        "as by a step through float32",
+        "Fewer bytes are sent that way",
     ),
     # ------------------------------------------------------------------ 2.3
     wrong_row(
@@ -677,7 +677,7 @@ def row_product(x_shard, a_shard):
     dist.all_reduce(y, op=dist.ReduceOp.MAX)
     return y
 """,
-        "one term of a sum",
+        "Which operation over the ranks",
     ),
     wrong_row(
         "gathers and adds",
@@ -782,7 +782,7 @@ def row_product(x_shard, a_shard):
     dist.all_reduce(y)
     return y.to(x_shard.dtype)
 """,
-        "as by a step through float32",
+        "Fewer bytes are sent that way",
     ),
     wrong_row(
         "does not wait for the sum",

@@ -141,7 +141,7 @@ WRONG = [
     wrong(
         "3.1",
         "the maximum",
-        "one term of a sum",
+        "Does it take the largest",
         backward="""
         dx = grad_output.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(dx, op=dist.ReduceOp.MAX)
@@ -231,7 +231,7 @@ WRONG = [
     wrong(
         "3.1",
         "adds in float32",
-        "as by a step through float32",
+        "Fewer bytes are sent that way",
         backward="""
         dx = grad_output.float().contiguous()
         dist.all_reduce(dx)
@@ -241,7 +241,7 @@ WRONG = [
     wrong(
         "3.1",
         "p times its own gradient",
-        "one term of a sum",
+        "Where do the other ranks' come in",
         backward="return grad_output * dist.get_world_size()",
     ),
     wrong(
@@ -442,7 +442,7 @@ WRONG = [
     wrong(
         "3.2",
         "adds in float32",
-        "as by a step through float32",
+        "Fewer bytes are sent that way",
         forward="""
         y = x.float().contiguous()
         dist.all_reduce(y)

@@ -68,6 +68,13 @@ _EVEN = (
 )
 _SHARD_QUESTIONS = (
     Question(
+        lambda d: "changed" in d.kinds(),
+        "Cutting and pasting only reads. Which line writes into a tensor that came in?",
+    ),
+    Question(
+        lambda d: "dtype" in d.kinds(), "A shard holds the same numbers in fewer places. What changed their dtype?"
+    ),
+    Question(
         "contiguous",
         "A collective reads memory from front to back. Are the numbers of this shard next to each other in memory?",
     ),
@@ -207,6 +214,7 @@ _SUM = "the sum of the products of all ranks"
 _COPIES = "p copies of this rank's product side by side"
 _BESIDE = "the products of all ranks, side by side"
 _P_TIMES_OWN = "p times this rank's own product"
+_LARGEST = "the largest of the ranks' products, entry by entry"
 
 _ROOT_ONLY = Question(
     lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"),
@@ -234,8 +242,14 @@ _MORE = Question(
     "The numbers are right, by more traffic than it takes. After each rank's product, one collective is enough: which?",
 )
 
+_ROUNDED = Question(
+    lambda d: bool({"rounded", "dtype"} & d.kinds()),
+    "Which step leaves the dtype of x? Fewer bytes are sent that way, and digits are lost.",
+)
+
 _COLUMN_QUESTIONS = (
     _LATE,
+    _ROUNDED,
     Question(
         lambda d: "order" in d.kinds(),
         "The right columns, in another order. all_gather fills its list in rank order, the same on every rank: what "
@@ -251,6 +265,11 @@ _COLUMN_QUESTIONS = (
     ),
     Question(kind_is(_SUM), "The parts are different columns of Y, not terms of a sum. Should they be added?"),
     Question(kind_is(_COPIES), "Every part came from this rank. Which call brings the other ranks' parts here?"),
+    Question(
+        lambda d: d.kind("out") == "shape",
+        "x is [.., in], with any number of dimensions in front. Which dimension of the product is `out`, counted "
+        "from the end?",
+    ),
     Question(
         sent("all_reduce"),
         "The numbers are right. But an all-reduce adds, and here nothing has to be added: each column of Y is "
@@ -268,6 +287,7 @@ _COLUMN_QUESTIONS = (
 
 _ROW_QUESTIONS = (
     _LATE,
+    _ROUNDED,
     _ROOT_ONLY,
     _ZEROS,
     Question(
@@ -276,6 +296,7 @@ _ROW_QUESTIONS = (
         "which tensor did it write to, and which one do you return?)",
     ),
     Question(kind_is("1/p"), "Y is the sum of the products. Is it their mean?"),
+    Question(kind_is(_LARGEST), "Which operation over the ranks makes Y out of the terms: their maximum?"),
     Question(kind_is("p times"), "How many times is each term added?"),
     Question(
         kind_is(_P_TIMES_OWN), "These are p times this rank's own terms. Where do the other ranks' terms come in?"
@@ -326,6 +347,7 @@ def _row_lookalikes(products: Sequence[Tensor], y: Tensor) -> Lookalikes:
         "out": {
             _OWN: products,
             _P_TIMES_OWN: [p * part for part in products],
+            _LARGEST: [torch.stack(list(products)).amax(0)] * p,
             _BESIDE: [torch.cat(list(products), -1)] * p,
             _STACKED: [torch.cat(list(products))] * p,
         }

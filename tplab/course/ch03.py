@@ -244,6 +244,10 @@ _LATE = Question(
     lambda d: "never waited" in d.kinds(),
     "The collective was started with async_op=True. From when on may its result be read?",
 )
+_ROUNDED = Question(
+    lambda d: bool({"rounded", "dtype"} & d.kinds()),
+    "Which step leaves the dtype of the tensor? Fewer bytes are sent that way, and digits are lost.",
+)
 _WROTE = Question(
     lambda d: any(d.kind(name) == "changed" for name in d.names),
     "A collective writes into the tensor it is given. Was that one yours? The caller still needs x, and autograd the "
@@ -264,6 +268,8 @@ _SUM_UP = "the sum of the upstream gradients of all ranks"
 _MEAN_X = "the mean of x over all ranks"
 _X_OF_0 = "the x of rank 0"
 _UP_OF_0 = "the upstream gradient of rank 0"
+_P_TIMES_OWN = "p times this rank's own upstream gradient"
+_LARGEST = "the largest over the ranks, entry by entry"
 
 _ONLY_ROOT = (
     "Rank 0 is right, the others are not. Which collective gives its result to one rank only, and which to all?"
@@ -271,6 +277,7 @@ _ONLY_ROOT = (
 
 _F_QUESTIONS = (
     _LATE,
+    _ROUNDED,
     _WROTE,
     Question(
         kind_is("out", _SUM_X, _X_OF_0, _MEAN_X),
@@ -289,7 +296,12 @@ _F_QUESTIONS = (
         kind_is("dx", _OWN_TERM),
         "An all-reduce ran, but the tensor you return does not hold the sum. Which tensor did it write into?",
     ),
+    Question(
+        kind_is("dx", _P_TIMES_OWN),
+        "x went to every rank, and each rank's gradient is a different one. Where do the other ranks' come in?",
+    ),
     Question(kind_is("dx", "1/p"), "The chain rule adds over all uses of x. Does it take their mean?"),
+    Question(kind_is("dx", _LARGEST), "The chain rule adds over all uses of x. Does it take the largest?"),
     Question(kind_is("dx", "p times"), "How many times is each rank's term added?"),
     Question(
         lambda d: d.names == {"backward traffic"} and any("all_gather" in row.text for row in d),
@@ -301,6 +313,7 @@ _F_QUESTIONS = (
 
 _G_QUESTIONS = (
     _LATE,
+    _ROUNDED,
     _WROTE,
     _ZERO_OUT,
     Question(lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"), _ONLY_ROOT),
@@ -355,6 +368,7 @@ _SCATTER_QUESTIONS = (
         "of that? (shard refuses such sizes for you.)",
     ),
     _LATE,
+    _ROUNDED,
     _WROTE,
     _ZERO_OUT,
     Question(kind_is("out", _PART_OF_0), "Which part of x is this rank's own?"),
@@ -391,6 +405,7 @@ _SCATTER_QUESTIONS = (
 
 _GATHER_QUESTIONS = (
     _LATE,
+    _ROUNDED,
     _WROTE,
     _ZERO_OUT,
     Question(kind_is("out", _OWN_X), "This is one part. Who holds the others?"),
@@ -429,7 +444,11 @@ def _f_lookalikes(x: Sequence[Tensor], upstream: Sequence[Tensor]) -> Lookalikes
     p = len(x)
     return {
         "out": {_SUM_X: total(x), _MEAN_X: [t / p for t in total(x)], _X_OF_0: [x[0]] * p},
-        "dx": {_OWN_TERM: upstream},
+        "dx": {
+            _OWN_TERM: upstream,
+            _P_TIMES_OWN: [p * up for up in upstream],
+            _LARGEST: [torch.stack(list(upstream)).amax(0)] * p,
+        },
     }
 
 
