@@ -208,5 +208,5 @@ def test_rows_put_ranks_and_names_that_are_alike_together() -> None:
     assert list(Differences(2, [*alike, single, *skipped]).rows()) == [
         ("dx, dW", "every rank", "all zeros"),
         ("db", "rank 1", "2 instead of 3"),
-        ("out, x", "", "not run, since ..."),
+        ("the rest", "", "out, x: not run, since ..."),
     ]

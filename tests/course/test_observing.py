@@ -6,7 +6,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tplab import launch
-from tplab.course.observing import Changed, NotRun, Snapshot, observe, portable, readable_report
+from tplab.course.observing import Changed, NotRun, Snapshot, observe, portable
+from tplab.course.reports import HOUSE, readable_report, readable_traceback
 from tplab.course.traffic import Call, Traffic, traffic
 from tplab.course.values import Foreign
 from tplab.runtime import Collective
@@ -207,19 +208,29 @@ def test_traffic_counts_elements_of_the_message_and_forgets_order_and_groups_of_
 
 
 def test_a_report_loses_our_frames_and_votes_only() -> None:
-    report = """rank 1 failed:
-  File "/house/course/observing.py", line 3, in observe
+    report = f"""rank 1 failed:
+  File "{HOUSE}course/observing.py", line 3, in observe
     out = run()
   File "/home/me/mine.py", line 4, in forward
     return nothing
+  File "{torch.__file__}", line 5, in linear
+    return too
 ValueError: no
 rank 0 never joined all_reduce #1 ([1, 1, 1, 1] uint8, min); rank 1 waits in it.
-    rank 1: waits in all_reduce #1 ([1, 1, 1, 1] uint8, min), called at /house/course/observing.py line 9"""
-    assert (
-        readable_report(report, "/house/")
-        == """rank 1 failed:
-  File "/home/me/mine.py", line 4, in forward
-    return nothing
-ValueError: no
-    rank 1: has left your code"""
-    )
+    rank 1: waits in all_reduce #1 ([1, 1, 1, 1] uint8, min), called at {HOUSE}observing.py line 9"""
+    assert readable_report(report).splitlines() == [
+        "rank 1 failed:",
+        '  File "/home/me/mine.py", line 4, in forward',
+        "    return nothing",
+        "ValueError: no",
+        "    rank 1: has left your code",
+    ]
+
+
+def test_a_traceback_has_no_frame_of_torch() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.nn.Linear(2, 3)(torch.ones(4, 5))
+    told = readable_traceback(caught.value)
+    assert "torch.nn.Linear(2, 3)(torch.ones(4, 5))" in told
+    assert "site-packages" not in told
+    assert "cannot be multiplied" in told

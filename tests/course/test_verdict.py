@@ -37,6 +37,10 @@ def test_long_texts_are_wrapped_below_themselves() -> None:
     lines = str(CheckFailed("h", rows=[("out", "rank 0", "word " * 40)])).splitlines()
     assert all(len(line) <= 100 for line in lines)
     assert all(line.startswith(" " * 15 + "word") for line in lines[3:])
+    many = str(CheckFailed("h", rows=[("name, " * 12, "rank 0", "text"), ("out", "every rank", "other")])).splitlines()
+    assert many[2].split() == ["name,"] * 5 + ["rank", "0", "text"]
+    assert many[3].split() == ["name,"] * 5
+    assert many[-1].index("every rank") == many[2].index("rank 0")
 
 
 def test_html_escapes_and_holds_everything() -> None:

@@ -17,9 +17,7 @@ every observation is compared on every rank before anything is said.
 """
 
 import importlib
-import os
 import re
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -27,7 +25,8 @@ from typing import Any, NoReturn
 import torch
 
 from tplab.course.ledger import current, open_ledger
-from tplab.course.observing import Observed, Snapshot, observe, portable, readable_report
+from tplab.course.observing import Observed, Snapshot, observe, portable
+from tplab.course.reports import has_frames, readable_report, readable_traceback
 from tplab.course.traffic import Call, Traffic, traffic
 from tplab.course.verdict import CheckFailed, Verdict, names
 from tplab.course.verifying import Differences, Question, verify
@@ -58,7 +57,6 @@ __all__ = [
 WORLD_SIZES = (1, 2, 4)
 
 _STUB = re.compile(r"exercise \d+\.\w+")
-_HOUSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _FAILED = "Read the last line first, then the line of your own code above it. What did that line expect to find?"
 _CALLED = "What does the docstring of the exercise say goes in, and what comes out?"
 _STUCK = "Does every rank enter the same collectives in the same order, with tensors of the same shape?"
@@ -131,10 +129,9 @@ def _failure(number: str, error: Exception) -> Exception:
         return error
     if isinstance(error, NotImplementedError) and _STUB.fullmatch(str(error)):
         return NotImplementedError(str(error))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_HOUSE)]
-    lines = traceback.format_list(frames) + traceback.format_exception_only(error)
+    report = readable_traceback(error)
     headline = f"Exercise {number}: your code raised {type(error).__name__}."
-    return CheckFailed(headline, report="".join(lines), question=_FAILED if frames else _CALLED)
+    return CheckFailed(headline, report=report, question=_FAILED if has_frames(report) else _CALLED)
 
 
 def fresh_generator() -> torch.Generator:
@@ -159,8 +156,8 @@ def run_ranks(program: Callable[..., Any], p: int, *args: Any, question: str | N
         stuck = isinstance(error, Deadlock)
         what = "the ranks wait for each other" if stuck else f"your code fails on rank {error.rank}"
         start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
-        report = readable_report(str(error), _HOUSE)
-        general = _STUCK if stuck else _FAILED if ", line " in report else _CALLED
+        report = readable_report(str(error))
+        general = _STUCK if stuck else _FAILED if has_frames(report) else _CALLED
         headline = f"{start}: {what}{current().passed_before(p)}."
         raise CheckFailed(headline, report=report, question=question or general) from error
 

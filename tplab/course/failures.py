@@ -1,10 +1,10 @@
 """`show_failure()`: run a program that is wrong on purpose, read what it says, and go on."""
 
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tplab.course.reports import readable_traceback
 from tplab.course.verdict import AMBER, RED, CheckFailed, box, display_html, heading, paragraph, preformatted
 from tplab.runtime import RankError
 
@@ -37,14 +37,9 @@ def show_failure() -> Iterator[Failure]:
     if isinstance(failure.error, CheckFailed):
         display_html(box(AMBER, heading(AMBER, head)) + failure.error.html(), f"{head}\n\n{failure.error}")
         return
-    report = str(failure.error) if isinstance(failure.error, RankError) else _report(failure.error)
+    report = str(failure.error) if isinstance(failure.error, RankError) else readable_traceback(failure.error)
     display_html(box(AMBER, heading(AMBER, head), _hint(), preformatted(report)), f"{head}\n\n{report}")
 
 
 def _hint() -> str:
     return paragraph("The report, as you would meet it in your own work:")
-
-
-def _report(error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    return "".join(traceback.format_list(frames) + traceback.format_exception_only(error))

@@ -7,7 +7,6 @@
 returns out, dx, dW, db, forward traffic, backward traffic and inputs unchanged, by name.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tplab.course.reports import VOTE_SHAPE
 from tplab.course.traffic import Traffic, traffic
 from tplab.course.values import Foreign
 from tplab.runtime import record
@@ -23,8 +23,6 @@ from tplab.runtime import record
 Observed = dict[str, Any]
 
 _side_groups: dict[Any, Any] = {}  # by default group: making one takes ten milliseconds
-_VOTE_SHAPE = (1, 1, 1, 1)  # unlike anything a learner communicates, so that a report can leave it out
-_VOTE = re.compile(r"\(\[1, 1, 1, 1\] uint8, min\)")
 
 
 class Changed(tuple[str, ...]):
@@ -186,24 +184,6 @@ def _all_agree(mine: bool, group: Any) -> bool:
     if group is None:
         return mine
     device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
-    votes = torch.full(_VOTE_SHAPE, int(mine), dtype=torch.uint8, device=device)
+    votes = torch.full(VOTE_SHAPE, int(mine), dtype=torch.uint8, device=device)
     dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=group)
     return bool(votes.item())
-
-
-def readable_report(report: str, house: str) -> str:
-    """The launcher's report without the checks' own frames (files below `house`) and votes."""
-    lines: list[str] = []
-    skip_source = False
-    for line in report.splitlines():
-        source = skip_source and line.startswith("    ")
-        skip_source = line.lstrip().startswith(f'File "{house}')
-        if source or skip_source:
-            continue
-        if _VOTE.search(line):
-            rank = re.match(r"\s+rank \d+:", line)
-            if rank:
-                lines.append(f"{rank[0]} has left your code")
-            continue
-        lines.append(line)
-    return "\n".join(lines)

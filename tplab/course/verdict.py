@@ -8,9 +8,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from textwrap import fill, indent
+from itertools import zip_longest
+from textwrap import fill, indent, wrap
 
 _WIDTH = 100
+_NAMES = 34  # the most characters across for names, then for ranks
 _BOX = (
     "border-left: 4px solid {color}; padding: 0.4em 0.9em; margin: 0.3em 0; "
     "background: var(--jp-layout-color1, transparent); color: var(--jp-ui-font-color1, inherit); "
@@ -138,7 +140,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
     def __str__(self) -> str:
         parts = [self.headline]
         if self.rows:
-            widths = [max(len(row[column]) for row in self.rows) for column in (0, 1)]
+            widths = [min(_NAMES, max(len(row[column]) for row in self.rows)) for column in (0, 1)]
             parts.append("\n".join(self._row(row, widths) for row in self.rows))
         if self.right:
             parts.append(fill("Right: " + ", ".join(self.right) + ".", _WIDTH))
@@ -154,8 +156,9 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
 
     @staticmethod
     def _row(row: tuple[str, str, str], widths: list[int]) -> str:
-        start = f"  {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  "
-        return fill(row[2], max(_WIDTH, len(start) + 50), initial_indent=start, subsequent_indent=" " * len(start))
+        texts = wrap(row[2], max(50, _WIDTH - sum(widths) - 6))
+        columns = zip_longest(wrap(row[0], widths[0]), wrap(row[1], widths[1] or 1), texts, fillvalue="")
+        return "\n".join(f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in columns)
 
     def html(self) -> str:
         parts = [heading(RED, "✗ " + self.headline)]

@@ -56,7 +56,7 @@ class Differences(Sequence[Difference]):
             yield ", ".join(alike_names), ranks, text
         skipped = [d for d in self._all if d.kind == NOT_RUN and d.name not in self.names]
         if skipped:
-            yield ", ".join(dict.fromkeys(d.name for d in skipped)), "", skipped[0].text
+            yield "the rest", "", ", ".join(dict.fromkeys(d.name for d in skipped)) + ": " + skipped[0].text
 
 
 @dataclass(frozen=True)
