@@ -219,10 +219,17 @@ def test_init_methods_fill_the_matrices_they_are_meant_for(per_rank_init):
         assert [float(tensor.mean()) for tensor in state.values()] == [1.0, 0.0, 2.0, 0.0]
 
 
-def test_per_rank_init_reaches_both_layers():
-    master, drawn = (launch(_initial, 2, args=("gelu",), kwargs={"per_rank_init": flag})[0] for flag in (False, True))
-    assert not torch.equal(master["up.weight"], drawn["up.weight"])
-    assert not torch.equal(master["down.weight"], drawn["down.weight"])
+def _refused_without_the_whole_matrix(which):
+    try:
+        ParallelMLP(HIDDEN, FFN, per_rank_init=True, **{"init_method": nn.init.normal_, which: nn.init.orthogonal_})
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("which", ["init_method", "output_init_method"])
+def test_per_rank_init_reaches_both_layers(which):
+    messages = launch(_refused_without_the_whole_matrix, 2, args=(which,))
+    assert all("per_rank_init can't draw a shard with this init_method" in message for message in messages)
 
 
 def test_the_overlap_is_handed_to_the_first_layer():
