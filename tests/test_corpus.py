@@ -1,5 +1,8 @@
 """The text is real, the same every time, and its batches are windows of it whose targets are one byte on."""
 
+import sysconfig
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -26,9 +29,16 @@ def test_a_limit_cuts_the_same_text_shorter() -> None:
         python_sources(-1)
 
 
-def test_installed_packages_are_not_part_of_it() -> None:
-    assert b"class ProcessGroup" not in python_sources()  # torch
-    assert b"class RawConfigParser" in python_sources()  # configparser
+def test_sources_come_in_one_order_and_installed_packages_and_tests_are_not_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ["b.py", "a.py", "a.txt", "c/d.py", "site-packages/torch.py", "c/test/x.py", "_sysconfigdata_linux.py"]
+    for name in files:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(f"{name}\r\n".encode())
+    monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(tmp_path)}.get)
+    assert python_sources() == b"a.py\nb.py\nc/d.py\n"
 
 
 def test_targets_are_the_next_bytes() -> None:

@@ -42,6 +42,8 @@ RESULTS = SimpleNamespace(record=RECORD, times=[1.6, 1.7])
 
 PICTURES = {
     "matrices": lambda: viz.matrices({"rank 0: X": X, "A": A}),
+    "matrices with headings": lambda: viz.matrices({f"rank {r}": X[r] * 1000.25 for r in (0, 1)}, headings="wxyz"),
+    "one wide matrix": lambda: viz.matrices({"wide": torch.full((1, 30), -12345.67)}, title="t"),
     "split": lambda: viz.split(A, 1, 4),
     "product, column": lambda: viz.product(X, A, kind="column", p=4),
     "product, row": lambda: viz.product(X, A, kind="row", p=4),
@@ -87,7 +89,10 @@ def test_no_text_leaves_the_picture(draw) -> None:
     assert outside == []
 
 
-@pytest.mark.parametrize("name", ["matrices", "product, column", "product, row", "split", "traffic"])
+@pytest.mark.parametrize(
+    "name",
+    ["matrices", "matrices with headings", "one wide matrix", "product, column", "product, row", "split", "traffic"],
+)
 def test_no_two_texts_overlap(name) -> None:
     pairs = itertools.combinations(text_boxes(PICTURES[name]()), 2)
     assert [(one, other) for (one, a), (other, b) in pairs if a.overlaps(b)] == []
@@ -111,6 +116,8 @@ def test_matrices_show_their_numbers_in_their_ranks_colour() -> None:
 def test_matrices_of_every_rank_and_given_ranks() -> None:
     assert {"out, rank 0", "out, rank 1"} <= set(texts(viz.matrices({"out": [X, X]})))
     assert fills(viz.matrices({"a": X, "b": X}, ranks=[1, 0])) == [rank_fill(1), rank_fill(0)]
+    named = viz.matrices({"a": X, "b": X[0], "c": X.T}, headings=["z", "da", "db", "dx"])
+    assert texts(named).count("da") == 2
     with pytest.raises(ValueError, match="2 tensors and 1 ranks"):
         viz.matrices({"a": X, "b": X}, ranks=[1])
 

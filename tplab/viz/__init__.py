@@ -6,6 +6,7 @@
     traffic    calls and bytes of every rank
     timeline   when each rank computed, and when it was in which collective
     curves     losses over steps
+    table      results in rows and columns
     explore    a function behind sliders
 
 A rank has one colour everywhere (colour-blind safe), and its number stands beside it. Every function returns a
@@ -18,7 +19,19 @@ from tplab.viz.curves import curves
 from tplab.viz.matrices import matrices
 from tplab.viz.product import product
 from tplab.viz.split import split
+from tplab.viz.table import table
 from tplab.viz.timeline import timeline
 from tplab.viz.traffic import traffic
 
-__all__ = ["Picture", "curves", "explore", "matrices", "product", "rank_colors", "split", "timeline", "traffic"]
+__all__ = [
+    "Picture",
+    "curves",
+    "explore",
+    "matrices",
+    "product",
+    "rank_colors",
+    "split",
+    "table",
+    "timeline",
+    "traffic",
+]

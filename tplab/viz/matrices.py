@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -23,10 +24,12 @@ class _Entry:
     shape: str
     rank: int | None
     cells: list[list[str]]
+    headings: Sequence[str] = ()  # above the columns, if there are as many
 
     @property
     def cell_width(self) -> float:
-        return max(0.3, 0.13 + text_width(max((text for row in self.cells for text in row), key=len, default=""), 9))
+        texts = [*(text for row in self.cells for text in row), *self.headings]
+        return max(0.3, 0.13 + text_width(max(texts, key=len, default=""), 9))
 
     @property
     def width(self) -> float:
@@ -35,28 +38,31 @@ class _Entry:
 
     @property
     def height(self) -> float:
-        return 0.46 + _CELL_HEIGHT * max(len(self.cells), 1)
+        return 0.46 + _CELL_HEIGHT * max(len(self.cells), 1) + (0.2 if self.headings else 0)
 
 
 def matrices(
-    tensors: Mapping[str, Any], *, ranks: Sequence[int | None] | None = None, title: str | None = None
+    tensors: Mapping[str, Any],
+    *,
+    ranks: Sequence[int | None] | None = None,
+    headings: Sequence[str] = (),
+    title: str | None = None,
 ) -> Picture:
     """Draw tensors of at most two dimensions with their numbers, side by side, wrapped where the line is full.
 
-    tensors: by label; a list of tensors (what every rank returned, say) gives one matrix per rank
-    ranks:   whose colour each one gets, in order; by default the rank that its label names ("rank 1: A"), if it does
+    tensors:  by label; a list of tensors (what every rank returned, say) gives one matrix per rank
+    ranks:    whose colour each one gets, in order; by default the rank that its label names ("rank 1: A"), if it does
+    headings: names for the columns, above every matrix that has as many
     """
     entries = _entries(tensors, ranks)
-    lines: list[list[_Entry]] = [[]]
     for entry in entries:
-        used = sum(other.width + _GAP for other in lines[-1])
-        if lines[-1] and used + entry.width > WIDTH - 0.2:
-            lines.append([])
-        lines[-1].append(entry)
+        if headings and entry.cells and len(entry.cells[0]) == len(headings):
+            entry.headings = headings
+    lines = _lines(entries)
     top = 0.34 if title else 0.08
     height = top + sum(max((entry.height for entry in line), default=0) + 0.2 for line in lines)
     width = max((sum(entry.width + _GAP for entry in line) for line in lines), default=1.0)
-    width = min(WIDTH, max(width, text_width(title or "", 11) + 0.3))
+    width = max(width, text_width(title or "", 11) + 0.3)
     caption = "matrices: " + ", ".join(f"{entry.label} {entry.shape}" for entry in entries)
     with style():
         picture, axes = canvas(width, height, caption)
@@ -72,6 +78,23 @@ def matrices(
     return picture
 
 
+def _lines(entries: Sequence[_Entry]) -> list[list[_Entry]]:
+    """The entries line by line. What one rank holds stays together where it fits."""
+    lines: list[list[_Entry]] = [[]]
+    for index, entry in enumerate(entries):
+        together = [entry]
+        if entry.rank is not None and (not index or entries[index - 1].rank != entry.rank):
+            together = list(takewhile(lambda other, rank=entry.rank: other.rank == rank, entries[index:]))  # type: ignore[misc]
+        used = sum(other.width + _GAP for other in lines[-1])
+        needed = sum(other.width + _GAP for other in together) - _GAP
+        if needed > WIDTH - 0.2:
+            needed = entry.width
+        if lines[-1] and used + needed > WIDTH - 0.2:
+            lines.append([])
+        lines[-1].append(entry)
+    return lines
+
+
 def _draw(axes: Any, x: float, y: float, entry: _Entry) -> None:
     axes.text(x, y + 0.1, entry.label, fontsize=9.5, fontweight="bold", va="center")
     axes.text(x, y + 0.28, entry.shape, fontsize=8.5, color=FAINT, va="center")
@@ -79,7 +102,9 @@ def _draw(axes: Any, x: float, y: float, entry: _Entry) -> None:
     if not rows or not columns:
         axes.text(x, y + 0.55, "empty", fontsize=9, style="italic", va="center")
         return
-    top = y + 0.42
+    top = y + (0.62 if entry.headings else 0.42)
+    for j, text in enumerate(entry.headings):
+        axes.text(x + (j + 0.5) * entry.cell_width, top - 0.11, text, fontsize=9, ha="center", va="center")
     block(axes, x, top, columns * entry.cell_width, rows * _CELL_HEIGHT, entry.rank, (rows, columns))
     ground = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.55}
     for i, row in enumerate(entry.cells):
