@@ -33,6 +33,15 @@ from tplab.mappings import copy_to_region, gather_from_region, reduce_from_regio
 from tplab.sharding import Sharding, divide
 
 # %% [markdown]
+# The two layers in one picture each. Every colour is a rank; what has no colour is on every rank.
+
+# %%
+viz.product((4, 8), (8, 12), kind="column", p=2, title="ColumnParallelLinear: each rank computes some columns of Y")
+
+# %%
+viz.product((4, 8), (8, 12), kind="row", p=2, title="RowParallelLinear: each rank computes one term of the sum")
+
+# %% [markdown]
 # ## 1 · Which way is a column?
 #
 # Papers write a linear layer as $Y = XA + b$ with $A$ of shape `[i, o]`. PyTorch stores the transpose: `nn.Linear(i, o).weight` is
@@ -48,15 +57,15 @@ from tplab.sharding import Sharding, divide
 # Two words before we go on. A **shard** is the piece of a tensor that one rank holds. A tensor is **replicated** when every rank holds the same
 # whole copy.
 #
-# The next cell starts two real processes. Each cuts its own shard out of the same weight `[8, 6]` and sends it back; the pictures are drawn
+# The next cell starts two real processes. Each cuts its own shard out of the same weight `[12, 8]` and sends it back; the pictures are drawn
 # from what came back.
 
 # %%
-linear = nn.Linear(in_features=6, out_features=8)
+linear = nn.Linear(in_features=8, out_features=12)
 
 
 def cut(weight):
-    """What this rank would hold of `weight` [8, 6], cut along each dimension."""
+    """What this rank would hold of `weight` [12, 8], cut along each dimension."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     return {dim: weight.chunk(world_size, dim)[rank] for dim in (0, 1)}
 
@@ -74,12 +83,14 @@ viz.split(linear.weight.detach(), dim=1, p=2, title="row-parallel: weight [o, i]
 # %% [markdown]
 # Move the controls. Watch the shape in the title: one of the two numbers shrinks with `p`, the other never does.
 
+
 # %% tags=["explore"]
-viz.explore(
-    lambda p, kind: viz.split(
-        linear.weight.detach(), dim=0 if kind == "column" else 1, p=p, title=f"{kind}-parallel, p = {p}"
-    )
-)
+def show_cut(p, kind):
+    dim = 0 if kind == "column" else 1
+    return viz.split(linear.weight.detach(), dim=dim, p=p, title=f"{kind}-parallel, p = {p}")
+
+
+viz.explore(show_cut, p=(2, 4), kind=["column", "row"])
 
 # %% [markdown]
 # **Predict.** `nn.Linear(6, 8)` on `p = 2` ranks. Which shape has the weight of each rank, and the bias of each rank? The bias has one number per
@@ -126,7 +137,7 @@ predict("4.b", calls_forward=0, calls_backward=1, bytes_backward=192)
 # 2. `forward`: the input is replicated. Use the operators, do not call `dist` yourself, and pass `self.group` on.
 #
 # The constructor leaves the weights uninitialised; exercise 4.4 fills them. The attribute `tensor_parallel` that it sets on each parameter is explained in
-# section 4.
+# section 5.
 
 
 # %% exercise="4.1"
@@ -219,7 +230,7 @@ viz.matrices({"rank 2, gather_output=True": launch(show_columns, 4, args=(True,)
 # forward pass, nothing in the backward pass.
 #
 # The bias is not part of the sum that is split. It has one number per output, every rank ends up with every output, so every rank keeps the whole bias: it
-# is replicated. The formula has it once. Three places suggest themselves, and two of them are traps.
+# is replicated. The formula has it once. Four places suggest themselves, and three of them are traps.
 #
 # **Predict.** Somebody calls `F.linear(x, self.weight, self.bias)` on every rank and then all-reduces, with `p = 4`. How many times is the bias in the output? Somebody else
 # notices and uses `self.bias / p` instead. The output is right now. By which factor is the gradient of the bias on each rank then off?
@@ -294,7 +305,7 @@ check("4.2", RowParallelLinear)
 # %% [markdown]
 # ## 4 · Break it: three wrong places for the bias
 #
-# Below are three row-parallel layers, each with a bias bug that has been shipped in real code. Each one learns the same small regression on two real ranks, next to your layer and to a plain
+# Below are three row-parallel layers, each with the bias in a place where real code has put it. Each one learns the same small regression on two real ranks, next to your layer and to a plain
 # `nn.Linear` on one process. The true bias is 2.0 for every output. Before you run it: which of the curves will look wrong?
 
 
@@ -355,17 +366,27 @@ viz.curves(curves, title="every one of them learns")
 # All five losses go to zero. Two of the wrong ones are a little faster or slower than the single process, and nobody looks at a loss curve that closely. Now do what happens at the end of every training: each rank writes its shards into
 # a checkpoint, and one process loads it.
 
+
 # %%
-print(
-    f"{'layer':18}{'last loss':>10}   {'bias[0] on rank 0':>18}{'on rank 1':>12}   {'loss after the checkpoint of rank 0':>36}{'of rank 1':>12}"
+def reloaded(run, rank):
+    """The loss of one process with everybody's weights and the bias that `rank` wrote."""
+    weight = torch.cat([result["weight"] for result in run], dim=1)  # [4, 8]
+    return F.mse_loss(F.linear(inputs, weight, run[rank]["bias"]), targets).item()
+
+
+viz.table(
+    [
+        {
+            "layer": name,
+            "last loss": f"{run[0]['losses'][-1]:.3f}",
+            "bias[0] on rank 0": f"{run[0]['bias'][0].item():.3f}",
+            "bias[0] on rank 1": f"{run[1]['bias'][0].item():.3f}",
+            "loss, checkpoint of rank 0": f"{reloaded(run, 0):.3f}",
+            "loss, checkpoint of rank 1": f"{reloaded(run, 1):.3f}",
+        }
+        for name, run in runs.items()
+    ]
 )
-for name, run in runs.items():
-    weight = torch.cat([rank["weight"] for rank in run], dim=1)  # [4, 8]
-    reloaded = [F.mse_loss(F.linear(inputs, weight, rank["bias"]), targets).item() for rank in run]
-    biases = [rank["bias"][0].item() for rank in run]
-    print(
-        f"{name:18}{run[0]['losses'][-1]:10.4f}   {biases[0]:18.3f}{biases[1]:12.3f}   {reloaded[0]:36.3f}{reloaded[1]:12.3f}"
-    )
 
 # %% [markdown]
 # Read the table before you go on.
@@ -485,10 +506,13 @@ def draw_directly(p):
     return weight
 
 
-for p in (1, 2, 4):
+def row(p):
     drawn = launch(draw_directly, p, args=(p,))
-    equal = p > 1 and all(torch.equal(drawn[0], other) for other in drawn)
-    print(f"p = {p}: standard deviation {drawn[0].std().item():.4f}, all shards equal: {equal}")
+    equal = all(torch.equal(drawn[0], other) for other in drawn)
+    return {"p": p, "standard deviation": f"{drawn[0].std().item():.4f}", "all shards equal": equal if p > 1 else None}
+
+
+viz.table([row(p) for p in (1, 2, 4)])
 
 # %% [markdown]
 # The remedy is a **master weight**: every rank draws the full weight, from the same seed and so with the same numbers, keeps its own shard and throws the rest away. The model then starts from the same point for every `p`, which is what makes the loss curves of
@@ -627,7 +651,7 @@ def count(layer_class, options):
     with record() as backward:
         out.backward(torch.randn_like(out))
     sizes = [sum(total.bytes for total in section.totals().values()) for section in (forward, backward)]
-    return {"forward": sizes[0], "backward": sizes[1], "weight": layer.weight.numel()}
+    return {"forward": sizes[0], "backward": sizes[1], "weights": layer.weight.numel()}
 
 
 cases = [
@@ -636,20 +660,27 @@ cases = [
     (RowParallelLinear, {"input_is_parallel": True}, "b·s·o", b * s * o, "0", 0),
     (RowParallelLinear, {"input_is_parallel": False}, "b·s·o", b * s * o, "b·s·i", b * s * i),
 ]
-print(f"{'layer':22}{'option':26}{'weights':>8}  {'forward':>9} {'formula':>14}  {'backward':>9} {'formula':>14}")
+rows = []
 for layer_class, options, forward_formula, forward, backward_formula, backward in cases:
     seen = launch(count, 4, args=(layer_class, options))[0]
-    option = ", ".join(f"{name}={value}" for name, value in options.items())
-    print(
-        f"{layer_class.__name__:22}{option:26}{seen['weight']:8}  {seen['forward']:9} {forward_formula + f' = {4 * forward}':>14}"
-        f"  {seen['backward']:9} {backward_formula + f' = {4 * backward}':>14}"
+    rows.append(
+        {
+            "layer": layer_class.__name__,
+            "option": ", ".join(f"{name}={value}" for name, value in options.items()),
+            "weights of a rank": seen["weights"],
+            "forward": seen["forward"],
+            "formula": f"{forward_formula} → {4 * forward}",
+            "backward": seen["backward"],
+            "formula ": f"{backward_formula} → {4 * backward}",
+        }
     )
+viz.table(rows, title="p = 4, bytes of one rank's collectives")
 
 # %% [markdown]
 # Three things to see. Neither formula contains `p`: more ranks make the weights smaller, not the messages. A column layer without gather is free in the forward pass, a row layer with a split input is free in the backward pass. And the second form of each layer pays on
 # both ways. So the cheap combination is a column layer whose output stays split, followed by a row layer that takes it as it is. That is chapter 05.
 #
-# The time is another question. Here is where each rank spends it, in one forward and backward pass of the column layer with a gather:
+# Time is another question, and on one machine whose cores the ranks share it says little. Here is where each of two ranks spends it, in one forward and backward pass of the column layer with a gather. What does a rank do while it is inside a collective?
 
 # %%
 viz.timeline(launch(count, 2, args=(ColumnParallelLinear, {"gather_output": True})))
@@ -692,8 +723,8 @@ def against_dtensor(state, x, dy):
     return {
         "out": (results[0][0] - results[1][0]).abs().max().item(),
         "dx": (results[0][1] - results[1][1]).abs().max().item(),
-        "weight": f"{theirs.weight.placements[0]}",
-        "bias": f"{theirs.bias.placements[0]}",
+        "weight": repr(theirs.weight.placements[0]),
+        "bias": repr(theirs.bias.placements[0]),
     }
 
 
@@ -709,4 +740,4 @@ print(f"DTensor's layouts: weight {compared['weight']}, bias {compared['bias']}"
 # 2. Column: f, product, bias slice. Row: product, g, then the bias, once, replicated on every rank.
 # 3. Traffic: column `0` forward, `b·s·i` backward; row `b·s·o` forward, `0` backward. The gather and the scatter forms pay on both ways. `p` is in none of the formulas.
 # 4. Memory: each rank holds `i·o/p` weights. A master weight and one seed give the same start for every `p`; the attribute on each parameter is all that loading and saving need.
-# 5. Next, chapter 05 puts a column layer and a row layer together, so that the only two all-reduces of the whole MLP are the two that are free of charge here on the other side.
+# 5. Next, chapter 05 puts the cheap form of each together: a column layer that keeps its output split, and a row layer that takes it so. Two layers then cost what each of them costs alone, one all-reduce in each direction.

@@ -32,6 +32,15 @@ from tplab.course import check, predict, symptoms
 from tplab.linear import ColumnParallelLinear, RowParallelLinear
 
 # %% [markdown]
+# The two products of the MLP, with what each rank holds. What the first one leaves on a rank is just what the second one needs there.
+
+# %%
+viz.product((4, 8), (8, 16), kind="column", p=2, title="first product: X A, with A cut by columns")
+
+# %%
+viz.product((4, 16), (16, 8), kind="row", p=2, title="second product: Z B, with Z = GELU(X A) and B cut by rows")
+
+# %% [markdown]
 # ## 1 · What stands between two layers
 #
 # The plain MLP takes `[b, s, h]` to `[b, s, f]`, applies GELU to each number, and comes back to `[b, s, h]`:
@@ -183,9 +192,9 @@ viz.traffic(results["naive"], title="naive: gather and scatter in the middle")
 
 # %% exercise="5.2"
 def mlp_traffic(batch, sequence, hidden_size, ffn_hidden_size, p, bytes_per_number=4, naive=False):
-    """Bytes of the messages of one MLP.
+    """Bytes of the messages of one MLP: ParallelMLP, or with naive=True the one that gathers and scatters in the middle.
 
-    out: {"forward": bytes, "backward": bytes} for ParallelMLP, or with naive=True for the MLP that gathers and scatters in the middle
+    out: {"forward": bytes, "backward": bytes}
     """
     ### BEGIN SOLUTION
     if p == 1:
@@ -208,14 +217,19 @@ check("5.2", mlp_traffic)
 # %% [markdown]
 # What does that mean for a real model? GPT-3 has `h = 12288` and `s = 2048`. One sequence, two bytes a number:
 
+
 # %%
-gpt3 = mlp_traffic(1, 2048, 12288, 4 * 12288, p=8, bytes_per_number=2)
-gpt3_naive = mlp_traffic(1, 2048, 12288, 4 * 12288, p=8, bytes_per_number=2, naive=True)
-print(
-    f"one MLP, forward and backward:   {sum(gpt3.values()) / 2**20:6.0f} MiB   naive: {sum(gpt3_naive.values()) / 2**20:6.0f} MiB"
-)
-print(
-    f"its 96 layers, MLPs only:        {96 * sum(gpt3.values()) / 2**30:6.1f} GiB   naive: {96 * sum(gpt3_naive.values()) / 2**30:6.1f} GiB"
+def gpt3(layers, naive):
+    """Bytes in 16-bit numbers, forward and backward."""
+    traffic = mlp_traffic(1, 2048, 12288, 4 * 12288, p=8, bytes_per_number=2, naive=naive)
+    return f"{layers * sum(traffic.values()) / 2**30:.2f}"
+
+
+viz.table(
+    [
+        {"in GiB": what, "ParallelMLP": gpt3(layers, naive=False), "naive": gpt3(layers, naive=True)}
+        for what, layers in (("one MLP", 1), ("the MLPs of all 96 layers", 96))
+    ]
 )
 
 # %% [markdown]
@@ -318,7 +332,7 @@ check("5.4", replica_drift)
 # on it, with a residual connection around it, and an output layer gives a score for each of the 256 possible bytes.
 
 # %%
-CONTEXT, HIDDEN, FFN, BATCH, STEPS = 16, 256, 512, 128, 400
+CONTEXT, HIDDEN, FFN, BATCH, STEPS = 16, 256, 512, 128, 300
 text = corpus.python_sources(300_000)
 print(text[3000:3300].decode())
 
@@ -360,6 +374,7 @@ class ByteModel(nn.Module):
 # %%
 def train(model, after_step=lambda: None):
     """Returns the loss of every step. All ranks draw the same batches, from the same seed."""
+    torch.set_num_threads(1)  # one core a process, so that the times can be compared
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     losses = []
     for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, STEPS, seed=1):
@@ -408,7 +423,7 @@ for prompt in PROMPTS:
     print(repr(complete(plain, prompt)))
 
 # %% [markdown]
-# A loss of 5.5 is guessing among 256 bytes. After 400 steps the model writes things that look like Python.
+# A loss of 5.5 is guessing among 256 bytes. After 300 steps the model writes things that look like Python.
 #
 # **Predict.** Now the same on `p = 2` ranks, with your `ParallelMLP`. How many all-reduces does one training step need, forward and backward together, for the MLP *and* for the gradients of all the parameters? And how many bytes do they hold, in float64 (8 bytes), with `b = 128` and `h = 256`?
 
@@ -440,21 +455,43 @@ viz.curves(
     title=f"{STEPS} steps on real text: four curves, one on top of the other",
 )
 
+
 # %%
-print(
-    f"{'':14}{'last loss':>11}{'largest difference of any loss':>34}{'next byte right':>18}{'weights of the MLP':>22}{'replica drift':>16}"
-)
-print(
-    f"{'one process':14}{plain_losses[-1]:11.6f}{'':34}{accuracy(plain):18.2%}{sum(w.numel() for w in plain.mlp.parameters()):22,}"
-)
+def furthest(losses):
+    """The largest difference from the plain run, over all steps."""
+    return max(abs(mine - theirs) for mine, theirs in zip(losses, plain_losses, strict=True))
+
+
+rows = [
+    {
+        "run": "one process",
+        "last loss": f"{plain_losses[-1]:.6f}",
+        "largest difference at any step": None,
+        "next byte right": f"{accuracy(plain):.2%}",
+        "weights of the MLP": f"{sum(param.numel() for param in plain.mlp.parameters()):,}",
+        "replica drift": None,
+    }
+]
 for p, run in runs.items():
-    difference = max(abs(mine - theirs) for mine, theirs in zip(run[0]["losses"], plain_losses, strict=True))
-    print(
-        f"{f'p = {p}':14}{run[0]['losses'][-1]:11.6f}{difference:34.1e}{run[0]['accuracy']:18.2%}{run[0]['weights']:22,}{run[0]['drift']:16.1e}"
+    rows.append(
+        {
+            "run": f"your MLP, p = {p}",
+            "last loss": f"{run[0]['losses'][-1]:.6f}",
+            "largest difference at any step": f"{furthest(run[0]['losses']):.1e}",
+            "next byte right": f"{run[0]['accuracy']:.2%}",
+            "weights of the MLP": f"{run[0]['weights']:,}",
+            "replica drift": run[0]["drift"],
+        }
     )
-print()
-for mine, prompt in zip(runs[4][3]["completions"], PROMPTS, strict=True):
-    print(f"rank 3 of 4 writes {mine!r:50} the same as one process: {mine == complete(plain, prompt)}")
+viz.table(rows)
+
+# %%
+viz.table(
+    [
+        {"rank 3 of 4 writes": repr(mine), "as one process": mine == complete(plain, prompt)}
+        for mine, prompt in zip(runs[4][3]["completions"], PROMPTS, strict=True)
+    ]
+)
 
 # %% [markdown]
 # Four trainings, one curve. The differences are in the last digits of a float64: the ranks add the same numbers in another order, and addition of floating-point numbers is not associative. In float32 you would see about `1e-5` after so many steps, for the same reason and with the same meaning.
@@ -500,15 +537,18 @@ viz.curves(
 )
 
 # %%
-gap = max(abs(mine - theirs) for mine, theirs in zip(broken[0]["losses"], plain_losses, strict=True))
-print(f"first step: loss {broken[0]['losses'][0]:.6f}, one process {plain_losses[0]:.6f}")
-print(
-    f"last step:  rank 0 {broken[0]['losses'][-1]:.6f}, rank 1 {broken[1]['losses'][-1]:.6f}, one process {plain_losses[-1]:.6f}"
+viz.table(
+    [
+        {"": "first step", "one process": f"{plain_losses[0]:.6f}"}
+        | {f"without f, rank {rank}": f"{broken[rank]['losses'][0]:.6f}" for rank in (0, 1)},
+        {"": "last step", "one process": f"{plain_losses[-1]:.6f}"}
+        | {f"without f, rank {rank}": f"{broken[rank]['losses'][-1]:.6f}" for rank in (0, 1)},
+    ],
+    title="the loss",
 )
-print(f"largest difference of any loss {gap:.1e}, replica drift at the end {broken[0]['drift'][-1]:.1e}")
 
 # %% [markdown]
-# The first loss is right to the last digit, since f does nothing in the forward pass. Then each rank's embedding learns from the half of the gradient that its own columns of `up` contribute. The model still learns; the two ranks no longer hold the same embedding, and what you would save is
+# The first loss is right to the last digit, since f does nothing in the forward pass. Then each rank's embedding learns from a gradient in which the part that came through the MLP is only that of its own columns. The model still learns; the two ranks no longer hold the same embedding, and what you would save is
 # neither of them. A dashboard with one loss curve shows nothing. Two things do: a comparison with one process, and your detector, from the first step on.
 
 # %%
@@ -529,11 +569,13 @@ def count_one_step():
     return {kind: (total.calls, total.bytes) for kind, total in section.totals().items()}
 
 
-print(f"{'p':>3}{'all-reduces':>14}{'bytes':>10}{'formula':>10}{'seconds for all steps':>24}")
+rows = []
 for p in (1, 2, 4):
     calls, size = launch(count_one_step, p)[0].get("all_reduce", (0, 0))
     formula = sum(mlp_traffic(BATCH, 1, HIDDEN, FFN, p, bytes_per_number=8).values())
-    print(f"{p:3}{calls:14}{size:10}{formula:10}{runs[p][0]['seconds']:24.1f}")
+    seconds = f"{runs[p][0]['seconds']:.1f}"
+    rows.append({"p": p, "all-reduces": calls, "bytes": size, "your formula": formula, "seconds, all steps": seconds})
+viz.table(rows)
 
 # %% [markdown]
 # The seconds will probably disappoint you. The ranks share the cores of one machine, so together they have no more arithmetic than one process had, and they wait for each other on top. Where the time goes, for three steps on two ranks:

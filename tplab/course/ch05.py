@@ -123,7 +123,7 @@ def bytes_questions(
         ),
         (
             says(plain, 2 * outer),
-            "How many all-reduces run in the forward pass? f runs only in the backward pass, g only in the forward pass.",
+            "How many all-reduces run in the forward pass? f runs in the backward pass, g in the forward pass.",
         ),
         (
             said["ParallelMLP, forward"] == measured["ParallelMLP, forward"]
@@ -260,9 +260,9 @@ DETECTOR_ASKS = {
     "Which two ranks do you compare?",
     "the differences cancel in the sum": "What goes up on some ranks goes down on others. Does your measure let "
     "positive and negative differences cancel?",
-    "the first parameter differs more than the second": "Two parameters differ. Which of the two numbers do you return?",
+    "the first parameter differs more than the second": "Two parameters differ. Which of the numbers do you return?",
     "inside a module": "The difference is in a parameter of a module inside the module. How far does your loop look?",
-    "else": "One single element on one single rank differs. Where in your computation does it get lost, or averaged away?",
+    "else": "One single element on one single rank differs. Where in your code does it get lost, or averaged away?",
 }
 
 
@@ -279,7 +279,7 @@ PREDICTIONS = {
             "naive_calls": "Count the cells of the table that hold a collective.",
             "calls": "Which operators stand at the two ends, f at the input and g at the output? In which direction "
             "does each of them communicate?",
-            "naive_volume": "The table has two messages of b·s·h and two of b·s·f. How much is b·s·f in b·s·h, if f = 4h?",
+            "naive_volume": "The table has two messages of b·s·h and two of b·s·f. How much is b·s·f, if f = 4h?",
             ("naive_volume", 2.5): "An all-gather counts all parts together, not one rank's part.",
             ("naive_volume", 5): "That is one direction.",
         },
@@ -332,7 +332,7 @@ SYMPTOMS = [
         exercise="5.1",
     ),
     Symptom(
-        see="Output off by about 1e-3, gradients too",
+        see="Output off by a few 1e-4, gradients too",
         cause="GELU by its tanh approximation on one side, exact GELU on the other",
         exercise="5.1",
     ),

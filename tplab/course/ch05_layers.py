@@ -295,7 +295,8 @@ def parallel_mlp(mlp_class: Any) -> Verdict:
         ),
         Question(
             lambda d: "sharding of up.weight" in d.names,
-            "`self.up` is not cut by columns, or not parallel at all. Which layer keeps its output split, as GELU can take it?",
+            "`self.up` is not cut by columns, or not parallel at all. Which layer keeps its output split, so that GELU "
+            "can work on it?",
         ),
         Question(
             has_kind("out", TANH),
