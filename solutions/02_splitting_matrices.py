@@ -155,7 +155,7 @@ results.record
 # That is all it takes. Now build.
 
 # %% [markdown] task="2.1" title="Cut a tensor into shards, and put it together again" difficulty=2 minutes=12
-# Write `shard` and `unshard`. No communication: both only cut and paste.
+# Write `shard` and `unshard`. No communication: both only cut and paste. (In shapes, `..` stands for any number of dimensions.)
 #
 # Rank $r$ holds the $r$-th of `p` equal, contiguous parts along `dim`, which may be negative, as everywhere in PyTorch. Two demands:
 #
@@ -427,14 +427,24 @@ def measured(kind, x, a):
 
 b, n_in, n_out = 4, 8, 12
 x, a = torch.randn(b, n_in), torch.randn(n_in, n_out)
-print(f"4·b·out = {4 * b * n_out} bytes\n")
-print("split   p  collective  calls  bytes  sent by each rank, in a ring  weights per rank")
+rows = []
 for kind, rounds in (("column", 1), ("row", 2)):
     for p in (1, 2, 4):
         totals = launch(measured, p, args=(kind, x, a)).record.totals()
         ((collective, (calls, size)),) = totals.items()
-        sent, weights = rounds * (p - 1) * size // p, 4 * n_in * n_out // p
-        print(f"{kind:6}  {p}  {collective}  {calls:5}  {size:5}  {sent:28}  {weights:16}")
+        rows.append(
+            {
+                "split": kind,
+                "p": p,
+                "collective": collective,
+                "calls": calls,
+                "bytes": size,
+                "formula 4·b·out": 4 * b * n_out,
+                "sent by each rank, in a ring": rounds * (p - 1) * size // p,
+                "bytes of weights per rank": 4 * n_in * n_out // p,
+            }
+        )
+viz.table(rows)
 
 # %% [markdown]
 # Two things to read off.

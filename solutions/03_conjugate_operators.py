@@ -38,10 +38,11 @@ from tplab.sharding import shard, unshard
 # columns, the second by rows, as in chapter 2. Rank $r$ holds the weights $a_r$ and $b_r$.
 #
 # ```
-#                  ┌──  y₀ = x·a₀  ──  z₀ = y₀·b₀  ──┐            rank 0
-#     x  ──────────┤                                 ├──────  z = z₀ + z₁   ──   L = z²/2
-#                  └──  y₁ = x·a₁  ──  z₁ = y₁·b₁  ──┘            rank 1
-#     replicated       sharded         partial               replicated
+#           rank 0   ┌── y₀ = x·a₀ ── z₀ = y₀·b₀ ──┐
+#     x  ────────────┤                             ├── z = z₀ + z₁ ── L = z²/2
+#           rank 1   └── y₁ = x·a₁ ── z₁ = y₁·b₁ ──┘
+#
+#     replicated         sharded       partial         replicated
 # ```
 #
 # With $x = 2$, $a = (3, 5)$, $b = (1, -1)$:
@@ -91,7 +92,7 @@ def two_layers_without_operators(x, a, b):
 
 x, a, b = torch.tensor(2.0), torch.tensor([3.0, 5.0]), torch.tensor([1.0, -1.0])
 results = launch(two_layers_without_operators, 2, args=(x, a, b))
-viz.matrices({f"rank {rank}: z, da, db, dx": numbers for rank, numbers in enumerate(results)})
+viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "db", "dx"])
 
 # %% [markdown]
 # The output is right. The gradients of the weights are right. Only $dx$ is wrong, and on each rank in another way: the layers *below*
@@ -115,7 +116,8 @@ viz.matrices({f"rank {rank}: z, da, db, dx": numbers for rank, numbers in enumer
 # the `p` copies would count one loss `p` times. PyTorch's general-purpose differentiable all-reduce (`torch.distributed.nn.functional.all_reduce`)
 # does add them: it answers another question, in which each rank has a loss of its own and the sum of all is wanted. Both are right, each for its own question.
 #
-# The same reasoning gives the other pair, for a replicated tensor $x$ `[.., h]` that is cut along its last dimension and put together again:
+# The same reasoning gives the other pair, for a replicated tensor $x$ `[.., h]` that is cut along its last dimension and put together again (`..` stands
+# for any number of dimensions):
 #
 # - **scatter** keeps this rank's part `[.., h/p]`. Backward, each rank holds the gradient of its own part only, and $dx$ `[.., h]` must be whole on
 #   every rank: all-gather.
@@ -166,7 +168,7 @@ viz.explore(on_ranks, operator=list(OPERATORS), p=(2, 4))
 # %% [markdown]
 # ## An operator with a backward of its own
 #
-# `torch.autograd.Function` lets you say yourself what happens backward. An example that is none of the four, a gradient that is turned round:
+# `torch.autograd.Function` lets you say yourself what happens backward. An example that is none of the four: forward the identity, backward a change of sign.
 
 
 # %%
@@ -347,7 +349,7 @@ def two_layers(x, a, b):
 
 x, a, b = torch.tensor(2.0), torch.tensor([3.0, 5.0]), torch.tensor([1.0, -1.0])
 results = launch(two_layers, 2, args=(x, a, b))
-viz.matrices({f"rank {rank}: z, da, db, dx": numbers for rank, numbers in enumerate(results)})
+viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "db", "dx"])
 
 # %% [markdown]
 # $dx = 8$ on both ranks. When did each rank compute, and when was it in an all-reduce? One forward, one backward:
@@ -415,11 +417,13 @@ cases = {
     "scatter": (ScatterToRegion, replicated(3, 8), different(3, 4)),
     "gather": (GatherFromRegion, different(3, 4), replicated(3, 8)),
 }
+rows = []
 for name, (operator, x, y) in cases.items():
     outputs, inputs = zip(*launch(inner_products, 2, args=(operator, x, y)), strict=True)
     left = outputs[0] if y[0] is y[1] else sum(outputs)  # <y, A x>
     right = inputs[0] if x[0] is x[1] else sum(inputs)  # <A^T y, x>
-    print(f"{name:8} <y, Ax> = {left:8.4f}   <Aᵀy, x> = {right:8.4f}   equal: {torch.allclose(left, right)}")
+    rows.append({"operator": name, "⟨y, Ax⟩": f"{left:.6f}", "⟨Aᵀy, x⟩": f"{right:.6f}"})
+viz.table(rows)
 
 # %% [markdown]
 # ## Break it
@@ -453,7 +457,7 @@ def exp_then_reduce(reduce):
 
 
 results = launch(exp_then_reduce, 2, args=(InPlaceReduce,))
-viz.matrices({f"rank {rank}: z, dw": numbers for rank, numbers in enumerate(results)})
+viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "dw"])
 
 # %% [markdown]
 # The output is right, the gradient is silently wrong. Autograd guards saved tensors by a version counter that every in-place operation of PyTorch raises;
@@ -498,7 +502,7 @@ def two_layers_adding_both_ways(x, a, b):
 
 x, a, b = torch.tensor(2.0), torch.tensor([3.0, 5.0]), torch.tensor([1.0, -1.0])
 results = launch(two_layers_adding_both_ways, 2, args=(x, a, b))
-viz.matrices({f"rank {rank}: z, da, db, dx": numbers for rank, numbers in enumerate(results)})
+viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "db", "dx"])
 
 # %% [markdown]
 # The ranks agree with each other, and every such operator that a gradient passes makes it `p` times larger still. Adam divides constant factors out again,
@@ -544,9 +548,6 @@ def innocent_loss():
 with show_failure():
     launch(innocent_loss, 2)
 
-# %% [markdown]
-# All three programs would be right with one more line: a contiguous copy, or one call less.
-
 # %%
 symptoms(3)
 
@@ -554,7 +555,7 @@ symptoms(3)
 # ## Measure it
 #
 # **Predict.** One tensor `[b, s, h] = [2, 16, 64]` in float32 passes through all four operators, forward and backward, on 4 ranks. How many collectives does
-# each rank enter in all? And how many bytes has the message of one of them?
+# each rank enter in all? And how many bytes has the **message** of one of them: the tensor that is added up, or all gathered parts together?
 
 # %% predict="3.d"
 predict("3.d", collectives=4, bytes=8192)
@@ -571,8 +572,7 @@ def traffic_of(operator, b, s, h):
 
 
 b, s, h = 2, 16, 64
-print(f"4·b·s·h = {4 * b * s * h} bytes\n")
-print("operator  p  forward            backward")
+rows = []
 for p in (2, 4):
     for name, operator, width in (
         ("f", CopyToRegion, h),
@@ -581,7 +581,9 @@ for p in (2, 4):
         ("gather", GatherFromRegion, h // p),
     ):
         forward, backward = launch(traffic_of, p, args=(operator, b, s, width))[0]
-        print(f"{name:8}  {p}  {forward:17}  {backward}")
+        formula = 4 * b * s * h
+        rows.append({"operator": name, "p": p, "forward": forward, "backward": backward, "4·b·s·h": formula})
+viz.table(rows)
 
 # %% [markdown]
 # Each operator costs one collective on the whole `[b, s, h]`, in one direction, and nothing in the other. In a ring, each rank sends $2\frac{p-1}{p}$ times

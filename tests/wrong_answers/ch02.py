@@ -485,7 +485,7 @@ def column_product(x, a_shard):
     dist.all_gather(parts, y_shard)
     return torch.cat(parts, dim=-1)
 """,
-        "wrong on every rank",
+        "p tensors of your list p different ones",
     ),
     wrong_column(
         "gathers twice",

@@ -264,6 +264,11 @@ _COLUMN_QUESTIONS = (
         "dimension 0, and a reshape doesn't move numbers between rows as you need it.)",
     ),
     Question(kind_is(_SUM), "The parts are different columns of Y, not terms of a sum. Should they be added?"),
+    Question(
+        lambda d: d.names == {"out"} and any(_COPIES in row.text for row in d),
+        "One part stands in all p places. Are the p tensors of your list p different ones? ([tensor] * p is p times "
+        "the same.)",
+    ),
     Question(kind_is(_COPIES), "Every part came from this rank. Which call brings the other ranks' parts here?"),
     Question(
         lambda d: d.kind("out") == "shape",
