@@ -28,7 +28,7 @@ help: ## list the targets
 
 lab: $(STAMP) ## open the course in JupyterLab, on this machine only
 	@echo "JupyterLab runs until you stop it with Ctrl-C, twice. No browser here? Copy the URL that it prints."
-	@JUPYTER_PATH="$(abspath $(VENV))/share/jupyter$${JUPYTER_PATH:+:$$JUPYTER_PATH}" exec $(BIN)/python -m jupyterlab \
+	@PATH="$(abspath $(BIN)):$$PATH" JUPYTER_PATH="$(abspath $(VENV))/share/jupyter$${JUPYTER_PATH:+:$$JUPYTER_PATH}" exec $(BIN)/python -m jupyterlab \
 		--ServerApp.ip=127.0.0.1 --ServerApp.allow_root=True \
 		--LabApp.default_url=/lab/tree/$(CHAPTER) \
 		--LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
@@ -52,6 +52,9 @@ lint: $(VENV)/.installed-test ## format, lint, types, and the order of the modul
 format: $(VENV)/.installed-test ## put every file into the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+picture: $(STAMP) ## draw the picture of the README anew, from runs on this machine
+	$(BIN)/python pictures/draw.py
 
 bench: $(STAMP) ## time launch() beside other ways to start ranks (some minutes)
 	@$(BIN)/python -c 'import accelerate' 2>/dev/null \
