@@ -114,6 +114,7 @@ def test_each_launch_starts_in_fresh_processes() -> None:
 def test_a_rank_sees_the_parents_environment_folder_and_import_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tplab.launch(dist.get_rank, 1)  # the server is there before anything changes
     modules, folder = tmp_path / "modules", tmp_path / "folder"
     modules.mkdir()
     folder.mkdir()
