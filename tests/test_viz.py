@@ -157,6 +157,7 @@ def test_the_column_product_has_parts_and_the_row_product_terms() -> None:
     column = texts(viz.product(X, A, kind="column", p=2))
     assert {"A₀", "A₁", "XA₀", "XA₁", "[2, 8]", "[2, 4] each", "on every rank"} <= set(column)
     row = texts(viz.product(X, A, kind="row", p=2))
+    assert {"Z₀", "B₁", "Z₀ B₀", "Z B"} <= set(texts(viz.product(X, A, kind="row", p=2, names=("Z", "B"))))
     assert {"X₀", "X₁", "X₀ A₀", "X₁ A₁", "+", "[2, 8] each", "rank 0", "rank 1", "the sum"} <= set(row)
 
 
@@ -214,6 +215,23 @@ def test_curves_that_coincide_stay_visible() -> None:
     assert widths == sorted(widths, reverse=True)
     assert len(set(widths)) == 3
     assert len({line.get_color() for line in lines}) == 3
+
+
+def test_a_table_sets_numbers_flush_right_and_escapes() -> None:
+    rows = [{"run": "<p = 1>", "loss": "1.25", "bytes": 0}, {"run": "p = 2", "loss": "11.5", "bytes": None}]
+    table = viz.table(rows, title="results")
+    assert repr(table).splitlines() == [
+        "results",
+        "run      loss  bytes",
+        "<p = 1>  1.25      0",
+        "p = 2    11.5",
+    ]
+    assert "&lt;p = 1&gt;" in table._repr_html_()
+    assert table._repr_html_().count("<tr>") == 3
+    with pytest.raises(ValueError, match="the same columns"):
+        viz.table([{"a": 1}, {"b": 1}])
+    with pytest.raises(ValueError, match="at least one row"):
+        viz.table([])
 
 
 def test_explore_outside_a_notebook_gives_the_first_picture() -> None:

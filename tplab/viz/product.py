@@ -33,44 +33,53 @@ class _Part:
 
 
 def product(
-    X: Tensor | Sequence[int], A: Tensor | Sequence[int], *, kind: str = "column", p: int = 2, title: str | None = None
+    X: Tensor | Sequence[int],
+    A: Tensor | Sequence[int],
+    *,
+    kind: str = "column",
+    p: int = 2,
+    names: tuple[str, str] = ("X", "A"),
+    title: str | None = None,
 ) -> Picture:
     """Draw X [b, i] times A [i, o] over p ranks.
 
-    kind: "column" (A cut by columns, results side by side) or "row" (A cut by rows and X by columns, results added up)
+    kind:  "column" (A cut by columns, results side by side) or "row" (A cut by rows and X by columns, results added up)
+    names: what to call the two matrices
     """
     (b, i), (i_again, o) = _shape(X), _shape(A)
+    x, a = names
     if i != i_again:
-        raise ValueError(f"X {shape_text((b, i))} and A {shape_text((i_again, o))} can't be multiplied")
+        raise ValueError(f"{x} {shape_text((b, i))} and {a} {shape_text((i_again, o))} can't be multiplied")
     if kind not in ("column", "row"):
         raise ValueError(f"kind is 'column' or 'row', not {kind!r}")
     if (o if kind == "column" else i) % p:
         raise ValueError(f"size {o if kind == 'column' else i} can't be cut into {p} equal parts")
-    parts, signs = _column(b, i, o, p) if kind == "column" else _row(b, i, o, p)
+    parts, signs = _column(x, a, (b, i, o), p) if kind == "column" else _row(x, a, (b, i, o), p)
     if title is None:
-        whole = "X A = [" + ", ".join(f"X A{_sub(r)}" for r in range(p)) + "]"
-        total = "X A = " + " + ".join(f"X{_sub(r)} A{_sub(r)}" for r in range(p))
+        whole = f"{x} {a} = [" + ", ".join(f"{x} {a}{_sub(r)}" for r in range(p)) + "]"
+        total = f"{x} {a} = " + " + ".join(f"{x}{_sub(r)} {a}{_sub(r)}" for r in range(p))
         title = f"column split, p = {p}:  {whole}" if kind == "column" else f"row split, p = {p}:  {total}"
     return _draw(parts, signs, (b, i, o), title)
 
 
-def _column(b: int, i: int, o: int, p: int) -> tuple[list[_Part], list[str]]:
-    ranks = list(range(p))
+def _column(x: str, a: str, sizes: tuple[int, int, int], p: int) -> tuple[list[_Part], list[str]]:
+    (b, i, o), ranks = sizes, list(range(p))
+    each = f"{shape_text((b, o // p))} each"
     return [
-        _Part("X", (b, i), [None], note="on every rank"),
-        _Part("A", (i, o), ranks, "columns", [f"A{_sub(r)}" for r in ranks], f"{shape_text((i, o // p))} each"),
-        _Part("X A", (b, o), ranks, "columns", [f"XA{_sub(r)}" for r in ranks], f"{shape_text((b, o // p))} each"),
+        _Part(x, (b, i), [None], note="on every rank"),
+        _Part(a, (i, o), ranks, "columns", [f"{a}{_sub(r)}" for r in ranks], f"{shape_text((i, o // p))} each"),
+        _Part(f"{x} {a}", (b, o), ranks, "columns", [f"{x}{a}{_sub(r)}" for r in ranks], each),
     ], ["·", "="]
 
 
-def _row(b: int, i: int, o: int, p: int) -> tuple[list[_Part], list[str]]:
-    ranks = list(range(p))
-    terms = [_Part(f"X{_sub(r)} A{_sub(r)}", (b, o), [r], note=f"rank {r}") for r in ranks]
+def _row(x: str, a: str, sizes: tuple[int, int, int], p: int) -> tuple[list[_Part], list[str]]:
+    (b, i, o), ranks = sizes, list(range(p))
+    terms = [_Part(f"{x}{_sub(r)} {a}{_sub(r)}", (b, o), [r], note=f"rank {r}") for r in ranks]
     return [
-        _Part("X", (b, i), ranks, "columns", [f"X{_sub(r)}" for r in ranks], f"{shape_text((b, i // p))} each"),
-        _Part("A", (i, o), ranks, "rows", [f"A{_sub(r)}" for r in ranks], f"{shape_text((i // p, o))} each"),
+        _Part(x, (b, i), ranks, "columns", [f"{x}{_sub(r)}" for r in ranks], f"{shape_text((b, i // p))} each"),
+        _Part(a, (i, o), ranks, "rows", [f"{a}{_sub(r)}" for r in ranks], f"{shape_text((i // p, o))} each"),
         *terms,
-        _Part("X A", (b, o), [None], note="the sum"),
+        _Part(f"{x} {a}", (b, o), [None], note="the sum"),
     ], ["·", "=", *["+"] * (p - 1), "="]
 
 
