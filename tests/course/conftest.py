@@ -1,7 +1,6 @@
 """A chapter of our own, number 90, for tests of the machinery."""
 
 import sys
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -10,9 +9,9 @@ from tplab.course import predictions
 
 
 @pytest.fixture
-def chapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def chapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """An empty `tplab.course.ch90`; put PREDICTIONS and SYMPTOMS into it."""
     module = ModuleType("tplab.course.ch90")
     monkeypatch.setitem(sys.modules, "tplab.course.ch90", module)
     monkeypatch.setattr(predictions, "_tried", {})
-    yield module
+    return module

@@ -92,7 +92,7 @@ class Judge:
         self.notes: list[str] = []
         self.stopped = ""  # why nothing after this point was run
         self._broken: dict[str, str] = {}  # exercise -> why its own cell or its guard failed
-        self._wrote = {}
+        self._wrote: dict[str, str] = {}  # name -> the exercise whose cell defines it
         for cell in code_cells(reference):
             role, number = role_of(cell)
             if role == "exercise":
@@ -113,7 +113,7 @@ class Judge:
             self.notes.append(f"The chapter's cell {row['id']} failed: {explain(row)}")
         if row.get("problem") == "kernel died" and not self.stopped:
             where = {"check": f"the check of exercise {number}", "exercise": f"the cell of exercise {number}"}
-            self.stopped = f"The kernel ended in {where.get(role, 'one of your own cells')}."
+            self.stopped = f"The kernel ended in {where.get(str(role), 'one of your own cells')}."
 
     def verdict(self, row: dict) -> tuple[str, str]:
         """Status and text for the row of a check cell."""

@@ -111,7 +111,7 @@ def _jobs(options: argparse.Namespace, root: Path) -> list[tuple[str, Path]]:
     ]
 
 
-def _check_chapter(options, console: Console, root: Path, stem: str, path: Path) -> tuple[int, int]:
+def _check_chapter(options: argparse.Namespace, console: Console, root: Path, stem: str, path: Path) -> tuple[int, int]:
     """Check one chapter, printing each verdict as it arrives; returns how many exercises pass, and of how many."""
     reference = read_notebook(root / "solutions" / f"{stem}.ipynb")
     numbers = list(exercises_of(reference))

@@ -103,8 +103,8 @@ def before_check(number: str) -> None:
         for key, part in parts.items():
             if vars(cls).get(key) is not part:
                 setattr(cls, key, part)
-    for function, parts in _functions:
-        for name, part in zip(_PARTS, parts, strict=True):
+    for function, values in _functions:
+        for name, part in zip(_PARTS, values, strict=True):
             if getattr(function, name) is not part:
                 setattr(function, name, part)
     for table, items in _tables:

@@ -148,13 +148,13 @@ def _sort_cells(index: _Index, learner: list[Cell]) -> tuple[dict, dict, list[st
     return answers, own, notes
 
 
-def _by_name(reference: list[Cell], learner: list[Cell]) -> list[str]:
+def _by_name(reference: Cell, learner: list[Cell]) -> list[str]:
     """An exercise whose own cell is gone, because it was merged into another one."""
     wanted = names_in(reference.source)
     return [cell.source for cell in learner if cell.kind == "code" and wanted & names_in(cell.source)][-1:]
 
 
-def _why_missing(index: _Index, reference: list[Cell], learner: list[Cell]) -> str:
+def _why_missing(index: _Index, reference: Cell, learner: list[Cell]) -> str:
     for cell in learner:
         if cell.kind != "code" and index.find(cell) is reference:
             return f"Its cell is a {cell.kind} cell; turn it back into a code cell."

@@ -178,7 +178,7 @@ def pytest_runtest_makereport(item, call):
             file.write(json.dumps(row(item, report, call)) + "\n")
 
 
-def row(item: ChapterCell, report, call) -> dict:
+def row(item: ChapterCell, report: pytest.TestReport, call: pytest.CallInfo) -> dict:
     """What became of a cell, for report.py."""
     told = {"id": item.cell.get("id"), "outcome": report.outcome, "seconds": round(report.duration, 3), **item.marks}
     if call.excinfo is None:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from typing import cast
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 
@@ -43,11 +44,11 @@ def blank_exercise(text: str, number: str) -> str:
 
 def blank_prediction(text: str) -> str:
     """`predict("4.a", calls=1)` with `...` for every value. The layout of the call is kept."""
-    call = ast.parse(text).body[0].value
+    call = cast(ast.Call, cast(ast.Expr, ast.parse(text).body[0]).value)
     values = [*call.args[1:], *(keyword.value for keyword in call.keywords)]
     lines = [line.encode() for line in text.split("\n")]  # ast counts columns in bytes
     for value in sorted(values, key=lambda node: (node.lineno, node.col_offset), reverse=True):
-        first, last = value.lineno - 1, value.end_lineno - 1
+        first, last = value.lineno - 1, (value.end_lineno or value.lineno) - 1
         lines[first : last + 1] = [lines[first][: value.col_offset] + b"..." + lines[last][value.end_col_offset :]]
     return b"\n".join(lines).decode()
 

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tplab.course.notebook import Cell, write_notebook
 
@@ -107,7 +108,7 @@ def end_processes(mark: str) -> int:
     return foreign
 
 
-def _carries(process, mark: str) -> bool:
+def _carries(process: Any, mark: str) -> bool:
     try:
         return process.pid != os.getpid() and process.environ().get(MARK) == mark
     except Exception:  # psutil has several: gone meanwhile, another user's, a zombie

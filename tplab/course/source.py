@@ -17,6 +17,7 @@ import re
 import symtable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROLES = ("task", "exercise", "hints", "check", "predict")
 ATTRIBUTES = {"task": {"title", "difficulty", "minutes"}}
@@ -85,7 +86,7 @@ def read(path: Path) -> Chapter:
     return Chapter(path, cells)
 
 
-def _cell(raw, where: str) -> Cell:
+def _cell(raw: Any, where: str) -> Cell:
     metadata = {key: value for key, value in raw.metadata.items() if not key.startswith("lines_to_")}  # jupytext's own
     tags = list(metadata.pop("tags", []))
     roles = [role for role in ROLES if role in metadata]
