@@ -99,7 +99,8 @@ predict("2.a", rows=1024, columns=1024, mib=4)
 # there are is the **world size**. A rank finds out which part of the work is its own from these two numbers.
 #
 # `launch(fn, p)` starts `p` such processes on this machine, runs `fn` on each, and returns what it returned, in rank order.
-# They are real processes, as on a cluster. (With a GPU for each rank they use the GPUs, else the CPU.)
+# They are real processes, as on a cluster. With a GPU for each rank they use the GPUs, and NVIDIA's library NCCL to communicate; otherwise the CPU, and
+# the library gloo. The first launch says which.
 
 
 # %%
@@ -400,8 +401,7 @@ with show_failure():
     launch(uneven, 4)
 
 # %% [markdown]
-# Outside this course the same program may hang, or return numbers from somewhere else in memory. Here the runtime compares the shapes before it
-# lets the ranks go on.
+# Outside this course the same program may hang, crash, or return wrong numbers. Here the runtime compares the shapes before it lets the ranks go on.
 
 # %%
 symptoms(2)
@@ -429,7 +429,7 @@ b, n_in, n_out = 4, 8, 12
 x, a = torch.randn(b, n_in), torch.randn(n_in, n_out)
 rows = []
 for kind, rounds in (("column", 1), ("row", 2)):
-    for p in (1, 2, 4):
+    for p in (2, 4):
         totals = launch(measured, p, args=(kind, x, a)).record.totals()
         ((collective, (calls, size)),) = totals.items()
         rows.append(

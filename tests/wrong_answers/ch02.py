@@ -723,6 +723,19 @@ def row_product(x_shard, a_shard):
         "Which single collective does both",
     ),
     wrong_row(
+        "reduce-scatter, then all-gather",
+        """
+def row_product(x_shard, a_shard):
+    y = (x_shard @ a_shard).movedim(-1, 0).contiguous()
+    mine = y.new_empty(y.shape[0] // dist.get_world_size(), *y.shape[1:])
+    dist.reduce_scatter_tensor(mine, y)
+    parts = list(y.chunk(dist.get_world_size()))
+    dist.all_gather(parts, mine)
+    return torch.cat(parts).movedim(0, -1)
+""",
+        "Which single call does both?",
+    ),
+    wrong_row(
         "adds the inputs",
         """
 def row_product(x_shard, a_shard):

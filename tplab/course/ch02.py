@@ -239,7 +239,8 @@ _TWICE = Question(
 )
 _MORE = Question(
     only_traffic,
-    "The numbers are right, by more traffic than it takes. After each rank's product, one collective is enough: which?",
+    "The numbers are right, but by more steps or more bytes than it takes. After each rank's product one collective "
+    "is enough: which?",
 )
 
 _ROUNDED = Question(
@@ -315,6 +316,11 @@ _ROW_QUESTIONS = (
         "Y is a sum of products. Is it the product of a sum? What did all_reduce write into?",
     ),
     _WEIGHTS_MOVED,
+    Question(
+        sent("reduce_scatter", "all_gather"),
+        "The numbers are right, and in a ring the bytes are too: these two together are what an all-reduce does. "
+        "Which single call does both?",
+    ),
     Question(
         sent("all_gather"),
         "The numbers are right, but every rank received p tensors of the size of Y to add them up itself. Which "

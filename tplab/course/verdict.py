@@ -147,7 +147,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
         if self.report:
             parts.append(indent(self.report.rstrip(), "  "))
         if self.question:
-            parts.append(fill("Think: " + self.question, _WIDTH, subsequent_indent="       "))
+            parts.append(fill("Think: " + self.question, _WIDTH, subsequent_indent="       ", break_on_hyphens=False))
         if self.footnote:
             parts.append(self.footnote)
         return "\n\n".join(parts)
