@@ -1,0 +1,112 @@
+"""The check of exercise 2.1, `shard` and `unshard`. They only cut and paste, so they run in this process."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from tplab.course.checking import (
+    WORLD_SIZES,
+    Observed,
+    Question,
+    Snapshot,
+    Verdict,
+    exercise,
+    fresh_generator,
+    must_refuse,
+    verify,
+)
+
+# Shapes with a dimension that can't be divided beside one that can, and one whose size is p or less
+CUTS = [((8,), 0), ((8, 12), 0), ((8, 12), 1), ((3, 8), 1), ((8, 5), 0), ((3, 4, 5), 1), ((2, 3, 8), -1), ((8, 3), -2)]
+REFUSED = [((8, 10), 1, 4), ((10, 8), 0, 4), ((4, 6, 8), -2, 4), ((2,), 0, 4), ((5,), 0, 2)]
+
+_EVEN = (
+    "What does your code do when size % world_size is not 0? Who notices, and when, if one rank's shard is smaller "
+    "than the others'?"
+)
+_SHARD_QUESTIONS = (
+    Question(
+        lambda d: "changed" in d.kinds(),
+        "Cutting and pasting only reads. Which line writes into a tensor that came in?",
+    ),
+    Question(
+        lambda d: "dtype" in d.kinds(), "A shard holds the same numbers in fewer places. What changed their dtype?"
+    ),
+    Question(
+        "contiguous",
+        "A collective reads memory from front to back. Are the numbers of this shard next to each other in memory?",
+    ),
+    Question(
+        lambda d: d.names <= {"bytes kept alive", "contiguous"} and "bytes kept alive" in d.names,
+        "Is the shard a copy, or a view into the whole tensor? While a view lives, what happens to the memory of the "
+        "whole?",
+    ),
+    Question(
+        lambda d: d.kind("shard") == "zeros",
+        "The shape is right. Which line puts the numbers in?",
+    ),
+    Question(
+        lambda d: "shard" in d.names and not d.malformed,
+        "Rank r holds the r-th of p equal blocks of neighbours along dim. Where along dim does your rank r start, "
+        "how far does it go, and do all other dimensions stay whole?",
+    ),
+    Question(
+        "unshard",
+        "The shards were cut along dim, in rank order. Along which dimension, and in which order, do they go back?",
+    ),
+)
+
+
+@exercise("2.1", "shard and unshard")
+def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tensor]) -> Verdict:
+    for p in WORLD_SIZES:
+        generator = fresh_generator()
+        for shape, dim in CUTS:
+            whole = torch.randn(*shape, generator=generator, dtype=torch.float64)
+            parts = [part.clone(memory_format=torch.contiguous_format) for part in whole.chunk(p, dim)]
+            if len(parts) == p and all(part.shape == parts[0].shape for part in parts):
+                seen = [_cut_and_paste(shard, unshard, whole, parts, dim, rank, p) for rank in range(p)]
+                expected = [
+                    {
+                        "shard": part,
+                        "contiguous": True,
+                        "bytes kept alive": part.numel() * part.element_size(),
+                        "unshard": whole,
+                    }
+                    for part in parts
+                ]
+                note = f"shape {list(shape)}, dim={dim}"
+                verify("2.1", p, seen, expected, questions=_SHARD_QUESTIONS, tol=0, note=note)
+    for shape, dim, p in REFUSED:
+        for rank in range(p):
+            must_refuse(
+                "2.1",
+                lambda: shard(torch.zeros(shape), dim, rank, p),  # noqa: B023 (called at once)
+                _EVEN,
+                says=(shape[dim], p),
+                what=f"shard(a tensor of shape {list(shape)}, dim={dim}, rank={rank}, world_size={p})",
+            )
+    return Verdict("Along any dimension, and a size that can't be divided is refused on every rank.")
+
+
+def _cut_and_paste(
+    shard: Callable[..., Tensor],
+    unshard: Callable[..., Tensor],
+    whole: Tensor,
+    parts: Sequence[Tensor],
+    dim: int,
+    rank: int,
+    p: int,
+) -> Observed:
+    given = [part.clone() for part in parts]
+    before = Snapshot(tensor=whole, **{f"shards[{i}]": part for i, part in enumerate(given)})
+    mine = shard(whole, dim, rank, p)
+    is_tensor = isinstance(mine, Tensor)
+    return {
+        "shard": mine,
+        "contiguous": is_tensor and mine.is_contiguous(),
+        "bytes kept alive": mine.untyped_storage().nbytes() if is_tensor else 0,
+        "unshard": unshard(given, dim),
+        "inputs unchanged": before.changed(),
+    }
