@@ -71,14 +71,16 @@ def cut(weight):
 
 
 shards = launch(cut, 2, args=(linear.weight.detach(),))
-for rank, piece in enumerate(shards):
-    print(f"rank {rank}: column-parallel {list(piece[0].shape)}, row-parallel {list(piece[1].shape)}")
+column, row = ([shard[dim] for shard in shards] for dim in (0, 1))
+print(
+    "column-parallel:", [list(piece.shape) for piece in column], " row-parallel:", [list(piece.shape) for piece in row]
+)
 
 # %%
-viz.split(linear.weight.detach(), dim=0, p=2, title="column-parallel: weight [o, i] is cut along o (dim 0)")
+viz.split(torch.cat(column, dim=0), dim=0, p=2, title="column-parallel: weight [o, i] is cut along o (dim 0)")
 
 # %%
-viz.split(linear.weight.detach(), dim=1, p=2, title="row-parallel: weight [o, i] is cut along i (dim 1)")
+viz.split(torch.cat(row, dim=1), dim=1, p=2, title="row-parallel: weight [o, i] is cut along i (dim 1)")
 
 # %% [markdown]
 # Move the controls. Watch the shape in the title: one of the two numbers shrinks with `p`, the other never does.
@@ -104,7 +106,7 @@ predict("4.a", column_weight=(4, 6), column_bias=(4,), row_weight=(8, 3), row_bi
 #
 # Every rank gets the whole input and computes its own slice of the output:
 #
-# $$Y = X\,[A_1, A_2] + [b_1, b_2] = [\,X A_1 + b_1,\; X A_2 + b_2\,]$$
+# $$Y = X\,[A_0, A_1] + [b_0, b_1] = [\,X A_0 + b_0,\; X A_1 + b_1\,]$$
 #
 # Nothing has to be communicated in the forward pass. The bias is cut like the output, so each rank adds its own slice.
 #
@@ -224,7 +226,7 @@ viz.matrices({"rank 2, gather_output=True": launch(show_columns, 4, args=(True,)
 #
 # Now the inputs are split, and so are the rows of $A$. Each rank has a part of every output:
 #
-# $$Y = [X_1, X_2] \begin{bmatrix} A_1 \\ A_2 \end{bmatrix} + b = \underbrace{X_1 A_1}_{\text{rank 0}} + \underbrace{X_2 A_2}_{\text{rank 1}} + b$$
+# $$Y = [X_0, X_1] \begin{bmatrix} A_0 \\ A_1 \end{bmatrix} + b = \underbrace{X_0 A_0}_{\text{rank 0}} + \underbrace{X_1 A_1}_{\text{rank 1}} + b$$
 #
 # $X_r A_r$ is called a **partial sum**: the right shape `[b, s, o]`, but only one of the `p` terms. The operator **g** (`reduce_from_region`) adds them: all-reduce in the
 # forward pass, nothing in the backward pass.
@@ -506,13 +508,13 @@ def draw_directly(p):
     return weight
 
 
-def row(p):
+def drawn_directly(p):
     drawn = launch(draw_directly, p, args=(p,))
     equal = all(torch.equal(drawn[0], other) for other in drawn)
     return {"p": p, "standard deviation": f"{drawn[0].std().item():.4f}", "all shards equal": equal if p > 1 else None}
 
 
-viz.table([row(p) for p in (1, 2, 4)])
+viz.table([drawn_directly(p) for p in (1, 2, 4)])
 
 # %% [markdown]
 # The remedy is a **master weight**: every rank draws the full weight, from the same seed and so with the same numbers, keeps its own shard and throws the rest away. The model then starts from the same point for every `p`, which is what makes the loss curves of

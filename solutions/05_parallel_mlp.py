@@ -9,14 +9,14 @@
 # %% [markdown]
 # # 05 · The parallel MLP
 #
-# **The question.** The MLP of a transformer is two linear layers with a nonlinearity between them. How do you split it over `p` ranks so that the two layers together need a single all-reduce?
+# **The question.** The MLP of a transformer is two linear layers with a nonlinearity between them. How do you split it over `p` ranks so that the two layers together need a single all-reduce on the way forward?
 #
 # **What you will have built.** `ParallelMLP`, its gated variant SwiGLU, a formula for its traffic, and a tool that finds replicas that have drifted apart. At the end you train your MLP on real data, on one, two and four processes,
 # and lay the loss curves over the one of plain single-process PyTorch.
 #
-# $$X \;\xrightarrow{\;f\;}\; [\,X A_1,\; X A_2\,] \;\xrightarrow{\text{GELU}}\; [\,Z_1,\; Z_2\,] \;\longrightarrow\; Z_1 B_1 + Z_2 B_2 \;\xrightarrow{\;g\;}\; Y$$
+# $$X \;\xrightarrow{\;f\;}\; [\,X A_0,\; X A_1\,] \;\xrightarrow{\text{GELU}}\; [\,Z_0,\; Z_1\,] \;\longrightarrow\; Z_0 B_0 + Z_1 B_1 \;\xrightarrow{\;g\;}\; Y$$
 #
-# Symbols: `b` batch, `s` sequence length, `h` hidden size, `f` the inner size of the MLP (usually `4h`), `p` number of ranks.
+# Symbols: `b` batch, `s` sequence length, `h` hidden size, `m` the inner size of the MLP (usually `4h`), `p` number of ranks. **f** and **g** are the operators of chapter 03.
 
 # %% tags=["setup"]
 import time
@@ -43,16 +43,36 @@ viz.product((4, 16), (16, 8), kind="row", p=2, title="second product: Z B, with 
 # %% [markdown]
 # ## 1 · What stands between two layers
 #
-# The plain MLP takes `[b, s, h]` to `[b, s, f]`, applies GELU to each number, and comes back to `[b, s, h]`:
+# The plain MLP takes `[b, s, h]` to `[b, s, m]`, applies GELU to each number, and comes back to `[b, s, h]`:
 #
-# $$Y = \mathrm{GELU}(X A + a)\,B + c \qquad A: [h, f],\quad B: [f, h]$$
+# $$Y = \mathrm{GELU}(X A + a)\,B + c \qquad A: [h, m],\quad B: [m, h]$$
 #
 # Chapter 04 gave two ways to split each of the two products. Suppose the first layer is row-parallel. Each rank then has a partial sum of `XA`, and GELU does not commute with a sum: $\mathrm{GELU}(u + v) \ne \mathrm{GELU}(u) + \mathrm{GELU}(v)$. The ranks have to add
 # up *before* GELU. Suppose instead that the first layer is column-parallel. Each rank then has some whole columns of `XA`, and GELU works on each number by itself, so each rank applies it to its own columns and needs nobody.
 #
-# What it has then, `[b, s, f/p]`, is exactly what a row-parallel layer with `input_is_parallel=True` wants. No communication stands between the two layers.
+# What it has then, `[b, s, m/p]`, is exactly what a row-parallel layer with `input_is_parallel=True` wants. No communication stands between the two layers.
+
+# %% [markdown]
+# ## 2 · Count before you build
 #
-# Try all combinations on real ranks. Each picture is the record of one forward and backward pass with `b=2, s=8, h=16, f=64`.
+# There is a naive way that always works: make each parallel layer look like an `nn.Linear` from the outside, with `gather_output=True` on the first and `input_is_parallel=False` on the second. Then the tensor between them is whole on every rank, and any code fits in between.
+#
+# **Predict.** With `m = 4h`: how many collectives run in the naive MLP, forward and backward together, and how many in the one without anything in between? And how many times `b·s·h` numbers do all messages of the naive MLP hold together? (An all-gather counts as the gathered tensor, `b·s·m`.)
+
+# %% predict="5.a"
+predict("5.a", naive_calls=4, calls=2, naive_volume=10)
+
+# %% [markdown]
+# Where the naive ones come from:
+#
+# | step | forward | backward |
+# |---|---|---|
+# | **f** at the input of the column layer | | all-reduce `b·s·h` |
+# | gather its output | all-gather `b·s·m` | (takes its slice) |
+# | scatter before the row layer | (takes its slice) | all-gather `b·s·m` |
+# | **g** at the output of the row layer | all-reduce `b·s·h` | |
+#
+# Now look at real ranks. Each picture is the record of one forward and backward pass with `b=2, s=8, h=16, m=64`. Move the control from one combination of layers to the next: which one is cheapest, and does `p` change anything?
 
 # %%
 LAYERS = {
@@ -88,29 +108,12 @@ viz.explore(
     ],
 )
 
-# %% [markdown]
-# ## 2 · Count before you build
-#
-# The naive way to use two parallel layers is to make each one look like an `nn.Linear` from the outside: `gather_output=True` on the first, `input_is_parallel=False` on the second. Then any code fits in between. The price:
-#
-# | step | forward | backward |
-# |---|---|---|
-# | f at the input of the column layer | | all-reduce `b·s·h` |
-# | gather its output | all-gather `b·s·f` | (takes its slice) |
-# | scatter before the row layer | (takes its slice) | all-gather `b·s·f` |
-# | g at the output of the row layer | all-reduce `b·s·h` | |
-#
-# **Predict.** With `f = 4h`: how many collectives run in the naive MLP, forward and backward together, and in the one without anything in between? And how many times `b·s·h` numbers do all messages of the naive MLP hold together?
-
-# %% predict="5.a"
-predict("5.a", naive_calls=4, calls=2, naive_volume=10)
-
 # %% [markdown] task="5.1" title="ParallelMLP" difficulty=2 minutes=15
 # Build it from the two layers of chapter 04, imported from `tplab.linear` in the setup cell. Their signatures are those you wrote, and their weights come from a master weight.
 #
 # - Call the layers `self.up` and `self.down`. Use exact GELU, `F.gelu`.
 # - `bias`, `group`, `device` and `dtype` are for both layers.
-# - `ffn_hidden_size` is `f`; when it is `None`, it is `4 * hidden_size`.
+# - `ffn_hidden_size` is `m`; when it is `None`, it is `4 * hidden_size`.
 
 
 # %% exercise="5.1"
@@ -127,21 +130,21 @@ class ParallelMLP(nn.Module):
         ### BEGIN SOLUTION
         ffn_hidden_size = ffn_hidden_size or 4 * hidden_size
         options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
-        self.up = ColumnParallelLinear(hidden_size, ffn_hidden_size, **options)  # weight [f/p, h]
-        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)  # weight [h, f/p]
+        self.up = ColumnParallelLinear(hidden_size, ffn_hidden_size, **options)  # weight [m/p, h]
+        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)  # weight [h, m/p]
         ### END SOLUTION
 
     def forward(self, x):
         ### BEGIN SOLUTION
-        x = self.up(x)  # [..., f/p]
-        x = F.gelu(x)  # [..., f/p]
+        x = self.up(x)  # [..., m/p]
+        x = F.gelu(x)  # [..., m/p]
         return self.down(x)  # [..., h]
         ### END SOLUTION
 
 
 # %% [markdown] hints="5.1"
 # 1. Which of the two layers can leave its output split? Which one can take a split input? Write down the shape of the tensor between them.
-# 2. First a column-parallel layer from `h` to `f` that does not gather, then GELU, then a row-parallel layer from `f` to `h` whose input is already parallel. Both are the defaults.
+# 2. First a column-parallel layer from `h` to `m` that does not gather, then GELU, then a row-parallel layer from `m` to `h` whose input is already parallel. Both are the defaults.
 # 3. `self.up = ColumnParallelLinear(hidden_size, ffn_hidden_size, bias=bias, group=group, device=device, dtype=dtype)`, `self.down = RowParallelLinear(ffn_hidden_size, hidden_size, ...)`, and `return self.down(F.gelu(self.up(x)))`.
 #    f and g are inside the layers: no operator is left to call.
 
@@ -152,12 +155,12 @@ check("5.1", ParallelMLP)
 # Your MLP beside the naive one, on four ranks: the same input, the same weights, the same output. Compare the two records.
 
 # %%
-b, s, h, f = 2, 8, 16, 64
+b, s, h, m = 2, 8, 16, 64
 
 
 def mine():
     torch.manual_seed(0)
-    mlp = ParallelMLP(h, f, device=device())
+    mlp = ParallelMLP(h, m, device=device())
     x = torch.randn(b, s, h, device=device(), requires_grad=True)
     out = mlp(x)
     out.sum().backward()
@@ -166,8 +169,8 @@ def mine():
 
 def naive():
     torch.manual_seed(0)
-    fc1 = ColumnParallelLinear(h, f, gather_output=True, device=device())
-    fc2 = RowParallelLinear(f, h, input_is_parallel=False, device=device())
+    fc1 = ColumnParallelLinear(h, m, gather_output=True, device=device())
+    fc2 = RowParallelLinear(m, h, input_is_parallel=False, device=device())
     x = torch.randn(b, s, h, device=device(), requires_grad=True)
     out = fc2(F.gelu(fc1(x)))
     out.sum().backward()
@@ -235,14 +238,14 @@ viz.table(
 # %% [markdown]
 # ## 4 · The gated variant
 #
-# Most models since Llama replace GELU by a gate. The first layer makes two tensors of size `f`, the *gate* and the *up* projection, and multiplies them:
+# Most models since Llama replace GELU by a gate. The first layer makes two tensors of size `m`, the *gate* and the *up* projection, and multiplies them:
 #
 # $$Y = \big(\mathrm{SiLU}(X G) \odot X U\big)\,D \qquad \mathrm{SiLU}(u) = u \cdot \mathrm{sigmoid}(u)$$
 #
-# This is **SwiGLU**. Both products read the same `X`, so they are stored as one fused weight, `[gate; up]` of shape `[2f, h]`, and done in one matrix product with one f in front of it. The multiplication is elementwise: column `j` of the gate meets column `j` of up. So a rank needs
+# This is **SwiGLU**. Both products read the same `X`, so they are stored as one fused weight, `[gate; up]` of shape `[2m, h]`, and done in one matrix product with one f in front of it. The multiplication is elementwise: column `j` of the gate meets column `j` of up. So a rank needs
 # the same columns of both.
 #
-# **Predict.** `f = 8`, so the fused weight has 16 rows: 0 to 7 gate, 8 to 15 up. `p = 2`. Which rows must rank 1 hold? And how many all-reduces does the gated MLP have, forward and backward together?
+# **Predict.** `m = 8`, so the fused weight has 16 rows: 0 to 7 gate, 8 to 15 up. `p = 2`. Which rows must rank 1 hold? And how many all-reduces does the gated MLP have, forward and backward together?
 
 # %% predict="5.b"
 predict("5.b", rows_of_rank_1=[4, 5, 6, 7, 12, 13, 14, 15], calls=2)
@@ -257,26 +260,26 @@ class ParallelSwiGLU(nn.Module):
 
     in:  x, replicated    [..., h]
     out: y, replicated    [..., h]
-    up's full weight is [gate; up], [2f, h]; this rank's shard is [2f/p, h]: its rows of the gate, then its rows of up.
+    up's full weight is [gate; up], [2m, h]; this rank's shard is [2m/p, h]: its rows of the gate, then its rows of up.
     """
 
     def __init__(self, hidden_size, ffn_hidden_size, *, bias=True, group=None, device=None, dtype=None):
         super().__init__()
         ### BEGIN SOLUTION
         options = {"bias": bias, "group": group, "device": device, "dtype": dtype}
-        self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)  # weight [2f/p, h]
-        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)  # weight [h, f/p]
+        self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, **options)  # weight [2m/p, h]
+        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)  # weight [h, m/p]
         ### END SOLUTION
 
     def forward(self, x):
         ### BEGIN SOLUTION
-        gate, value = self.up(x).chunk(2, dim=-1)  # [..., f/p] each
+        gate, value = self.up(x).chunk(2, dim=-1)  # [..., m/p] each
         return self.down(F.silu(gate) * value)  # [..., h]
         ### END SOLUTION
 
 
 # %% [markdown] hints="5.3"
-# 1. What does one rank's output of `up` look like, `[..., 2f/p]`? Its first half and its second half are the two factors, if the right rows are in the shard.
+# 1. What does one rank's output of `up` look like, `[..., 2m/p]`? Its first half and its second half are the two factors, if the right rows are in the shard.
 # 2. Two blocks are fused: `stride=2`, and `2 * ffn_hidden_size` output features. Cut the output in half along the last dimension. SiLU goes on the gate, which is the first half.
 # 3. `self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=2, ...)`; `gate, value = self.up(x).chunk(2, dim=-1)`; `return self.down(F.silu(gate) * value)`.
 
@@ -332,7 +335,7 @@ check("5.4", replica_drift)
 # on it, with a residual connection around it, and an output layer gives a score for each of the 256 possible bytes.
 
 # %%
-CONTEXT, HIDDEN, FFN, BATCH, STEPS = 16, 256, 512, 128, 300
+CONTEXT, HIDDEN, FFN, BATCH, STEPS = 16, 256, 512, 128, 400
 text = corpus.python_sources(300_000)
 print(text[3000:3300].decode())
 
@@ -372,12 +375,12 @@ class ByteModel(nn.Module):
 
 
 # %%
-def train(model, after_step=lambda: None):
+def train(model, steps=STEPS, after_step=lambda: None):
     """Returns the loss of every step. All ranks draw the same batches, from the same seed."""
     torch.set_num_threads(1)  # one core a process, so that the times can be compared
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     losses = []
-    for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, STEPS, seed=1):
+    for inputs, targets in corpus.byte_batches(text, CONTEXT, BATCH, steps, seed=1):
         logits = model(inputs.to(device()))  # [b, 256]
         loss = F.cross_entropy(logits, targets[:, -1].to(device()))
         optimizer.zero_grad()
@@ -423,7 +426,7 @@ for prompt in PROMPTS:
     print(repr(complete(plain, prompt)))
 
 # %% [markdown]
-# A loss of 5.5 is guessing among 256 bytes. After 300 steps the model writes things that look like Python.
+# A loss of 5.5 is guessing among 256 bytes. After 400 steps the model writes things that look like Python.
 #
 # **Predict.** Now the same on `p = 2` ranks, with your `ParallelMLP`. How many all-reduces does one training step need, forward and backward together, for the MLP *and* for the gradients of all the parameters? And how many bytes do they hold, in float64 (8 bytes), with `b = 128` and `h = 256`?
 
@@ -448,11 +451,21 @@ def train_on_ranks(mlp_class):
     }
 
 
-runs = {p: launch(train_on_ranks, p, args=(ParallelMLP,)) for p in (1, 2, 4)}
+runs = {2: launch(train_on_ranks, 2, args=(ParallelMLP,))}
+viz.curves(
+    {"one process, plain PyTorch": plain_losses, "your ParallelMLP, p = 2": runs[2][0]["losses"]},
+    title=f"{STEPS} steps on real text",
+)
+
+# %% [markdown]
+# One curve. If you see two, go back to exercise 5.1. Now on one process and on four:
+
+# %%
+runs = {p: runs.get(p) or launch(train_on_ranks, p, args=(ParallelMLP,)) for p in (1, 2, 4)}
 viz.curves(
     {"one process, plain PyTorch": plain_losses}
     | {f"your ParallelMLP, p = {p}": run[0]["losses"] for p, run in runs.items()},
-    title=f"{STEPS} steps on real text: four curves, one on top of the other",
+    title="four trainings, one on top of the other",
 )
 
 
@@ -494,7 +507,7 @@ viz.table(
 )
 
 # %% [markdown]
-# Four trainings, one curve. The differences are in the last digits of a float64: the ranks add the same numbers in another order, and addition of floating-point numbers is not associative. In float32 you would see about `1e-5` after so many steps, for the same reason and with the same meaning.
+# Four trainings, one curve. The differences are in the last digits of a float64: the ranks add the same numbers in another order, and addition of floating-point numbers is not associative. In float32 you would see about `1e-6`, for the same reason and with the same meaning.
 # Each of four ranks holds a quarter of the MLP, none of them could have computed a single output alone, and together they write the same program as one process.
 #
 # This is what tensor parallelism is. Everything later in the course is this, in more places.
@@ -515,14 +528,14 @@ def train_and_watch(mlp_class):
     model = ByteModel(mlp_class)
     load_full_state_dict(model, start)
     drift = []
-    losses = train(model, after_step=lambda: drift.append(replica_drift(model)))
+    losses = train(model, steps=200, after_step=lambda: drift.append(replica_drift(model)))
     return {"losses": losses, "drift": drift}
 
 
 broken = launch(train_and_watch, 2, args=(WithoutF,))
 viz.curves(
     {
-        "one process": plain_losses,
+        "one process": plain_losses[:200],
         "without f, rank 0": broken[0]["losses"],
         "without f, rank 1": broken[1]["losses"],
     },
@@ -541,7 +554,7 @@ viz.table(
     [
         {"": "first step", "one process": f"{plain_losses[0]:.6f}"}
         | {f"without f, rank {rank}": f"{broken[rank]['losses'][0]:.6f}" for rank in (0, 1)},
-        {"": "last step", "one process": f"{plain_losses[-1]:.6f}"}
+        {"": "step 200", "one process": f"{plain_losses[199]:.6f}"}
         | {f"without f, rank {rank}": f"{broken[rank]['losses'][-1]:.6f}" for rank in (0, 1)},
     ],
     title="the loss",
@@ -637,6 +650,6 @@ print(f"collectives: yours {mine['calls']}, PyTorch's {theirs['calls']}")
 #
 # 1. Column first, then row: the activation is elementwise, so it works on whole columns and not on partial sums, and nothing stands between the two layers.
 # 2. Traffic of an MLP: one all-reduce of `b·s·h` forward (g), one backward (f), for every `p > 1`. The naive version gathers and scatters the inner activation: five times as much.
-# 3. Memory: each rank holds `1/p` of both weights and of the inner activation `[b, s, f/p]`; input and output, `[b, s, h]`, are whole on every rank.
+# 3. Memory: each rank holds `1/p` of both weights and of the inner activation `[b, s, m/p]`; input and output, `[b, s, h]`, are whole on every rank.
 # 4. Fused gate and up: stride 2, or the checkpoint is wrong at any other `p` while training looks fine.
 # 5. Replicated parameters stay equal without communication, as long as f is in its place. Next, chapter 06 does the same to attention: column-parallel Q, K and V by whole heads, then a row-parallel output layer.

@@ -118,7 +118,7 @@ COLUMN = [
     (
         "f starts an all-reduce and does not use it",
         column(swap(COLUMN_FORWARD, "copy_to_region(x", "OwnOperator.apply(x"), extra=NOT_WAITED_F),
-        "dx",
+        "nobody waited for it",
     ),
     ("g in place of f", column(swap(COLUMN_FORWARD, "copy_to_region", "reduce_from_region")), "What is Y = X A + b here"),
     (
@@ -134,7 +134,7 @@ COLUMN = [
     (
         "returns zeros",
         column("out = torch.zeros(*x.shape[:-1], len(self.weight), device=x.device, dtype=x.dtype)\nreturn (out, self.bias) if self.skip_bias_add else out"),
-        "all zeros",
+        "rank 0 all zeros",
     ),
     ("always gathers", column(swap(COLUMN_FORWARD, "if self.gather_output:", "if True:")), "Did anybody ask for the whole output"),
     ("never gathers", column(swap(COLUMN_FORWARD, "if self.gather_output:", "if False:")), "With `gather_output` every rank returns all columns"),
@@ -243,7 +243,7 @@ ROW = [
     ("dist.all_reduce in the forward pass, its result dropped", row(swap(ROW_FORWARD, "out = reduce_from_region(F.linear(x, self.weight), self.group)", "out = F.linear(x, self.weight)\ntotal = out.detach().contiguous().clone()\ndist.all_reduce(total, group=self.group)")), "do you use what it returns"),
     ("returns what dist.all_reduce returns", row(swap(ROW_FORWARD, "out = reduce_from_region(F.linear(x, self.weight), self.group)", "out = F.linear(x, self.weight)\nreturn dist.all_reduce(out, group=self.group)")), "works in place and returns None"),
     ("all_gather and sum: right numbers, wrong communication", row(swap(ROW_FORWARD, "out = reduce_from_region(F.linear(x, self.weight), self.group)", "own = F.linear(x, self.weight)\nparts = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]\ndist.all_gather(parts, own.detach().contiguous(), group=self.group)\nout = own + (sum(parts) - own).detach()")), "The numbers are right, the communication is not"),
-    ("returns zeros", row("out = torch.zeros(*x.shape[:-1], len(self.weight), device=x.device, dtype=x.dtype)\nreturn (out, self.bias) if self.skip_bias_add else out"), "all zeros"),
+    ("returns zeros", row("out = torch.zeros(*x.shape[:-1], len(self.weight), device=x.device, dtype=x.dtype)\nreturn (out, self.bias) if self.skip_bias_add else out"), "rank 0 all zeros"),
     ("no communication at all", row("out = F.linear(x, self.weight, None if self.skip_bias_add else self.bias)\nreturn (out, self.bias) if self.skip_bias_add else out"), "X_r A_r is one term of the sum"),
     ("forgets the bias", row(swap(ROW_FORWARD, "out if self.bias is None else out + self.bias", "out")), "Where is the bias added"),
     ("adds the bias before and after", row(swap(ROW_FORWARD, "F.linear(x, self.weight)", "F.linear(x, self.weight, None if self.skip_bias_add or dist.get_rank(self.group) else self.bias)")), "The bias is in the output twice"),
@@ -314,13 +314,13 @@ CUT = [
     ("drops what does not divide", cut("length = tensor.shape[dim] // (world_size * stride)\npieces = tensor.split(length, dim)\nreturn torch.cat(pieces[rank : world_size * stride : world_size], dim)"), "Raise ValueError and name the numbers"),
     ("asserts in place of raising ValueError", cut("assert tensor.shape[dim] % (world_size * stride) == 0\nreturn torch.cat(tensor.chunk(world_size * stride, dim)[rank::world_size], dim)"), "Raise ValueError and name the numbers"),
     ("raises without the numbers", cut(RIGHT_CUT.replace('f"{n} is not {stride} blocks of {world_size} pieces"', '"does not divide"')), "its message does not name"),
-    ("returns zeros", cut(REFUSE + "return torch.zeros_like(torch.cat(tensor.chunk(world_size * stride, dim)[rank::world_size], dim))"), "all zeros"),
+    ("returns zeros", cut(REFUSE + "return torch.zeros_like(torch.cat(tensor.chunk(world_size * stride, dim)[rank::world_size], dim))"), "rank 0 all zeros"),
     ("returns the whole", cut(REFUSE + "return tensor.clone()"), "it is the whole"),
     ("writes into the tensor", cut(RIGHT_CUT.replace("return ", "out = ") + "\ntensor.zero_()\nreturn out"), "The caller still needs the full tensor"),
     ("glues by concatenating", cut(RIGHT_CUT, "return torch.cat(shards, dim)"), "the full tensor starts with all of block 0"),
     ("glues along dimension 0", cut(RIGHT_CUT, "blocks = [piece.chunk(stride, 0) for piece in shards]\nreturn torch.cat([piece for block in zip(*blocks) for piece in block], 0)"), "Which dimension is cut"),
     ("glues the ranks in reverse", cut(RIGHT_CUT, "blocks = [piece.chunk(stride, dim) for piece in reversed(shards)]\nreturn torch.cat([piece for block in zip(*blocks) for piece in block], dim)"), "in which order do the pieces"),
-    ("glues with the block number running first", cut(RIGHT_CUT, "p = len(shards)\nblocks = [piece.chunk(p, dim) for piece in shards]\nreturn torch.cat([piece for block in zip(*blocks) for piece in block], dim)"), "unshard"),
+    ("glues with the block number running first", cut(RIGHT_CUT, "p = len(shards)\nblocks = [piece.chunk(p, dim) for piece in shards]\nreturn torch.cat([piece for block in zip(*blocks) for piece in block], dim)"), "in which order do the pieces of all ranks"),
     ("glue returns the first shard", cut(RIGHT_CUT, "return shards[0].clone()"), "Which dimension is cut"),
     ("glue empties the shards", cut(RIGHT_CUT, "blocks = [piece.clone().chunk(stride, dim) for piece in shards]\n[piece.zero_() for piece in shards]\nreturn torch.cat([piece for block in zip(*blocks) for piece in block], dim)"), "The caller still needs the full tensor and the shards"),
 ]  # fmt: skip
@@ -361,7 +361,7 @@ INIT = [
     ("every rank takes the shard of rank 0", init(swap(INIT_BODY, "sharding.dim, rank,", "sharding.dim, 0,")), "Which argument decides which piece is taken"),
     ("draws once for every rank", init("master = torch.empty(full_shape, dtype=param.dtype, device=param.device)\nfor _ in range(rank + 1):\n    init_method(master)\nwith torch.no_grad():\n    " + COPY), "Which of these is different in your function"),
     ("does nothing", init("pass"), "still has its old values"),
-    ("zeros", init("with torch.no_grad():\n    param.zero_()"), "all zeros"),
+    ("zeros", init("with torch.no_grad():\n    param.zero_()"), "rank 0 all zeros"),
 ]  # fmt: skip
 
 

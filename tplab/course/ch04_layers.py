@@ -298,8 +298,15 @@ SHARDING_QUESTION = Question(
     "that the layer uses?",
 )
 
+WAIT_QUESTION = Question(
+    lambda d: "never waited" in d.kinds(),
+    "A collective was started with async_op=True, and nobody waited for it. From when on may its result be used, and "
+    "is it its result that you use?",
+)
+
 COLUMN_QUESTIONS = (
     INPUTS_QUESTION,
+    WAIT_QUESTION,
     Question(
         differs("shape of weight"),
         "`weight` is [output features, input features]. Which of the two does a column-parallel layer split, "
@@ -459,6 +466,7 @@ def expect_row(
 
 ROW_QUESTIONS = (
     INPUTS_QUESTION,
+    WAIT_QUESTION,
     Question(
         differs("shape of weight"),
         "`weight` is [output features, input features]. Which of the two does a row-parallel layer split, and "
@@ -528,7 +536,7 @@ ROW_QUESTIONS = (
     ),
     Question(
         differs("out"),
-        "What is Y = X_1 A_1 + X_2 A_2 + b here? Which of the terms has your rank, and what happens to the others?",
+        "What is Y = X_0 A_0 + X_1 A_1 + b here? Which of the terms has your rank, and what happens to the others?",
     ),
     TRAFFIC_QUESTION,
     SHARDING_QUESTION,

@@ -34,11 +34,11 @@ __all__ = ["PREDICTIONS", "SYMPTOMS", "bytes_of_an_mlp", "detector", "parallel_m
 # 5.2: the bytes of an MLP
 
 
-def measure(b: int, s: int, h: int, f: int, dtype: torch.dtype) -> dict[str, int]:
+def measure(b: int, s: int, h: int, m: int, dtype: torch.dtype) -> dict[str, int]:
     """On a rank: the bytes that the course's MLP and the naive one put into collectives."""
-    mlp = ParallelMLP(h, f, device=device(), dtype=dtype)
-    first = ColumnParallelLinear(h, f, gather_output=True, device=device(), dtype=dtype)
-    second = RowParallelLinear(f, h, input_is_parallel=False, device=device(), dtype=dtype)
+    mlp = ParallelMLP(h, m, device=device(), dtype=dtype)
+    first = ColumnParallelLinear(h, m, gather_output=True, device=device(), dtype=dtype)
+    second = RowParallelLinear(m, h, input_is_parallel=False, device=device(), dtype=dtype)
 
     def naive(x: torch.Tensor) -> torch.Tensor:
         return second(F.gelu(first(x)))
@@ -55,10 +55,10 @@ def measure(b: int, s: int, h: int, f: int, dtype: torch.dtype) -> dict[str, int
     return sizes
 
 
-def answers(formula: Callable[..., Any], b: int, s: int, h: int, f: int, p: int, size: int) -> dict[str, Any]:
+def answers(formula: Callable[..., Any], b: int, s: int, h: int, m: int, p: int, size: int) -> dict[str, Any]:
     """What the learner's formula says, under the names of `measure`."""
-    said = {"ParallelMLP": formula(b, s, h, f, p, bytes_per_number=size)}
-    said["naive"] = formula(b, s, h, f, p, bytes_per_number=size, naive=True)
+    said = {"ParallelMLP": formula(b, s, h, m, p, bytes_per_number=size)}
+    said["naive"] = formula(b, s, h, m, p, bytes_per_number=size, naive=True)
     return {
         f"{name}, {direction}": value[direction] if isinstance(value, dict) and direction in value else "no such entry"
         for name, value in said.items()
@@ -75,11 +75,11 @@ def bytes_of_an_mlp(formula: Callable[..., Any]) -> Verdict:
 
     for p in (1, 4, 2):  # 4 before 2, where a factor of two could be p or two directions
         for size, dtype in ((4, torch.float32), (8, torch.float64)):
-            b, s, h, f = pick(2, 3), pick(5, 7), 4 * pick(2, 3), 4 * pick(5, 9)
-            said = answers(formula, b, s, h, f, p, size)
-            measured = run_ranks(measure, p, b, s, h, f, dtype)[0]
-            note = f"b = {b}, s = {s}, h = {h}, f = {f}, {size} bytes a number"
-            questions = bytes_questions(said, measured, b * s * h * size, b * s * f * size, p, size)
+            b, s, h, m = pick(2, 3), pick(5, 7), 4 * pick(2, 3), 4 * pick(5, 9)
+            said = answers(formula, b, s, h, m, p, size)
+            measured = run_ranks(measure, p, b, s, h, m, dtype)[0]
+            note = f"b = {b}, s = {s}, h = {h}, m = {m}, {size} bytes a number"
+            questions = bytes_questions(said, measured, b * s * h * size, b * s * m * size, p, size)
             verify("5.2", p, [said] * p, [measured] * p, questions=questions, note=note)
     return Verdict("The messages of an MLP do not depend on p, once p is more than 1.")
 
@@ -87,7 +87,7 @@ def bytes_of_an_mlp(formula: Callable[..., Any]) -> Verdict:
 def bytes_questions(
     said: dict[str, Any], measured: dict[str, int], outer: int, inner: int, p: int, size: int
 ) -> list[Question]:
-    """Questions about numbers: `outer` and `inner` are the bytes of [b, s, h] and of [b, s, f]."""
+    """Questions about numbers: `outer` and `inner` are the bytes of [b, s, h] and of [b, s, m]."""
 
     def says(name: str, *values: float) -> bool:
         return said[name] != measured[name] and any(said[name] == value for value in values)
@@ -132,7 +132,7 @@ def bytes_questions(
         ),
         (
             says(naive, outer),
-            "The naive MLP also gathers the inner activation [b, s, f]. Where is that in your formula?",
+            "The naive MLP also gathers the inner activation [b, s, m]. Where is that in your formula?",
         ),
         (
             says(naive, outer + inner / p),
@@ -271,7 +271,7 @@ DETECTOR_ASKS = {
 PREDICTIONS = {
     "5.a": Prediction(
         question="How many collectives has the naive MLP, forward and backward together, and how many the one without "
-        "anything in between? With f = 4h, how many times b·s·h numbers do the naive messages hold together?",
+        "anything in between? With m = 4h, how many times b·s·h numbers do the naive messages hold together?",
         answer={"naive_calls": 4, "calls": 2, "naive_volume": 10},
         why="Naive: all-gather and all-reduce forward, all-gather and all-reduce backward: 4bsh + bsh in each "
         "direction, 10 together. Without the middle: g forward and f backward, 2 together. Five times less.",
@@ -279,7 +279,7 @@ PREDICTIONS = {
             "naive_calls": "Count the cells of the table that hold a collective.",
             "calls": "Which operators stand at the two ends, f at the input and g at the output? In which direction "
             "does each of them communicate?",
-            "naive_volume": "The table has two messages of b·s·h and two of b·s·f. How much is b·s·f, if f = 4h?",
+            "naive_volume": "The table has two messages of b·s·h and two of b·s·m. How much is b·s·m, if m = 4h?",
             ("naive_volume", 2.5): "An all-gather counts all parts together, not one rank's part.",
             ("naive_volume", 5): "That is one direction.",
         },
@@ -347,7 +347,7 @@ SYMPTOMS = [
         exercise="5.3",
     ),
     Symptom(
-        see="Loss curves of different p agree to 1e-5 in float32 and to 1e-12 in float64",
+        see="Loss curves of different p agree to 1e-5 in float32, to 1e-12 in float64, not exactly",
         cause="Nothing is wrong: sums are taken in another order",
     ),
     Symptom(

@@ -179,7 +179,7 @@ def reference(kind: Kind, case: Case, generator: torch.Generator) -> Reference:
 
 
 def forward(activation: Callable[[Tensor], Tensor], x: Tensor, w: Mapping[str, Tensor]) -> Tensor:
-    inner = activation(F.linear(x, w["A"], w.get("a")))  # [..., f]
+    inner = activation(F.linear(x, w["A"], w.get("a")))  # [..., m]
     return F.linear(inner, w["B"], w.get("c"))  # [..., h]
 
 
@@ -242,7 +242,7 @@ def check_mlp(number: str, mlp_class: Any, kind: Kind, questions: Sequence[Quest
 
 
 CRASH = (
-    "Write the shape of one rank's tensor next to each line: [..., h], [..., f/p], [..., f/p], [..., h]. Does the "
+    "Write the shape of one rank's tensor next to each line: [..., h], [..., m/p], [..., m/p], [..., h]. Does the "
     "first layer keep its output split, and does the second take it so?"
 )
 COMMON_QUESTIONS = (
@@ -278,6 +278,10 @@ COMMON_QUESTIONS = (
         "gathers, scatters or sums what could stay where it is?",
     ),
     Question(
+        lambda d: "out" not in d.names and bool({"dx", "dA", "dB"} & d.names),
+        "The output is right, a gradient is not. Which part of the forward pass is cut off from autograd?",
+    ),
+    Question(
         lambda d: "sharding of up.weight" in d.names,
         "Loading a checkpoint reads the sharding of each parameter. How many matrices are fused in `up`, and which "
         "argument of ColumnParallelLinear says so?",
@@ -290,8 +294,8 @@ def parallel_mlp(mlp_class: Any) -> Verdict:
     questions = (
         Question(
             lambda d: "parameters" in d.names,
-            "Which layer is cut by columns and which by rows? `self.up` goes from h to f and splits f, `self.down` "
-            "goes from f to h and splits f too; both are parallel layers, with a bias only if `bias`.",
+            "Which layer is cut by columns and which by rows? `self.up` goes from h to m and splits m, `self.down` "
+            "goes from m to h and splits m too; both are parallel layers, with a bias only if `bias`.",
         ),
         Question(
             lambda d: "sharding of up.weight" in d.names,
@@ -329,8 +333,8 @@ def parallel_swiglu(mlp_class: Any) -> Verdict:
     questions = (
         Question(
             lambda d: "parameters" in d.names,
-            "The parameters should be those of one fused `self.up`, column-parallel from h to 2f, and of `self.down`, "
-            "row-parallel from f to h. Which of them has another name or shape?",
+            "The parameters should be those of one fused `self.up`, column-parallel from h to 2m, and of `self.down`, "
+            "row-parallel from m to h. Which of them has another name or shape?",
         ),
         Question(
             lambda d: "sharding of up.weight" in d.names,

@@ -24,7 +24,7 @@ class Table:
         def cells(row: Sequence[str], tag: str) -> str:
             sides = ["right" if right else "left" for right in self.numeric]
             return "".join(
-                f'<{tag} style="text-align: {side}; padding: 0.2em 0.9em;">{escape(text)}</{tag}>'
+                f'<{tag} style="text-align: {side}; padding: 0.2em 0.9em; white-space: pre;">{escape(text)}</{tag}>'
                 for text, side in zip(row, sides, strict=True)
             )
 
