@@ -4,8 +4,8 @@
 # **The question.** Autograd follows a tensor through one process. What has to be sent *backward* where a computation is spread
 # over several ranks, so that every gradient comes out as on one device?
 #
-# At the end of this chapter you have written four operators, a few lines each. They are all the communication that tensor
-# parallelism needs, and they come in two pairs: what one does forward, its partner does backward.
+# At the end of this chapter you have written four operators, a few lines each. They are nearly all the communication that
+# tensor parallelism needs, and they come in two pairs: what one does forward, its partner does backward.
 #
 # ```
 #                  forward                                backward
@@ -136,7 +136,7 @@ viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, 
 # all ranks are each other's transpose; so are cutting and putting together.
 #
 # Turn the knobs. Every move runs the operator on real ranks (the course's own, from `tplab.mappings`). What differs from rank to rank is full of
-# $10^{rank}$, so each digit tells which rank it came from; what is replicated is 1, 2, 3, 4. `dy` is the upstream gradient, that of the output.
+# $10^{rank}$, so each digit tells which rank it came from; what is replicated is 1, 2, 3, 4. `dy` is the upstream gradient, that of the output. For each operator: which of `y` and `dx` needed another rank's numbers?
 
 # %% tags=["explore"]
 OPERATORS = {
@@ -195,8 +195,8 @@ x.grad
 #   above is contiguous; where you don't copy, call `.contiguous()`.
 
 # %% [markdown] task="3.1" title="f: copy forward, add backward" difficulty=2 minutes=10
-# Stands where a replicated tensor enters a computation that is spread over the ranks. The check gives every rank a different upstream gradient and looks at
-# outputs, gradients and traffic, in both directions, on 1, 2 and 4 ranks.
+# Stands where a replicated tensor enters the **region** in which every rank computes its own share: between f and g in the picture above. Hence the name
+# `CopyToRegion`. The check gives every rank a different upstream gradient and looks at outputs, gradients and traffic, in both directions, on 1, 2 and 4 ranks.
 
 
 # %% exercise="3.1"
@@ -229,7 +229,7 @@ class CopyToRegion(Function):
 check("3.1", CopyToRegion)
 
 # %% [markdown] task="3.2" title="g: add forward, copy backward" difficulty=2 minutes=8
-# Stands where a spread-out computation ends in partial sums. The mirror image of f.
+# Stands where the region ends in partial sums. The mirror image of f.
 
 
 # %% exercise="3.2"
@@ -554,7 +554,7 @@ symptoms(3)
 # %% [markdown]
 # ## Measure it
 #
-# **Predict.** One tensor `[b, s, h] = [2, 16, 64]` in float32 passes through all four operators, forward and backward, on 4 ranks. How many collectives does
+# **Predict.** One tensor `[b, s, h]` (batch, sequence, hidden size) of shape `[2, 16, 64]` in float32 passes through all four operators, forward and backward, on 4 ranks. How many collectives does
 # each rank enter in all? And how many bytes has the **message** of one of them: the tensor that is added up, or all gathered parts together?
 
 # %% predict="3.d"
@@ -596,7 +596,7 @@ viz.table(rows)
 #   `_ScatterToModelParallelRegion`, `_GatherFromModelParallelRegion`, behind functions such as `copy_to_tensor_model_parallel_region`. The names f and g are those of
 #   the paper (Shoeybi et al., *Megatron-LM*, 2019, section 3). The same file holds the versions for sequence parallelism, which chapter 12 builds.
 # - Its helper `_reduce` long called `all_reduce(input_.contiguous())` and then returned `input_`: right for contiguous tensors, *unreduced* for all others
-#   (issue 5337). Your check tries such tensors.
+#   (Megatron-LM issue 5337). Your check tries such tensors.
 # - People ask why f and g are what they are: Megatron-LM issues 19, 559 and 726. You can answer them now.
 # - **PyTorch DTensor** has no f and g by name. g is `redistribute` from `Partial()` to `Replicate()`; f is a `Replicate()` DTensor whose `to_local` is told that the
 #   gradient will be partial: `to_local(grad_placements=[Partial()])`. The autograd function underneath is `Redistribute` in
