@@ -38,7 +38,7 @@ def collective(rank: int, kind: str, size: int, start: float = 0.0, end: float |
 RECORD = Record(
     [collective(rank, "all_reduce", 2048, 0.1 + rank, 1.5) for rank in (0, 1)] + [collective(1, "barrier", 0)]
 )
-RESULTS = SimpleNamespace(record=RECORD, times=[1.6, 1.7])
+RESULTS = SimpleNamespace(record=RECORD, spans=[(0.0, 1.6), (0.0, 1.7)])
 
 PICTURES = {
     "matrices": lambda: viz.matrices({"rank 0: X": X, "A": A}),
@@ -202,9 +202,9 @@ def test_the_timeline_has_a_lane_per_rank_and_a_box_per_collective() -> None:
         "in all_reduce",
         "in barrier",
     }
-    unfinished = SimpleNamespace(record=Record([collective(0, "all_reduce", 4, 1.0, None)]), times=[3.0])
-    assert round(viz.timeline(unfinished).axes[0].patches[1].get_width()) == 2000
-    assert viz.timeline(SimpleNamespace(record=Record(), times=[1.0, 2.0])).png()
+    unfinished = SimpleNamespace(record=Record([collective(0, "all_reduce", 4, 1.0, None)]), spans=[(0.5, 3.0)])
+    assert [round(patch.get_width()) for patch in viz.timeline(unfinished).axes[0].patches] == [2500, 2000]
+    assert viz.timeline(SimpleNamespace(record=Record(), spans=[(0.0, 1.0), (0.0, 2.0)])).png()
 
 
 def test_curves_that_coincide_stay_visible() -> None:

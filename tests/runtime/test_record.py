@@ -203,7 +203,8 @@ def test_times_count_from_the_launch_and_are_in_order() -> None:
     for rank in range(2):
         starts = [c.start for c in results.record.of_rank(rank)]
         assert starts == sorted(starts)
-        assert 0 < starts[0] < results.times[rank]
+        began, returned = results.spans[rank]
+        assert 0 < began < starts[0] < returned
 
 
 def test_totals_add_calls_and_bytes_of_one_rank() -> None:

@@ -12,7 +12,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
@@ -58,10 +57,12 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
         hooks.activate(recorder)
         status.set_state(rank, "running")
         fn, args, kwargs = transport.loads(given["call"], device=_gpu(given["backend"]))
+        started = recorder.now()
         result = fn(*args, **kwargs)
+        span = started, recorder.now()
         _flush()
         status.set_state(rank, "returned")
-        _send_result(send, rank, result, recorder)
+        _send_result(send, rank, result, span, recorder)
     except Mismatch:
         _flush()
         status.set_state(rank, "raised")
@@ -126,9 +127,9 @@ def _init_process_group(backend: str, store_path: str, rank: int, world_size: in
     )
 
 
-def _send_result(send: Any, rank: int, result: object, recorder: Recorder) -> None:
+def _send_result(send: Any, rank: int, result: object, span: tuple[float, float], recorder: Recorder) -> None:
     try:
-        send("result", result, time.monotonic() - recorder.origin, recorder.collectives())
+        send("result", result, span, recorder.collectives())
     except Exception as error:
         kind = type(result).__name__
         send(

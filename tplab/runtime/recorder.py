@@ -56,6 +56,10 @@ class Recorder:
         self._pending: weakref.WeakKeyDictionary[Any, _Entered] = weakref.WeakKeyDictionary()
         self._functional: dict[int, _Entered] = {}
 
+    def now(self) -> float:
+        """Seconds since the launch began."""
+        return time.monotonic() - self.origin
+
     # Entering and leaving
 
     def enter_collective(
@@ -100,7 +104,7 @@ class Recorder:
         shape = () if first is None else tuple(first.shape)
         dtype = "" if first is None else str(first.dtype).removeprefix("torch.")
         described = (kind, members, number, shape, dtype, size, op, peer, where)
-        entered = _Entered(described, slot, time.monotonic() - self.origin)
+        entered = _Entered(described, slot, self.now())
         self.entered.append(entered)
         return entered
 
@@ -120,7 +124,7 @@ class Recorder:
 
     def completed(self, entered: _Entered) -> None:
         if entered.end is None:
-            entered.end = time.monotonic() - self.origin
+            entered.end = self.now()
 
     @contextmanager
     def blocked_in(self, entered: _Entered | None) -> Iterator[None]:

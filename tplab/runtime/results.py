@@ -10,9 +10,11 @@ class Results(list[Any]):
 
     output:  what each rank printed, by rank
     record:  the collectives that the ranks entered
-    times:   seconds since the launch began at which each rank's function had returned
+    spans:   when each rank's function started and returned, in seconds since the launch began
     """
 
-    def __init__(self, returned: list[Any], output: list[str], record: Record, times: list[float]) -> None:
+    def __init__(
+        self, returned: list[Any], output: list[str], record: Record, spans: list[tuple[float, float]]
+    ) -> None:
         super().__init__(returned)
-        self.output, self.record, self.times = output, record, times
+        self.output, self.record, self.spans = output, record, spans

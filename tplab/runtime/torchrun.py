@@ -31,12 +31,16 @@ def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: 
     if not dist.is_initialized():
         _init_process_group()
     with hooks.record() as section:
+        recorder = hooks.active
+        assert recorder is not None  # there is a process group, so there is a recorder
+        began = recorder.now()
         result = fn(*args, **kwargs)
+        span = began, recorder.now()
     everything: list[Any] = [None] * started
-    dist.all_gather_object(everything, (_on_cpu(result), list(section)))
-    returned = [value for value, _ in everything]
-    record = Record([collective for _, collectives in everything for collective in collectives])
-    return Results(returned, [""] * started, record, [])
+    dist.all_gather_object(everything, (_on_cpu(result), span, list(section)))
+    returned, spans, sections = ([part[index] for part in everything] for index in range(3))
+    record = Record([collective for collectives in sections for collective in collectives])
+    return Results(returned, [""] * started, record, spans)
 
 
 def _init_process_group() -> None:

@@ -131,8 +131,8 @@ class Watch:
     def _results(self) -> Results:
         messages = [rank.message for rank in self.ranks if rank.message]
         collectives = [collective for message in messages for collective in message[3]]
-        times = [message[2] for message in messages]
-        return Results([message[1] for message in messages], self.output.texts(), Record(collectives), times)
+        spans = [message[2] for message in messages]
+        return Results([message[1] for message in messages], self.output.texts(), Record(collectives), spans)
 
     def close(self) -> None:
         """Take in the last output, show it, and stop reading. The ranks are dead by now."""

@@ -11,20 +11,22 @@ _KIND_HATCHES = ("////", "....", "\\\\\\\\", "xxxx", "----", "||||", "++++")
 
 def timeline(results: Any, *, title: str | None = None) -> Picture:
     """Draw a run of `launch`: solid where a rank computes, hatched where it is in a collective (working or waiting)."""
-    record, ends = results.record, list(results.times)
+    record, spans = results.record, list(results.spans)
     kinds = list(dict.fromkeys(collective.kind for collective in record))
     hatches = {kind: _KIND_HATCHES[index % len(_KIND_HATCHES)] for index, kind in enumerate(kinds)}
-    first = min([collective.start for collective in record] or [0.0])
-    last = max([*ends, *(collective.end or 0.0 for collective in record)])
-    lead = 0.04 * max(last - first, 1e-4)
-    zero = first - lead if record else 0.0
-    p = len(ends)
+    zero = min(began for began, _ in spans)
+    last = max([*(returned for _, returned in spans), *(collective.end or 0.0 for collective in record)])
+    p = len(spans)
     with style():
         caption = title or f"timeline of {p} ranks, {(last - zero) * 1000:.1f} ms"
         picture, axes = chart(WIDTH, 1.0 + 0.42 * p, caption, title)
         for rank in range(p):
             color = rank_color(rank)
-            axes.barh(rank, (ends[rank] - zero) * 1000, 0.62, color=tint(color, 0.75), edgecolor=color, linewidth=1)
+            began, returned = spans[rank]
+            axes.barh(
+                rank, (returned - began) * 1000, 0.62, left=(began - zero) * 1000,
+                color=tint(color, 0.75), edgecolor=color, linewidth=1,
+            )  # fmt: skip
             for collective in record.of_rank(rank):
                 begin, end = collective.start - zero, (collective.end or last) - zero
                 axes.barh(
