@@ -15,7 +15,7 @@ import os
 import struct
 import tempfile
 import zlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 SLOTS = 256
 SLOT_BYTES = 512
@@ -29,8 +29,7 @@ STATES = ("starting", "running", "returned", "raised")
 _SEPARATOR = "\x1f"
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One collective, send or receive that a rank has entered.
 
     `channel` and `number` say which entries of other ranks belong to it: the n-th collective of a process group, or the
@@ -62,10 +61,6 @@ class Entry:
         ranks = tuple(int(rank) for rank in members.split(",")) if members else ()
         return Entry(channel, int(number), kind, signature, ranks, where, int(peer))
 
-    @property
-    def key(self) -> int:
-        return _key(f"{self.channel}:{self.number}")
-
     def differs_from(self, other: "Entry") -> bool:
         """Whether the other rank's entry at the same place does not belong to this one."""
         pair = {self.kind, other.kind} == {"send", "recv"}
@@ -74,6 +69,10 @@ class Entry:
 
 def _key(text: str) -> int:
     return zlib.crc32(text.encode()) or 1
+
+
+def _key_of(entry: Entry) -> int:
+    return _key(f"{entry.channel}:{entry.number}")
 
 
 class Board:
@@ -100,7 +99,7 @@ class Board:
 
     def write(self, rank: int, entry: Entry) -> int:
         """Put an entry on the rank's page; returns its slot."""
-        key = entry.key
+        key = _key_of(entry)
         slot = key % SLOTS
         text = entry.encode()
         start = self._slot_start(rank, slot)
@@ -141,7 +140,8 @@ class Board:
 
     def find(self, rank: int, entry: Entry) -> Entry | None:
         """The other rank's entry of the same channel and number, if it has entered it."""
-        other = self.read(rank, entry.key % SLOTS, entry.key)
+        key = _key_of(entry)
+        other = self.read(rank, key % SLOTS, key)
         return other if other and (other.channel, other.number) == (entry.channel, entry.number) else None
 
     def set_waiting(self, rank: int, slot: int | None) -> None:

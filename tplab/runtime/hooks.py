@@ -141,8 +141,13 @@ def _wrap_wait() -> Callable[..., Any]:
         recorder = active
         if recorder is None:
             return original(self, *args, **kwargs)
-        with recorder.blocked_in(recorder.of_work(self)):
+        entered = recorder.of_work(self)
+        if entered is None:
             return original(self, *args, **kwargs)
+        recorder.waits(entered)
+        result = original(self, *args, **kwargs)
+        recorder.has_waited(entered)
+        return result
 
     return wait
 
@@ -197,8 +202,10 @@ def _wait_tensor(tensor: Tensor) -> Tensor:
     entered = active.of_functional(tensor) if active is not None else None
     if active is None or entered is None:
         return _torchs_own(operator, tensor)
-    with active.blocked_in(entered):
-        return _torchs_own(operator, tensor)
+    active.waits(entered)
+    result = _torchs_own(operator, tensor)
+    active.has_waited(entered)
+    return result
 
 
 # A group this rank is no member of: torch warns and returns the tensor as it was

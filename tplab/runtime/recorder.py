@@ -8,8 +8,8 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -102,7 +102,7 @@ class Recorder:
         size = factor * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         first = tensors[0] if tensors else None
         shape = () if first is None else tuple(first.shape)
-        dtype = "" if first is None else str(first.dtype).removeprefix("torch.")
+        dtype = "" if first is None else _dtype_name(first.dtype)
         described = (kind, members, number, shape, dtype, size, op, peer, where)
         entered = _Entered(described, slot, self.now())
         self.entered.append(entered)
@@ -126,15 +126,13 @@ class Recorder:
         if entered.end is None:
             entered.end = self.now()
 
-    @contextmanager
-    def blocked_in(self, entered: _Entered | None) -> Iterator[None]:
-        """While the rank waits for `entered`."""
-        if entered is None:
-            yield
-            return
+    def waits(self, entered: _Entered) -> None:
+        """The rank begins to wait for the collective."""
         if self.board is not None:
             self.board.set_waiting(self.rank, entered.slot)
-        yield
+
+    def has_waited(self, entered: _Entered) -> None:
+        """The collective has completed, and the rank goes on."""
         if self.board is not None:
             self.board.set_waiting(self.rank, None)
         self.completed(entered)
@@ -162,11 +160,16 @@ class Recorder:
 # Naming what is entered
 
 
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _describe(tensors: Sequence[Tensor]) -> str:
     if not tensors:
         return ""
     first = tensors[0]
-    text = f"{list(first.shape)} {str(first.dtype).removeprefix('torch.')}"
+    text = f"{list(first.shape)} {_dtype_name(first.dtype)}"
     if not first.is_contiguous():
         text += f" with strides {list(first.stride())}"
     return text if len(tensors) == 1 else f"{len(tensors)} x {text}"
@@ -174,7 +177,7 @@ def _describe(tensors: Sequence[Tensor]) -> str:
 
 def _signature(kind: str, tensors: Sequence[Tensor], op: str | None, root: int | None) -> str:
     if kind == "all_to_all":  # the sizes may differ between ranks
-        return str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+        return _dtype_name(tensors[0].dtype) if tensors else ""
     parts = [_describe(tensors)] if tensors else []
     if op:
         parts.append(op)
