@@ -38,7 +38,14 @@ from tplab.linear import ColumnParallelLinear, RowParallelLinear
 viz.product((4, 8), (8, 16), kind="column", p=2, title="first product: X A, with A cut by columns")
 
 # %%
-viz.product((4, 16), (16, 8), kind="row", p=2, title="second product: Z B, with Z = GELU(X A) and B cut by rows")
+viz.product(
+    (4, 16),
+    (16, 8),
+    kind="row",
+    p=2,
+    names=("Z", "B"),
+    title="second product: Z B, with Z = GELU(X A) and B cut by rows",
+)
 
 # %% [markdown]
 # ## 1 · What stands between two layers
