@@ -23,16 +23,23 @@ from tplab.runtime.forkserver import fork_server
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temporary files of this test, of its ranks too, go where no other test writes."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 def tracked() -> dict[str, object]:
-    """What a run could leave behind."""
+    """What a run could leave behind. (A browser test that runs at the same time has shared memory of its own.)"""
     shared = Path("/dev/shm")
     server = fork_server()._process.pid
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "descriptors of the server": len(os.listdir(f"/proc/{server}/fd")),
         "processes": len(psutil.Process().children(recursive=True)),
-        "shared memory": sorted(os.listdir(shared)) if shared.exists() else [],
-        "temporary files": sorted(name for name in os.listdir(tempfile.gettempdir()) if name.startswith("tplab")),
+        "shared memory": sorted(path.name for path in shared.glob("*") if "chromium" not in path.name),
+        "temporary files": sorted(os.listdir(tempfile.gettempdir())),
     }
 
 
