@@ -11,12 +11,12 @@ from tplab.course import cli
 from tplab.course.checker import Note, Verdict, check_notebook
 from tplab.course.notebook import Unreadable, read_notebook
 
-COUNT = 24
+COUNT = 26
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A chapter of 24 exercises, built once."""
+    """A chapter of 26 exercises, built once."""
     folder = tmp_path_factory.mktemp("tiny")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
@@ -124,9 +124,34 @@ def lost_ids(mine, k):
         cell.update(id="", metadata={})
 
 
+def lost_ids_and_another_name_below(mine, k):
+    """As Colab does it: no ids, but the metadata is kept. The last part of the exercise defines a helper."""
+    for id in (f"check-90-{k}", f"exercise-90-{k}"):
+        mine.cell(id).pop("id")
+    place = next(i for i, c in enumerate(mine.cells) if c["metadata"].get("tplab") == {"exercise": f"90.{k}"})
+    cell = mine.cells[place]
+    mine.cells.insert(place, dict(cell, source=f"def help_{k}(x):\n    return x"))
+
+
+def answer_in_a_new_cell(mine, k):
+    """The stub stays where it is; the answer stands in a cell of the learner's own below it."""
+    source = mine.cell(f"exercise-90-{k}")["source"]
+    mine.cell(f"exercise-90-{k}")["source"] = f'def double_{k}(x):\n    raise NotImplementedError("exercise 90.{k}")'
+    mine.insert(mine.place(f"exercise-90-{k}") + 1, source)
+
+
 def doubled_stub_below(mine, k):
     stub = f'def double_{k}(x):\n    raise NotImplementedError("exercise 90.{k}")'
     mine.insert(mine.place(f"check-90-{k}") + 1, stub, id=f"exercise-90-{k}")
+
+
+def experiment_below_the_check(mine, k):
+    mine.insert(mine.place(f"check-90-{k}") + 1, f"def double_{k}(x):\n    return 0")
+
+
+def stub_between_answer_and_check(mine, k):
+    stub = f'def double_{k}(x):\n    raise NotImplementedError("exercise 90.{k}")'
+    mine.insert(mine.place(f"check-90-{k}"), stub)
 
 
 def split_exercise(mine, k):
@@ -164,7 +189,11 @@ SPOILINGS = [
     name_bound_again,
     exception_hook,
     lost_ids,
+    lost_ids_and_another_name_below,
+    answer_in_a_new_cell,
     doubled_stub_below,
+    experiment_below_the_check,
+    stub_between_answer_and_check,
     split_exercise,
     own_helper,
     debug_prints,

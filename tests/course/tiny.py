@@ -19,8 +19,9 @@ def register(number, name):
     @checking.exercise(number, name)
     def doubled(function):
         current().compared["the value"] = None
+        from tplab.course.checking import fail  # late, as some checks do
         if function(3) != 6:
-            checking.fail(number, f"{name}(3) is {function(3)}.", "What is twice three?")
+            fail(number, f"{name}(3) is {function(3)}.", "What is twice three?")
         return checking.Verdict()
 
 for k in range(1, 40):
@@ -105,7 +106,7 @@ class Learner:
         return self.content["cells"]
 
     def place(self, id: str) -> int:
-        return next(place for place, cell in enumerate(self.cells) if cell["id"] == id)
+        return next(place for place, cell in enumerate(self.cells) if cell.get("id") == id)
 
     def cell(self, id: str) -> dict:
         return self.cells[self.place(id)]

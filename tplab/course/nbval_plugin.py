@@ -121,9 +121,8 @@ class ChapterFile(nbval.IPyNbFile):
 
     def collect(self):
         for item in super().collect():
-            options = collections.defaultdict(
-                bool, nbval.find_metadata_tags(item.cell.metadata)
-            )  # comments don't count
+            tags = nbval.find_metadata_tags(item.cell.metadata)  # what comments in the cell say doesn't count
+            options = collections.defaultdict(bool, tags)
             options.setdefault("check", self.compare_outputs)
             yield ChapterCell.from_parent(
                 self, name=item.cell.get("id") or item.name, cell_num=item.cell_num, cell=item.cell, options=options
