@@ -1,15 +1,23 @@
-"""What holds for every test: one thread per rank, quick tests first, and nothing skipped in silence.
+"""What holds for every test: one thread per rank, temporary files of its own, quick tests first, no skip in silence.
 
 With CI set, a test that would be skipped fails instead (a missing tool there is a fault of the build); tests marked
 `gpu` are the exception. Without CI, a skipped test says what it needs and the rest go on.
 """
 
 import os
+import shutil
+import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several ranks share two cores; set before torch is imported
 os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn into memory
 
 import pytest
+
+# A folder for the temporary files of this process and its children, so that a test which looks for what a run left
+# behind does not see the files of another. pytest's own folders stay where they always are.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+SCRATCH = tempfile.mkdtemp(prefix="pytest-scratch-", dir=os.environ["PYTEST_DEBUG_TEMPROOT"])
+os.environ["TMPDIR"] = tempfile.tempdir = SCRATCH
 
 IN_CI = bool(os.environ.get("CI"))
 
@@ -20,6 +28,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(SCRATCH, ignore_errors=True)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch  # here, since most runs of single tests can do without
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs an NVIDIA GPU")
 
 
 def _cost(item: pytest.Item) -> int:
