@@ -465,15 +465,7 @@ viz.curves(
 )
 
 # %% [markdown]
-# One curve. If you see two, go back to exercise 5.1. Now on one process and on four:
-
-# %%
-runs = {p: runs.get(p) or launch(train_on_ranks, p, args=(ParallelMLP,)) for p in (1, 2, 4)}
-viz.curves(
-    {"one process, plain PyTorch": plain_losses}
-    | {f"your ParallelMLP, p = {p}": run[0]["losses"] for p, run in runs.items()},
-    title="four trainings, one on top of the other",
-)
+# One curve. If you see two, go back to exercise 5.1. How equal are they? First with a single rank, where your MLP must be the plain one, then with two:
 
 
 # %%
@@ -482,6 +474,21 @@ def furthest(losses):
     return max(abs(mine - theirs) for mine, theirs in zip(losses, plain_losses, strict=True))
 
 
+runs[1] = launch(train_on_ranks, 1, args=(ParallelMLP,))
+print(f"p = 1: {furthest(runs[1][0]['losses']):.1e}   p = 2: {furthest(runs[2][0]['losses']):.1e}")
+
+# %% [markdown]
+# And with four:
+
+# %%
+runs[4] = launch(train_on_ranks, 4, args=(ParallelMLP,))
+viz.curves(
+    {"one process, plain PyTorch": plain_losses}
+    | {f"your ParallelMLP, p = {p}": runs[p][0]["losses"] for p in (1, 2, 4)},
+    title="four trainings, one on top of the other",
+)
+
+# %%
 rows = [
     {
         "run": "one process",
@@ -492,7 +499,7 @@ rows = [
         "replica drift": None,
     }
 ]
-for p, run in runs.items():
+for p, run in sorted(runs.items()):
     rows.append(
         {
             "run": f"your MLP, p = {p}",
