@@ -124,13 +124,12 @@ def lost_ids(mine, k):
         cell.update(id="", metadata={})
 
 
-def lost_ids_and_another_name_below(mine, k):
-    """As Colab does it: no ids, but the metadata is kept. The last part of the exercise defines a helper."""
+def lost_ids_and_no_definition(mine, k):
+    """As Colab does it: no ids, but the metadata is kept. The answer is an assignment, so no name gives it away."""
+    cell = mine.cell(f"exercise-90-{k}")
+    cell["source"] = cell["source"].replace(f"def double_{k}(x):\n    return", f"double_{k} = lambda x:")
     for id in (f"check-90-{k}", f"exercise-90-{k}"):
         mine.cell(id).pop("id")
-    place = next(i for i, c in enumerate(mine.cells) if c["metadata"].get("tplab") == {"exercise": f"90.{k}"})
-    cell = mine.cells[place]
-    mine.cells.insert(place, dict(cell, source=f"def help_{k}(x):\n    return x"))
 
 
 def answer_in_a_new_cell(mine, k):
@@ -189,7 +188,7 @@ SPOILINGS = [
     name_bound_again,
     exception_hook,
     lost_ids,
-    lost_ids_and_another_name_below,
+    lost_ids_and_no_definition,
     answer_in_a_new_cell,
     doubled_stub_below,
     experiment_below_the_check,
