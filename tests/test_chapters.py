@@ -21,6 +21,7 @@ from tests.wrong_answers import (
 )
 from tplab.course.build import stale
 from tplab.course.checker import Note, Verdict, check_notebook
+from tplab.course.failures import NOTHING_FAILED
 from tplab.course.notebook import read_notebook
 from tplab.course.rules import validate
 from tplab.course.source import sources
@@ -69,6 +70,16 @@ def test_checks_and_predictions_are_those_of_the_source(number):
     module = importlib.import_module(f"tplab.course.ch{number:02d}")
     assert set(module.PREDICTIONS) == set(chapter(number).of_role("predict"))
     assert {symptom.exercise for symptom in module.SYMPTOMS} - {""} <= set(EXERCISES)
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_programs_that_are_wrong_on_purpose_do_fail(stem):
+    """By the outputs of the executed solution, which the tests above hold to its source."""
+    cells = nbformat.read(ROOT / "solutions" / f"{stem}.ipynb", as_version=4).cells
+    broken = [cell for cell in cells if "with show_failure(" in cell.source]
+    shown = [str(cell.get("outputs", "")) for cell in broken]
+    assert all("It failed, as it should" in text for text in shown)
+    assert not any(NOTHING_FAILED in text for text in shown)
 
 
 @pytest.mark.slow
