@@ -5,14 +5,17 @@
 One launch is: start the ranks, make the process group, one all_reduce of one number, end. `warm` launches follow others
 in the same program; `cold` is the first, from a fresh Python, with the import of torch. Each way lives in a process of
 its own. All take turns within every round, so that a busy moment of the machine meets them all; the table shows the
-median, the quartiles, and the median over the rounds of (this way / tplab.launch in the same round).
+median, the quartiles, and the median over the rounds of (this way / tplab.launch in the same round). A launch that
+fails or hangs is counted, and its way goes on in a new process.
 """
 
 import argparse
 import json
+import math
 import os
 import random
 import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -20,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 
-PATIENCE = 180  # seconds for one launch
+PATIENCE = 60  # seconds for one launch; then it hangs
 NAMES = (
     "tplab.launch",
     "worker pool, new group",
@@ -36,6 +39,10 @@ class Absent(Exception):  # noqa: N818 (a state, not a fault)
     """This way can't be used here; the message says why."""
 
 
+class Failed(Exception):  # noqa: N818 (a launch that did)
+    """A launch ended with an error, or did not end."""
+
+
 class Driver:
     """A process in which one way of launching lives."""
 
@@ -47,6 +54,7 @@ class Driver:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.launch", "--drive", name, str(theirs)],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors, pass_fds=[theirs], env=environment,
+            start_new_session=True,
         )  # fmt: skip
         os.close(theirs)
         self._file = os.fdopen(self._answers, "r")
@@ -63,16 +71,16 @@ class Driver:
             raise Absent(answer["absent"])
         if "error" in answer:
             self._errors.seek(0)
-            raise RuntimeError(f"{self.name}: {answer['error']}\n{self._errors.read().decode()[-3000:]}")
+            raise Failed(f"{self.name}: {answer['error']}\n{self._errors.read().decode()[-3000:]}")
         return answer["ms"]
 
-    def close(self) -> None:
+    def close(self, patience: float = 20) -> None:
         assert self._process.stdin
         self._process.stdin.close()
         try:
-            self._process.wait(20)
+            self._process.wait(patience)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)  # with the ranks of a launch that hangs
             self._process.wait()
         self._file.close()
         self._errors.close()
@@ -110,28 +118,48 @@ def measure_cold(names: Iterable[str], ranks: list[int], repetitions: int) -> di
                 driver = Driver(name)
                 try:
                     times.setdefault((name, world_size), []).append(driver.launch(world_size))
+                except Failed as reason:
+                    print(f"\n{reason}", file=sys.stderr)
                 finally:
                     driver.close()
     return times
 
 
 def measure_warm(names: list[str], ranks: list[int], rounds: int) -> dict[tuple[str, int], list[float]]:
-    drivers = {name: Driver(name) for name in names}
+    """Milliseconds by way and number of ranks, one for each round; nan where the launch failed."""
+    drivers = {name: _warm_driver(name, ranks) for name in names}
     times: dict[tuple[str, int], list[float]] = {(name, size): [] for name in names for size in ranks}
     try:
-        for name in names:
-            for world_size in ranks:
-                _say(f"warming up: {name}")
-                drivers[name].launch(world_size)
         for number in range(rounds):
             for world_size in ranks:
                 for name in random.sample(names, len(names)):
                     _say(f"round {number + 1}/{rounds}, {world_size} ranks: {name}")
-                    times[name, world_size].append(drivers[name].launch(world_size))
+                    try:
+                        times[name, world_size].append(drivers[name].launch(world_size))
+                    except Failed as reason:
+                        print(f"\n{reason}", file=sys.stderr)
+                        times[name, world_size].append(math.nan)
+                        drivers[name].close(patience=0)
+                        drivers[name] = _warm_driver(name, ranks)
     finally:
         for driver in drivers.values():
             driver.close()
     return times
+
+
+def _warm_driver(name: str, ranks: list[int], attempts: int = 3) -> Driver:
+    """A driver that has launched once on every number of ranks."""
+    for _ in range(attempts):
+        driver = Driver(name)
+        try:
+            for world_size in ranks:
+                _say(f"warming up: {name}")
+                driver.launch(world_size)
+            return driver
+        except Failed as reason:
+            print(f"\n{reason}", file=sys.stderr)
+            driver.close(patience=0)
+    raise Failed(f"{name} failed {attempts} times in a row")
 
 
 def find_absent(names: Iterable[str]) -> dict[str, str]:
@@ -159,11 +187,13 @@ def table(
     for name in names:
         cells = []
         for world_size in ranks:
-            times = warm[name, world_size]
+            pairs = list(zip(warm[name, world_size], warm[OURS, world_size], strict=True))
+            times = [this for this, _ in pairs if not math.isnan(this)]
+            ratios = [this / ours for this, ours in pairs if not math.isnan(this + ours)]
             low, middle, high = statistics.quantiles(times, n=4)
-            ratio = statistics.median(map(float.__truediv__, times, warm[OURS, world_size]))
+            failed = f", {len(pairs) - len(times)} of {len(pairs)} failed" if len(times) < len(pairs) else ""
             first = cold.get((name, world_size))
-            cells += [f"**{middle:.0f}** ({low:.0f}-{high:.0f})", f"{ratio:.2f}"]
+            cells += [f"**{middle:.0f}** ({low:.0f}-{high:.0f}{failed})", f"{statistics.median(ratios):.2f}"]
             cells.append(f"{statistics.median(first):.0f} ({min(first):.0f}-{max(first):.0f})" if first else "-")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
