@@ -305,6 +305,17 @@ def test_other_collective_with_both_lines() -> None:
     assert f"rank 0: all_reduce #1 ([2] float32, sum) at {__file__} line {line_of(program, 4)}" in report
 
 
+def test_a_program_that_catches_its_errors_does_not_hide_that_the_ranks_differ() -> None:
+    def program() -> None:
+        try:
+            dist.all_reduce(torch.ones(2 + dist.get_rank()))
+        except Exception as error:
+            print("caught", error)
+        dist.barrier()
+
+    assert "collective #1 is not the same on all ranks" in str(fails(program, timeout=None))
+
+
 def test_a_message_of_another_shape() -> None:
     def program() -> None:
         if dist.get_rank() == 0:

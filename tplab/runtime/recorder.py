@@ -26,8 +26,11 @@ _RUNTIME = os.path.dirname(__file__) + os.sep
 _TPLAB = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
-class Mismatch(RuntimeError):  # noqa: N818 (the name is the diagnosis)
-    """Two ranks entered different collectives, or the same one with other arguments, at the same place."""
+class Mismatch(BaseException):
+    """Two ranks entered different collectives, or the same one with other arguments, at the same place.
+
+    No Exception, so that a program which catches its errors and goes on cannot hide it: the ranks can't go on.
+    """
 
 
 class _Entered:
