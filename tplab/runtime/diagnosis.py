@@ -101,7 +101,10 @@ def advice(states: Sequence[RankState]) -> str:
     kinds = {entry.kind for entry in ([differing] if differing else _open_entries(states))}
     if kinds <= {"send", "recv"}:
         return "A send and its recv wait for each other: pair them, with the same shape, and let one side send first."
-    return "Every rank of a group must enter the same collectives in the same order, with tensors of the same shape and layout."
+    return (
+        "Every rank of a group must enter the same collectives in the same order, "
+        "with tensors of the same shape and memory layout."
+    )
 
 
 def _headlines(states: Sequence[RankState]) -> list[str]:
