@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 2 · Splitting matrices
+# # 02 · Splitting matrices
 #
 # **The question.** A weight matrix is too large for one device. How can several devices multiply by it together, when each
 # of them holds only a part?
@@ -9,7 +9,7 @@
 # built from these two.
 #
 # You need PyTorch. You need not have written distributed code: the few words it takes are explained where they first appear.
-# About 60 minutes.
+# One cell uses your answers (2.1, 2.2 and 2.3): the measurement near the end. All other cells run without them. About 60 minutes.
 
 # %% tags=["setup"]
 import torch
@@ -100,7 +100,8 @@ predict("2.a", rows=1024, columns=1024, mib=4)
 #
 # `launch(fn, p)` starts `p` such processes on this machine, runs `fn` on each, and returns what it returned, in rank order.
 # They are real processes, as on a cluster. With a GPU for each rank they use the GPUs, and NVIDIA's library NCCL to communicate; otherwise the CPU, and
-# the library gloo. The first launch says which.
+# the library gloo. The first launch says which. `device()` is this rank's device, its GPU or the CPU: a tensor has to be there before it goes into a
+# collective (explained next).
 
 
 # %%
@@ -146,21 +147,23 @@ results = launch(two_collectives, 4)
 viz.matrices({f"rank {rank}: {name}": tensor for rank in (0, 2) for name, tensor in results[rank].items()})
 
 # %% [markdown]
-# `launch` keeps a record of every collective that a rank entered: which kind, how often, how many bytes. All claims of this course
-# about traffic are read from it.
+# `launch` keeps a record of every collective that a rank entered: which kind, how often, how many bytes.
 
 # %%
 results.record
 
 # %% [markdown]
+# The bytes are those of the **message**. For an all-reduce that is the tensor that is added up: two numbers of 4 bytes. For an all-gather it is all parts
+# together: four times as much. How many bytes each rank then puts on the wire is the library's business; "Measure it" comes back to that.
+#
 # That is all it takes. Now build.
 
 # %% [markdown] task="2.1" title="Cut a tensor into shards, and put it together again" difficulty=2 minutes=12
 # Write `shard` and `unshard`. No communication: both only cut and paste. (In shapes, `..` stands for any number of dimensions.)
 #
-# Rank $r$ holds the $r$-th of `p` equal, contiguous parts along `dim`, which may be negative, as everywhere in PyTorch. Two demands:
+# Rank $r$ holds the $r$-th of `p` equal, consecutive parts along `dim`, which may be negative, as everywhere in PyTorch. Two demands:
 #
-# - A shard has **memory of its own**. A view keeps the whole tensor alive, and then nothing was saved by cutting it.
+# - A shard has **memory of its own**, and is contiguous in it. A view keeps the whole tensor alive, and then nothing was saved by cutting it.
 # - A size that can't be divided evenly is **refused**, on every rank, with a `ValueError` that names the size and the number of
 #   ranks. Collectives want equal shapes everywhere: an error here, now, is better than a hang there, later.
 
@@ -342,14 +345,15 @@ def lucky_example() -> tuple[torch.Tensor, torch.Tensor]:
 check("2.4", gelu_gap, counter_example, lucky_example)
 
 # %% [markdown]
-# So a nonlinearity goes after a column split, or after the all-reduce of a row split, never in between. Keep this in mind until chapter 5:
+# So a nonlinearity goes after a column split, or after the all-reduce of a row split, never in between. Keep this in mind until chapter 05:
 # column, GELU, row needs no communication in the middle.
 #
 # ## Break it
 #
 # Three programs that are wrong on purpose. Read what they show before you read what they are.
 #
-# **First.** A row split whose author forgot the all-reduce. Nothing fails, and the shape is right.
+# **First.** A row split whose author forgot the all-reduce. Nothing fails, and the shape is right. (`args` are the arguments of the function; `launch`
+# copies them to every rank.)
 
 
 # %%
@@ -381,8 +385,8 @@ results = launch(gelu_before_the_sum, 2, args=(X, A))
 viz.matrices({"rank 0": results[0], "rank 1": results[1], "right": gelu(X @ A)})
 
 # %% [markdown]
-# In the first row all terms are positive, and the errors could pass for rounding. In the second row, third column, a $+1$ meets a $-1$: 0.68 instead
-# of 0. With lucky numbers this mistake is invisible.
+# In the first row all terms are positive, and the errors are small and easily overlooked: 11.84 for 12, 10.84 for 11. In the second row, third column, a
+# $+1$ meets a $-1$: 0.68 instead of 0. With lucky numbers this mistake is invisible.
 #
 # **Third.** Ten columns on four ranks, cut by `torch.chunk`, which does not mind: it gives 3, 3, 3 and 1. Your `shard` refuses. This is what it saves you from:
 
@@ -419,10 +423,12 @@ predict("2.d", all_gather=192, all_reduce=192, weights=96)
 # %%
 def measured(kind, x, a):
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    a_shard = shard(a, 1 if kind == "column" else 0, rank, world_size)  # [in, out/p] or [in/p, out]
     if kind == "column":
-        column_product(x.to(device()), shard(a, 1, rank, world_size).to(device()))
+        column_product(x.to(device()), a_shard.to(device()))
     else:
-        row_product(shard(x, 1, rank, world_size).to(device()), shard(a, 0, rank, world_size).to(device()))
+        row_product(shard(x, 1, rank, world_size).to(device()), a_shard.to(device()))
+    return a_shard.untyped_storage().nbytes()  # of the memory behind this rank's weights
 
 
 b, n_in, n_out = 4, 8, 12
@@ -430,8 +436,8 @@ x, a = torch.randn(b, n_in), torch.randn(n_in, n_out)
 rows = []
 for kind, rounds in (("column", 1), ("row", 2)):
     for p in (2, 4):
-        totals = launch(measured, p, args=(kind, x, a)).record.totals()
-        ((collective, (calls, size)),) = totals.items()
+        results = launch(measured, p, args=(kind, x, a))
+        ((collective, (calls, size)),) = results.record.totals().items()
         rows.append(
             {
                 "split": kind,
@@ -440,8 +446,8 @@ for kind, rounds in (("column", 1), ("row", 2)):
                 "calls": calls,
                 "bytes": size,
                 "formula 4·b·out": 4 * b * n_out,
-                "sent by each rank, in a ring": rounds * (p - 1) * size // p,
-                "bytes of weights per rank": 4 * n_in * n_out // p,
+                "bytes of weights on a rank": max(results),
+                "sent by each rank (computed for a ring)": rounds * (p - 1) * size // p,
             }
         )
 viz.table(rows)
@@ -449,9 +455,9 @@ viz.table(rows)
 # %% [markdown]
 # Two things to read off.
 #
-# - The message is $b \cdot out$ numbers in both cases, and doesn't depend on `p`. What it costs does: in a **ring**, the usual algorithm, every rank
-#   sends $\frac{p-1}{p}N$ bytes for an all-gather of $N$ bytes in all, and twice that for an all-reduce of $N$ bytes: once to add up, once to
-#   hand out the sums.
+# - The message is $b \cdot out$ numbers in both cases, and doesn't depend on `p`. What it costs does. In a **ring**, a common algorithm, every rank
+#   talks to its neighbours only. For an all-gather of $N$ bytes in all it passes on $p-1$ of the $p$ parts, one after another: $\frac{p-1}{p}N$ bytes. An
+#   all-reduce of $N$ bytes goes round twice, once to add up and once to hand out the sums: $2\frac{p-1}{p}N$ bytes.
 # - The weights per rank shrink as $1/p$, and never travel. That is the bargain of tensor parallelism: activations are sent so that weights can stay.
 #
 # ## In the wild
@@ -487,4 +493,4 @@ launch(ask_dtensor, 2, args=(X, A))[0]
 # - Row split: $A$ cut along `in`, $X$ cut with it, products are partial sums: add (all-reduce).
 # - GELU may stand after a column split, not before the sum of a row split; lucky numbers hide the mistake.
 # - Traffic so far: $b \cdot out$ numbers per product, for either split. Weights per rank: $in \cdot out / p$.
-# - Next: autograd does not see collectives. Chapter 3 teaches it, with two small operators and their mirror images.
+# - Next: autograd does not see collectives. Chapter 03 teaches it, with two small operators and their mirror images.

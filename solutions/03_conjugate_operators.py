@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 3 · Conjugate operators
+# # 03 · Conjugate operators
 #
 # **The question.** Autograd follows a tensor through one process. What has to be sent *backward* where a computation is spread
 # over several ranks, so that every gradient comes out as on one device?
@@ -15,10 +15,10 @@
 #     gather       all-gather                             keep my part
 # ```
 #
-# You need chapter 2, or these five words: **rank** (one of `p` processes, each with memory of its own), **replicated** (every rank
-# holds the same whole tensor), **sharded** (each holds its part), **partial** (each holds one term of a sum), **collective** (a call
-# that all ranks make together: `dist.all_reduce` adds up over the ranks, in place; `dist.all_gather` brings everybody's part to
-# everybody). About 75 minutes.
+# You need chapter 02: `launch` (runs a function on `p` ranks), `device()` (this rank's device), the column and the row split, and these five words:
+# **rank** (one of `p` processes, each with memory of its own), **replicated** (every rank holds the same whole tensor), **sharded** (each holds its
+# part), **partial** (each holds one term of a sum), **collective** (a call that all ranks make together: `dist.all_reduce` adds up over the ranks, in
+# place; `dist.all_gather` brings everybody's part to everybody). About 75 minutes.
 
 # %% tags=["setup"]
 import warnings
@@ -32,10 +32,10 @@ from tplab.course import check, predict, show_failure, symptoms
 from tplab.sharding import shard, unshard
 
 # %% [markdown]
-# ## A network of two weights, on two ranks
+# ## A network of four weights, on two ranks
 #
-# Take the smallest network there is: two linear layers with one number each way, split over two ranks. The first layer is split by
-# columns, the second by rows, as in chapter 2. Rank $r$ holds the weights $a_r$ and $b_r$.
+# Take a very small network of two linear layers. Its input and its output are one number, the hidden layer has two, one per rank. The first layer is split
+# by columns, the second by rows, as in chapter 02. Rank $r$ holds the weights $a_r$ and $b_r$.
 #
 # ```
 #           rank 0   ┌── y₀ = x·a₀ ── z₀ = y₀·b₀ ──┐
@@ -124,6 +124,9 @@ viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, 
 # - **gather** all-gathers the parts to the whole `[.., h]`. Backward, every rank holds the whole gradient, and its own part needs only its own
 #   slice of it: nothing is sent.
 #
+# In a network scatter stands before a row split whose input is replicated, gather behind a column split whose output is wanted whole. Below scatter every
+# rank computes the same replicated layers. To train them alike, every rank needs the whole of $dx$.
+#
 # | operator | forward: in → out | forward traffic | backward: in → out | backward traffic |
 # |---|---|---|---|---|
 # | f | replicated → the same | none | partial → replicated | all-reduce |
@@ -132,8 +135,14 @@ viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, 
 # | gather | sharded → replicated | all-gather | replicated → sharded | none |
 #
 # Read the table by rows in pairs: f backward is g forward, g backward is f forward, and so for scatter and gather. Two such operators are called
-# **conjugate**. It is no accident: each operator is a linear map, and the backward of a linear map is its transpose. Copying to all ranks and adding over
-# all ranks are each other's transpose; so are cutting and putting together.
+# **conjugate**. It is no accident: each operator is a linear map, and the backward of a linear map is its transpose. For $p = 2$, f makes one number into
+# two copies, and its transpose adds two numbers:
+#
+# $$\begin{bmatrix} x \\ x \end{bmatrix} = \begin{bmatrix} 1 \\ 1 \end{bmatrix} x \qquad\qquad
+# dx = \begin{bmatrix} 1 & 1 \end{bmatrix} \begin{bmatrix} dx_0 \\ dx_1 \end{bmatrix} = dx_0 + dx_1$$
+#
+# ($dx_r$ is what rank $r$ contributes. A replicated tensor counts once here, however many ranks hold it.) Cutting and putting together are each other's
+# transpose as well.
 #
 # Turn the knobs. Every move runs the operator on real ranks (the course's own, from `tplab.mappings`). What differs from rank to rank is full of
 # $10^{rank}$, so each digit tells which rank it came from; what is replicated is 1, 2, 3, 4. `dy` is the upstream gradient, that of the output. For each operator: which of `y` and `dx` needed another rank's numbers?
@@ -175,7 +184,7 @@ viz.explore(on_ranks, operator=list(OPERATORS), p=(2, 4))
 class TurnRound(Function):
     @staticmethod
     def forward(ctx, x):
-        return x.view_as(x)  # the same numbers; autograd is not looking inside forward
+        return x.view_as(x)  # a new tensor object over the same memory; autograd is not looking inside forward
 
     @staticmethod
     def backward(ctx, grad_output):  # dL/d(output), as large as the output
@@ -190,13 +199,15 @@ x.grad
 # Two rules of good manners, and the checks insist on them:
 #
 # - **Never write into a tensor you were given.** It belongs to the caller, and autograd may have saved it for another gradient. `dist.all_reduce` writes
-#   into its argument, so hand it a copy: `x.clone(memory_format=torch.contiguous_format)`.
+#   into its argument, so hand it a copy: `x.clone(memory_format=torch.contiguous_format)`. The price is memory for one more tensor of that size.
 # - **Hand a collective contiguous memory.** Gradients often are not: the gradient of `.sum()` is a single number pretending to be a matrix. The copy
-#   above is contiguous; where you don't copy, call `.contiguous()`.
+#   above is contiguous; where you don't copy, call `.contiguous()`. (The checks stop a tensor with gaps or overlaps in memory, such as a slice or an
+#   expanded one. For an all-reduce any copy without gaps will do if all ranks lay it out alike; `contiguous_format` is the safe habit. For an all-gather
+#   make the tensor contiguous.)
 
 # %% [markdown] task="3.1" title="f: copy forward, add backward" difficulty=2 minutes=10
-# Stands where a replicated tensor enters the **region** in which every rank computes its own share: between f and g in the picture above. Hence the name
-# `CopyToRegion`. The check gives every rank a different upstream gradient and looks at outputs, gradients and traffic, in both directions, on 1, 2 and 4 ranks.
+# f stands where a replicated tensor enters the **region** in which every rank computes its own share: between f and g in the picture above. Hence the name
+# `CopyToRegion`. In forward, `return x` is right too: autograd then makes the new tensor object that `x.view_as(x)` makes openly. The check gives every rank a different upstream gradient and looks at outputs, gradients and traffic, in both directions, on 1, 2 and 4 ranks.
 
 
 # %% exercise="3.1"
@@ -229,7 +240,7 @@ class CopyToRegion(Function):
 check("3.1", CopyToRegion)
 
 # %% [markdown] task="3.2" title="g: add forward, copy backward" difficulty=2 minutes=8
-# Stands where the region ends in partial sums. The mirror image of f.
+# g stands where the region ends in partial sums. It is the mirror image of f.
 
 
 # %% exercise="3.2"
@@ -262,7 +273,7 @@ class ReduceFromRegion(Function):
 check("3.2", ReduceFromRegion)
 
 # %% [markdown] task="3.3" title="scatter: cut forward, gather backward" difficulty=3 minutes=12
-# Cuts the **last** dimension. `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` of chapter 2 are imported. A size that can't be
+# scatter cuts the **last** dimension. `shard(x, dim, rank, world_size)` and `unshard(shards, dim)` of chapter 02 are imported. A size that can't be
 # divided is refused: `shard` does that for you.
 
 
@@ -298,7 +309,7 @@ class ScatterToRegion(Function):
 check("3.3", ScatterToRegion)
 
 # %% [markdown] task="3.4" title="gather: gather forward, cut backward" difficulty=3 minutes=8
-# The mirror image of scatter.
+# gather is the mirror image of scatter.
 
 
 # %% exercise="3.4"
@@ -362,7 +373,8 @@ viz.timeline(results)
 #
 # **gradcheck** compares the gradient with finite differences: it nudges each input by a little and watches the output. It works on ranks if all of them
 # nudge the same number at the same time, so it can test the whole way from a replicated input to a replicated output. It can't test f alone: forward, f is
-# the identity, and finite differences see no more than that.
+# the identity, and finite differences see no more than that. The numbers are float64: the nudge is a millionth, and in float32 the difference of two
+# outputs would be mostly rounding error.
 
 
 # %%
@@ -385,22 +397,22 @@ def finite_differences():
 launch(finite_differences, 2)[0]
 
 # %% [markdown]
-# **The adjoint identity** tests one operator alone. A linear map $A$ and its transpose satisfy, for all $x$ and $y$,
+# **The adjoint identity** tests one operator alone. A linear map $M$ and its transpose satisfy, for all $x$ and $dy$,
 #
-# $$\langle y,\, A x \rangle = \langle A^T y,\, x \rangle$$
+# $$\langle dy,\, M x \rangle = \langle M^T dy,\, x \rangle$$
 #
-# where $\langle u, v \rangle$ is the sum of the products of all entries. Forward gives $Ax$, backward turns the upstream gradient $y$ into $A^T y$. With random $x$
-# and $y$, one number decides. What takes care is the counting: a tensor that differs from rank to rank (sharded or partial) counts on every rank, a
-# replicated one counts once.
+# where $\langle u, v \rangle$ is the sum of the products of all entries. Forward gives $Mx$, backward turns the upstream gradient $dy$ into $M^T dy$. With
+# random $x$ and $dy$, two numbers have to agree. What takes care is the counting: a tensor that differs from rank to rank (sharded or partial) counts on
+# every rank, a replicated one counts once.
 
 
 # %%
-def inner_products(operator, x, y):
+def inner_products(operator, x, dy):
     rank = dist.get_rank()
-    x, y = x[rank].to(device()).requires_grad_(), y[rank].to(device())
-    out = operator.apply(x)  # A x
-    out.backward(y)  # x.grad is now A^T y
-    return (y * out.detach()).sum(), (x.grad * x.detach()).sum()
+    x, dy = x[rank].to(device()).requires_grad_(), dy[rank].to(device())
+    y = operator.apply(x)  # M x
+    y.backward(dy)  # x.grad is now M^T dy
+    return (dy * y.detach()).sum(), (x.grad * x.detach()).sum()
 
 
 def replicated(*shape):
@@ -418,18 +430,18 @@ cases = {
     "gather": (GatherFromRegion, different(3, 4), replicated(3, 8)),
 }
 rows = []
-for name, (operator, x, y) in cases.items():
-    outputs, inputs = zip(*launch(inner_products, 2, args=(operator, x, y)), strict=True)
-    left = outputs[0] if y[0] is y[1] else sum(outputs)  # <y, A x>
-    right = inputs[0] if x[0] is x[1] else sum(inputs)  # <A^T y, x>
-    rows.append({"operator": name, "⟨y, Ax⟩": f"{left:.6f}", "⟨Aᵀy, x⟩": f"{right:.6f}"})
+for name, (operator, x, dy) in cases.items():
+    outputs, inputs = zip(*launch(inner_products, 2, args=(operator, x, dy)), strict=True)
+    left = outputs[0] if dy[0] is dy[1] else sum(outputs)  # <dy, M x>
+    right = inputs[0] if x[0] is x[1] else sum(inputs)  # <M^T dy, x>
+    rows.append({"operator": name, "⟨dy, Mx⟩": f"{left:.6f}", "⟨Mᵀdy, x⟩": f"{right:.6f}"})
 viz.table(rows)
 
 # %% [markdown]
 # ## Break it
 #
-# **First.** An operator g that saves the copy: it lets `dist.all_reduce` write into its input. (Released versions of well-known libraries do.) Below it stands
-# `exp`, whose derivative is its own output, so autograd keeps that output for the backward pass. It is 1 on rank 0 and 2 on rank 1.
+# **First.** An operator g that does without the copy: it lets `dist.all_reduce` write into its input. (Megatron-Core 0.16.1 does so with contiguous
+# tensors.) Below it stands `exp`, whose derivative is its own output, so autograd keeps that output for the backward pass. It is 1 on rank 0 and 2 on rank 1.
 #
 # **Predict.** $z = 1 + 2 = 3$ is right on both ranks. The gradient of $z$ with respect to each rank's $w$ should be $e^w$: 1 and 2. What do the ranks get?
 
@@ -460,8 +472,24 @@ results = launch(exp_then_reduce, 2, args=(InPlaceReduce,))
 viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "dw"])
 
 # %% [markdown]
-# The output is right, the gradient is silently wrong. Autograd guards saved tensors by a version counter that every in-place operation of PyTorch raises;
-# `dist.all_reduce` doesn't raise it. An author who *declares* the write with `ctx.mark_dirty` gets a loud error instead:
+# The output is right, the gradient is silently wrong. Autograd guards saved tensors by a version counter. An in-place operation such as `add_` raises it,
+# `dist.all_reduce` doesn't:
+
+
+# %%
+def versions():
+    x = torch.ones(1, device=device())
+    seen = {"at first": x._version}
+    x.add_(1)
+    seen["after add_"] = x._version
+    dist.all_reduce(x)
+    return seen | {"after all_reduce": x._version}
+
+
+launch(versions, 2)[0]
+
+# %% [markdown]
+# An author who *declares* the write with `ctx.mark_dirty` gets a loud error instead:
 
 
 # %%
@@ -500,13 +528,17 @@ def two_layers_adding_both_ways(x, a, b):
     return torch.stack([z.detach(), a.grad, b.grad, x.grad])  # [4]
 
 
-x, a, b = torch.tensor(2.0), torch.tensor([3.0, 5.0]), torch.tensor([1.0, -1.0])
-results = launch(two_layers_adding_both_ways, 2, args=(x, a, b))
-viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, headings=["z", "da", "db", "dx"])
+x, a, b = torch.tensor(2.0), torch.tensor([3.0, 5.0, 1.0, 2.0]), torch.tensor([1.0, -1.0, 2.0, 1.0])
+rows = []
+for p in (2, 4):  # the first p of the weights
+    for name, program in (("your g", two_layers), ("adding both ways", two_layers_adding_both_ways)):
+        numbers = launch(program, p, args=(x, a[:p], b[:p]))[0].tolist()
+        rows.append({"p": p, "operator": name} | dict(zip(("z", "da₀", "db₀", "dx"), numbers, strict=True)))
+viz.table(rows)
 
 # %% [markdown]
-# The ranks agree with each other, and every such operator that a gradient passes makes it `p` times larger still. Adam divides constant factors out again,
-# so even the loss curve may look healthy. Compare gradients, not losses.
+# The output is right, and all gradients are `p` times too large. A second such operator further up would multiply by `p` again. Adam divides constant
+# factors out, so even the loss curve may look healthy. Compare gradients, not losses.
 #
 # **Third.** The carelessness of the first program, in f's backward. The most innocent loss is `.sum()`, and its gradient is a tensor of ones. Look at how it is stored:
 
@@ -525,7 +557,7 @@ gradient = seen["gradient"]
 
 # %% [markdown]
 # Strides of 0: all six entries are the *same* four bytes. This is an **expanded** tensor. An in-place all-reduce writes 24 bytes where there are 4, over
-# whatever lies behind them, and the process dies, now or later (PyTorch issue 192920). The runtime of this course looks before it lets you:
+# whatever lies behind them. With gloo, PyTorch 2.13 doesn't refuse it: the process dies, now or later. The runtime of this course looks before it lets you:
 
 
 # %%
@@ -554,8 +586,8 @@ symptoms(3)
 # %% [markdown]
 # ## Measure it
 #
-# **Predict.** One tensor `[b, s, h]` (batch, sequence, hidden size) of shape `[2, 16, 64]` in float32 passes through all four operators, forward and backward, on 4 ranks. How many collectives does
-# each rank enter in all? And how many bytes has the **message** of one of them: the tensor that is added up, or all gathered parts together?
+# **Predict.** On 4 ranks each of the four operators is run once, forward and backward, in float32. The whole tensor `[b, s, h]` (batch, sequence, hidden
+# size) is `[2, 16, 64]`; gather is given its parts. How many collectives does each rank enter in all? And how many bytes has the **message** of one of them: the tensor that is added up, or all gathered parts together?
 
 # %% predict="3.d"
 predict("3.d", collectives=4, bytes=8192)
@@ -587,7 +619,7 @@ viz.table(rows)
 
 # %% [markdown]
 # Each operator costs one collective on the whole `[b, s, h]`, in one direction, and nothing in the other. In a ring, each rank sends $2\frac{p-1}{p}$ times
-# that message for an all-reduce, $\frac{p-1}{p}$ times for an all-gather. So a pair f, g around two layers costs two all-reduces per training step; chapter 5
+# that message for an all-reduce, $\frac{p-1}{p}$ times for an all-gather. So a pair f, g around two layers costs two all-reduces per training step; chapter 05
 # builds a whole MLP on just that.
 #
 # ## In the wild
@@ -628,5 +660,5 @@ launch(g_by_dtensor, 2)[0]
 # - A replicated tensor that enters a spread-out computation collects gradients from all ranks: f, identity forward, all-reduce backward.
 # - Partial sums are added once, forward; the gradient is replicated already: g, all-reduce forward, identity backward.
 # - scatter and gather are the same for sharded tensors, with all-gather. In each pair, one's backward is the other's forward.
-# - Traffic: one collective of $b \cdot s \cdot h$ numbers per operator, in one direction only. Extra memory: one copy of the message.
+# - Traffic: one collective of $b \cdot s \cdot h$ numbers per operator, in one direction only.
 # - Next: f, a column split and g, a row split become layers with weights, biases and an initialisation: `ColumnParallelLinear` and `RowParallelLinear`.
