@@ -212,6 +212,29 @@ WRONG = [
 ]
 
 
+@exercise("90.11", "a number, in two cases on each world size")
+def two_cases(answer) -> Verdict:
+    for p in (1, 2):
+        for case in ("plain", "special"):
+            verify("90.11", p, run_ranks(answer, p, p, case), [{"out": 1}] * p, note=case)
+    return Verdict("")
+
+
+@pytest.mark.parametrize("fails", ["by its value", "by raising"])
+def test_a_later_case_that_fails_at_p_2_is_not_called_right_at_p_2(fails) -> None:
+    def right_but_for_the_last_case(p: int, case: str) -> dict[str, int]:
+        wrong = p == 2 and case == "special"
+        if wrong and fails == "by raising":
+            raise ValueError("no")
+        return {"out": 0 if wrong else 1}
+
+    with pytest.raises(CheckFailed) as failure:
+        check("90.11", right_but_for_the_last_case)
+    headline = str(failure.value).splitlines()[0]
+    assert "p = 2" in headline
+    assert "(right at p = 1)" in headline
+
+
 def test_the_right_answer_passes_and_the_verdict_says_what_was_compared() -> None:
     verdict = check("90.1", right)
     assert repr(verdict) == (

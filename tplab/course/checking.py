@@ -1,6 +1,6 @@
 """Exercises and their checks: what `check("4.1", ColumnParallelLinear)` does, and the pieces that check authors use.
 
-A check is a function in `tplab/course/chNN.py`:
+A check is a function in a module of the chapter's package `tplab/course/chNN/`:
 
     @exercise("4.1", "ColumnParallelLinear: forward")
     def column_forward(layer_class) -> Verdict:
@@ -83,7 +83,7 @@ def exercise(number: str, title: str) -> Callable[[Callable[..., Verdict]], Call
 
 
 def chapter_module(number: str | int) -> Any:
-    """The module `tplab.course.chNN` of a chapter, or of the chapter that an exercise's number starts with."""
+    """The package `tplab.course.chNN` of a chapter, or of the chapter that an exercise's number starts with."""
     text = str(number).split(".")[0]
     name = f"tplab.course.ch{int(text):02d}" if text.isdecimal() else ""
     try:

@@ -2,7 +2,7 @@
 
     predict("4.a", calls=1, bytes=96)
 
-looks up `PREDICTIONS["4.a"]` in the chapter's module. It never raises for a wrong or missing answer. A wrong one is
+looks up `PREDICTIONS["4.a"]` in the chapter's package. It never raises for a wrong or missing answer. A wrong one is
 told what to think about; from the third different try on, it may see the answer too.
 """
 

@@ -77,6 +77,11 @@ class Question:
         return differences.names == wanted and not differences.malformed
 
 
+LATE_QUESTION = Question(
+    lambda d: "never waited" in d.kinds(),
+    "The collective was started with async_op=True. From when on may its result be read?",
+)
+
 # Asked when none of the exercise's own questions fits
 _GENERAL = (
     Question(
@@ -88,10 +93,7 @@ _GENERAL = (
         lambda d: "changed" in d.kinds(),
         "A collective writes into the tensor it is given. Whose tensor was it, and who needs the old values?",
     ),
-    Question(
-        lambda d: "never waited" in d.kinds(),
-        "The collective was started with async_op=True. From when on may its result be read?",
-    ),
+    LATE_QUESTION,
     Question(
         lambda d: any(d.kind(name) == "none" for name in d.names),
         "Follow the tensor from the input to the output. Where does it leave autograd's graph, or which rank never "

@@ -6,28 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from tplab.course.checking import (
-    WORLD_SIZES,
-    Differences,
-    Question,
-    Snapshot,
-    Verdict,
-    exercise,
-    fail,
-    fresh_generator,
-    verify,
-)
+from tplab.course.checking import WORLD_SIZES, Question, Snapshot, Verdict, exercise, fail, fresh_generator, verify
+from tplab.course.scenes import kind_is, random_tensor
 
 IN = 8  # divisible by every p
-
-
-def kind_is(*kinds: str) -> Callable[[Differences], bool]:
-    """The gap is wrong in one of these ways."""
-    return lambda differences: differences.kind("gelu_gap") in kinds
-
-
-def random(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def gap(x: Tensor, a: Tensor, p: int, activation: Callable[[Tensor], Tensor] = gelu) -> Tensor:
@@ -45,17 +27,17 @@ _TANH = "the gap of the tanh approximation of GELU"
 
 _GAP_QUESTIONS = (
     Question(
-        kind_is(_SIGNED, _SIGNED_OTHER),
+        kind_is("gelu_gap", _SIGNED, _SIGNED_OTHER),
         "Some differences are positive, some negative. How do you measure a size without its sign?",
     ),
-    Question(kind_is(_MEAN, _TOTAL), "Which single number over all entries does the task ask for?"),
-    Question(kind_is(_TWO), "Into how many shards does world_size say to cut?"),
+    Question(kind_is("gelu_gap", _MEAN, _TOTAL), "Which single number over all entries does the task ask for?"),
+    Question(kind_is("gelu_gap", _TWO), "Into how many shards does world_size say to cut?"),
     Question(
-        kind_is(_TANH),
+        kind_is("gelu_gap", _TANH),
         "Which GELU does torch.nn.functional.gelu compute if you don't ask for an approximation?",
     ),
     Question(
-        kind_is("zeros"),
+        kind_is("gelu_gap", "zeros"),
         "Your two sides are equal. On one of them GELU comes before the sum over the ranks. And which dimension of X "
         "and of A does a row split cut? (After a column split there is no gap.)",
     ),
@@ -74,8 +56,11 @@ Example = Callable[[], tuple[Tensor, Tensor]]
 def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> Verdict:
     for p in WORLD_SIZES:
         generator = fresh_generator()
-        large = random(generator, 5, IN) * 2, random(generator, IN, 3)  # most gaps are negative
-        small = random(generator, 4, IN).abs() * 0.1, random(generator, IN, 6).abs() * 0.1  # all are positive
+        large = random_tensor(generator, 5, IN) * 2, random_tensor(generator, IN, 3)  # most gaps are negative
+        small = (
+            random_tensor(generator, 4, IN).abs() * 0.1,
+            random_tensor(generator, IN, 6).abs() * 0.1,
+        )  # all are positive
         for x, a in (large, small):
             right = gap(x, a, p)
             before = Snapshot(x=x, a=a)

@@ -6,7 +6,7 @@ cases come first; the second run has an input that autograd has saved, tensors t
 expanded gradient of .sum().
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from tplab.course.checking import (
     run_ranks,
     verify,
 )
+from tplab.course.scenes import Lookalikes, random_tensor
 from tplab.runtime import device
 
 H = 8  # the last dimension of the whole tensor: divisible by every p
@@ -49,6 +50,7 @@ class Case:
 
 
 PLAIN = (Case("x of 2 dimensions"), Case("x of 3 dimensions", (2, 3)), Case("x of 1 dimension", ()))
+
 SPECIAL = (
     Case("x after exp, whose output autograd has saved", exp=True),
     Case("x and the gradient transposed in memory", layout="transposed"),
@@ -60,10 +62,12 @@ _NOT_CONTIGUOUS = (
     "A collective wants memory without gaps, and takes what it is given. Is this tensor contiguous in every case? "
     "(Gradients often are not: that of .sum() is one number with strides of 0.)"
 )
+
 _SHAPE = (
     "A gradient has the shape of the tensor it belongs to: here, of what went into forward. Is that the whole, [.., "
     "h], or this rank's part, [.., h/p]? And what do you return?"
 )
+
 _SAVED = (
     "x came out of exp, and autograd keeps that output for the derivative of exp. Who wrote into it? (Putting the "
     "old numbers back is a second write.)"
@@ -135,9 +139,6 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
     return tensor
 
 
-Lookalikes = Mapping[str, Mapping[str, Sequence[Tensor]]]
-
-
 def check_operator(
     number: str,
     operator: Any,
@@ -202,7 +203,7 @@ def _run(p: int, operator: Any, cases: Sequence[Case], xs: Sequence[Any], upstre
 
 
 def _random(generator: torch.Generator, p: int, leading: tuple[int, ...], last: int) -> list[Tensor]:
-    return [torch.randn(*leading, last, generator=generator, dtype=torch.float64) for _ in range(p)]
+    return [random_tensor(generator, *leading, last) for _ in range(p)]
 
 
 def _split_shape(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:

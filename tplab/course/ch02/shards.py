@@ -16,6 +16,7 @@ from tplab.course.checking import (
     must_refuse,
     verify,
 )
+from tplab.course.scenes import changed
 
 # Shapes with a dimension that can't be divided beside one that can, and one whose size is p or less
 CUTS = [((8,), 0), ((8, 12), 0), ((8, 12), 1), ((3, 8), 1), ((8, 5), 0), ((3, 4, 5), 1), ((2, 3, 8), -1), ((8, 3), -2)]
@@ -25,9 +26,10 @@ _EVEN = (
     "What does your code do when size % world_size is not 0? Who notices, and when, if one rank's shard is smaller "
     "than the others'?"
 )
+
 _SHARD_QUESTIONS = (
     Question(
-        lambda d: "changed" in d.kinds(),
+        changed,
         "Cutting and pasting only reads. Which line writes into a tensor that came in?",
     ),
     Question(

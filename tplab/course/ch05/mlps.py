@@ -1,4 +1,4 @@
-"""Chapter 05, exercises 5.1 and 5.3: the checks of the two parallel MLPs.
+"""Run one of the two parallel MLPs of exercises 5.1 and 5.3 and compare it with the MLP on one process.
 
 Each is run in several cases on p = 1, 2, 4 ranks and, at p = 4, in two groups of two ranks with data of their own. Its
 weights are loaded from a full checkpoint, by the parameters' own sharding. Right is plain torch in float64.
@@ -14,28 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tplab.checkpoint import load_full_state_dict
-from tplab.course.ch04_layers import (
-    GROUP_QUESTION,
-    GROUPS,
-    INPUTS_QUESTION,
-    by_name,
-    has_kind,
-    has_no_gradient,
-    make_group,
-    member_of,
-)
-from tplab.course.checking import (
-    WORLD_SIZES,
-    Question,
-    Traffic,
-    Verdict,
-    exercise,
-    fresh_generator,
-    observe,
-    run_ranks,
-    verify,
-)
-from tplab.course.observing import NotRun, Observed
+from tplab.course.checking import WORLD_SIZES, Observed, Question, Traffic, fresh_generator, observe, run_ranks, verify
+from tplab.course.observing import NotRun
+from tplab.course.scenes import GROUP_QUESTION, GROUPS, by_name, make_group, member_of
 from tplab.runtime import device
 from tplab.sharding import Sharding, shard
 
@@ -107,6 +88,7 @@ PLAIN = Kind(
         "what comes out with SiLU": F.silu,
     },
 )
+
 GATED = Kind(
     2,
     gated(F.silu),
@@ -245,119 +227,3 @@ CRASH = (
     "Write the shape of one rank's tensor next to each line: [..., h], [..., m/p], [..., m/p], [..., h]. Does the "
     "first layer keep its output split, and does the second take it so?"
 )
-COMMON_QUESTIONS = (
-    INPUTS_QUESTION,
-    Question(
-        has_kind("out", "none", "type", "structure"),
-        "What does forward return? One tensor [..., h], the sum over all ranks with its bias.",
-    ),
-    Question(
-        has_kind("out", NO_ACTIVATION),
-        "Two linear maps with nothing between them are one linear map. Where does the activation stand?",
-    ),
-    Question(
-        has_kind("out", PARTIAL),
-        "Each rank has one term of the sum. Which layer adds up the terms, and is it that layer you use for `down`?",
-    ),
-    Question(has_kind("out", BIAS_P_TIMES), "How many times is the last bias added?"),
-    Question(
-        has_no_gradient("dA", "dB", "da", "dc"),
-        "A parameter gets no gradient. Which line does autograd not know about?",
-    ),
-    Question(
-        lambda d: "dx" in d.names and has_kind("backward traffic", "no traffic")(d),
-        "dx is only this rank's part: f is missing. Which layer brings f with it, and do you go round its forward?",
-    ),
-    Question(
-        lambda d: has_kind("dx", "p times")(d) and has_kind("backward traffic", "traffic")(d),
-        "f is in the column-parallel layer already. Which line of yours sums dx over the ranks a second time?",
-    ),
-    Question(
-        lambda d: bool({"forward traffic", "backward traffic"} & d.names) and "out" not in d.names,
-        "The output is right, the communication is not: one all-reduce forward and one backward are enough. Which call "
-        "gathers, scatters or sums what could stay where it is?",
-    ),
-    Question(
-        lambda d: "out" not in d.names and bool({"dx", "dA", "dB"} & d.names),
-        "The output is right, a gradient is not. Which part of the forward pass is cut off from autograd?",
-    ),
-    Question(
-        lambda d: "sharding of up.weight" in d.names,
-        "Loading a checkpoint reads the sharding of each parameter. How many matrices are fused in `up`, and which "
-        "argument of ColumnParallelLinear says so?",
-    ),
-)
-
-
-@exercise("5.1", "ParallelMLP")
-def parallel_mlp(mlp_class: Any) -> Verdict:
-    questions = (
-        Question(
-            lambda d: "parameters" in d.names,
-            "Which layer is cut by columns and which by rows? `self.up` goes from h to m and splits m, `self.down` "
-            "goes from m to h and splits m too; both are parallel layers, with a bias only if `bias`.",
-        ),
-        Question(
-            lambda d: "sharding of up.weight" in d.names,
-            "`self.up` is not cut by columns, or not parallel at all. Which layer keeps its output split, so that GELU "
-            "can work on it?",
-        ),
-        Question(
-            has_kind("out", TANH),
-            "This is GELU by its tanh approximation. Which of the two does the exercise ask for?",
-        ),
-        Question(
-            has_kind("out", "what comes out with ReLU", "what comes out with SiLU"),
-            "The right structure with another activation. Which one does the exercise ask for?",
-        ),
-        *COMMON_QUESTIONS,
-        Question(
-            lambda d: "out" in d.names and not has_kind("out", "zeros")(d),
-            "Y = GELU(X A + a) B + c, nothing before it and nothing after it. Where does your order of steps differ?",
-        ),
-    )
-    check_mlp("5.1", mlp_class, PLAIN, questions)
-    seen = run_ranks(default_size, 2, mlp_class)
-    sizes = {"up.weight": (2 * HIDDEN, HIDDEN), "up.bias": (2 * HIDDEN,), "down.weight": (HIDDEN, 2 * HIDDEN)}
-    zeros = {name: torch.zeros(size) for name, size in {**sizes, "down.bias": (HIDDEN,)}.items()}
-    ask = (
-        f"When ffn_hidden_size is None it is 4 · hidden_size: here {4 * HIDDEN}, of which each of two ranks keeps half."
-    )
-    expected = [{"parameters": shapes(zeros)}] * 2
-    verify("5.1", 2, seen, expected, questions=[Question("parameters", ask)], note=f"ParallelMLP({HIDDEN})")
-    return Verdict("One all-reduce of b·s·h numbers forward and one backward; nothing between the two layers.")
-
-
-@exercise("5.3", "SwiGLU")
-def parallel_swiglu(mlp_class: Any) -> Verdict:
-    questions = (
-        Question(
-            lambda d: "parameters" in d.names,
-            "The parameters should be those of one fused `self.up`, column-parallel from h to 2m, and of `self.down`, "
-            "row-parallel from m to h. Which of them has another name or shape?",
-        ),
-        Question(
-            lambda d: "sharding of up.weight" in d.names,
-            "Rank 0 must hold its rows of the gate and its rows of up. How many matrices are fused in `up`, and which "
-            "argument of ColumnParallelLinear says so? Without it a rank gets rows that don't belong together.",
-        ),
-        Question(
-            has_kind("out", SWAPPED),
-            "The weight is [gate; up]: the first half of the output is the gate. On which half does SiLU go?",
-        ),
-        Question(
-            has_kind("out", INTERLEAVED),
-            "The shard is this rank's rows of the gate, then its rows of up. Which columns of the output are the gate?",
-        ),
-        Question(
-            has_kind("out", OTHER_GATE, f"{OTHER_GATE} (GELU)"),
-            "SiLU(u) = u · sigmoid(u). Which function did you put on the gate?",
-        ),
-        *COMMON_QUESTIONS,
-        Question(
-            lambda d: "out" in d.names and not has_kind("out", "zeros")(d),
-            "Y = (SiLU(X G + g) * (X U + u)) D + d. Compute one number by hand with p = 1: where does it differ?",
-        ),
-    )
-    check_mlp("5.3", mlp_class, GATED, questions)
-    return Verdict("One fused product, one f, one g: the same two all-reduces as without the gate.")

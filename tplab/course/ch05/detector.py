@@ -1,0 +1,134 @@
+"""The check of exercise 5.4: a detector for replicated parameters that drift apart."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tplab.course.checking import (
+    WORLD_SIZES,
+    Observed,
+    Question,
+    Snapshot,
+    Verdict,
+    exercise,
+    fresh_generator,
+    run_ranks,
+    traffic,
+    verify,
+)
+from tplab.course.scenes import GROUP_QUESTION, GROUPS, changed, make_group, member_of
+from tplab.runtime import device, record
+from tplab.sharding import Sharding
+
+SHARDED_NUMEL = 77  # no other parameter has as many elements, so that its collectives can be told apart
+
+
+class Part(nn.Module):
+    """Two replicated parameters and a shard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(5, dtype=torch.float64, device=device()))
+        self.second = nn.Parameter(torch.zeros(3, 4, dtype=torch.float64, device=device()))
+        self.shard = nn.Parameter(torch.zeros(SHARDED_NUMEL, dtype=torch.float64, device=device()))
+        self.shard.tensor_parallel = Sharding(0)  # type: ignore[attr-defined]
+
+
+Offsets = dict[str, Sequence[float]]  # parameter -> what is added to its last element, by rank in the group
+
+SCENES: dict[str, Offsets] = {
+    "equal replicas": {},
+    "only the shards differ": {"shard": (0, 1, 2, 3)},
+    "one element differs on the last rank": {"second": (0, 0, 0, 0.5)},
+    "one element differs on rank 1": {"second": (0, -0.5, 0, 0)},
+    "the first parameter differs more than the second": {"first": (0, 2, 0, 2), "second": (0, 0.25, 0, 0)},
+    "ranks 1 and 2 are furthest apart": {"first": (0, 1, -1, 0.5)},
+    "the values climb from rank to rank": {"first": (0, 0.5, 1, 1.5)},
+    "the differences cancel in the sum": {"second": (0.5, -0.5, 0.5, -0.5)},
+    "inside a module": {"inner.second": (0, 0, 0, 4)},
+}
+
+
+def offsets_on(scene: Offsets, q: int) -> Offsets:
+    """The scene for q ranks: what happens on the last of four happens on the last of q."""
+    return {name: [*values[: q - 1], values[q - 1] or values[3]] if q > 1 else [0] for name, values in scene.items()}
+
+
+def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, seed: int) -> list[Observed]:
+    """On a rank: what the detector says in every scene."""
+    group = make_group(groups)
+    rank, q = dist.get_rank(group), dist.get_world_size(group)
+    seen = []
+    for scene in SCENES.values():
+        model = Part()
+        model.add_module("inner", Part())
+        generator = torch.Generator().manual_seed(seed)  # the same numbers in each group, other ones in the other group
+        params = dict(model.named_parameters())
+        with torch.no_grad():
+            for param in params.values():
+                start = torch.randint(-64, 65, param.shape, generator=generator).double() / 8
+                param.copy_(start + (dist.get_rank() % 2 if groups else 0))
+            for name, offsets in offsets_on(scene, q).items():
+                params[name].view(-1)[-1] += offsets[rank]
+        snapshot = Snapshot(**params)
+        with record() as section:
+            drift = detect(model, group)
+        sent = any(call.numel % SHARDED_NUMEL == 0 for call in traffic(section) if call.numel)
+        seen.append({"drift": drift, "a shard was sent": str(sent), "inputs unchanged": snapshot.changed()})
+    return seen
+
+
+@exercise("5.4", "A detector for drifting replicas")
+def detector(detect: Callable[..., Any]) -> Verdict:
+    for p in WORLD_SIZES:
+        for groups in (None, GROUPS) if p == 4 else (None,):
+            seed = int(torch.randint(10**6, (), generator=fresh_generator()))
+            seen = run_ranks(watch, p, detect, groups, seed)
+            q = len(member_of(p, groups)[0][1])
+            for i, (note, scene) in enumerate(SCENES.items()):
+                offsets = offsets_on(scene, q).items()
+                apart = [max(values) - min(values) for name, values in offsets if "shard" not in name]
+                right = {"drift": float(max(apart, default=0.0)), "a shard was sent": "False"}
+                observed = [mine[i] for mine in seen]
+                questions = [CHANGED, GROUP_QUESTION] if groups else [CHANGED]
+                questions += detector_questions(note, [mine[i]["drift"] for mine in seen])
+                verify("5.4", p, observed, [right] * p, questions=questions, note=note)
+    return Verdict("It sees one wrong element on one rank, and does not mind that shards differ.")
+
+
+def detector_questions(note: str, drifts: list[Any]) -> list[Question]:
+    """What to ask about a wrong number in one scene, by what the ranks returned."""
+    rules = [
+        (lambda d: "a shard was sent" in d.names, DETECTOR_ASKS["only the shards differ"]),
+        (lambda d: any(type(drift) is not float for drift in drifts), DETECTOR_ASKS["type"]),
+        (lambda d: len(set(drifts)) > 1, DETECTOR_ASKS["not the same on every rank"]),
+        (lambda d: True, DETECTOR_ASKS.get(note, DETECTOR_ASKS["else"])),
+    ]
+    return [Question(when, ask) for when, ask in rules]
+
+
+CHANGED = Question(
+    changed,
+    "A detector must not repair what it measures. `dist.all_reduce` writes into the tensor it gets: into which one "
+    "does yours write?",
+)
+DETECTOR_ASKS = {
+    "only the shards differ": "Each rank's shard is another part of the weight: it is meant to differ, and it is "
+    "large. How does a parameter say that it is a shard?",
+    "type": "The result is a plain float. What turns a tensor with one element into a number?",
+    "not the same on every rank": "Every rank must return the same number, or only one of them raises the alarm. "
+    "What do the others still need to know?",
+    "equal replicas": "The replicas are equal here. Which numbers did you compare, or where does your result start?",
+    "ranks 1 and 2 are furthest apart": "Rank 0 lies between ranks 1 and 2 here. Which two ranks do you compare? For "
+    "one element, what is the largest difference between any two of p numbers?",
+    "the values climb from rank to rank": "From rank to rank the step is small, from the first to the last it is not. "
+    "Which two ranks do you compare?",
+    "the differences cancel in the sum": "What goes up on some ranks goes down on others. Does your measure let "
+    "positive and negative differences cancel?",
+    "the first parameter differs more than the second": "Two parameters differ. Which of the numbers do you return?",
+    "inside a module": "The difference is in a parameter of a module inside the module. How far does your loop look?",
+    "else": "One single element on one single rank differs. Where in your code does it get lost, or averaged away?",
+}
