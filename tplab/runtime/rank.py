@@ -24,6 +24,8 @@ from tplab.runtime.board import Board
 from tplab.runtime.recorder import Mismatch, Recorder
 from tplab.runtime.report import Frames
 
+hooks.install()  # here, since the fork server imports this module once: it would cost every rank some milliseconds
+
 _RUNTIME_FOLDER = os.path.dirname(__file__)
 _PARENT_DECIDES = datetime.timedelta(days=1)  # the parent sees a deadlock long before the backend would give up
 
