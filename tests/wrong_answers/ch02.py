@@ -253,7 +253,7 @@ def shard(tensor, dim, rank, world_size):
         raise ValueError(f"{tensor.shape[dim]} can't be divided over {world_size} ranks")
     return tensor.chunk(world_size, dim)[rank].contiguous()
 """,
-        "a view into the whole tensor",
+        "makes no copy of a tensor that is contiguous already",
     ),
     wrong_shard(
         "copies the whole, then cuts",
@@ -275,6 +275,16 @@ def shard(tensor, dim, rank, world_size):
     return part.transpose(0, -1).clone(memory_format=torch.contiguous_format).transpose(0, -1)
 """,
         "next to each other in memory",
+    ),
+    wrong_shard(
+        "a copy that keeps the layout of a transposed tensor",
+        """
+def shard(tensor, dim, rank, world_size):
+    if tensor.shape[dim] % world_size:
+        raise ValueError(f"{tensor.shape[dim]} can't be divided over {world_size} ranks")
+    return tensor.chunk(world_size, dim)[rank].clone()
+""",
+        "keeps the layout of what it copies",
     ),
     wrong_shard(
         "zeros of the right shape",
@@ -913,6 +923,24 @@ def gelu_gap(x, a, world_size):
     return (gelu(sum(products)) - sum(gelu(product) for product in products)).abs().max().item()
 """,
         "Into how many shards",
+    ),
+    wrong_gap(
+        "always two shards",
+        """
+def gelu_gap(x, a, world_size):
+    products = [p @ q for p, q in zip(x.chunk(2, 1), a.chunk(2, 0))]
+    return (gelu(sum(products)) - sum(gelu(product) for product in products)).abs().max().item()
+""",
+        "Into how many shards",
+    ),
+    wrong_gap(
+        "two shards also for one rank",
+        """
+def gelu_gap(x, a, world_size):
+    products = [p @ q for p, q in zip(x.chunk(max(2, world_size), 1), a.chunk(max(2, world_size), 0))]
+    return (gelu(sum(products)) - sum(gelu(product) for product in products)).abs().max().item()
+""",
+        "With one rank there is one term",
     ),
     wrong_gap(
         "the tanh approximation",

@@ -486,6 +486,24 @@ WRONG = [
     ),
     wrong(
         "3.3",
+        "shard along dimension 0",
+        "Which dimension does the task cut",
+        forward="return shard(x, 0, dist.get_rank(), dist.get_world_size())",
+    ),
+    wrong(
+        "3.3",
+        "rank and world_size swapped",
+        "in which order does shard take",
+        forward="return shard(x, -1, dist.get_world_size(), dist.get_rank())",
+    ),
+    wrong(
+        "3.4",
+        "rank and world_size swapped in backward",
+        "in which order does shard take",
+        backward="return shard(grad_output, -1, dist.get_world_size(), dist.get_rank())",
+    ),
+    wrong(
+        "3.3",
         "p copies of its own gradient",
         "Every part came from this rank",
         backward="return torch.cat([grad_output] * dist.get_world_size(), -1)",

@@ -113,7 +113,8 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
         except Exception as error:
             failure = _failure(number, error)
             if isinstance(failure, CheckFailed) and ledger.generators:
-                failure.footnote = f'The same inputs again: check("{number}", ..., seed={ledger.seed})'
+                arguments = ", ".join([f'"{number}"', *map(_name, answers), f"seed={ledger.seed}"])
+                failure.footnote = f"The same inputs again: check({arguments})"
             raise failure from (None if failure is error else error)
     if not isinstance(verdict, Verdict):
         raise TypeError(f"the check of exercise {number} must return a Verdict, not {type(verdict).__name__}")
@@ -121,6 +122,12 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
         raise RuntimeError(f"the check of exercise {number} compared nothing")
     where = f", on every rank at p = {', '.join(map(str, sorted(ledger.passed)))}" if ledger.passed else ""
     return replace(verdict, exercise=number, title=asked.title, compared=f"Right: {', '.join(ledger.compared)}{where}.")
+
+
+def _name(answer: Any) -> str:
+    """What the learner calls a function or a class; "..." for anything without such a name."""
+    name = getattr(answer, "__name__", "")
+    return name if name.isidentifier() else "..."
 
 
 def _failure(number: str, error: Exception) -> Exception:

@@ -87,7 +87,7 @@ _GENERAL = (
     Question(
         lambda d: d.malformed,
         "What should your function give back, and what does its last line give back? "
-        "(dist.all_reduce(x) changes x and returns None.)",
+        "(dist.all_reduce and dist.all_gather write into tensors they are given; each returns None.)",
     ),
     Question(
         lambda d: "changed" in d.kinds(),

@@ -1,6 +1,6 @@
 """The check of exercise 2.1, `shard` and `unshard`. They only cut and paste, so they run in this process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from tplab.course.scenes import changed
 CUTS = [((8,), 0), ((8, 12), 0), ((8, 12), 1), ((3, 8), 1), ((8, 5), 0), ((3, 4, 5), 1), ((2, 3, 8), -1), ((8, 3), -2)]
 REFUSED = [((8, 10), 1, 4), ((10, 8), 0, 4), ((4, 6, 8), -2, 4), ((2,), 0, 4), ((5,), 0, 2)]
 
+BEHIND = "bytes of the memory behind the shard"
+
 _EVEN = (
     "What does your code do when size % world_size is not 0? Who notices, and when, if one rank's shard is smaller "
     "than the others'?"
@@ -37,12 +39,13 @@ _SHARD_QUESTIONS = (
     ),
     Question(
         "contiguous",
-        "A collective reads memory from front to back. Are the numbers of this shard next to each other in memory?",
+        "A collective reads memory from front to back. Are the numbers of this shard next to each other in memory, in "
+        "the order of its dimensions? (clone() alone keeps the layout of what it copies.)",
     ),
     Question(
-        lambda d: d.names <= {"bytes kept alive", "contiguous"} and "bytes kept alive" in d.names,
+        lambda d: d.names <= {BEHIND, "contiguous"} and BEHIND in d.names,
         "Is the shard a copy, or a view into the whole tensor? While a view lives, what happens to the memory of the "
-        "whole?",
+        "whole? (.contiguous() makes no copy of a tensor that is contiguous already.)",
     ),
     Question(
         lambda d: d.kind("shard") == "zeros",
@@ -62,23 +65,20 @@ _SHARD_QUESTIONS = (
 
 @exercise("2.1", "shard and unshard")
 def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tensor]) -> Verdict:
-    for p in WORLD_SIZES:
-        generator = fresh_generator()
-        for shape, dim in CUTS:
-            whole = torch.randn(*shape, generator=generator, dtype=torch.float64)
-            parts = [part.clone(memory_format=torch.contiguous_format) for part in whole.chunk(p, dim)]
-            if len(parts) == p and all(part.shape == parts[0].shape for part in parts):
+    for layout in ("", ", transposed in memory"):
+        for p in WORLD_SIZES:
+            for whole, parts, dim in _even_cuts(p, transposed=bool(layout)):
                 seen = [_cut_and_paste(shard, unshard, whole, parts, dim, rank, p) for rank in range(p)]
                 expected = [
                     {
                         "shard": part,
                         "contiguous": True,
-                        "bytes kept alive": part.numel() * part.element_size(),
+                        BEHIND: part.numel() * part.element_size(),
                         "unshard": whole,
                     }
                     for part in parts
                 ]
-                note = f"shape {list(shape)}, dim={dim}"
+                note = f"shape {list(whole.shape)}, dim={dim}{layout}"
                 verify("2.1", p, seen, expected, questions=_SHARD_QUESTIONS, tol=0, note=note)
     for shape, dim, p in REFUSED:
         for rank in range(p):
@@ -90,6 +90,18 @@ def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tenso
                 what=f"shard(a tensor of shape {list(shape)}, dim={dim}, rank={rank}, world_size={p})",
             )
     return Verdict("Along any dimension, and a size that can't be divided is refused on every rank.")
+
+
+def _even_cuts(p: int, transposed: bool) -> Iterator[tuple[Tensor, list[Tensor], int]]:
+    """The whole, its p equal parts and the dimension, for every one of CUTS that p divides."""
+    generator = fresh_generator()
+    for shape, dim in CUTS:
+        whole = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        if transposed:
+            whole = whole.transpose(0, -1).contiguous().transpose(0, -1)
+        parts = [part.clone(memory_format=torch.contiguous_format) for part in whole.chunk(p, dim)]
+        if len(parts) == p and all(part.shape == parts[0].shape for part in parts):
+            yield whole, parts, dim
 
 
 def _cut_and_paste(
@@ -108,7 +120,7 @@ def _cut_and_paste(
     return {
         "shard": mine,
         "contiguous": is_tensor and mine.is_contiguous(),
-        "bytes kept alive": mine.untyped_storage().nbytes() if is_tensor else 0,
+        BEHIND: mine.untyped_storage().nbytes() if is_tensor else 0,
         "unshard": unshard(given, dim),
         "inputs unchanged": before.changed(),
     }

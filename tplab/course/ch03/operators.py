@@ -68,6 +68,8 @@ _SHAPE = (
     "h], or this rank's part, [.., h/p]? And what do you return?"
 )
 
+_CUT = "Which dimension does the task cut, and in which order does shard take (tensor, dim, rank, world_size)?"
+
 _SAVED = (
     "x came out of exp, and autograd keeps that output for the derivative of exp. Who wrote into it? (Putting the "
     "old numbers back is a second write.)"
@@ -196,6 +198,8 @@ def _run(p: int, operator: Any, cases: Sequence[Case], xs: Sequence[Any], upstre
             ("returned an invalid gradient", _SHAPE),
             ("contiguous", _NOT_CONTIGUOUS),
             ("modified by an inplace operation", _SAVED),
+            ("can't be divided over", _CUT),
+            ("isn't one of", _CUT),
         ):
             if words in failure.report:
                 failure.question = question

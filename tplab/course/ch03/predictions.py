@@ -38,8 +38,8 @@ PREDICTIONS = {
         },
     ),
     "3.d": Prediction(
-        question="[2, 16, 64] in float32 through all four operators, forward and backward, on 4 ranks. How many "
-        "collectives does each rank enter? Bytes of the message of one?",
+        question="All four operators, forward and backward, in float32 on 4 ranks; the whole tensor is [2, 16, 64]. "
+        "How many collectives does each rank enter? Bytes of the message of one?",
         answer={"collectives": 4, "bytes": 8192},
         why="One per operator, in one direction. Each message is the whole tensor: 2 · 16 · 64 numbers of 4 bytes.",
         wrong={
