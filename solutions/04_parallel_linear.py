@@ -33,7 +33,7 @@ from tplab.mappings import copy_to_region, gather_from_region, reduce_from_regio
 from tplab.sharding import Sharding, divide
 
 # %% [markdown]
-# The two layers in one picture each. Every colour is a rank; what has no colour is on every rank.
+# The two layers in one picture each. Every colour is a rank; grey is what every rank holds whole.
 
 # %%
 viz.product((4, 8), (8, 12), kind="column", p=2, title="ColumnParallelLinear: each rank computes some columns of Y")
@@ -138,7 +138,7 @@ predict("4.b", calls_forward=0, calls_backward=1, bytes_backward=192)
 # 1. In `__init__`: the shapes of this rank's `weight` and `bias`. `divide(n, p)` returns `n // p` and raises a clear error when `p` does not divide `n`.
 # 2. `forward`: the input is replicated. Use the operators, do not call `dist` yourself, and pass `self.group` on.
 #
-# The constructor leaves the weights uninitialised; exercise 4.4 fills them. The attribute `tensor_parallel` that it sets on each parameter is explained in
+# The constructor leaves the weights uninitialised: the checks and the cells below load weights of their own, and exercise 4.4 is about first values. The attribute `tensor_parallel` that it sets on each parameter is explained in
 # section 5.
 
 
@@ -202,7 +202,7 @@ class ColumnParallelLinear(nn.Module):
 check("4.1", ColumnParallelLinear)
 
 # %% [markdown]
-# Your layer on four real ranks. The input is the identity matrix, so that the output is the weight itself, and the bias is zero: each rank shows the columns
+# Your layer on four real ranks. The input is the identity matrix, so that the output is the weight itself, transposed, and the bias is zero: each rank shows the columns
 # that it owns.
 
 
@@ -365,7 +365,7 @@ for layer_class in (RowParallelLinear, EveryRank, Divided, RankZero):
 viz.curves(curves, title="every one of them learns")
 
 # %% [markdown]
-# All five losses go to zero. Two of the wrong ones are a little faster or slower than the single process, and nobody looks at a loss curve that closely. Now do what happens at the end of every training: each rank writes its shards into
+# All five losses fall. Of the wrong ones, one lies exactly on the right curve, and two are a little faster or slower, and nobody looks at a loss curve that closely. Now do what happens at the end of every training: each rank writes its shards into
 # a checkpoint, and one process loads it.
 
 
@@ -426,7 +426,7 @@ symptoms(4)
 # `dim` is the dimension that was cut. `stride` is needed for **fused** weights. Two linear layers that read the same input are often stored as one weight, one below the other, because one large matrix product is faster than two small ones. The gated MLP of
 # chapter 05 fuses `[gate; up]`, attention in chapter 06 fuses `[q; k; v]`. Each of these parts is a **block**, and `stride` is the number of blocks.
 #
-# Suppose `weight = [gate; up]` has eight rows, 0 to 3 for the gate and 4 to 7 for up. The model multiplies `gate[j]` by `up[j]`, so a rank needs the *same* `j` of both. Here are the row numbers that each of two ranks gets:
+# Suppose `weight = [gate; up]` has eight rows, 0 to 3 for the gate and 4 to 7 for up. The model multiplies output `j` of the gate by output `j` of up, so a rank needs the *same* `j` of both. Here are the row numbers that each of two ranks gets:
 
 # %%
 rows = torch.arange(8.0).reshape(8, 1)
@@ -450,9 +450,9 @@ viz.matrices(
 predict("4.d", rows_of_rank_1=[2, 3, 6, 7, 10, 11])
 
 # %% [markdown] task="4.3" title="Cut and glue" difficulty=3 minutes=15
-# Two pure functions, no communication. `shard` cuts this rank's piece out of a full tensor, `unshard` is its inverse: it gets the list of all `p` shards, in rank order, and puts the full tensor together.
+# You wrote both in chapter 02 for a single block; now for `stride` blocks. Two pure functions, no communication. `shard` cuts this rank's piece out of a full tensor, `unshard` is its inverse: it gets the list of all `p` shards, in rank order, and puts the full tensor together.
 #
-# - Along `dim` the full tensor consists of `stride` blocks of equal size. Each block is cut into `p` pieces.
+# - Along `dim`, which may be negative, the full tensor consists of `stride` blocks of equal size. Each block is cut into `p` pieces.
 # - The shard must have memory of its own. A slice such as `full[0:4]` is a view: it keeps the *whole* tensor alive, and then sharding saves no memory at all.
 # - If the size along `dim` is not divisible by `p * stride`, raise `ValueError`, with the numbers in the message.
 
@@ -555,8 +555,8 @@ check("4.4", init_from_master)
 # %% [markdown]
 # ## 7 · A trained model into shards, and back
 #
-# Now everything is there to run a model that one process has trained on `p` ranks, and to write a checkpoint that any other `p` can read. Both directions are written once, for every module, because each parameter carries its `tensor_parallel`. A **state dict** is PyTorch's
-# dictionary from parameter name to tensor; a *full* state dict is the one that a single process would have.
+# Now everything is there to take a model that one process has trained and run it on `p` ranks, and to write a checkpoint that any other `p` can read. Both directions are written once, for every module, because each parameter carries its `tensor_parallel`. A **state dict** is PyTorch's
+# dictionary from parameter name to tensor; a *full* state dict is the one that a single process would have (here: its parameters only).
 
 # %% [markdown] task="4.5" title="Load and save" difficulty=3 minutes=20
 # `load_full_state_dict` needs no communication: every rank reads the same full dictionary and keeps its piece. `full_state_dict` needs one all-gather for each sharded parameter and nothing for a replicated one. Both work on any module, also one that contains
@@ -635,7 +635,7 @@ for p, result in ((2, on_two), (4, on_four)):
 # %% [markdown]
 # ## 8 · Measure it
 #
-# What do the two layers cost? For each, in all its forms, the bytes that one rank puts into collectives in one forward and backward pass, counted by the recorder, next to the formula. The input is `[b, s, i]`, four bytes a number.
+# What do the two layers cost? For each, in all its forms, the bytes of the messages in one forward and backward pass, counted by the recorder as in chapter 03 (an all-gather counts all parts together), next to the formula. The input is `[b, s, i]`, four bytes a number.
 
 # %%
 b, s, i, o = 2, 16, 64, 128
@@ -679,7 +679,7 @@ for layer_class, options, forward_formula, forward, backward_formula, backward i
 viz.table(rows, title="p = 4, bytes of one rank's collectives")
 
 # %% [markdown]
-# Three things to see. Neither formula contains `p`: more ranks make the weights smaller, not the messages. A column layer without gather is free in the forward pass, a row layer with a split input is free in the backward pass. And the second form of each layer pays on
+# Three things to see. No formula contains `p`: more ranks make the weights smaller, not the messages. A column layer without gather is free in the forward pass, a row layer with a split input is free in the backward pass. And the second form of each layer pays on
 # both ways. So the cheap combination is a column layer whose output stays split, followed by a row layer that takes it as it is. That is chapter 05.
 #
 # Time is another question, and on one machine whose cores the ranks share it says little. Here is where each of two ranks spends it, in one forward and backward pass of the column layer with a gather. What does a rank do while it is inside a collective?

@@ -159,7 +159,7 @@ class ParallelMLP(nn.Module):
 check("5.1", ParallelMLP)
 
 # %% [markdown]
-# Your MLP beside the naive one, on four ranks: the same input, the same weights, the same output. Compare the two records.
+# Your MLP beside the naive one, on four ranks: the same input, the same weights, the same output. Compare the two records; both pictures have one scale.
 
 # %%
 b, s, h, m = 2, 8, 16, 64
@@ -186,10 +186,11 @@ def naive():
 
 results = {"ParallelMLP": launch(mine, 4), "naive": launch(naive, 4)}
 print(f"largest difference of the outputs: {(results['ParallelMLP'][0] - results['naive'][0]).abs().max().item():.1e}")
-viz.traffic(results["ParallelMLP"], title="ParallelMLP: two all-reduces of b·s·h numbers")
+scale = max(total.bytes for run in results.values() for total in run.record.totals().values())
+viz.traffic(results["ParallelMLP"], title="ParallelMLP: two all-reduces of b·s·h numbers", scale=scale)
 
 # %%
-viz.traffic(results["naive"], title="naive: gather and scatter in the middle")
+viz.traffic(results["naive"], title="naive: gather and scatter in the middle", scale=scale)
 
 # %% [markdown]
 # ## 3 · A formula for the traffic
@@ -197,7 +198,7 @@ viz.traffic(results["naive"], title="naive: gather and scatter in the middle")
 # A formula that was never compared with a measurement is a rumour. Write it as a function; the check runs real MLPs of random sizes and compares your numbers with the record, byte by byte.
 
 # %% [markdown] task="5.2" title="The bytes of an MLP" difficulty=2 minutes=10
-# Return the bytes that one rank puts into collectives, for both kinds of MLP. The size of a message is counted as nccl-tests counts it: the tensor, for an all-reduce; the gathered result (all parts together), for an all-gather. `p = 1` costs nothing.
+# Return the bytes of the messages, for both kinds of MLP. A message is counted as nccl-tests counts it: the tensor, for an all-reduce; the gathered result (all parts together), for an all-gather. `p = 1` costs nothing.
 
 
 # %% exercise="5.2"
@@ -263,7 +264,7 @@ predict("5.b", rows_of_rank_1=[4, 5, 6, 7, 12, 13, 14, 15], calls=2)
 
 # %% exercise="5.3"
 class ParallelSwiGLU(nn.Module):
-    """Y = (SiLU(X G + g) * (X U + u)) D + d, with G and U fused into one column-parallel layer.
+    """Y = (SiLU(X G) * (X U)) D, with a bias behind each product, with G and U fused into one column-parallel layer.
 
     in:  x, replicated    [..., h]
     out: y, replicated    [..., h]
@@ -295,7 +296,7 @@ check("5.3", ParallelSwiGLU)
 
 # %% [markdown]
 # With `stride=1` the program would still run, at any `p`, and it would even train: every rank multiplies *some* rows by *some* other rows, from the first step on, and learns with that. Only when the checkpoint meets another `p`, or one process, do the pairs no longer match.
-# The check loads full weights into your layer, so it sees this at once. A loss curve does not.
+# The check asks your layer how it was cut, so it sees this at once. A loss curve does not.
 
 # %% [markdown]
 # ## 5 · Replicas that drift apart
@@ -433,7 +434,7 @@ for prompt in PROMPTS:
     print(repr(complete(plain, prompt)))
 
 # %% [markdown]
-# A loss of 5.5 is guessing among 256 bytes. After 400 steps the model writes things that look like Python.
+# Guessing among 256 bytes costs $\ln 256 = 5.55$; the untrained model is a little worse than that. After 400 steps the model writes things that look like Python.
 #
 # **Predict.** Now the same on `p = 2` ranks, with your `ParallelMLP`. How many all-reduces does one training step need, forward and backward together, for the MLP *and* for the gradients of all the parameters? And how many bytes do they hold, in float64 (8 bytes), with `b = 128` and `h = 256`?
 
@@ -521,8 +522,8 @@ viz.table(
 )
 
 # %% [markdown]
-# Four trainings, one curve. The differences are in the last digits of a float64: the ranks add the same numbers in another order, and addition of floating-point numbers is not associative. In float32 you would see about `1e-6`, for the same reason and with the same meaning.
-# Each of four ranks holds a quarter of the MLP, none of them could have computed a single output alone, and together they write the same program as one process.
+# Four trainings, one curve. The differences are in the last digits of a float64: your MLP adds the same numbers as the plain one, but in another order (with one rank already: the row layer adds its bias after the product), and addition of floating-point numbers is not associative. In float32 the last digits come sooner, for the same reason and with the same meaning.
+# Each of four ranks holds a quarter of the MLP (and the bias of `down`, which is whole on every rank), none of them could have computed a single output alone, and together they write the same program as one process.
 #
 # This is what tensor parallelism is. Everything later in the course is this, in more places.
 #
@@ -663,7 +664,7 @@ print(f"collectives: yours {mine['calls']}, PyTorch's {theirs['calls']}")
 # ## 10 · Recap
 #
 # 1. Column first, then row: the activation is elementwise, so it works on whole columns and not on partial sums, and nothing stands between the two layers.
-# 2. Traffic of an MLP: one all-reduce of `b·s·h` forward (g), one backward (f), for every `p > 1`. The naive version gathers and scatters the inner activation: five times as much.
+# 2. Traffic of an MLP: one all-reduce of `b·s·h` forward (g), one backward (f), for every `p > 1`. The naive version gathers and scatters the inner activation: five times as much when the inner size is `4h`.
 # 3. Memory: each rank holds `1/p` of both weights and of the inner activation `[b, s, m/p]`; input and output, `[b, s, h]`, are whole on every rank.
 # 4. Fused gate and up: stride 2, or the checkpoint is wrong at any other `p` while training looks fine.
 # 5. Replicated parameters stay equal without communication, as long as f is in its place. Next, chapter 06 does the same to attention: column-parallel Q, K and V by whole heads, then a row-parallel output layer.

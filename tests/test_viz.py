@@ -187,6 +187,8 @@ def test_traffic_shows_calls_and_bytes_of_every_rank() -> None:
     widths = [patch.get_width() for patch in picture.axes[0].patches]
     assert widths == [2048, 2048, 0]
     assert "nothing was sent" in texts(viz.traffic(Record()))[0]
+    alone, to_scale = viz.traffic(RESULTS), viz.traffic(RESULTS, scale=4096)
+    assert to_scale.axes[0].get_xlim()[1] == pytest.approx(2 * alone.axes[0].get_xlim()[1])
 
 
 def test_the_timeline_has_a_lane_per_rank_and_a_box_per_collective() -> None:

@@ -6,10 +6,12 @@ from tplab.runtime import Record
 from tplab.viz.colors import FAINT, WIDTH, Picture, chart, rank_color, rank_hatch, style, tint
 
 
-def traffic(record_or_results: Any, *, title: str | None = None) -> Picture:
+def traffic(record_or_results: Any, *, title: str | None = None, scale: int | None = None) -> Picture:
     """Bars of the bytes that each rank's collectives moved, by kind, with calls and bytes in numbers.
 
     Takes what `launch` returned, or a record. Bytes are message sizes as nccl-tests counts them.
+
+    scale: bytes of the longest bar that fits, to draw several pictures to one scale (None: the longest of this one)
     """
     record: Record = getattr(record_or_results, "record", record_or_results)
     ranks = record.ranks
@@ -25,7 +27,7 @@ def traffic(record_or_results: Any, *, title: str | None = None) -> Picture:
             axes.text(0.5, 0.5, "no collectives: nothing was sent", ha="center", va="center", transform=axes.transAxes)
             axes.set_axis_off()
             return picture
-        most = max(total.bytes for _, _, total in bars) or 1
+        most = scale or max(total.bytes for _, _, total in bars) or 1
         y, places, names = 0.0, [], []
         for index, (kind, rank, total) in enumerate(bars):
             if index and bars[index - 1][0] != kind:

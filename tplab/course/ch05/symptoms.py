@@ -29,7 +29,7 @@ SYMPTOMS = [
         exercise="5.3",
     ),
     Symptom(
-        see="Loss curves of different p agree to 1e-5 in float32, to 1e-12 in float64, not exactly",
+        see="Loss curves of different p agree to almost all digits, not exactly",
         cause="Nothing is wrong: sums are taken in another order",
     ),
     Symptom(
