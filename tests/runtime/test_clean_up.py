@@ -131,8 +131,10 @@ def test_gloo_binds_to_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_ranks_end_with_the_program_that_launched_them(how: signal.Signals, tmp_path: Path) -> None:
     script = textwrap.dedent("""
-        import os, time
+        import os, signal, time
         import tplab, torch, torch.distributed as dist
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)               # nohup has it ignored,
+        signal.signal(signal.SIGINT, signal.default_int_handler)   # and so has a job in the background
         folder = os.environ["PIDS"]
         def program():
             with open(os.path.join(folder, f"rank{dist.get_rank()}"), "w") as file:
