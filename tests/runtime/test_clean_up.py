@@ -129,7 +129,9 @@ def test_gloo_binds_to_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @linux_only
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_ranks_end_with_the_program_that_launched_them(how: signal.Signals, tmp_path: Path) -> None:
+def test_ranks_end_with_the_program_that_launched_them(
+    how: signal.Signals, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     script = textwrap.dedent("""
         import os, signal, time
         import tplab, torch, torch.distributed as dist
@@ -148,6 +150,7 @@ def test_ranks_end_with_the_program_that_launched_them(how: signal.Signals, tmp_
     parent = subprocess.Popen(
         [sys.executable, "-c", script], env={**os.environ, "PIDS": str(tmp_path)}, stderr=subprocess.DEVNULL
     )
+    request.addfinalizer(parent.kill)  # a failure of this test must leave nothing behind either
     files = [tmp_path / f"rank{rank}" for rank in range(2)]
     while not all(file.exists() and file.read_text() for file in files):
         assert parent.poll() is None
