@@ -85,7 +85,7 @@ def draw() -> list[list[Image.Image]]:
     columns = [
         [
             viz.product((3, 4), (4, 8), kind="column", p=2, title="first weight: cut by columns"),
-            viz.product((3, 8), (8, 4), kind="row", p=2, title="second weight: cut by rows"),
+            viz.product((3, 8), (8, 4), kind="row", p=2, names=("Z", "B"), title="second weight: cut by rows"),
         ],
         [
             viz.timeline(launch(forward_and_backward, 2, args=(2,)), title="two steps on two ranks, as they happened"),
