@@ -173,6 +173,42 @@ def test_the_fork_server_is_replaced_when_it_was_killed() -> None:
     assert tplab.launch(dist.get_rank, 2) == [0, 1]
 
 
+def spares() -> list[psutil.Process]:
+    """The processes that the idle fork server keeps ready, once they are all there."""
+    tplab.launch(all_reduce_once, 2, backend="gloo")
+    settled()
+    return psutil.Process(fork_server()._process.pid).children()
+
+
+def test_spares_wait_for_the_next_launch_and_become_its_ranks() -> None:
+    ready = {process.pid for process in spares()}
+    assert len(ready) == 4
+    ranks = set(tplab.launch(os.getpid, 2, backend="gloo"))
+    assert ranks < ready
+    assert not ranks & {process.pid for process in spares()}, "a rank's process was used again"
+
+
+def test_a_launch_of_more_ranks_than_there_are_spares_forks_the_rest() -> None:
+    ready = {process.pid for process in spares()}
+    ranks = set(tplab.launch(os.getpid, 6, backend="gloo"))
+    assert len(ranks) == 6
+    assert ready < ranks
+
+
+def test_a_spare_that_was_killed_is_replaced() -> None:
+    for process in spares():
+        process.kill()
+    settled()
+    assert tplab.launch(dist.get_rank, 2, backend="gloo") == [0, 1]
+
+
+def test_spares_end_with_the_fork_server() -> None:
+    ready = spares()
+    fork_server().stop()
+    _, alive = psutil.wait_procs(ready, timeout=10)
+    assert not alive
+
+
 def test_ranks_do_not_outlive_a_killed_fork_server() -> None:
     def program() -> None:
         if dist.get_rank() == 0:

@@ -4,8 +4,10 @@
 
 Importing torch takes seconds, a fork takes milliseconds. The server holds no state of any run, uses no GPU and starts
 no threads, so a forked rank is as good as a fresh process. It lives in a session of its own (an interrupt of the
-notebook does not reach it) and ends with the notebook: when its socket closes, it ends every rank and itself. It
-imports what is left of torch while nobody asks for a rank.
+notebook does not reach it) and ends with the notebook: when its socket closes, it ends every rank and itself.
+
+While nobody asks for a rank it imports what is left of torch, then forks a few spares, about a megabyte each: processes
+that wait to become ranks. A spare has seen nothing but the imports, and becomes a rank once.
 
 A rank's process id, and later its exit status, come back through a pipe, one per rank.
 """
@@ -32,6 +34,9 @@ _PRELOAD = (
     "torch.distributed.tensor.parallel",
 )
 _NEEDED = 3  # so many of them must be there before the first fork
+_SPARES = (
+    4  # so many are forked ahead: a fork takes milliseconds, and a launch of up to four ranks need not wait for it
+)
 _STATUS = struct.Struct("<q")
 _DESCRIPTORS = 6  # control, output, crash, board, rendezvous, setup (see rank.main), after the status pipe
 _PR_SET_PDEATHSIG = 1
@@ -123,25 +128,28 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno())
     to_import = list(_PRELOAD)
-    status_pipes: dict[int, int] = {}
+    family = _Family((control, woken, wake))
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
         while True:
-            ready = {key.fileobj for key, _ in selector.select(0 if to_import else None)}
+            idle_work = to_import or family.wants_spare
+            ready = {key.fileobj for key, _ in selector.select(0 if idle_work else None)}
             if woken in ready:
                 woken.recv(4096)
-            _reap(status_pipes)
+            family.reap()
             may_fork = len(_PRELOAD) - len(to_import) >= _NEEDED
             if control in ready and may_fork:
                 request, descriptors, _, _ = socket.recv_fds(control, 1, 1 + _DESCRIPTORS)
                 if not request:
-                    _end_all(status_pipes)
+                    family.end()
                     return
-                _fork_rank(descriptors, status_pipes, [control, woken, wake])
+                family.start_rank(descriptors)
             elif to_import:
                 importlib.import_module(to_import.pop(0))
                 _freeze()
+            elif family.wants_spare:
+                family.fork_spare()
 
 
 def _freeze() -> None:
@@ -152,49 +160,87 @@ def _freeze() -> None:
     gc.freeze()
 
 
-def _fork_rank(descriptors: list[int], status_pipes: dict[int, int], own: list[socket.socket]) -> None:
-    status, *rest = descriptors
-    pid = os.fork()
-    if pid:
-        for descriptor in rest:
-            os.close(descriptor)
-        status_pipes[pid] = status
+class _Family:
+    """The server's children: ranks, and spares, which are forked ahead of time and wait to become ranks."""
+
+    def __init__(self, own: tuple[socket.socket, ...]) -> None:
+        self._own = own  # the server's sockets, which no child keeps
+        self._status_pipes: dict[int, int] = {}  # of the ranks, by process id
+        self._spares: dict[int, socket.socket] = {}
+
+    @property
+    def wants_spare(self) -> bool:
+        """While ranks run, the processor is theirs."""
+        return not self._status_pipes and len(self._spares) < _SPARES
+
+    def fork_spare(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            pid = os.fork()
+            if not pid:
+                ours.close()
+                self._become_rank(theirs)
+        self._spares[pid] = ours
+
+    def start_rank(self, descriptors: list[int]) -> None:
+        """Hand the descriptors to a spare, which becomes the rank; its process id goes back at once."""
+        if not self._spares:
+            self.fork_spare()
+        status, *rest = descriptors
+        pid, spare = self._spares.popitem()
+        self._status_pipes[pid] = status
+        with spare, contextlib.suppress(BrokenPipeError):  # a spare that is dead will be reaped as a dead rank
+            socket.send_fds(spare, [b"r"], rest)
         with contextlib.suppress(BrokenPipeError):
             os.write(status, _STATUS.pack(pid))
-        return
-    try:
-        os.setsid()  # signals reach a rank and its children as one group
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _die_with_parent()
-        for descriptor in (status, *status_pipes.values()):
+        for descriptor in rest:
             os.close(descriptor)
-        for sock in own:
-            sock.close()
-        from tplab.runtime import rank
 
-        rank.main(*rest)
-    finally:
-        os._exit(70)  # rank.main does not return
+    def _become_rank(self, waiting: socket.socket) -> None:
+        """In the child: wait until it is needed, then be a rank. Does not return."""
+        try:
+            os.setsid()  # signals reach a rank and its children as one group
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _die_with_parent()
+            for sock in (*self._own, *self._spares.values()):
+                sock.close()
+            for descriptor in self._status_pipes.values():
+                os.close(descriptor)
+            request, descriptors, _, _ = socket.recv_fds(waiting, 1, _DESCRIPTORS)
+            waiting.close()
+            if request:
+                from tplab.runtime import rank
+
+                rank.main(*descriptors)
+        finally:
+            os._exit(70)  # rank.main does not return
+
+    def reap(self) -> None:
+        """Collect the children that have ended, and pass on how."""
+        while self._status_pipes or self._spares:
+            _end_children_of_next()
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            if pid in self._spares:
+                self._spares.pop(pid).close()
+                continue
+            pipe = self._status_pipes.pop(pid)
+            with contextlib.suppress(BrokenPipeError):
+                os.write(pipe, _STATUS.pack(os.waitstatus_to_exitcode(status)))
+            os.close(pipe)
+
+    def end(self) -> None:
+        for pid in (*self._status_pipes, *self._spares):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
 
 
 def _die_with_parent() -> None:
     """Ask the kernel to end this process when the server ends (Linux; elsewhere the rank notices by itself)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _reap(status_pipes: dict[int, int]) -> None:
-    """Collect the ranks that have ended, and pass on how."""
-    while status_pipes:
-        _end_children_of_next()
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
-            return
-        pipe = status_pipes.pop(pid)
-        with contextlib.suppress(BrokenPipeError):
-            os.write(pipe, _STATUS.pack(os.waitstatus_to_exitcode(status)))
-        os.close(pipe)
 
 
 def _end_children_of_next() -> None:
@@ -204,9 +250,3 @@ def _end_children_of_next() -> None:
         if ended:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(ended.si_pid, signal.SIGKILL)
-
-
-def _end_all(status_pipes: dict[int, int]) -> None:
-    for pid in status_pipes:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
