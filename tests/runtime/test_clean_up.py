@@ -196,10 +196,12 @@ def test_a_launch_of_more_ranks_than_there_are_spares_forks_the_rest() -> None:
 
 
 def test_a_spare_that_was_killed_is_replaced() -> None:
+    server = fork_server()
     for process in spares():
         process.kill()
     settled()
     assert tplab.launch(dist.get_rank, 2, backend="gloo") == [0, 1]
+    assert fork_server() is server
 
 
 def test_spares_end_with_the_fork_server() -> None:
