@@ -10,7 +10,8 @@ from torch import nn
 
 from tests.reference import cut, random
 from tplab import launch
-from tplab.sharding import ShardedModule, Sharding, divide, rank_and_size, shard, shard_range, unshard
+from tplab.collectives import rank_and_size
+from tplab.sharding import ShardedModule, Sharding, divide, shard, shard_range, unshard
 
 
 def test_divide_is_exact_division():

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from tplab.collectives import rank_and_size
 from tplab.mappings import all_gather
-from tplab.sharding import Sharding, rank_and_size, shard, unshard
+from tplab.sharding import Sharding, shard, unshard
 
 
 def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dict[str, Tensor]:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tplab.sharding import Sharding, rank_and_size, shard
+from tplab.collectives import rank_and_size
+from tplab.sharding import Sharding, shard
 
 InitMethod = Callable[[Tensor], object]
 

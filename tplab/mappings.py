@@ -34,7 +34,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.distributed import ProcessGroup
 
-from tplab.sharding import rank_and_size, shard, unshard
+from tplab.collectives import rank_and_size
+from tplab.sharding import shard, unshard
 
 
 def copy_to_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:

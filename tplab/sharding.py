@@ -19,9 +19,10 @@ from math import isqrt
 from typing import Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+
+from tplab.collectives import rank_and_size
 
 
 @dataclass(frozen=True)
@@ -35,21 +36,6 @@ class Sharding:
 
     dim: int
     stride: int = 1
-
-
-def rank_and_size(group: ProcessGroup | None = None) -> tuple[int, int]:
-    """This rank's number in the group, and how many ranks the group has: (0, 1) where no process group was ever made.
-
-    Raises ValueError on a rank that is no member of the group.
-    """
-    if group is None and not (dist.is_available() and dist.is_initialized()):
-        return 0, 1
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    if rank < 0:
-        raise ValueError(
-            f"rank {dist.get_rank()} isn't a member of this group: only its members can hold a shard of it"
-        )
-    return rank, world_size
 
 
 def divide(size: int, world_size: int, *, name: str = "size", unit: str = "elements") -> int:

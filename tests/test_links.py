@@ -1,0 +1,125 @@
+"""What a message costs: `tplab.links`. The fit is tried on points whose line is known; no measured time decides."""
+
+import random
+from itertools import pairwise
+from statistics import median
+
+import pytest
+import torch
+
+from tplab import launch
+from tplab.links import PUBLISHED, SIZES, Link, fit, measure_link
+
+ALPHA, BETA = 20e-6, 1 / 3e9
+
+
+def points(noise: float = 0.0, seed: int = 0, alpha: float = ALPHA) -> list[tuple[int, float]]:
+    generator = random.Random(seed)
+    return [(size, (alpha + BETA * size) * generator.uniform(1 - noise, 1 + noise)) for size in SIZES]
+
+
+def test_the_fit_finds_the_line_that_points_lie_on():
+    link = fit(points())
+    assert link.alpha == pytest.approx(ALPHA, rel=1e-9)
+    assert link.beta == pytest.approx(BETA, rel=1e-9)
+    assert link.bandwidth == pytest.approx(3e9)
+    assert link.half_size == pytest.approx(60e3)
+    assert link.seconds(60_000) == pytest.approx(2 * ALPHA)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_of_ten_percent_leaves_both_within_ten_percent(seed):
+    noisy = points(0.1, seed)
+    link = fit(noisy)
+    assert link.alpha == pytest.approx(ALPHA, rel=0.1)
+    assert link.beta == pytest.approx(BETA, rel=0.1)
+
+
+def test_plain_least_squares_would_be_ten_times_as_far_off():
+    def plain_alpha(seed: int) -> float:
+        noisy = points(0.1, seed)
+        rows = torch.tensor([[1.0, size] for size, _ in noisy], dtype=torch.float64)
+        times = torch.tensor([[seconds] for _, seconds in noisy], dtype=torch.float64)
+        return float(torch.linalg.lstsq(rows, times).solution[0])
+
+    plain = median(abs(plain_alpha(seed) / ALPHA - 1) for seed in range(100))
+    relative = median(abs(fit(points(0.1, seed)).alpha / ALPHA - 1) for seed in range(100))
+    assert plain > 10 * relative
+
+
+def test_the_fit_is_the_minimum_of_the_relative_errors():
+    noisy = points(0.3, 7)
+    link = fit(noisy)
+
+    def loss(alpha: float, beta: float) -> float:
+        return sum(((alpha + beta * size - seconds) / seconds) ** 2 for size, seconds in noisy)
+
+    least = loss(link.alpha, link.beta)
+    for a, b in ((1.001, 1), (0.999, 1), (1, 1.001), (1, 0.999), (1.001, 0.999)):
+        assert loss(link.alpha * a, link.beta * b) > least
+
+
+def test_alpha_is_never_negative():
+    bent = [(1000, 1e-6), (2000, 4e-6), (4000, 16e-6)]
+    link = fit(bent)
+    assert link.alpha == 0
+    assert link.beta == pytest.approx(sum(n / t for n, t in bent) / sum((n / t) ** 2 for n, t in bent))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ([], "at least two sizes"),
+        ([(8, 1e-6), (8, 2e-6)], r"at least two sizes, got \[8\]"),
+        ([(8, 1e-6), (16, 0.0)], "must be positive, got 0"),
+        ([(8, 2e-6), (16, 1e-6)], "don't take longer"),
+    ],
+)
+def test_points_without_a_line_are_refused(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        fit(wrong)
+
+
+def test_costs_are_the_formulas_of_the_books():
+    link = Link(2e-6, 1e-9)
+    assert link.ring_all_reduce(8e6, 8) == pytest.approx(14 * (2e-6 + 1e-9 * 1e6))
+    assert link.tree_all_reduce(8e6, 8) == pytest.approx(6 * (2e-6 + 1e-9 * 8e6))
+    assert link.tree_all_reduce(8e6, 5) == link.tree_all_reduce(8e6, 8)
+    assert link.ring_all_reduce(8e6, 1) == link.tree_all_reduce(8e6, 1) == 0
+    assert link.tree_all_reduce(8, 64) < link.ring_all_reduce(8, 64)
+    assert link.ring_all_reduce(8e8, 64) < link.tree_all_reduce(8e8, 64)
+
+
+def test_published_links_have_the_vendors_bandwidths_and_a_source():
+    quoted = {  # GB/s in one direction, rounded as the vendors do
+        "NVLink 4": 900 / 2,
+        "NVLink 3": 600 / 2,
+        "PCIe 5.0 x16": 63.0,
+        "InfiniBand NDR": 400 / 8,
+        "PCIe 4.0 x16": 31.5,
+        "InfiniBand HDR": 200 / 8,
+    }
+    assert {name: round(link.bandwidth / 1e9, 1) for name, link in PUBLISHED.items()} == quoted
+    assert all(link.alpha > 0 and link.source for link in PUBLISHED.values())
+    assert all(one.bandwidth > other.bandwidth for one, other in pairwise(PUBLISHED.values()))
+
+
+@pytest.mark.parametrize("p", [2, 3])
+def test_a_link_is_measured_and_every_rank_has_the_points(p):
+    """What is measured is a property of the machine; here only that something was, and that it is the same for all."""
+    sizes = (4, 1024, 65536)
+    measured = launch(measure_link, p, args=(sizes,), kwargs={"repeats": 3})
+    assert [size for size, _ in measured[0]] == list(sizes)
+    assert all(seconds > 0 for _, seconds in measured[0])
+    assert all(other == measured[0] for other in measured)
+    sent = [c.bytes for c in measured.record.of_rank(0) if c.kind == "send"]
+    assert sent == [size for size in sizes for _ in range(5)]
+
+
+def _alone():
+    with pytest.raises(ValueError, match="two ends"):
+        measure_link()
+
+
+def test_one_rank_has_no_link():
+    launch(_alone, 1)

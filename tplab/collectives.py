@@ -1,0 +1,229 @@
+"""Chapter 01: collectives, built by hand from send and receive.
+
+The ranks stand in a ring: rank r sends to r + 1 and receives from r - 1. A tensor of N numbers is cut along its first
+dimension into p parts. In p - 1 steps each part goes round once, and every rank adds its own share on the way:
+
+    ring reduce-scatter, p = 3      step 0               step 1               step 2: whole
+                      rank 0    part 2: x0          part 1: x2 + x0      part 0: x1 + x2 + x0
+                      rank 1    part 0: x1          part 2: x0 + x1      part 1: x2 + x0 + x1
+                      rank 2    part 1: x2          part 0: x1 + x2      part 2: x0 + x1 + x2
+
+Sent the same way once more, without adding, every part reaches every rank: the all-gather. Both together are an
+all-reduce, in 2(p-1) steps of N/p numbers: each rank sends 2(p-1)/p N, hardly more for many ranks than for few. A tree
+takes only 2 log2(p) steps, but of N numbers each, and the rank at its root sends log2(p) N.
+(Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"; NCCL's Ring and Tree.)
+
+Why no rank waits for ever: if each one first sent and then received, all might wait in send, since a send may take
+until its receiver is there (gloo's always does, NCCL's when the message is large). `exchange` starts both at once and
+then waits for both. It is a *batch* because NCCL runs what is sent between two GPUs in the order of the calls: isend
+and irecv one by one, in the same order on both of two ranks, would wait for each other there.
+
+Nothing here writes into a tensor that it was given (but for the one that `scatter` fills, as torch's does), whatever
+its strides; results are new, contiguous tensors in the dtype that came in. Without a process group there is one rank.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+
+def rank_and_size(group: ProcessGroup | None = None) -> tuple[int, int]:
+    """This rank's number in the group, and how many ranks the group has: (0, 1) where no process group was ever made.
+
+    Raises ValueError on a rank that is no member of the group.
+    """
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ValueError(f"rank {dist.get_rank()} isn't a member of this group: only its members take part in it")
+    return rank, world_size
+
+
+def scatter(
+    tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, group_src: int = 0, group: ProcessGroup | None = None
+) -> Tensor:
+    """Fill `tensor` [..] with this rank's one of `scatter_list`, p tensors [..] that only `group_src` holds; return it.
+
+    The source sends p - 1 messages, every other rank receives one. `group_src` counts within the group.
+    Raises ValueError on the source if there are not p tensors of the shape and dtype of `tensor`.
+    """
+    rank, p = rank_and_size(group)
+    _check_root(group_src, p)
+    if rank != group_src:
+        received = _empty(tensor)
+        dist.recv(received, group=group, group_src=group_src)
+        return tensor.copy_(received)
+    wanted = [(tensor.shape, tensor.dtype)] * p
+    if [(part.shape, part.dtype) for part in scatter_list or ()] != wanted:
+        found = [f"{list(part.shape)} {part.dtype}" for part in scatter_list or ()]
+        raise ValueError(f"rank {rank} scatters {p} tensors {list(tensor.shape)} {tensor.dtype}, got {found or 'none'}")
+    assert scatter_list is not None
+    for other in range(p):
+        if other != rank:
+            dist.send(scatter_list[other].contiguous(), group=group, group_dst=other)
+    return tensor.copy_(scatter_list[rank])
+
+
+def gather(tensor: Tensor, group_dst: int = 0, group: ProcessGroup | None = None) -> list[Tensor] | None:
+    """The tensors [..] of all ranks, in rank order, on `group_dst`; None on the others.
+
+    All ranks but `group_dst` send one message. `group_dst` counts within the group.
+    """
+    rank, p = rank_and_size(group)
+    _check_root(group_dst, p)
+    if rank != group_dst:
+        dist.send(tensor.contiguous(), group=group, group_dst=group_dst)
+        return None
+    parts = [_empty(tensor) for _ in range(p)]
+    parts[rank].copy_(tensor)
+    for other in range(p):
+        if other != rank:
+            dist.recv(parts[other], group=group, group_src=other)
+    return parts
+
+
+def ring_reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """This rank's part of the sum of x [n, ..] over the ranks: [n/p, ..], the part that `part_sizes` gives it.
+
+    p - 1 steps; each rank sends all of x but its own part.
+    """
+    *_, (_, total) = reduce_scatter_steps(x, group)
+    return total
+
+
+def reduce_scatter_steps(x: Tensor, group: ProcessGroup | None = None) -> Iterator[tuple[int, Tensor]]:
+    """(part, its sum so far) that this rank holds before the first step and after each of the p - 1: p pairs.
+
+    The last is this rank's own part, complete.
+    """
+    rank, p = rank_and_size(group)
+    parts = x.tensor_split(p)  # p of about [n/p, ..], views
+    index = (rank - 1) % p  # it has p - 1 steps to go until it arrives at its owner
+    running = parts[index].clone(memory_format=torch.contiguous_format)
+    yield index, running
+    for _ in range(p - 1):
+        index = (index - 1) % p
+        received = _empty(parts[index])
+        exchange(running, received, group)
+        running = received.add_(parts[index])
+        yield index, running
+
+
+def ring_all_gather(part: Tensor, group: ProcessGroup | None = None, *, size: int | None = None) -> Tensor:
+    """The parts [n/p, ..] of all ranks, one after another in rank order: [n, ..].
+
+    size: n, for parts as `part_sizes(n, p)` cuts them; None: all have the shape of this rank's.
+    p - 1 steps; each rank sends all parts but its right neighbour's.
+    Raises ValueError where this rank's part is not as large as `size` wants it.
+    """
+    *_, (_, whole) = all_gather_steps(part, group, size=size)
+    return whole
+
+
+def all_gather_steps(
+    part: Tensor, group: ProcessGroup | None = None, *, size: int | None = None
+) -> Iterator[tuple[int, Tensor]]:
+    """(part that came last, the whole as far as it is known) before the first step and after each of the p - 1."""
+    rank, p = rank_and_size(group)
+    sizes = part_sizes(part.shape[0] * p if size is None else size, p)
+    if part.shape[0] != sizes[rank]:
+        raise ValueError(f"rank {rank} holds {part.shape[0]} of {size} rows; of {p} ranks it should hold {sizes[rank]}")
+    whole = part.new_zeros(sum(sizes), *part.shape[1:])
+    parts = whole.split(sizes)  # views: what is received lands in its place
+    parts[rank].copy_(part)
+    yield rank, whole
+    for index in range(rank, rank - p + 1, -1):
+        exchange(parts[index % p], parts[(index - 1) % p], group)
+        yield (index - 1) % p, whole
+
+
+def ring_all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """The sum of x [..] over the ranks, in a new tensor [..]: a reduce-scatter, then an all-gather."""
+    flat = x.reshape(-1)  # [N]
+    return ring_all_gather(ring_reduce_scatter(flat, group), group, size=len(flat)).view(x.shape)
+
+
+def tree_all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """The sum of x [..] over the ranks, in a new tensor [..]: up a binomial tree to rank 0, and down again.
+
+    2 ceil(log2 p) steps of x's size. On the way up, in the step of distance d = 1, 2, 4, .., every rank that is an odd
+    multiple of d sends its sum to the rank d below it. Nobody waits in a circle, so plain send and recv will do.
+    """
+    rank, p = rank_and_size(group)
+    total = x.clone(memory_format=torch.contiguous_format)
+    distances = [2**k for k in range(tree_depth(p))]
+    for d in distances:
+        if rank % (2 * d) == d:
+            dist.send(total, group=group, group_dst=rank - d)
+        elif rank % (2 * d) == 0 and rank + d < p:
+            received = torch.empty_like(total)
+            dist.recv(received, group=group, group_src=rank + d)
+            total += received
+    for d in reversed(distances):
+        if rank % (2 * d) == 0 and rank + d < p:
+            dist.send(total, group=group, group_dst=rank + d)
+        elif rank % (2 * d) == d:
+            dist.recv(total, group=group, group_src=rank - d)
+    return total
+
+
+def exchange(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = None) -> None:
+    """Send `outgoing` to the right neighbour while the left neighbour's arrives in `incoming`; both contiguous.
+
+    Empty tensors are not sent: both sides know their sizes. Every rank of the group takes part, or none.
+    """
+    rank, p = rank_and_size(group)
+    messages = []
+    if outgoing.numel():
+        messages.append(dist.P2POp(dist.isend, outgoing, group=group, group_peer=(rank + 1) % p))
+    if incoming.numel():
+        messages.append(dist.P2POp(dist.irecv, incoming, group=group, group_peer=(rank - 1) % p))
+    for request in dist.batch_isend_irecv(messages) if messages else ():
+        request.wait()
+
+
+# How much is sent: closed formulas, in numbers (times the bytes of one), exact also where p doesn't divide n
+
+
+def part_sizes(n: int, p: int) -> list[int]:
+    """Sizes of the p parts of n rows, as `Tensor.tensor_split` cuts them: equal, or the first ones larger by one."""
+    return [n // p + (rank < n % p) for rank in range(p)]
+
+
+def ring_sent(shape: Sequence[int], rank: int, p: int, kind: str = "all_reduce") -> int:
+    """Numbers that `rank` sends in a ring for a whole tensor of `shape`; where p divides its first dimension, of N:
+
+    (p-1)/p N for "reduce_scatter" and "all_gather", 2(p-1)/p N for "all_reduce" (which cuts the flat tensor).
+    """
+    if kind == "all_reduce":
+        flat = (prod(shape),)
+        return ring_sent(flat, rank, p, "reduce_scatter") + ring_sent(flat, rank, p, "all_gather")
+    sizes = part_sizes(shape[0], p)
+    kept = {"reduce_scatter": sizes[rank], "all_gather": sizes[(rank + 1) % p]}[kind]
+    return (shape[0] - kept) * prod(shape[1:])
+
+
+def tree_sent(shape: Sequence[int], rank: int, p: int) -> int:
+    """Numbers that `rank` sends in the all-reduce over a tree: N to its parent, N to each child."""
+    distances = [2**k for k in range(tree_depth(p))]
+    below = sum(rank % (2 * d) == 0 and rank + d < p for d in distances)
+    return prod(shape) * (below + (rank > 0))
+
+
+def tree_depth(p: int) -> int:
+    """ceil(log2 p): steps from the farthest leaf of a binomial tree of p ranks to its root."""
+    return (p - 1).bit_length()
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _check_root(root: int, p: int) -> None:
+    if not 0 <= root < p:
+        raise ValueError(f"rank {root} isn't one of the {p} ranks of the group: they are numbered 0 to {p - 1}")

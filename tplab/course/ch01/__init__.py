@@ -1,0 +1,1 @@
+"""What chapter 01 asks."""

@@ -1,0 +1,148 @@
+"""Chapter 01: what a message costs. The time is linear in its size: t(n) = alpha + beta n.
+
+    alpha   latency: seconds that any message takes, however small
+    beta    seconds for each byte more; 1/beta is the bandwidth
+
+With it, an all-reduce of N bytes over p ranks costs (no time for the additions, every link free)
+
+    ring    2(p-1) (alpha + beta N/p)
+    tree    2 ceil(log2 p) (alpha + beta N)
+
+so a tree wins where alpha counts, small N and many ranks, and a ring where beta does.
+(Hockney 1994, "The communication challenge for MPP"; Thakur, Rabenseifner and Gropp 2005, "Optimization of collective
+communication operations in MPICH".)
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from tplab.collectives import tree_depth
+from tplab.runtime import device
+
+Point = tuple[int, float]  # bytes of a message, seconds that it took
+
+
+@dataclass(frozen=True)
+class Link:
+    """A way between two ranks: `alpha` seconds for a message, and `beta` seconds for each of its bytes."""
+
+    alpha: float
+    beta: float
+    source: str = ""
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second in one direction, for messages so large that alpha doesn't count."""
+        return 1 / self.beta
+
+    @property
+    def half_size(self) -> float:
+        """Bytes of the message that takes 2 alpha: it reaches half of the bandwidth."""
+        return self.alpha / self.beta
+
+    def seconds(self, size: float) -> float:
+        """Time of a message of `size` bytes."""
+        return self.alpha + self.beta * size
+
+    def ring_all_reduce(self, size: float, p: int) -> float:
+        """Time of an all-reduce of `size` bytes over p ranks in a ring."""
+        return 2 * (p - 1) * self.seconds(size / p)
+
+    def tree_all_reduce(self, size: float, p: int) -> float:
+        """Time of an all-reduce of `size` bytes over p ranks along a binomial tree."""
+        return 2 * tree_depth(p) * self.seconds(size)
+
+
+_STEP = "alpha: NVIDIA/nccl b647562, src/graph/tuning.cc, hwLat, Ring with protocol Simple"
+
+
+def _published(microseconds: float, gigabytes: float, source: str) -> Link:
+    return Link(microseconds * 1e-6, 1 / (gigabytes * 1e9), f"{source}; {_STEP}")
+
+
+# Bandwidth in GB/s (10^9 bytes) of one GPU in one direction; vendors quote NVLink for both directions together. Alpha
+# is what NCCL itself assumes for one step of a ring with the protocol that reaches the full bandwidth: 3.4 us over
+# NVLink, 5.7 over PCIe, 14 over the network. (Its protocol LL takes 0.6, 1.0, 2.7 us, at a quarter of the bandwidth.)
+PUBLISHED = {
+    "NVLink 4": _published(3.4, 450, "900 GB/s in both directions: NVIDIA H100 architecture whitepaper"),
+    "NVLink 3": _published(3.4, 300, "600 GB/s in both directions: NVIDIA A100 architecture whitepaper"),
+    "PCIe 5.0 x16": _published(5.7, 16 * 32 / 8 * 128 / 130, "16 lanes of 32 GT/s, 128b/130b: PCI-SIG, PCIe 5.0"),
+    "InfiniBand NDR": _published(14.0, 50, "400 Gb/s, 4 lanes: InfiniBand Trade Association, roadmap"),
+    "PCIe 4.0 x16": _published(5.7, 16 * 16 / 8 * 128 / 130, "16 lanes of 16 GT/s, 128b/130b: PCI-SIG, PCIe 4.0"),
+    "InfiniBand HDR": _published(14.0, 25, "200 Gb/s, 4 lanes: InfiniBand Trade Association, roadmap"),
+}
+
+
+def fit(points: Iterable[Point]) -> Link:
+    """The link whose line is nearest to measured (bytes, seconds), by relative error.
+
+    Minimises the sum of ((alpha + beta n - t) / t)^2, a linear problem in alpha and beta. Relative, because the times
+    span decades and so do their errors: in plain least squares an error of 10 % in the largest message weighs more than
+    all small ones together, which are all that says anything about alpha (with such errors and sizes from 4 B to 16 MiB
+    alpha is then off by 33 % at the median, here by 1.5 %). Neither comes out negative.
+    Raises ValueError for less than two different sizes, or a time that is not positive.
+    """
+    points = list(points)
+    sizes = torch.tensor([size for size, _ in points], dtype=torch.float64)
+    times = torch.tensor([seconds for _, seconds in points], dtype=torch.float64)
+    if len({size for size, _ in points}) < 2:
+        raise ValueError(f"a line needs messages of at least two sizes, got {sorted({size for size, _ in points})}")
+    if not bool((times > 0).all()):
+        raise ValueError(f"every time must be positive, got {times.min().item()} s")
+    one, size = 1 / times, sizes / times  # alpha · one + beta · size should be 1
+    (a, b), (c, d) = ((one @ one, one @ size), (one @ size, size @ size))
+    right = one.sum(), size.sum()
+    alpha = float((right[0] * d - b * right[1]) / (a * d - b * c))
+    beta = float((a * right[1] - c * right[0]) / (a * d - b * c))
+    if alpha < 0:  # the best one with alpha = 0
+        alpha, beta = 0.0, float(right[1] / d)
+    if beta <= 0:
+        raise ValueError(f"larger messages don't take longer in these points: no line with a bandwidth fits ({beta=})")
+    return Link(alpha, beta, "fitted")
+
+
+SIZES = tuple(4 * 4**k for k in range(12))  # 4 B to 16 MiB
+
+
+def measure_link(sizes: Sequence[int] = SIZES, *, repeats: int = 15, group: ProcessGroup | None = None) -> list[Point]:
+    """(bytes, seconds) of messages between the first two ranks of the group; every rank of it must call this.
+
+    Each time is half of a round trip, the median of `repeats` after two to warm up. Rank 0's clock counts; all ranks
+    return its points. Raises ValueError for a group of one rank.
+    """
+    rank, p = dist.get_rank(group), dist.get_world_size(group)
+    if p < 2:
+        raise ValueError("a link has two ends: measure it on at least 2 ranks")
+    seconds = torch.zeros(len(sizes), dtype=torch.float64, device=device())
+    for index, size in enumerate(sizes):
+        message = torch.zeros(size, dtype=torch.uint8, device=device())
+        if rank < 2:
+            seconds[index] = _half_round_trip(message, rank, repeats, group)
+    dist.broadcast(seconds, group=group, group_src=0)
+    return list(zip(sizes, seconds.tolist(), strict=True))
+
+
+def _half_round_trip(message: torch.Tensor, rank: int, repeats: int, group: ProcessGroup | None) -> float:
+    times = []
+    for _ in range(repeats + 2):
+        began = _now()
+        if rank == 0:
+            dist.send(message, group=group, group_dst=1)
+            dist.recv(message, group=group, group_src=1)
+        else:
+            dist.recv(message, group=group, group_src=0)
+            dist.send(message, group=group, group_dst=0)
+        times.append((_now() - began) / 2)
+    return sorted(times[2:])[repeats // 2]
+
+
+def _now() -> float:
+    """Seconds, once the GPU (if there is one) has done all that was asked of it."""
+    if torch.cuda.is_available() and device().type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
