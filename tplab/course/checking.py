@@ -112,6 +112,8 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
                 verdict = asked.function(*answers)
         except Exception as error:
             failure = _failure(number, error)
+            if isinstance(failure, CheckFailed):
+                failure.exercise = number
             if isinstance(failure, CheckFailed) and ledger.generators:
                 arguments = ", ".join([f'"{number}"', *map(_name, answers), f"seed={ledger.seed}"])
                 failure.footnote = f"The same inputs again: check({arguments})"

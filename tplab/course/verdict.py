@@ -11,6 +11,8 @@ from html import escape
 from itertools import zip_longest
 from textwrap import fill, indent, wrap
 
+from tplab.course.hints import folded
+
 _WIDTH = 100
 _NAMES = 34  # the most characters across for names, then for ranks
 _BOX = (
@@ -124,6 +126,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
     report:   a traceback or the launcher's report, if the code did not run to its end
     question: leads to the cause
     footnote: how to see the same inputs again
+    exercise: its number, under which there are hints
     """
 
     headline: str
@@ -132,6 +135,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
     report: str = ""
     question: str = ""
     footnote: str = ""
+    exercise: str = ""
 
     def __post_init__(self) -> None:
         super().__init__(self.headline)
@@ -150,6 +154,8 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
             parts.append(fill("Think: " + self.question, _WIDTH, subsequent_indent="       ", break_on_hyphens=False))
         if self.footnote:
             parts.append(self.footnote)
+        if self.exercise:
+            parts.append(f"A hint: tplab hint {self.exercise}")
         return "\n\n".join(parts)
 
     __repr__ = __str__
@@ -160,7 +166,8 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
         columns = zip_longest(wrap(row[0], widths[0]), wrap(row[1], widths[1] or 1), texts, fillvalue="")
         return "\n".join(f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in columns)
 
-    def html(self) -> str:
+    def html(self, hints: str = "") -> str:
+        """The box. `hints`: HTML that goes into it below the question."""
         parts = [heading(RED, "✗ " + self.headline)]
         if self.rows:
             parts.append(table(self.rows))
@@ -174,7 +181,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
             parts.append(
                 f'<div style="margin-top: 0.35em; opacity: 0.7; font-size: 85%;">{escape(self.footnote)}</div>'
             )
-        return box(RED, *parts)
+        return box(RED, *parts, hints)
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows for this exception: in a notebook the box and one line, elsewhere the text; no frames."""
@@ -182,5 +189,5 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
             return ["CheckFailed: " + str(self)]
         if not self._shown:  # IPython asks more than once
             self._shown = True
-            display_html(self.html(), str(self))
+            display_html(self.html(folded(self.exercise) if self.exercise else ""), str(self))
         return ["CheckFailed: " + self.headline]
