@@ -1,0 +1,483 @@
+"""The memory bill: against plain torch models, real optimizers, what autograd really keeps, published figures."""
+
+import math
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tplab import launch
+from tplab.gpt_config import (
+    PRESETS,
+    GPTConfig,
+    check_tensor_parallel,
+    first_weights,
+    last_weights,
+    layer_weights,
+    parameter_count,
+    tensor_parallel_sizes,
+)
+from tplab.linear import ColumnParallelLinear, RowParallelLinear
+from tplab.memory import (
+    GPUS,
+    RECIPES,
+    Bill,
+    Layout,
+    bill,
+    layer_activations,
+    layers_of_stage,
+    rank_parameters,
+    smallest_p,
+)
+from tplab.memory_meter import (
+    MemoryMeter,
+    gradient_bytes,
+    optimizer_bytes,
+    parameter_bytes,
+    saved_for_backward,
+    tensor_bytes,
+)
+
+GB = 10**9
+
+
+class RMSNorm(nn.RMSNorm):
+    """nn.RMSNorm made of many operations keeps many tensors; a fused one keeps its input and one number a token."""
+
+    def forward(self, x):
+        return F.layer_norm(x, self.normalized_shape, self.weight)
+
+
+class Block(nn.Module):
+    """One layer of a GPT in plain torch, as one of t ranks holds it: its share of the heads and of the MLP."""
+
+    def __init__(self, c: GPTConfig, t: int = 1):
+        super().__init__()
+        self.c, self.dim = c, c.hidden_size // c.num_heads
+        h, f = c.hidden_size, (c.ffn_hidden_size or 4 * c.hidden_size) // t
+        self.heads, self.kv_heads = c.num_heads // t, max(1, (c.num_kv_heads or c.num_heads) // t)
+        norm = nn.LayerNorm if c.bias else RMSNorm
+        self.norm1, self.norm2 = norm(h), norm(h)
+        self.q = nn.Linear(h, self.heads * self.dim, bias=c.bias)
+        self.k, self.v = (nn.Linear(h, self.kv_heads * self.dim, bias=c.bias) for _ in range(2))
+        self.out = nn.Linear(self.heads * self.dim, h, bias=c.bias)
+        self.gate = nn.Linear(h, f, bias=c.bias) if c.gated else None
+        self.up, self.down = nn.Linear(h, f, bias=c.bias), nn.Linear(f, h, bias=c.bias)
+
+    def drop(self, x):
+        return torch.native_dropout(x, 0.1, True)[0] if self.c.dropout else x  # keeps a mask of one byte an element
+
+    def attention(self, x):
+        b, s, _ = x.shape
+        q, k, v = (
+            layer(x).view(b, s, -1, self.dim).transpose(1, 2)  # [b, heads, s, dim]
+            for layer in (self.q, self.k, self.v)
+        )
+        if self.c.flash_attention:
+            grouped = self.heads != self.kv_heads
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        else:
+            future = torch.full((s, s), float("-inf"), dtype=x.dtype, device=x.device).triu(1)
+            scores = (q @ k.transpose(-2, -1)) / math.sqrt(self.dim) + future  # [b, heads, s, s]
+            y = self.drop(scores.softmax(-1)) @ v
+        return self.out(y.transpose(1, 2).reshape(b, s, -1))
+
+    def forward(self, x):
+        x = x + self.drop(self.attention(self.norm1(x)))
+        y = self.norm2(x)
+        inner = F.silu(self.gate(y)) * self.up(y) if self.gate else F.gelu(self.up(y))
+        return x + self.drop(self.down(inner))
+
+
+class PlainGPT(nn.Module):
+    def __init__(self, c: GPTConfig):
+        super().__init__()
+        self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.positions = nn.Embedding(c.seq_length, c.hidden_size) if c.learned_positions else None
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.num_layers))
+        self.norm = (nn.LayerNorm if c.bias else RMSNorm)(c.hidden_size)
+        self.head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        if c.tied_embedding:
+            self.head.weight = self.embedding.weight
+        self.dropout = Block.drop.__get__(self.blocks[0]) if c.dropout else nn.Identity()
+
+    def forward(self, ids, targets):
+        x = self.embedding(ids)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(ids.shape[1]))
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), targets.flatten())
+
+
+def numel(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def random_config(rng: random.Random, **options) -> GPTConfig:
+    kv_heads = rng.choice([1, 2, 4])
+    heads = kv_heads * rng.choice([1, 2, 3])
+    values = {
+        "num_layers": rng.randint(1, 4), "hidden_size": heads * rng.choice([4, 6, 8]), "num_heads": heads,
+        "num_kv_heads": rng.choice([None, kv_heads]), "ffn_hidden_size": rng.choice([None, 12 * rng.randint(1, 9)]),
+        "vocab_size": rng.randint(30, 99), "seq_length": rng.randint(3, 40), "gated": rng.random() < 0.5,
+        "bias": rng.random() < 0.5, "tied_embedding": rng.random() < 0.5, "learned_positions": rng.random() < 0.5,
+    }  # fmt: skip
+    return GPTConfig(**(values | options))
+
+
+RANDOM = [random_config(random.Random(seed)) for seed in range(60)]
+SMALL = GPTConfig(num_layers=2, hidden_size=24, num_heads=4, vocab_size=50, seq_length=16)
+THREE_KEY_HEADS = GPTConfig(**(vars(SMALL) | {"num_heads": 12, "num_kv_heads": 3}))
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        # "1558M" in the names of the released files, github.com/openai/gpt-2; table 2 of the paper says 1542M
+        ("GPT-2 1.5B", 1558e6),
+        ("GPT-3 175B", 174_600e6),  # Brown et al. 2020, table D.1
+        # the bytes of the released 16-bit checkpoints: model.safetensors.index.json, "total_size", divided by 2
+        ("Llama 3 8B", 16_060_522_496 / 2),
+        ("Llama 3 70B", 141_107_412_992 / 2),
+        ("Llama 3 405B", 405e9),  # Dubey et al. 2024, table 3
+    ],
+)
+def test_published_parameter_counts_to_within_half_a_percent(name, published) -> None:
+    assert abs(parameter_count(PRESETS[name]) - published) < 0.005 * published
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_published_model_has_the_parameters_of_its_plain_torch_twin(name) -> None:
+    with torch.device("meta"):
+        assert parameter_count(PRESETS[name]) == numel(PlainGPT(PRESETS[name]))
+
+
+@pytest.mark.parametrize("config", RANDOM)
+def test_any_model_has_the_parameters_of_its_plain_torch_twin(config) -> None:
+    with torch.device("meta"):
+        model = PlainGPT(config)
+    assert parameter_count(config) == numel(model)
+    names = {"norm1": "attention_norm", "norm2": "mlp_norm", "gate": "mlp.gate", "up": "mlp.up", "down": "mlp.down"}
+    ours = {weight.name: weight.shape for weight in layer_weights(config)}
+    theirs = {
+        ".".join([names.get(layer, f"attention.{layer}"), kind]): tuple(parameter.shape)
+        for name, parameter in model.blocks[0].named_parameters()
+        for layer, kind in [name.split(".")]
+    }
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("config", RANDOM)
+def test_a_tensor_parallel_rank_holds_its_share_of_a_layer(config) -> None:
+    for tp in tensor_parallel_sizes(config, 8):
+        with torch.device("meta"):
+            assert sum(weight.on_rank(tp) for weight in layer_weights(config)) == numel(Block(config, tp))
+
+
+def mlp_parameters_of_rank(config: GPTConfig) -> int:
+    up = ColumnParallelLinear(config.hidden_size, config.ffn_size, bias=config.bias)
+    down = RowParallelLinear(config.ffn_size, config.hidden_size, bias=config.bias)
+    return numel(up) + numel(down)
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_a_rank_holds_what_the_parallel_layers_of_the_course_hold_on_real_ranks(p) -> None:
+    config = GPTConfig(num_layers=1, hidden_size=16, num_heads=4, vocab_size=8, seq_length=4)
+    mine = [weight.on_rank(p) for weight in layer_weights(config) if weight.name.startswith("mlp.")]
+    assert list(launch(mlp_parameters_of_rank, p, args=(config,))) == [sum(mine)] * p
+
+
+def test_what_tensor_parallelism_leaves_whole() -> None:
+    whole = [
+        w.name
+        for w in first_weights(SMALL) + layer_weights(SMALL) + last_weights(SMALL)
+        if w.on_rank(2) == w.on_rank(1)
+    ]
+    norms = [f"{name}.{kind}" for name in ("attention_norm", "mlp_norm") for kind in ("weight", "bias")]
+    assert sorted(whole) == sorted(
+        ["positions", *norms, "attention.out.bias", "mlp.down.bias", "final_norm.weight", "final_norm.bias"]
+    )
+
+
+def test_a_key_head_is_copied_where_there_are_fewer_of_them_than_ranks() -> None:
+    config = GPTConfig(
+        num_layers=1, hidden_size=32, num_heads=8, num_kv_heads=2, vocab_size=9, seq_length=4, bias=False
+    )
+    keys = next(weight for weight in layer_weights(config) if weight.name == "attention.k.weight")
+    assert [keys.on_rank(tp) for tp in (1, 2, 4, 8)] == [8 * 32, 4 * 32, 4 * 32, 4 * 32]
+
+
+def test_the_vocabulary_is_padded() -> None:
+    assert [first_weights(SMALL)[0].on_rank(tp) for tp in (1, 4)] == [50 * 24, 13 * 24]
+
+
+@pytest.mark.parametrize("config", RANDOM[:20])
+def test_the_stages_of_a_pipeline_hold_the_model_once_and_a_tied_embedding_twice(config) -> None:
+    for pp in range(1, config.num_layers + 1):
+        on_stages = sum(rank_parameters(config, Layout(pp=pp), stage) for stage in range(pp))
+        again = config.vocab_size * config.hidden_size if pp > 1 and config.tied_embedding else 0
+        assert on_stages == parameter_count(config) + again
+
+
+def test_layers_are_dealt_out_evenly() -> None:
+    assert [layers_of_stage(126, 16, stage) for stage in range(16)] == [8] * 14 + [7] * 2
+
+
+# States
+
+
+def one_step(make_optimizer, config=SMALL):
+    torch.manual_seed(0)
+    model = PlainGPT(config)
+    optimizer = make_optimizer(model.parameters())
+    ids = torch.randint(config.vocab_size, (2, config.seq_length))
+    model(ids, ids).backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "counters"),
+    [
+        ("SGD, float32", lambda p: torch.optim.SGD(p, 0.1), 0),
+        ("SGD with momentum, float32", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), 0),
+        ("Adam, float32", lambda p: torch.optim.Adam(p), 4),
+        ("Adam, float32", lambda p: torch.optim.AdamW(p), 4),
+    ],
+)
+def test_states_of_real_optimizers_after_one_step(name, make, counters) -> None:
+    model, optimizer = one_step(make)
+    recipe, n = RECIPES[name], numel(model)
+    assert parameter_bytes(model) == recipe.weights * n
+    assert gradient_bytes(model) == recipe.gradients * n
+    steps = counters * len(list(model.parameters()))  # Adam counts the steps of each tensor, in one float32
+    assert optimizer_bytes(optimizer) == recipe.optimizer * n + steps
+
+
+def test_mixed_precision_keeps_16_bytes_a_parameter() -> None:
+    model = PlainGPT(SMALL).bfloat16()
+    master = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
+    optimizer = torch.optim.Adam(master)
+    ids = torch.randint(SMALL.vocab_size, (2, SMALL.seq_length))
+    model(ids, ids).backward()
+    for copy, parameter in zip(master, model.parameters(), strict=True):
+        copy.grad = parameter.grad.float()
+    optimizer.step()
+    optimizer.zero_grad()
+    recipe = RECIPES["Adam, mixed precision"]
+    averages = optimizer_bytes(optimizer) - 4 * len(master)
+    seen = (parameter_bytes(model), gradient_bytes(model), tensor_bytes(master) + averages)
+    assert seen == tuple(size * numel(model) for size in (recipe.weights, recipe.gradients, recipe.optimizer))
+    assert recipe.total == 16
+
+
+def test_an_optimizer_has_no_state_before_its_first_step() -> None:
+    model = nn.Linear(3, 4)
+    assert optimizer_bytes(torch.optim.Adam(model.parameters())) == 0
+    assert gradient_bytes(model) == 0
+
+
+# Activations
+
+
+def kept_by(config: GPTConfig, b: int, tp: int = 1, device: str = "meta") -> int:
+    """Bytes that autograd really keeps of one layer, without the two numbers a token that each norm keeps."""
+    with torch.device(device):
+        block = Block(config, tp).bfloat16()
+        x = torch.randn(b, config.seq_length, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+        with saved_for_backward(block) as kept:
+            block(x)
+    return sum(size for shape, _, size in kept.pieces if shape != (b, config.seq_length, 1))
+
+
+def korthikanti(config: GPTConfig, b: int, t: int) -> float:
+    """Korthikanti et al. 2022, equation 2 (equation 1 for t = 1)."""
+    s, h, a = config.seq_length, config.hidden_size, config.num_heads
+    return s * b * h * (10 + 24 / t + 5 * a * s / (h * t))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("seed", range(6))
+def test_activations_of_a_layer_are_the_published_formula_and_what_autograd_keeps(seed, device) -> None:
+    plain = {"num_kv_heads": None, "ffn_hidden_size": None, "gated": False, "bias": True}
+    config = random_config(random.Random(seed), **plain)
+    for b in (1, 3):
+        for tp in tensor_parallel_sizes(config, 8):
+            ours = sum(layer_activations(config, b, tp).values())
+            assert ours == pytest.approx(korthikanti(config, b, tp), abs=0.5)
+            assert ours == kept_by(config, b, tp, device)
+
+
+@pytest.mark.parametrize("config", RANDOM[:30])
+@pytest.mark.parametrize("dropout", [True, False])
+def test_activations_of_any_layer_are_what_autograd_keeps(config, dropout) -> None:
+    full_heads = GPTConfig(**(vars(config) | {"dropout": dropout, "num_kv_heads": None}))
+    for tp in tensor_parallel_sizes(full_heads, 4):
+        assert sum(layer_activations(full_heads, 2, tp).values()) == kept_by(full_heads, 2, tp)
+
+
+def test_flash_attention_keeps_no_scores() -> None:
+    config = GPTConfig(
+        num_layers=1, hidden_size=64, num_heads=8, vocab_size=9, seq_length=32, gated=True, bias=False, dropout=False,
+        num_kv_heads=2, flash_attention=True,
+    )  # fmt: skip
+    for tp in (1, 2, 4):
+        assert sum(layer_activations(config, 2, tp).values()) == kept_by(config, 2, tp, "cpu")
+    stored = GPTConfig(**(vars(config) | {"flash_attention": False}))
+    assert layer_activations(stored)["attention scores"] == 2 * 8 * 32 * 32
+    assert "attention scores" not in layer_activations(config)
+
+
+def test_a_layer_of_gpt_3_keeps_what_the_formula_says() -> None:
+    config = PRESETS["GPT-3 175B"]
+    assert sum(layer_activations(config, 1, 8).values()) == kept_by(config, 1, 8) == 2048 * 12288 * (10 + 3 + 10)
+
+
+def test_the_whole_model_keeps_what_the_bill_says() -> None:
+    model, b = PlainGPT(SMALL).bfloat16(), 3
+    ids = torch.randint(SMALL.vocab_size, (b, SMALL.seq_length))
+    with saved_for_backward(model) as kept:
+        model(ids, ids)
+    numbers = sum(size for shape, dtype, size in kept.pieces if dtype != torch.int64 and shape[-1:] != (1,) and shape)
+    assert bill(SMALL, Layout(micro_batch=b)).activations == numbers
+
+
+# The bill of one GPU
+
+
+def test_the_bill_of_one_gpu_is_bytes_of_parameters_and_activations() -> None:
+    for recipe in RECIPES.values():
+        mine, n = bill(SMALL, recipe=recipe), parameter_count(SMALL)
+        assert (mine.weights, mine.gradients, mine.optimizer) == (
+            n * recipe.weights, n * recipe.gradients, n * recipe.optimizer,
+        )  # fmt: skip
+        assert mine.total == sum(mine.parts().values()) == recipe.total * n + mine.activations
+
+
+def test_data_parallelism_divides_nothing_that_a_gpu_holds() -> None:
+    assert bill(SMALL, Layout(dp=8)) == bill(SMALL)
+    assert (Layout(dp=8, tp=2, pp=4, micro_batch=3).gpus, Layout(dp=8, pp=4, micro_batch=3).sequences) == (64, 96)
+
+
+def test_the_batch_multiplies_activations_and_nothing_else() -> None:
+    one, two = bill(SMALL), bill(SMALL, Layout(micro_batch=2))
+    assert (two.weights, two.gradients, two.optimizer) == (one.weights, one.gradients, one.optimizer)
+    assert two.activations == 2 * one.activations
+
+
+def test_stages_keep_as_many_micro_batches_as_1f1b_has_in_flight() -> None:
+    config = GPTConfig(num_layers=8, hidden_size=16, num_heads=2, vocab_size=20, seq_length=8, dropout=False)
+    layer = sum(layer_activations(config).values())
+    seen = [bill(config, Layout(pp=4, micro_batches=8), stage=stage).activations for stage in range(4)]
+    behind = 4 * 8 * 16 + 4 * 8 * 20  # input of the last norm and of the output layer; logits in float32
+    assert seen == [4 * 2 * layer, 3 * 2 * layer, 2 * 2 * layer, 2 * layer + behind]
+    few = [bill(config, Layout(pp=4, micro_batches=2), stage=stage).activations for stage in range(4)]
+    assert few[:3] == [2 * 2 * layer] * 3, "no more are in flight than there are"
+    assert bill(config, Layout(pp=4)) == max(
+        (bill(config, Layout(pp=4), stage=s) for s in range(4)), key=lambda b: b.total
+    )
+
+
+def test_smallest_p_is_the_first_that_fits() -> None:
+    config = PRESETS["Llama 3 8B"]
+    sizes = {p: bill(config, Layout(tp=p)).total for p in (1, 2, 4, 8)}
+    assert smallest_p(config, sizes[2]) == 2
+    assert smallest_p(config, sizes[2] - 1) == 4
+    assert [smallest_p(PRESETS["GPT-2 1.5B"], capacity) for capacity in GPUS.values()] == [5, 1, 1, 1]
+    assert smallest_p(PRESETS["GPT-3 175B"], 80 * GB, largest=96) == 96
+
+
+# Errors teach
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: GPTConfig(**(vars(SMALL) | {"hidden_size": 25})), "hidden_size=25 can't be divided into num_heads=4"),
+        (lambda: GPTConfig(**(vars(SMALL) | {"num_kv_heads": 3})), "num_heads=4 can't share num_kv_heads=3"),
+        (lambda: GPTConfig(**(vars(SMALL) | {"num_layers": 0})), "num_layers is 0"),
+        (lambda: check_tensor_parallel(PRESETS["GPT-2 1.5B"], 8), r"num_heads=25 .* 8 ranks.* Use p in 1, 5, 25\."),
+        (lambda: check_tensor_parallel(SMALL, 0), "p=0 is no number of ranks"),
+        (lambda: bill(GPTConfig(**(vars(SMALL) | {"ffn_hidden_size": 6})), Layout(tp=4)), "ffn_hidden_size=6"),
+        (lambda: check_tensor_parallel(THREE_KEY_HEADS, 2), "num_kv_heads=3 can't be divided over 2 ranks"),
+        (lambda: Layout(dp=0), "dp is 0"),
+        (lambda: Layout(micro_batches=0), "micro_batches is 0"),
+        (lambda: bill(SMALL, Layout(pp=3)), "pp=3 stages can't share 2 layers"),
+        (lambda: bill(SMALL, Layout(pp=2), stage=2), "no stage 2"),
+        (lambda: smallest_p(PRESETS["GPT-3 175B"], 80 * GB), r"no p up to 8 fits: at p=8 .* 405\.\d GB.* 80\.0 GB"),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not_fit_are_refused_with_numbers(call, says) -> None:
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+# The meter
+
+
+def test_memory_that_tensors_share_counts_once() -> None:
+    x = torch.zeros(10, 4)
+    assert tensor_bytes([x, x[:2], x.T, torch.zeros(3)]) == 160 + 12
+    tied = PlainGPT(SMALL)
+    assert parameter_bytes(tied) == 4 * parameter_count(SMALL)
+
+
+def test_kept_tensors_are_each_counted_once_and_without_parameters() -> None:
+    layer, x = nn.Linear(4, 5), torch.randn(3, 4, requires_grad=True)
+    with saved_for_backward(layer) as kept:
+        y = layer(x)
+        z = y.exp() * y.exp().sum()
+    assert kept.bytes == 4 * (12 + 15 + 15 + 1), "x, both results of exp, the factor"
+    with saved_for_backward() as everything:
+        layer(x)
+    assert everything.bytes == 4 * (12 + 20)
+    z.sum().backward()
+    assert layer.weight.grad is not None
+    with saved_for_backward() as nothing, torch.no_grad():
+        layer(x)
+    assert nothing.bytes == 0
+
+
+def test_the_meter_follows_a_training_step() -> None:
+    with MemoryMeter() as meter:
+        model = nn.Sequential(nn.Linear(20, 30), nn.GELU(), nn.Linear(30, 20))
+        optimizer = torch.optim.Adam(model.parameters())
+        weights = parameter_bytes(model)
+        assert meter.live == weights
+        meter.mark("forward")
+        loss = model(torch.randn(7, 20)).square().mean()
+        inside = meter.live - weights
+        meter.mark("backward")
+        loss.backward()
+        del loss
+        assert meter.live == 2 * weights
+        optimizer.step()
+        assert meter.live == 4 * weights + 4 * 4
+        optimizer.zero_grad()
+        assert meter.live == 3 * weights + 4 * 4
+    assert inside >= 4 * 7 * (20 + 30 + 30), "at least what autograd keeps"
+    assert meter.peak == max(meter.curve)
+    assert [name for _, name in meter.marks] == ["forward", "backward"]
+    assert 0 < meter.marks[0][0] < meter.marks[1][0] < len(meter.curve)
+
+
+def test_a_full_device_says_what_was_asked_and_what_is_left() -> None:
+    says = r"allocate 400 bytes: 800 of 1,000 bytes are in use, 200 are free"
+    with MemoryMeter(capacity=1000) as meter:
+        kept = torch.zeros(200)
+        with pytest.raises(torch.OutOfMemoryError, match=says):
+            torch.zeros(100)
+    assert meter.live == tensor_bytes([kept]), "what did not fit is gone again"
+
+
+def test_an_element_of_the_bill_has_its_name() -> None:
+    assert list(Bill(1, 2, 3, 4).parts().items()) == [
+        ("weights", 1), ("gradients", 2), ("optimizer state", 3), ("activations", 4),
+    ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""What chapter 00 asks: the memory bill of a GPT."""

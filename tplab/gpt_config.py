@@ -1,0 +1,175 @@
+"""The configuration of a GPT, its weights by name and shape, and how many parameters they are.
+
+    one layer  =  norm, attention (Q, K, V, out), norm, MLP ([gate,] up, down)
+    the model  =  embedding [+ positions], num_layers layers, norm, output layer
+
+`cut` says which dimension of a weight tensor parallelism divides: 0 for the rows of a column-parallel weight (stored
+[out, in], as nn.Linear does), 1 for a row-parallel one, None for what every rank holds whole: norms, positions, and the
+biases that are added after a sum over ranks. Pure arithmetic: nothing here needs torch.
+"""
+
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """The sizes of a GPT. Raises ValueError for sizes that no GPT has.
+
+    num_kv_heads:      heads of K and V (grouped-query attention); None: as many as num_heads
+    ffn_hidden_size:   inner size of the MLP; None: 4 * hidden_size
+    gated:             the MLP has a third weight, the gate (SwiGLU)
+    bias:              linear layers have a bias, and norms are LayerNorm; without, norms are RMSNorm
+    tied_embedding:    the output layer uses the embedding's weight
+    learned_positions: one vector of hidden_size for each of seq_length positions
+    dropout:           behind the attention scores, attention, the MLP and the embedding
+    flash_attention:   the scores are computed again in the backward pass instead of being kept
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    vocab_size: int
+    seq_length: int
+    num_kv_heads: int | None = None
+    ffn_hidden_size: int | None = None
+    gated: bool = False
+    bias: bool = True
+    tied_embedding: bool = True
+    learned_positions: bool = True
+    dropout: bool = True
+    flash_attention: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_length", "kv_heads", "ffn_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} can't be divided into num_heads={self.num_heads} heads of one size"
+            )
+        if self.num_heads % self.kv_heads:
+            raise ValueError(
+                f"num_heads={self.num_heads} can't share num_kv_heads={self.kv_heads} evenly: "
+                "each head of K and V serves the same number of heads"
+            )
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def ffn_size(self) -> int:
+        return 4 * self.hidden_size if self.ffn_hidden_size is None else self.ffn_hidden_size
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+# Radford et al. 2019, table 2; Brown et al. 2020, table 2.1; Dubey et al. 2024 (arXiv 2407.21783), table 3 and, for the
+# context of 8192 tokens in most of the pre-training, section 3.4.
+_GPT: dict[str, Any] = {"vocab_size": 50257}
+_LLAMA3: dict[str, Any] = {
+    "vocab_size": 128256, "seq_length": 8192, "num_kv_heads": 8, "gated": True, "bias": False, "tied_embedding": False,
+    "learned_positions": False, "dropout": False, "flash_attention": True,
+}  # fmt: skip
+PRESETS: dict[str, GPTConfig] = {
+    "GPT-2 1.5B": GPTConfig(num_layers=48, hidden_size=1600, num_heads=25, seq_length=1024, **_GPT),
+    "GPT-3 175B": GPTConfig(num_layers=96, hidden_size=12288, num_heads=96, seq_length=2048, **_GPT),
+    "Llama 3 8B": GPTConfig(num_layers=32, hidden_size=4096, num_heads=32, ffn_hidden_size=14336, **_LLAMA3),
+    "Llama 3 70B": GPTConfig(num_layers=80, hidden_size=8192, num_heads=64, ffn_hidden_size=28672, **_LLAMA3),
+    "Llama 3 405B": GPTConfig(num_layers=126, hidden_size=16384, num_heads=128, ffn_hidden_size=53248, **_LLAMA3),
+}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter: its name, its shape, and the dimension that tensor parallelism divides (None: it stays whole).
+
+    unit: the smallest piece of that dimension that a rank may hold; the rows of one head, for K and V
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    cut: int | None = None
+    unit: int = 1
+
+    def on_rank(self, tp: int) -> int:
+        """How many numbers one of tp ranks holds. What does not come out even is rounded up, as padding does."""
+        if self.cut is None:
+            return prod(self.shape)
+        pieces = ceil(self.shape[self.cut] / self.unit / tp)
+        return prod(self.shape) // self.shape[self.cut] * pieces * self.unit
+
+
+def layer_weights(config: GPTConfig) -> list[Weight]:
+    """The weights of one transformer layer, [out, in] as nn.Linear stores them."""
+    h, f, kv = config.hidden_size, config.ffn_size, config.kv_heads * config.head_dim
+    weights = _norm("attention_norm", config)
+    weights += _linear("attention.q", h, h, 0, config)
+    weights += _linear("attention.k", h, kv, 0, config, unit=config.head_dim)
+    weights += _linear("attention.v", h, kv, 0, config, unit=config.head_dim)
+    weights += _linear("attention.out", h, h, 1, config)
+    weights += _norm("mlp_norm", config)
+    weights += _linear("mlp.gate", h, f, 0, config) if config.gated else []
+    weights += _linear("mlp.up", h, f, 0, config)
+    return weights + _linear("mlp.down", f, h, 1, config)
+
+
+def first_weights(config: GPTConfig) -> list[Weight]:
+    """The weights before the first layer. The vocabulary is padded until tp divides it."""
+    table = [Weight("embedding", (config.vocab_size, config.hidden_size), 0)]
+    return table + [Weight("positions", (config.seq_length, config.hidden_size))] * config.learned_positions
+
+
+def last_weights(config: GPTConfig, *, own_head: bool | None = None) -> list[Weight]:
+    """The weights behind the last layer. own_head: the output layer has a weight of its own (None: if it is not tied).
+
+    In a pipeline the last stage keeps a copy of a tied embedding, so there it has one.
+    """
+    head = not config.tied_embedding if own_head is None else own_head
+    return _norm("final_norm", config) + [Weight("head", (config.vocab_size, config.hidden_size), 0)] * head
+
+
+def parameter_count(config: GPTConfig) -> int:
+    """All parameters of the model; a tied embedding counts once."""
+    layer = sum(weight.on_rank(1) for weight in layer_weights(config))
+    ends = sum(weight.on_rank(1) for weight in first_weights(config) + last_weights(config))
+    return config.num_layers * layer + ends
+
+
+def tensor_parallel_sizes(config: GPTConfig, largest: int) -> list[int]:
+    """Every tensor-parallel size up to `largest` that gives each rank whole heads and equal parts of the MLP."""
+    return [tp for tp in range(1, largest + 1) if not _unfit(config, tp)]
+
+
+def check_tensor_parallel(config: GPTConfig, tp: int) -> None:
+    """Raise ValueError, saying why and which sizes there are, where tp ranks can't share the model."""
+    if why := _unfit(config, tp):
+        fitting = ", ".join(map(str, tensor_parallel_sizes(config, max(tp, 64))))
+        raise ValueError(f"{why}. Use p in {fitting}.")
+
+
+def _unfit(config: GPTConfig, tp: int) -> str:
+    if tp < 1:
+        return f"p={tp} is no number of ranks"
+    if config.num_heads % tp:
+        return f"num_heads={config.num_heads} can't be divided over {tp} ranks: each rank takes whole heads"
+    if config.kv_heads % tp and tp % config.kv_heads:
+        return f"num_kv_heads={config.kv_heads} can't be divided over {tp} ranks, nor copied to them evenly"
+    if config.ffn_size % tp:
+        return f"ffn_hidden_size={config.ffn_size} can't be divided over {tp} ranks"
+    return ""
+
+
+def _norm(name: str, config: GPTConfig) -> list[Weight]:
+    shape = (config.hidden_size,)
+    return [Weight(f"{name}.weight", shape)] + [Weight(f"{name}.bias", shape)] * config.bias
+
+
+def _linear(name: str, n_in: int, n_out: int, cut: int, config: GPTConfig, unit: int = 1) -> list[Weight]:
+    """A bias is cut with the rows of its weight; behind a row-parallel product it is whole on every rank."""
+    weight = Weight(f"{name}.weight", (n_out, n_in), cut, unit)
+    return [weight] + [Weight(f"{name}.bias", (n_out,), None if cut else 0, unit)] * config.bias

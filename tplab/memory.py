@@ -1,0 +1,223 @@
+"""The memory bill of training a GPT: what one GPU has to hold.
+
+    weights, gradients, optimizer state  =  parameters on this GPU · bytes a parameter (Adam, mixed precision: 16)
+    activations                          =  layers on this GPU · micro-batches in flight · bytes of a layer
+
+    tensor parallel (tp)    divides the matrices of every layer and what is computed with them; norms, the biases behind
+                            a sum and the activations [s, b, h] between the matrices stay whole on every rank
+    pipeline parallel (pp)  divides the layers; with the schedule 1F1B the first stage keeps pp micro-batches in flight
+    data parallel (dp)      divides the sequences of a step; every replica holds the same as one alone
+
+Pure arithmetic: nothing here needs torch. `tplab.memory_meter` measures the same on real tensors.
+"""
+
+from dataclasses import dataclass
+
+from tplab.gpt_config import (
+    PRESETS,
+    GPTConfig,
+    check_tensor_parallel,
+    first_weights,
+    last_weights,
+    layer_weights,
+    parameter_count,
+    tensor_parallel_sizes,
+)
+
+__all__ = [
+    "GPUS",
+    "PRESETS",
+    "RECIPES",
+    "Bill",
+    "GPTConfig",
+    "Layout",
+    "Recipe",
+    "bill",
+    "layer_activations",
+    "parameter_count",
+    "rank_parameters",
+    "smallest_p",
+]
+
+GB = 10**9
+GPUS: dict[str, int] = {  # memory as sold, in bytes
+    "RTX 4090, 24 GB": 24 * GB,
+    "A100, 40 GB": 40 * GB,
+    "H100, 80 GB": 80 * GB,
+    "H200, 141 GB": 141 * GB,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Bytes that a training recipe keeps for each parameter."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer
+
+
+# Mixed precision as in Micikevicius et al. 2018 and ZeRO (Rajbhandari et al. 2020, section 3.1): 16-bit weights and
+# gradients; the optimizer holds the weights again in float32 (4 bytes) and Adam's two averages (4 + 4).
+RECIPES: dict[str, Recipe] = {
+    "SGD, float32": Recipe(4, 4, 0),
+    "SGD with momentum, float32": Recipe(4, 4, 4),
+    "Adam, float32": Recipe(4, 4, 8),
+    "Adam, mixed precision": Recipe(2, 2, 12),
+}
+ADAM = RECIPES["Adam, mixed precision"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a training run is laid out over tp · pp · dp GPUs. Raises ValueError for sizes below 1.
+
+    micro_batch:   sequences that go through the model at once
+    micro_batches: how many of those each replica takes in a step; None: pp, the fewest that occupy every stage
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    micro_batch: int = 1
+    micro_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "dp", "micro_batch", "micro_batches"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"{name} is {size}; it must be at least 1")
+
+    @property
+    def steps(self) -> int:
+        return self.pp if self.micro_batches is None else self.micro_batches
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of one optimizer step, over all replicas."""
+        return self.dp * self.steps * self.micro_batch
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Bytes on one GPU, by what they are for."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+    def parts(self) -> dict[str, int]:
+        return {
+            "weights": self.weights, "gradients": self.gradients, "optimizer state": self.optimizer,
+            "activations": self.activations,
+        }  # fmt: skip
+
+
+def layers_of_stage(num_layers: int, pp: int, stage: int) -> int:
+    """Layers of a pipeline stage; where pp does not divide them the first stages take one more."""
+    if pp > num_layers:
+        raise ValueError(f"pp={pp} stages can't share {num_layers} layers: each stage needs one at least")
+    if not 0 <= stage < pp:
+        raise ValueError(f"there is no stage {stage}: with pp={pp} they are numbered from 0 to {pp - 1}")
+    return num_layers // pp + (stage < num_layers % pp)
+
+
+def rank_parameters(config: GPTConfig, layout: Layout = Layout(), stage: int = 0) -> int:
+    """How many parameters one GPU of a pipeline stage holds. ValueError where tp or pp does not fit the model."""
+    check_tensor_parallel(config, layout.tp)
+    weights = layer_weights(config) * layers_of_stage(config.num_layers, layout.pp, stage)
+    weights += first_weights(config) if stage == 0 else []
+    if stage == layout.pp - 1:
+        weights += last_weights(config, own_head=layout.pp > 1 or not config.tied_embedding)
+    return sum(weight.on_rank(layout.tp) for weight in weights)
+
+
+def layer_activations(config: GPTConfig, micro_batch: int = 1, tp: int = 1) -> dict[str, int]:
+    """Bytes of what autograd keeps of one layer for its backward pass, on one rank, by name, with 16-bit numbers.
+
+    For a GPT with dropout, full heads and an MLP of 4h this adds up to sbh(34 + 5as/h), and with tensor parallelism to
+    sbh(10 + 24/t + 5as/(ht)): Korthikanti et al. 2022, equations 1 and 2. As there, the mean and variance of norms
+    (two numbers a token) are left out. A dropout mask is one byte an element.
+    """
+    check_tensor_parallel(config, tp)
+    tokens = micro_batch * config.seq_length
+    whole = 2 * tokens * config.hidden_size  # a tensor [s, b, h] of 16-bit numbers
+    heads, kv_heads = config.num_heads // tp, max(config.kv_heads // tp, 1)
+    scores = tokens * config.seq_length * heads  # [b, a/t, s, s]
+    inner = 2 * tokens * config.ffn_size // tp
+    mask = whole // 2 if config.dropout else 0
+    kept = {
+        "input of the attention norm": whole,
+        "input of Q, K and V": whole,
+        "Q, K and V": 2 * tokens * config.head_dim * (heads + 2 * kv_heads),
+        "attention scores": 0 if config.flash_attention else (5 if config.dropout else 2) * scores,
+        "log-sum-exp of the scores": 4 * tokens * heads if config.flash_attention else 0,
+        "input of the attention's output layer": whole // tp,
+        "dropout mask behind attention": mask,
+        "input of the MLP norm": whole,
+        "input of the MLP": whole,
+        "input of the activation": inner,
+        "both factors of the gate": 2 * inner if config.gated else 0,
+        "input of the second linear layer": inner,
+        "dropout mask behind the MLP": mask,
+    }
+    return {name: size for name, size in kept.items() if size}
+
+
+def bill(config: GPTConfig, layout: Layout = Layout(), recipe: Recipe = ADAM, stage: int | None = None) -> Bill:
+    """What one GPU of a pipeline stage holds at its fullest moment; stage None: the stage that needs most.
+
+    The last stage also keeps the input of the last norm and of the output layer, and the logits in float32, divided
+    over tp ranks; the first one the dropout mask of the embedding. Buffers of the libraries are not counted.
+    """
+    if stage is None:
+        return max((bill(config, layout, recipe, stage) for stage in range(layout.pp)), key=lambda b: b.total)
+    parameters = rank_parameters(config, layout, stage)
+    tokens = layout.micro_batch * config.seq_length
+    kept = layers_of_stage(config.num_layers, layout.pp, stage) * sum(
+        layer_activations(config, layout.micro_batch, layout.tp).values()
+    )
+    kept += tokens * config.hidden_size * (stage == 0 and config.dropout)
+    activations = kept * min(layout.pp - stage, layout.steps)  # 1F1B: Narayanan et al. 2021, section 2.2
+    if stage == layout.pp - 1:
+        activations += 4 * tokens * config.hidden_size + 4 * tokens * -(-config.vocab_size // layout.tp)
+    return Bill(
+        weights=recipe.weights * parameters,
+        gradients=recipe.gradients * parameters,
+        optimizer=recipe.optimizer * parameters,
+        activations=activations,
+    )
+
+
+def smallest_p(
+    config: GPTConfig, capacity: int, *, micro_batch: int = 1, largest: int = 8, recipe: Recipe = ADAM
+) -> int:
+    """The smallest tensor-parallel size up to `largest` at which every rank fits into `capacity` bytes.
+
+    Raises ValueError, with the bytes at the largest size, if none does.
+    """
+    needs = {
+        tp: bill(config, Layout(tp=tp, micro_batch=micro_batch), recipe).total
+        for tp in tensor_parallel_sizes(config, largest)
+    }
+    fitting = [tp for tp, size in needs.items() if size <= capacity]
+    if not fitting:
+        tp, size = min(needs.items(), key=lambda item: item[1])
+        raise ValueError(
+            f"no p up to {largest} fits: at p={tp} a rank still needs {size / GB:.1f} GB, and the GPU has "
+            f"{capacity / GB:.1f} GB. Divide the layers as well (pipeline parallelism), or take a larger p."
+        )
+    return min(fitting)

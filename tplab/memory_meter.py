@@ -1,0 +1,124 @@
+"""Measure memory on real tensors: bytes of weights, gradients and optimizer states, of what autograd keeps, and live.
+
+    parameter_bytes(model), gradient_bytes(model), optimizer_bytes(optimizer)
+    with saved_for_backward(model) as kept: loss = model(x)     # kept.bytes: what autograd holds for the backward pass
+    with MemoryMeter(capacity) as meter: ...                    # meter.live, meter.peak, a curve of every change
+
+Tensors that share memory are counted once. On device "meta", where tensors have shapes but no memory, the first four
+still count, so that a layer of GPT-3 can be measured on a laptop.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+def tensor_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the memory behind the tensors; memory that several of them share counts once."""
+    storages = {_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def parameter_bytes(module: nn.Module) -> int:
+    return tensor_bytes(module.parameters())
+
+
+def gradient_bytes(module: nn.Module) -> int:
+    return tensor_bytes(parameter.grad for parameter in module.parameters() if parameter.grad is not None)
+
+
+def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of an optimizer's state. torch allocates it in the first step; before that there is none."""
+    return tensor_bytes(leaf for leaf in tree_leaves(list(optimizer.state.values())) if isinstance(leaf, Tensor))
+
+
+@dataclass
+class Kept:
+    """What autograd kept: (shape, dtype, bytes) of each piece of memory, in the order in which it was kept."""
+
+    pieces: list[tuple[tuple[int, ...], torch.dtype, int]] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, _, size in self.pieces)
+
+
+@contextmanager
+def saved_for_backward(module: nn.Module | None = None) -> Iterator[Kept]:
+    """Note the tensors that autograd keeps inside the block for the backward pass, without the module's parameters."""
+    parameters = {_key(parameter) for parameter in module.parameters()} if module else set()
+    kept, seen = Kept(), {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if _key(tensor) not in parameters and _key(tensor) not in seen:
+            seen[_key(tensor)] = tensor.untyped_storage()  # held, so that the key is not used again inside the block
+            kept.pieces.append((tuple(tensor.shape), tensor.dtype, tensor.untyped_storage().nbytes()))
+        return tensor
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield kept
+    finally:
+        seen.clear()
+
+
+class MemoryMeter(TorchDispatchMode):
+    """Follow the memory of every tensor that is made inside the block, from its birth to its end.
+
+    live, peak: bytes now, and at the fullest moment
+    curve:      live bytes after every change
+    marks:      (place in the curve, name) of each `mark(name)`
+    capacity:   pretend that the device has no more bytes than this; beyond it torch.OutOfMemoryError is raised
+
+    It sees tensors, not the scratch memory inside one operation nor what a GPU's allocator keeps in reserve.
+    """
+
+    def __init__(self, capacity: int | None = None) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.live = self.peak = 0
+        self.curve: list[int] = []
+        self.marks: list[tuple[int, str]] = []
+        self._sizes: dict[int, int] = {}
+
+    def mark(self, name: str) -> None:
+        """What begins here: "forward", "backward", "optimizer step"."""
+        self.marks.append((len(self.curve), name))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and _key(tensor) not in self._sizes:
+                self._born(tensor, str(func))
+        return result
+
+    def _born(self, tensor: Tensor, operation: str) -> None:
+        key, size = _key(tensor), tensor.untyped_storage().nbytes()
+        self._sizes[key] = size
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        self.curve.append(self.live)
+        weakref.finalize(tensor.untyped_storage(), self._gone, key).atexit = False
+        if self.capacity is not None and self.live > self.capacity:
+            raise torch.OutOfMemoryError(
+                f"{operation} tried to allocate {size:,} bytes: {self.live - size:,} of {self.capacity:,} bytes are in "
+                f"use, {max(0, self.capacity - self.live + size):,} are free"
+            )
+
+    def _gone(self, key: int) -> None:
+        self.live -= self._sizes.pop(key)
+        self.curve.append(self.live)
+
+
+def _key(tensor: Tensor) -> int:
+    """The same number for tensors that share memory, as long as that memory lives."""
+    return tensor.untyped_storage()._cdata
