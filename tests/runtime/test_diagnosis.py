@@ -2,7 +2,7 @@
 
 import pytest
 
-from tplab.runtime.board import CHANNELS, SLOTS, Board, Entry, anonymous_file, board_bytes
+from tplab.runtime.board import CHANNELS, SLOTS, Board, Call, Entry, anonymous_file, board_bytes
 from tplab.runtime.diagnosis import deadlocked, explain, snapshot
 
 WORLD = (0, 1, 2)
@@ -28,7 +28,8 @@ def boards() -> list[Board]:
 
 
 def enter(boards: list[Board], rank: int, entry: Entry, wait: bool = True) -> None:
-    slot = boards[rank].write(rank, entry)
+    call = Call(entry.channel, entry.kind, entry.signature, entry.members, entry.where, entry.peer)
+    slot = boards[rank].write(rank, call, entry.number)
     boards[rank].set_waiting(rank, slot if wait else None)
 
 

@@ -52,6 +52,59 @@ def test_every_kind_is_seen_on_every_rank_with_its_size() -> None:
         assert {c.group for c in record.of_rank(rank)} == {(0, 1)}
 
 
+def test_one_line_may_communicate_something_else_each_time() -> None:
+    def program() -> None:
+        half = dist.new_group([0, 1])
+        for size, dtype, op, group in (
+            (2, torch.float32, dist.ReduceOp.SUM, None),
+            (3, torch.float32, dist.ReduceOp.SUM, None),
+            (3, torch.float64, dist.ReduceOp.SUM, None),
+            (3, torch.float64, dist.ReduceOp.MAX, None),
+            (3, torch.float64, dist.ReduceOp.MAX, half),
+            (2, torch.float32, dist.ReduceOp.SUM, None),
+        ):
+            if group is None or dist.get_rank() < 2:
+                dist.all_reduce(torch.ones(size, dtype=dtype), op=op, group=group)
+
+    seen = [
+        (c.shape, c.dtype, c.op, c.group, c.number) for c in tplab.launch(program, 3, backend="gloo").record.of_rank(0)
+    ]
+    world = (0, 1, 2)
+    assert seen == [
+        ((2,), "float32", "sum", world, 1),
+        ((3,), "float32", "sum", world, 2),
+        ((3,), "float64", "sum", world, 3),
+        ((3,), "float64", "max", world, 4),
+        ((3,), "float64", "max", (0, 1), 1),
+        ((2,), "float32", "sum", world, 5),
+    ]
+
+
+@pytest.mark.parametrize("times", [1, 2, 300])
+def test_a_line_that_agreed_before_is_compared_again(times: int) -> None:
+    """300: the slots of the board have been used more than once."""
+
+    def program() -> None:
+        for turn in range(times):
+            odd = turn == times - 1 and dist.get_rank() == 1
+            dist.all_reduce(torch.ones(3 if odd else 2))
+
+    with pytest.raises(tplab.RankError, match=rf"all_reduce #{times}.*\[3\] float32"):
+        tplab.launch(program, 2, backend="gloo")
+
+
+def test_a_rank_is_compared_with_what_one_ahead_of_it_did_at_the_same_place() -> None:
+    def program() -> None:
+        if dist.get_rank() == 0:
+            for work in [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(3)]:
+                work.wait()
+        time.sleep(0.5)
+        dist.all_reduce(torch.ones(3))
+
+    with pytest.raises(tplab.RankError, match=r"all_reduce #1.*\[3\] float32"):
+        tplab.launch(program, 2, backend="gloo")
+
+
 def test_messages_name_both_ends() -> None:
     def program() -> None:
         if dist.get_rank() == 0:

@@ -5,6 +5,7 @@ forkserver  the process that has torch imported already and forks the ranks
 rank        what runs in a rank's process
 hooks       wraps torch.distributed, so that ...
 recorder    ... every collective is written down before it starts
+naming      what a collective is called, and the line it comes from
 records     what was written down: Collective, Record
 board       the shared memory in which ranks write what they are doing
 diagnosis   from the board to a sentence such as "rank 2 never joined all_reduce #3"

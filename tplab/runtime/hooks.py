@@ -51,20 +51,25 @@ def record() -> Iterator[Record]:
             section._collectives.extend(active.collectives(start))
 
 
-_OPS = {
-    getattr(dist.ReduceOp, name): name.lower()
-    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+_OPS = {  # by hash, since comparing two of them is slow
+    hash(dist.ReduceOp(getattr(dist.ReduceOp, name))): name.lower()
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 }
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
-def _op_name(op: Any) -> str:
-    return next((name for known, name in _OPS.items() if op == known), "op")
+def _op_name(options: Any) -> str | None:
+    op = getattr(options, "reduceOp", None)
+    return None if op is None else _OPS.get(hash(op), "premul_sum")  # NCCL's own, which takes a factor
 
 
 # Hook 1: the methods of ProcessGroup
 
 
-def _flat(tensors: Any) -> list[Tensor]:
+def _flat(tensors: Any) -> Sequence[Tensor]:
+    if type(tensors) is list and len(tensors) == 1 and type(tensors[0]) is Tensor:  # nearly always
+        return tensors
     if isinstance(tensors, Tensor):
         return [tensors]
     return [tensor for part in tensors for tensor in _flat(part)]
@@ -98,6 +103,7 @@ _METHODS: dict[str, tuple[str, int | None, bool]] = {
 
 def _wrap_collective(name: str) -> Callable[..., Any]:
     kind, index, whole = _METHODS[name]
+    reduces, rooted = kind in _REDUCING, kind in _ROOTED
     original = getattr(ProcessGroup, name)
 
     def method(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
@@ -106,10 +112,10 @@ def _wrap_collective(name: str) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         tensors = [] if index is None else _flat(args[index] if len(args) > index else list(kwargs.values())[index])
         options = kwargs.get("opts", args[-1] if args else None)
-        op = getattr(options, "reduceOp", None)
-        root = getattr(options, "rootRank", None) if kind in ("broadcast", "reduce", "gather", "scatter") else None
+        op = _op_name(options) if reduces else None
+        root = getattr(options, "rootRank", None) if rooted else None
         factor = self.size() if whole else 1
-        entered = recorder.enter_collective(self, kind, tensors, factor, None if op is None else _op_name(op), root)
+        entered = recorder.enter_collective(self, kind, tensors, factor, op, root)
         work = original(self, *args, **kwargs)
         recorder.started(entered, work)
         return work

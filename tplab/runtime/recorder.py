@@ -4,26 +4,31 @@ It refuses what would end in silence or in a crash: a collective that differs fr
 same place, and a tensor whose elements are not one block of memory. `hooks` calls it from inside torch.distributed.
 """
 
-import os
-import sys
 import time
 import weakref
 from collections.abc import Sequence
-from functools import cache
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from tplab.runtime.board import Board, Entry
+from tplab.runtime.board import Board, Call, Entry
+from tplab.runtime.naming import (
+    caller,
+    describe,
+    dtype_name,
+    is_one_block,
+    layout,
+    not_one_block,
+    place_of,
+    signature_of,
+)
 from tplab.runtime.records import Collective
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_RUNTIME = os.path.dirname(__file__) + os.sep
-_TPLAB = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_FROM_ANYONE = "from anyone"
+_MOST_KNOWN = 4096  # shapes may differ each time
 
 
 class Mismatch(BaseException):
@@ -33,18 +38,27 @@ class Mismatch(BaseException):
     """
 
 
+class _Known(NamedTuple):
+    """What is the same each time the program enters a collective at one line with such tensors."""
+
+    call: Call
+    others: tuple[int, ...]  # the other members, who must enter the same
+    described: tuple[Any, ...]  # kind, group, shape, dtype, bytes, op, peer, where
+
+
 class _Entered:
     """One collective while it runs."""
 
-    __slots__ = ("described", "end", "slot", "start")
+    __slots__ = ("end", "known", "number", "slot", "start")
 
-    def __init__(self, described: tuple[Any, ...], slot: int | None, start: float) -> None:
-        self.described, self.slot, self.start = described, slot, start
+    def __init__(self, known: _Known, number: int, slot: int | None, start: float) -> None:
+        self.known, self.number, self.slot, self.start = known, number, slot, start
         self.end: float | None = None
 
-    def collective(self, rank: int) -> Collective:
-        kind, group, number, shape, dtype, size, op, peer, where = self.described
-        return Collective(rank, kind, group, number, shape, dtype, size, op, peer, where, self.start, self.end)
+    def collective(self, rank: int, origin: float) -> Collective:
+        kind, group, shape, dtype, size, op, peer, where = self.known.described
+        start, end = self.start - origin, None if self.end is None else self.end - origin
+        return Collective(rank, kind, group, self.number, shape, dtype, size, op, peer, where, start, end)
 
 
 class Recorder:
@@ -54,9 +68,11 @@ class Recorder:
         self.rank, self.board = rank, board
         self.origin = time.monotonic() if origin is None else origin
         self.entered: list[_Entered] = []
+        self._known: dict[tuple[Any, ...], _Known] = {}
         self._numbers: dict[str, int] = {}
         self._members: dict[str, tuple[int, ...]] = {}
         self._pending: weakref.WeakKeyDictionary[Any, _Entered] = weakref.WeakKeyDictionary()
+        self._latest: tuple[weakref.ref[Any], _Entered] | None = None  # the usual case: waited for at once
         self._functional: dict[int, _Entered] = {}
 
     def now(self) -> float:
@@ -70,64 +86,88 @@ class Recorder:
     ) -> _Entered:
         """A rank enters a collective of `group`. The message has `factor` times the bytes of `tensors`."""
         name = group.group_name
-        members = self._members_of(group, name)
-        number = self._numbers[name] = self._numbers.get(name, 0) + 1
-        peer = None if root is None else members[root]
-        signature = _signature(kind, tensors, op, peer)
-        return self._enter(name, number, kind, members, tensors, factor, op, peer, signature)
+        frame = caller()
+        key = (name, kind, op, root, layout(tensors), frame and (id(frame.f_code), frame.f_lasti))
+        known = self._known.get(key)
+        if known is None:
+            members = self._members_of(group, name)
+            peer = None if root is None else members[root]
+            signature = signature_of(kind, tensors, op, peer)
+            known = self._know(key, name, kind, members, tensors, factor, op, peer, signature, frame)
+        return self._enter(name, known)
 
     def enter_message(
         self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], peer: int | None, tag: int
     ) -> _Entered:
         """A rank enters a send or receive; `peer` counts within the group (None: from anyone)."""
         members = self._members_of(group, group.group_name)
-        if peer is None:  # which sender it pairs with is not known: numbers no longer tell who belongs to whom
-            return self._enter("from anyone", 0, kind, members, tensors, 1, None, None, _describe(tensors))
-        other = members[peer]
+        other = None if peer is None else members[peer]
+        frame = caller()
+        key = (kind, other, tag, layout(tensors), frame and (id(frame.f_code), frame.f_lasti))
         sender, receiver = (self.rank, other) if kind == "send" else (other, self.rank)
-        channel = f"{sender}>{receiver} tag {tag}"
-        number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
-        return self._enter(channel, number, kind, (sender, receiver), tensors, 1, None, other, _describe(tensors))
+        channel = _FROM_ANYONE if other is None else f"{sender}>{receiver} tag {tag}"
+        known = self._known.get(key)
+        if known is None:
+            pair = members if other is None else (sender, receiver)
+            known = self._know(key, channel, kind, pair, tensors, 1, None, other, describe(tensors), frame)
+        return self._enter(channel, known)
 
-    def _enter(
-        self, channel: str, number: int, kind: str, members: tuple[int, ...], tensors: Sequence[Tensor],
-        factor: int, op: str | None, peer: int | None, signature: str,
-    ) -> _Entered:  # fmt: skip
+    def _know(
+        self, key: tuple[Any, ...], channel: str, kind: str, members: tuple[Any, ...], tensors: Sequence[Tensor],
+        factor: int, op: str | None, peer: int | None, signature: str, frame: FrameType | None,
+    ) -> _Known:  # fmt: skip
         for tensor in tensors:
-            if not tensor.is_contiguous() and not _is_one_block(tensor):
-                raise ValueError(_not_one_block(kind, tensor))
-        where = _call_site()
-        slot = None
-        if self.board is not None:
-            entry = Entry(channel, number, kind, signature, members, where, -1 if peer is None else peer)
-            slot = self.board.write(self.rank, entry)
-            self._compare(entry)
+            if not tensor.is_contiguous() and not is_one_block(tensor):
+                raise ValueError(not_one_block(kind, tensor))
+        where = place_of(frame)
         size = factor * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         first = tensors[0] if tensors else None
         shape = () if first is None else tuple(first.shape)
-        dtype = "" if first is None else _dtype_name(first.dtype)
-        described = (kind, members, number, shape, dtype, size, op, peer, where)
-        entered = _Entered(described, slot, self.now())
+        dtype = "" if first is None else dtype_name(first.dtype)
+        call = Call(channel, kind, signature, members, where, -1 if peer is None else peer)
+        others = tuple(rank for rank in members if rank != self.rank and channel != _FROM_ANYONE)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        known = _Known(call, others, (kind, members, shape, dtype, size, op, peer, where))
+        self._known[key] = known
+        return known
+
+    def _enter(self, channel: str, known: _Known) -> _Entered:
+        number = 0
+        if channel != _FROM_ANYONE:  # which sender that pairs with is not known: numbers don't tell who belongs to whom
+            number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
+        slot = None
+        if self.board is not None:
+            slot = self.board.write(self.rank, known.call, number)
+            for rank in known.others:
+                different = self.board.find_other(rank, known.call, number)
+                if different is not None:
+                    self._compare(different, slot)
+        entered = _Entered(known, number, slot, time.monotonic())
         self.entered.append(entered)
         return entered
 
-    def _compare(self, mine: Entry) -> None:
+    def _compare(self, other: Entry, slot: int) -> None:
+        """Raise when what the other rank has entered can't belong to what this one has in `slot`."""
         assert self.board is not None
-        for rank in mine.members:
-            other = self.board.find(rank, mine) if rank != self.rank and mine.number else None
-            if other and other.differs_from(mine):
-                raise Mismatch(f"{mine.kind} here, {other.kind} on rank {rank}")
+        mine = self.board.read(self.rank, slot)
+        if mine is not None and other.differs_from(mine):
+            raise Mismatch(f"{mine.kind} on rank {self.rank}, {other.kind} at the same place on another")
 
     def started(self, entered: _Entered, work: Any) -> None:
         """The backend has taken the collective; `work` is its handle (None: it has completed)."""
         if work is None:
             self.completed(entered)
-        else:
-            self._pending[work] = entered
+            return
+        if self._latest is not None:
+            earlier, still_running = self._latest
+            if (earlier_work := earlier()) is not None:
+                self._pending[earlier_work] = still_running
+        self._latest = weakref.ref(work), entered
 
     def completed(self, entered: _Entered) -> None:
         if entered.end is None:
-            entered.end = self.now()
+            entered.end = time.monotonic()
 
     def waits(self, entered: _Entered) -> None:
         """The rank begins to wait for the collective."""
@@ -141,6 +181,8 @@ class Recorder:
         self.completed(entered)
 
     def of_work(self, work: Any) -> _Entered | None:
+        if self._latest is not None and self._latest[0]() is work:
+            return self._latest[1]
         return self._pending.get(work)
 
     def functional_started(self, entered: _Entered, outputs: Sequence[Tensor]) -> None:
@@ -152,76 +194,9 @@ class Recorder:
 
     def collectives(self, start: int = 0) -> list[Collective]:
         """What was entered, from the `start`-th on."""
-        return [entered.collective(self.rank) for entered in self.entered[start:]]
+        return [entered.collective(self.rank, self.origin) for entered in self.entered[start:]]
 
     def _members_of(self, group: ProcessGroup, name: str) -> tuple[int, ...]:
         if name not in self._members:
             self._members[name] = tuple(dist.get_process_group_ranks(group))
         return self._members[name]
-
-
-# Naming what is entered
-
-
-@cache
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _describe(tensors: Sequence[Tensor]) -> str:
-    if not tensors:
-        return ""
-    first = tensors[0]
-    text = f"{list(first.shape)} {_dtype_name(first.dtype)}"
-    if not first.is_contiguous():
-        text += f" with strides {list(first.stride())}"
-    return text if len(tensors) == 1 else f"{len(tensors)} x {text}"
-
-
-def _signature(kind: str, tensors: Sequence[Tensor], op: str | None, root: int | None) -> str:
-    if kind == "all_to_all":  # the sizes may differ between ranks
-        return _dtype_name(tensors[0].dtype) if tensors else ""
-    parts = [_describe(tensors)] if tensors else []
-    if op:
-        parts.append(op)
-    if root is not None:
-        parts.append(f"root {root}")
-    return ", ".join(parts)
-
-
-def _is_one_block(tensor: Tensor) -> bool:
-    """Whether the elements lie in memory without gaps and without sharing, in whatever order."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 0:
-            return True
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
-def _not_one_block(kind: str, tensor: Tensor) -> str:
-    return (
-        f"{kind} of a tensor with shape {list(tensor.shape)} and strides {list(tensor.stride())}: its elements are not "
-        "one block of memory (it is a slice or an expanded tensor), and the backend would read and write past them. "
-        "Make a copy first, y = x.contiguous(), then communicate y, and use y from there on."
-    )
-
-
-def _call_site() -> str:
-    """file:line:function of the innermost frame outside torch and tplab; of one inside tplab's layers if all are."""
-    frame: FrameType | None = sys._getframe(3)
-    of_tplab = None
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _TPLAB, "<")):
-            break
-        if of_tplab is None and file.startswith(_TPLAB) and not file.startswith(_RUNTIME):
-            of_tplab = frame
-        frame = frame.f_back
-    frame = frame or of_tplab
-    if frame is None:
-        return "?:0:?"
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}:{frame.f_code.co_name}"

@@ -1,0 +1,108 @@
+"""What a collective is called: its tensors and arguments as text, and the line of the program that it comes from."""
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_RUNTIME = os.path.dirname(__file__) + os.sep
+_TPLAB = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+@cache
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def describe(tensors: Sequence[Tensor]) -> str:
+    if not tensors:
+        return ""
+    first = tensors[0]
+    text = f"{list(first.shape)} {dtype_name(first.dtype)}"
+    if not first.is_contiguous():
+        text += f" with strides {list(first.stride())}"
+    return text if len(tensors) == 1 else f"{len(tensors)} x {text}"
+
+
+def signature_of(kind: str, tensors: Sequence[Tensor], op: str | None, root: int | None) -> str:
+    if kind == "all_to_all":  # the sizes may differ between ranks
+        return dtype_name(tensors[0].dtype) if tensors else ""
+    parts = [describe(tensors)] if tensors else []
+    if op:
+        parts.append(op)
+    if root is not None:
+        parts.append(f"root {root}")
+    return ", ".join(parts)
+
+
+def is_one_block(tensor: Tensor) -> bool:
+    """Whether the elements lie in memory without gaps and without sharing, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 0:
+            return True
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def not_one_block(kind: str, tensor: Tensor) -> str:
+    return (
+        f"{kind} of a tensor with shape {list(tensor.shape)} and strides {list(tensor.stride())}: its elements are not "
+        "one block of memory (it is a slice or an expanded tensor), and the backend would read and write past them. "
+        "Make a copy first, y = x.contiguous(), then communicate y, and use y from there on."
+    )
+
+
+_LEARNERS, _LAYERS, _MACHINERY = range(3)
+_whose: dict[int, tuple[int, CodeType]] = {}  # by the code's id, which holds as long as the code does
+
+
+def _find_out(code: CodeType) -> tuple[int, CodeType]:
+    file = code.co_filename
+    if not file.startswith((_TORCH, _TPLAB, "<")):
+        whose = _LEARNERS
+    elif file.startswith(_TPLAB) and not file.startswith(_RUNTIME):
+        whose = _LAYERS
+    else:
+        whose = _MACHINERY
+    found = _whose[id(code)] = whose, code
+    return found
+
+
+def caller() -> FrameType | None:
+    """The innermost frame outside torch and tplab; if there is none, the innermost of tplab's layers."""
+    frame: FrameType | None = sys._getframe(3)
+    of_tplab = None
+    while frame is not None:
+        code = frame.f_code
+        whose, _ = _whose.get(id(code)) or _find_out(code)
+        if whose == _LEARNERS:
+            return frame
+        if whose == _LAYERS and of_tplab is None:
+            of_tplab = frame
+        frame = frame.f_back
+    return of_tplab
+
+
+def place_of(frame: FrameType | None) -> str:
+    """file:line:function"""
+    if frame is None:
+        return "?:0:?"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}:{frame.f_code.co_name}"
+
+
+def layout(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """What tells tensors apart that are not announced alike."""
+    if len(tensors) == 1:
+        tensor = tensors[0]
+        return tensor.shape, tensor.dtype, tensor.stride()
+    return tuple((tensor.shape, tensor.dtype, tensor.stride()) for tensor in tensors)
