@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 KEPT_BYTES = 1 << 20  # per rank: more than that keeps its head and its tail
@@ -15,6 +16,7 @@ class Output:
     def __init__(self, world_size: int) -> None:
         self._text = [bytearray() for _ in range(world_size)]
         self._changed = False
+        self.before_print: Callable[[], None] = lambda: None  # makes room: a status line goes out of the way
 
     def write(self, rank: int, data: bytes) -> None:
         text = self._text[rank]
@@ -45,9 +47,10 @@ class NotebookOutput(Output):
         super().__init__(world_size)
         self._handle: Any = None
         self._shown_at = 0.0
+        self._live = not _inside_output_widget()
 
     def refresh(self) -> None:
-        if self._changed and time.monotonic() - self._shown_at > REFRESH_SECONDS:
+        if self._live and self._changed and time.monotonic() - self._shown_at > REFRESH_SECONDS:
             self._show()
 
     def close(self) -> None:
@@ -99,11 +102,17 @@ class TerminalOutput(Output):
         for rank, text in enumerate(self._text[1:], start=1):
             self._print(rank, text)
 
-    @staticmethod
-    def _print(rank: int, data: bytearray) -> None:
+    def _print(self, rank: int, data: bytearray) -> None:
+        self.before_print()
         for line in data.decode(errors="replace").splitlines():
             print(f"[rank {rank}] {line}")
         sys.stdout.flush()
+
+
+def _inside_output_widget() -> bool:
+    """Whether an ipywidgets.Output takes what is displayed now, as under interact: it keeps no updates of a display."""
+    module = sys.modules.get("ipywidgets.widgets.widget")
+    return any(getattr(widget, "msg_id", "") for widget in list(getattr(module, "_instances", {}).values()))
 
 
 def output_for(world_size: int) -> Output:

@@ -11,6 +11,7 @@ from tplab.runtime.board import Board
 from tplab.runtime.diagnosis import advice, deadlocked, explain, snapshot
 from tplab.runtime.display import Output
 from tplab.runtime.forkserver import read_status
+from tplab.runtime.liveview import live_view
 from tplab.runtime.process import RankProcess
 from tplab.runtime.records import Record
 from tplab.runtime.report import (
@@ -39,6 +40,8 @@ LAST_OUTPUT_SECONDS = 2.0
 class Watch:
     def __init__(self, ranks: Sequence[RankProcess], board: Board, output: Output) -> None:
         self.ranks, self.board, self.output = ranks, board, output
+        self.view = live_view(board, lambda: [rank.rank for rank in ranks if not rank.alive])
+        output.before_print = self.view.hide
         self.selector = selectors.DefaultSelector()
         for rank in ranks:
             for kind, source in (
@@ -68,6 +71,7 @@ class Watch:
                 else:
                     rank.crash += data
         self.output.refresh()
+        self.view.refresh()
 
     def _read_message(self, rank: RankProcess) -> None:
         try:
@@ -136,6 +140,7 @@ class Watch:
 
     def close(self) -> None:
         """Take in the last output, show it, and stop reading. The ranks are dead by now."""
+        self.view.close()
         self._poll_until(lambda: not self.selector.get_map(), LAST_OUTPUT_SECONDS)
         self.output.close()
         self.selector.close()

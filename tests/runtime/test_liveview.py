@@ -1,0 +1,368 @@
+"""The live view: what it says about each rank, that it shows only long runs, and that nothing of it stays."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import tplab
+from tests.runtime.kernel import Cell, Notebook, notebook
+from tplab.runtime import liveview, watch
+from tplab.runtime.board import Entry
+from tplab.runtime.liveview import WIDGET_VIEW, LiveView, Now, look, to_html, to_line
+
+
+def board(*pages: tuple[str, Entry | None], entered: dict[int, int] | None = None) -> SimpleNamespace:
+    """A board on which each rank has a state and waits in an entry, and has entered so many of its collectives."""
+    return SimpleNamespace(
+        world_size=len(pages),
+        state=lambda rank: pages[rank][0],
+        waiting=lambda rank: pages[rank][1],
+        has_entered=lambda rank, entry: (entered or {}).get(rank, 0) >= entry.number,
+    )
+
+
+def entry(kind: str, number: int, members: tuple[int, ...], peer: int = -1) -> Entry:
+    return Entry("0", number, kind, "[4] float32", members, "cell", peer)
+
+
+def said(*args, **kwargs) -> list[str]:
+    return [str(now) for now in look(board(*args, **kwargs))]
+
+
+def test_states_in_words() -> None:
+    pages = [(state, None) for state in ("starting", "running", "returned", "raised")]
+    assert said(*pages) == ["starting", "computing", "finished", "failed"]
+    assert [now.doing for now in look(board(*pages), dead=[1, 2])] == ["starting", "failed", "finished", "failed"]
+
+
+def test_a_waiting_rank_names_what_and_for_whom() -> None:
+    everybody = tuple(range(6))
+    third = entry("all_reduce", 3, everybody)
+    running = ("running", None)
+    assert said(("running", third), running, *[running] * 4, entered={0: 3, 1: 2, 2: 3, 3: 3, 4: 3, 5: 3})[0] == (
+        "waits in all_reduce #3 for rank 1"
+    )
+    assert said(("running", third), running, *[running] * 4, entered={0: 3, 2: 3, 4: 3})[0] == (
+        "waits in all_reduce #3 for ranks 1, 3, 5"
+    )
+    assert said(("running", third), *[running] * 5, entered={0: 3})[0] == "waits in all_reduce #3 for 5 ranks"
+
+
+def test_a_collective_that_all_have_joined_is_no_waiting() -> None:
+    both = entry("all_gather", 2, (0, 1))
+    seen = look(board(("running", both), ("running", both), entered={0: 2, 1: 2}))
+    assert [(now.doing, str(now)) for now in seen] == [("communicating", "in all_gather #2")] * 2
+
+
+def test_ranks_outside_a_group_are_not_waited_for() -> None:
+    assert said(("running", entry("broadcast", 1, (0, 2))), ("running", None), ("running", None))[0] == (
+        "waits in broadcast #1 for rank 2"
+    )
+
+
+def test_messages_name_the_other_side() -> None:
+    send, receive = entry("send", 1, (0, 1), peer=1), entry("recv", 1, (0, 1), peer=0)
+    assert said(("running", send), ("running", receive)) == ["waits in send to rank 1", "waits in recv from rank 0"]
+    assert said(("running", entry("recv", 0, (0,))))[0] == "waits in recv from any rank"
+
+
+RANKS = [
+    Now(0, "waiting", "all_reduce #3", (2,)),
+    Now(1, "waiting", "all_reduce #3", (2,)),
+    Now(2, "computing"),
+    Now(3, "finished"),
+]
+
+
+class Texts(HTMLParser):
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open, self.texts, self.styles = 0, [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.open += tag == "div"
+        self.styles += [value for name, value in attrs if name == "style"]
+
+    def handle_endtag(self, tag) -> None:
+        self.open -= tag == "div"
+
+    def handle_data(self, data) -> None:
+        self.texts.append(data)
+
+
+def test_html_has_a_box_for_every_rank_and_the_time() -> None:
+    page = Texts(to_html(RANKS, 4.24))
+    assert page.texts == [
+        "rank 0", "○ waits in all_reduce #3 for rank 2", "rank 1", "○ waits in all_reduce #3 for rank 2",
+        "rank 2", "● computing", "rank 3", "✓ finished", "4.2 s",
+    ]  # fmt: skip
+    assert page.open == 0
+    assert len({style for style in page.styles if "border-left" in style}) == 3, "a colour for each kind of doing"
+
+
+def test_html_escapes_what_a_backend_may_be_called() -> None:
+    assert "<b>bold" not in to_html([Now(0, "waiting", "<b>bold #1")], 1)
+
+
+def test_the_line_puts_ranks_that_do_the_same_together_and_keeps_its_width() -> None:
+    whole = "4.2 s  ranks 0, 1 ○ waits in all_reduce #3 for rank 2  rank 2 ● computing  rank 3 ✓ finished"
+    assert to_line(RANKS, 4.24, 200) == whole
+    assert to_line(RANKS, 4.24, 40) == whole[:39] + "…"
+    assert to_line([Now(rank, "computing") for rank in range(64)], 1, 80) == "1.0 s  ranks 0-63 ● computing"
+
+
+class Recorder(LiveView):
+    """Keeps what a view would have drawn."""
+
+    made: list["Recorder"] = []
+
+    def __init__(self, see) -> None:
+        super().__init__(see)
+        self.drawn: list[tuple[float, list[Now]]] = []
+        self.closed = 0
+        self.made.append(self)
+
+    def _draw(self, seconds: float) -> None:
+        self.drawn.append((seconds, self._see()))
+
+    def _remove(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def views(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
+    Recorder.made = []
+
+    def recorder(board, dead):
+        return Recorder(lambda: look(board, dead()))
+
+    monkeypatch.setattr(watch, "live_view", recorder)
+    return Recorder.made
+
+
+def late() -> None:
+    if dist.get_rank() == 1:
+        time.sleep(2.5)
+    if dist.get_rank() < 2:
+        dist.all_reduce(torch.ones(4), group=dist.group.WORLD)
+    elif dist.get_rank() == 2:
+        dist.all_reduce(torch.ones(4))
+
+
+def test_a_real_run_is_seen_as_it_is(views: list[Recorder]) -> None:
+    tplab.launch(late, 3)
+    (view,) = views
+    waits = ("waiting", "all_reduce #1", (1,))
+    seen = [[(now.doing, now.inside, now.absent) for now in ranks] for _, ranks in view.drawn]
+    assert [waits, ("computing", "", ()), waits] in seen
+    assert view.drawn[0][0] >= liveview.SHOWN_AFTER
+    assert view.closed == 1
+
+
+def test_a_quick_run_is_never_drawn(views: list[Recorder]) -> None:
+    view = LiveView(list)
+    assert view._due - view._started == liveview.SHOWN_AFTER == 1.0
+    clock = Recorder(list)
+    clock.refresh()
+    assert clock.drawn == []
+    clock._due = time.monotonic()
+    clock.refresh()
+    clock.refresh()
+    assert len(clock.drawn) == 1, "not more often than every REFRESH_SECONDS"
+
+
+def test_a_view_is_closed_however_the_run_ends(views: list[Recorder]) -> None:
+    with pytest.raises(tplab.RankError):
+        tplab.launch(lambda: 1 / 0, 2)
+    with pytest.raises(tplab.Deadlock):
+        tplab.launch(lambda: dist.get_rank() and dist.all_reduce(torch.ones(1)), 2)
+    assert [view.closed for view in views] == [1, 1]
+
+
+def test_a_view_that_cannot_draw_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Recorder):
+        def _draw(self, seconds: float) -> None:
+            self.drawn.append((seconds, []))
+            raise RuntimeError("no page")
+
+        def _remove(self) -> None:
+            raise RuntimeError("no page")
+
+    view = Broken(list)
+    monkeypatch.setattr(watch, "live_view", lambda board, dead: view)
+    assert list(tplab.launch(lambda: time.sleep(2) or 7, 2)) == [7, 7]
+    assert len(view.drawn) == 1, "it gave up"
+
+
+# In a terminal
+
+SCRIPT = """
+import time, torch, tplab, torch.distributed as dist
+def slow():
+    if dist.get_rank() == 0:
+        print("early words", flush=True)
+        time.sleep(3)
+        print("late words", flush=True)
+    dist.all_reduce(torch.ones(2))
+tplab.launch(slow, 2)
+"""
+
+
+def in_terminal(**environment: str) -> str:
+    """What a terminal receives on stderr and stdout from the script."""
+    main, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], stdin=terminal, stdout=terminal, stderr=terminal,
+        env=os.environ | {"COLUMNS": "70"} | environment,
+    )  # fmt: skip
+    os.close(terminal)
+    received = b""
+    while True:
+        try:
+            data = os.read(main, 1 << 16)
+        except OSError:  # Linux says so when the last writer has closed
+            break
+        if not data:
+            break
+        received += data
+    os.close(main)
+    assert process.wait() == 0
+    return received.decode()
+
+
+def screen(received: str) -> list[str]:
+    """The lines that stand on the screen after all of it."""
+    lines = []
+    for text in received.replace("\r\n", "\n").split("\n"):
+        shown = ""
+        for part in re.split(r"(\r\x1b\[K)", text):
+            shown = "" if part == "\r\x1b[K" else shown + part
+        lines.append(shown)
+    return lines
+
+
+def test_a_terminal_has_a_status_line_that_makes_room_and_goes() -> None:
+    received = in_terminal(TERM="xterm")
+    assert re.search(r"\d\.\d s  rank 0 ● computing  rank 1 ○ waits in all_reduce #1 for rank 0", received)
+    assert screen(received)[-3:] == ["[rank 0] early words", "[rank 0] late words", ""]
+    assert all(len(part) < 70 for part in re.findall(r"\x1b\[K(\d\.\d s[^\r\n]*)", received))
+
+
+def test_a_dumb_terminal_and_a_pipe_have_none() -> None:
+    assert " computing" not in in_terminal(TERM="dumb")
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert done.stdout == "[rank 0] early words\n[rank 0] late words\n"
+    assert "\x1b" not in done.stderr
+
+
+# In a notebook
+
+SLOW = "def slow():\n    time.sleep(2.5 * dist.get_rank())\n    dist.all_reduce(torch.ones(2))\n    return 1\n"
+
+
+@pytest.fixture(scope="module")
+def book() -> Iterator[Notebook]:
+    """A kernel as JupyterLab starts it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JPY_SESSION_NAME", "chapters/04_parallel_linear.ipynb")
+        with notebook() as opened:
+            yield opened
+
+
+@pytest.fixture(scope="module")
+def plain_book() -> Iterator[Notebook]:
+    """A kernel as nbclient, nbval and VS Code start it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("JPY_SESSION_NAME", raising=False)
+        with notebook() as opened:
+            yield opened
+
+
+def shown(cell: Cell) -> list[dict]:
+    """The displays that stand in the output area at the end."""
+    areas: dict[str, dict] = {}
+    for place, message in enumerate(cell.messages):
+        content = message["content"]
+        if message["msg_type"] in ("display_data", "update_display_data"):
+            areas[content.get("transient", {}).get("display_id") or str(place)] = content["data"]
+    return list(areas.values())
+
+
+def kinds(cell: Cell) -> list[str]:
+    return [message["msg_type"] for message in cell.messages]
+
+
+def test_a_long_run_shows_its_ranks_and_leaves_nothing(book: Notebook) -> None:
+    cell = book.run(SLOW + "tplab.launch(slow, 2)[1]")
+    views = [m["content"] for m in cell.messages if WIDGET_VIEW in m["content"].get("data", {})]
+    assert len(views) == 1
+    assert list(views[0]["data"]) == [WIDGET_VIEW], "no text beside it that nbval could compare"
+    values = [m["content"]["data"].get("state", {}).get("value", "") for m in cell.messages if "comm" in m["msg_type"]]
+    assert any("waits in all_reduce #1 for rank 1" in value and "computing" in value for value in values)
+    assert shown(cell) == [{}]
+    assert kinds(cell).count("comm_open") == kinds(cell).count("comm_close") == 3
+    assert "1" in cell.text
+    assert not cell.error
+
+
+def test_a_quick_run_sends_nothing(book: Notebook) -> None:
+    cell = book.run("tplab.launch(dist.get_rank, 2)")
+    assert not [kind for kind in kinds(cell) if "comm" in kind or "display" in kind]
+
+
+def test_where_no_page_looks_nothing_is_sent(plain_book: Notebook) -> None:
+    cell = plain_book.run(SLOW + "tplab.launch(slow, 2)[1]\n'ipywidgets' in __import__('sys').modules")
+    assert not [kind for kind in kinds(cell) if "comm" in kind or "display" in kind]
+    assert "False" in cell.text
+
+
+def test_a_run_that_prints_keeps_its_one_area(book: Notebook) -> None:
+    source = "def talk():\n    for i in range(100_000):\n        print(i)\n    time.sleep(2)\nr = tplab.launch(talk, 2)"
+    cell = book.run(source)
+    areas = shown(cell)
+    assert len(areas) == 2
+    assert {} in areas
+    assert sum("[rank 1] 99999" in area.get("text/plain", "") for area in areas) == 1
+
+
+def test_two_runs_in_a_row_and_an_interrupted_one_leave_nothing(book: Notebook) -> None:
+    cell = book.run(SLOW + "r = tplab.launch(slow, 2), tplab.launch(slow, 2)")
+    assert shown(cell) == [{}, {}]
+    request = book.start("tplab.launch(lambda: time.sleep(600), 2, timeout=None)")
+    book.wait_until_shown(request, WIDGET_VIEW)
+    book.manager.interrupt_kernel()
+    cell = book.finish(request)
+    assert cell.error.startswith("KeyboardInterrupt: the run was interrupted.")
+    assert shown(cell) == [{}]
+    assert "comm_close" in kinds(cell)
+
+
+def test_colab_has_no_view(book: Notebook) -> None:
+    book.run("import sys, types; sys.modules['google.colab'] = types.ModuleType('google.colab')")
+    cell = book.run(SLOW + "tplab.launch(slow, 2)[1]")
+    book.run("del sys.modules['google.colab']")
+    assert not [kind for kind in kinds(cell) if "comm" in kind]
+
+
+def test_inside_an_output_widget_nothing_that_ranks_print_is_lost(book: Notebook) -> None:
+    """ipywidgets.Output takes displays and ignores their updates."""
+    book.run("import ipywidgets\ndef talk():\n    time.sleep(dist.get_rank())\n    print('words')")
+    cell = book.run("with ipywidgets.Output():\n    tplab.launch(talk, 3)")
+    texts = [
+        m["content"]["data"]["text/plain"]
+        for m in cell.messages
+        if m["msg_type"] == "display_data" and "text/plain" in m["content"]["data"]
+    ]
+    assert texts == ["[rank 0] words\n[rank 1] words\n[rank 2] words"]
+    assert "comm_close" in kinds(cell)

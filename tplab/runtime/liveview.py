@@ -1,0 +1,214 @@
+"""What every rank is doing while a run lasts: who computes, who waits in what and for whom.
+
+    rank 0  ● computing        rank 1  ○ waits in all_reduce #3 for rank 0        rank 2  ✓ finished        4.2 s
+
+In JupyterLab it is a row of boxes, a widget that goes away when the run ends; in a terminal it is one line, wiped when
+the run ends; elsewhere there is nothing. A run that ends within SHOWN_AFTER seconds is never shown and costs nothing.
+`look` reads the board, `to_html` and `to_line` are pure, and the classes below them only decide when and where.
+"""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from tplab.runtime.board import Board
+
+SHOWN_AFTER = 1.0  # seconds that a run must last to be shown
+REFRESH_SECONDS = 0.25
+NAMED = 3  # so many absent ranks are named; more are counted
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+# doing -> sign and colour, which also differ in lightness (Okabe and Ito's palette)
+LOOK = {
+    "starting": ("…", "#999999"),
+    "computing": ("●", "#0072B2"),
+    "waiting": ("○", "#E69F00"),
+    "communicating": ("↔", "#56B4E9"),
+    "finished": ("✓", "#009E73"),
+    "failed": ("✗", "#D55E00"),
+}
+_STATES = {"starting": "starting", "running": "computing", "returned": "finished", "raised": "failed"}
+
+
+@dataclass(frozen=True)
+class Now:
+    """One rank now. `inside`: the collective that it is in, "all_reduce #3"; `absent`: the ranks that it waits for."""
+
+    rank: int
+    doing: str
+    inside: str = ""
+    absent: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        if self.doing == "waiting":
+            return f"waits in {self.inside}" + (f" for {_ranks(self.absent)}" if self.absent else "")
+        return f"in {self.inside}" if self.inside else self.doing
+
+
+def look(board: Board, dead: Sequence[int] = ()) -> list[Now]:
+    """What the board says about every rank. `dead`: ranks whose process is gone."""
+    return [_look(board, rank, rank in dead) for rank in range(board.world_size)]
+
+
+def _look(board: Board, rank: int, dead: bool) -> Now:
+    doing = _STATES[board.state(rank)]
+    entry = board.waiting(rank)
+    if dead and doing != "finished":
+        return Now(rank, "failed")
+    if doing != "computing" or entry is None:
+        return Now(rank, doing)
+    if entry.kind in ("send", "recv"):
+        side = "to" if entry.kind == "send" else "from"
+        return Now(rank, "waiting", f"{entry.kind} {side} {f'rank {entry.peer}' if entry.peer >= 0 else 'any rank'}")
+    absent = tuple(other for other in entry.members if other != rank and not board.has_entered(other, entry))
+    return Now(rank, "waiting" if absent else "communicating", f"{entry.kind} #{entry.number}", absent)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) > NAMED:
+        return f"{len(ranks)} ranks"
+    return f"rank{'' if len(ranks) == 1 else 's'} " + ", ".join(map(str, ranks))
+
+
+def to_html(ranks: Sequence[Now], seconds: float) -> str:
+    """A row of boxes, one for each rank, with the time that the run has taken; for light and for dark themes."""
+    boxes = "".join(_box(rank) for rank in ranks)
+    clock = f'<div style="opacity: 0.75; padding: 2px 4px;">{seconds:.1f} s</div>'
+    style = "display: flex; flex-wrap: wrap; gap: 6px; align-items: center; line-height: 1.3; font-size: 12px; "
+    style += "font-family: var(--jp-ui-font-family, sans-serif); color: var(--jp-ui-font-color1, inherit);"
+    return f'<div style="{style}">{boxes}{clock}</div>'
+
+
+def _box(now: Now) -> str:
+    sign, color = LOOK[now.doing]
+    style = f"border: 1px solid {color}; border-left: 8px solid {color}; padding: 2px 8px; width: 13.5em; height: 4em; "
+    style += "overflow: hidden; box-sizing: border-box;"
+    return f'<div style="{style}"><b>rank {now.rank}</b><br>{sign} {escape(str(now))}</div>'
+
+
+def to_line(ranks: Sequence[Now], seconds: float, width: int) -> str:
+    """The same in one line of at most `width` characters; ranks that do the same share a place."""
+    groups: dict[str, list[int]] = {}
+    for now in ranks:
+        groups.setdefault(f"{LOOK[now.doing][0]} {now}", []).append(now.rank)
+    texts = [f"rank{'' if len(who) == 1 else 's'} {_span(who)} {what}" for what, who in groups.items()]
+    line = "  ".join([f"{seconds:.1f} s", *texts])
+    return line if len(line) <= width else line[: max(0, width - 1)] + "…"
+
+
+def _span(ranks: list[int]) -> str:
+    """ "2", "0, 3", "0-3"."""
+    whole = len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1
+    return f"{ranks[0]}-{ranks[-1]}" if whole else ", ".join(map(str, ranks))
+
+
+class LiveView:
+    """Shows nothing. The others draw what `see` returns, now and then, once a run has become long.
+
+    A view must never disturb the run that it shows: one that can't draw gives up.
+    """
+
+    def __init__(self, see: Callable[[], list[Now]]) -> None:
+        self._see = see
+        self._started = time.monotonic()
+        self._due = self._started + SHOWN_AFTER
+
+    def refresh(self) -> None:
+        """Called often while the ranks run."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + REFRESH_SECONDS
+            try:
+                self._draw(now - self._started)
+            except Exception:
+                self._due = float("inf")
+
+    def hide(self) -> None:
+        """Called before other text is printed."""
+
+    def close(self) -> None:
+        """Called once, when the run has ended: nothing stays."""
+        self._due = float("inf")
+        with suppress(Exception):
+            self._remove()
+
+    def _draw(self, seconds: float) -> None:
+        pass
+
+    def _remove(self) -> None:
+        self.hide()
+
+
+class StatusLine(LiveView):
+    """The last line of a terminal, on stderr."""
+
+    def __init__(self, see: Callable[[], list[Now]]) -> None:
+        super().__init__(see)
+        self._shown = False
+
+    def _draw(self, seconds: float) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        sys.stderr.write("\r\x1b[K" + to_line(self._see(), seconds, width))
+        sys.stderr.flush()
+        self._shown = True
+
+    def hide(self) -> None:
+        if self._shown:
+            self._shown = False
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+class WidgetView(LiveView):
+    """A row of boxes in the output of a notebook's cell, which disappears without a trace in the saved file."""
+
+    _widget: Any = None
+    _handle: Any = None
+
+    def _draw(self, seconds: float) -> None:
+        html = to_html(self._see(), seconds)
+        if self._widget is not None:
+            self._widget.value = html
+            return
+        import ipywidgets  # here: a run that is quick does not wait for it
+        from IPython.display import display
+
+        self._widget = ipywidgets.HTML(html)
+        data = {WIDGET_VIEW: {"model_id": self._widget.model_id, "version_major": 2, "version_minor": 0}}
+        self._handle = display(data, raw=True, display_id=True)
+
+    def _remove(self) -> None:
+        if self._handle is not None:
+            self._handle.update({}, raw=True)  # the file keeps an output without content, which shows as nothing
+        if self._widget is not None:
+            for part in (self._widget, self._widget.style, self._widget.layout):
+                part.close()
+
+
+def live_view(board: Board, dead: Callable[[], list[int]]) -> LiveView:
+    """The view that fits where we run."""
+
+    def see() -> list[Now]:
+        return look(board, dead())
+
+    if _has_page():
+        return WidgetView(see)
+    if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        return StatusLine(see)
+    return LiveView(see)
+
+
+def _has_page() -> bool:
+    """Whether a page looks at this kernel: Jupyter's server says so to kernels that it starts for a notebook.
+
+    nbclient, nbval and VS Code start kernels themselves and don't; Colab has a server, but no widgets of its own.
+    """
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    kernel = getattr(shell, "kernel", None)
+    return kernel is not None and bool(os.environ.get("JPY_SESSION_NAME")) and "google.colab" not in sys.modules
