@@ -21,7 +21,7 @@ STAMP := $(VENV)/.installed
 PINS := pyproject.toml constraints.txt
 CHAPTER = $(firstword $(sort $(wildcard chapters/[0-9]*.ipynb)) README.md)
 
-.PHONY: help lab test notebooks stale lint format picture bench clean
+.PHONY: help lab test notebooks stale lint format book links picture bench clean
 
 help: ## list the targets
 	@sed -n -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -52,6 +52,13 @@ lint: $(VENV)/.installed-test ## format, lint, types, and the order of the modul
 format: $(VENV)/.installed-test ## put every file into the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+book: $(VENV)/.installed-test ## write the course as a web site for reading, to build/book
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/book
+	@echo "the book is there: build/book/index.html"
+
+links: $(VENV)/.installed-test ## ask every address that the book names whether it is still there (needs a network)
+	$(BIN)/python -m sphinx -b linkcheck --quiet docs build/links
 
 picture: $(STAMP) ## draw the picture of the README anew, from runs on this machine
 	$(BIN)/python pictures/draw.py

@@ -1,0 +1,32 @@
+"""The course as a web site, for reading: `make book` writes it to build/book.
+
+The pages are the executed solutions, with every answer folded away behind what the learner is given (see pages.py).
+"""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from pages import write_pages  # noqa: E402  (it lies beside this file)
+
+write_pages(HERE.parent, HERE / "_pages")
+
+project = "tplab"
+author = "the authors of tplab"
+html_title = "tplab: tensor parallelism, built by hand"
+copyright = f"{author}; Apache-2.0"
+extensions = ["myst_nb"]
+html_theme = "sphinx_book_theme"
+html_theme_options = {"show_toc_level": 2, "use_fullscreen_button": False, "navbar_persistent": []}
+html_static_path = ["_static"]
+html_css_files = ["book.css"]
+
+nb_execution_mode = "off"  # the notebooks were executed by `make notebooks`
+nb_merge_streams = True
+myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_heading_anchors = 3
+suppress_warnings = ["mystnb.unknown_mime_type"]  # a control's live view; its picture stands beside it
+nitpicky = True
+linkcheck_timeout = 20

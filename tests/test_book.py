@@ -1,0 +1,115 @@
+"""The book: every chapter is a page, every link inside it leads somewhere, and no answer is in sight."""
+
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOLUTIONS = sorted((ROOT / "solutions").glob("[0-9][0-9]_*.ipynb"))
+
+pytestmark = pytest.mark.xdist_group("book")  # built once
+
+
+class Page(HTMLParser):
+    """What a page links to, the anchors it has, and its code: in sight, and folded."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.code: dict[bool, str] = {True: "", False: ""}  # by whether it is folded
+        self._folds = 0
+        self._in_code = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attributes}
+        self.links += [given[name] for name in ("href", "src") if name in given]
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        self._folds += tag == "details"
+        self._in_code = self._in_code or tag == "pre"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._folds -= tag == "details"
+        if tag == "pre":
+            self._in_code = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_code:
+            self.code[self._folds > 0] += data
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("book")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "--fail-on-warning",
+        "--keep-going",
+        "--quiet",
+        str(ROOT / "docs"),
+        str(folder),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(book: Path) -> dict[Path, Page]:
+    return {
+        path: Page(path.read_text(encoding="utf-8")) for path in book.rglob("*.html") if "_static" not in path.parts
+    }
+
+
+def test_every_chapter_is_a_page_that_the_index_leads_to(book: Path, pages: dict[Path, Page]) -> None:
+    assert SOLUTIONS
+    index = pages[book / "index.html"]
+    for solution in SOLUTIONS:
+        assert f"_pages/{solution.stem}.html" in index.links
+        assert book / "_pages" / f"{solution.stem}.html" in pages
+
+
+def test_every_link_inside_the_book_leads_somewhere(pages: dict[Path, Page]) -> None:
+    broken = []
+    inside = 0
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlparse(link)
+            if parts.scheme or parts.netloc or link == "#":
+                continue
+            inside += 1
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            here = target.is_file() and (
+                not parts.fragment or target not in pages or unquote(parts.fragment) in pages[target].anchors
+            )
+            if not here:
+                broken.append(f"{path.name}: {link}")
+    assert broken == []
+    assert inside > 10 * len(SOLUTIONS)
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize("solution", SOLUTIONS, ids=lambda path: path.stem)
+def test_answers_are_folded_away_below_what_is_given(solution: Path, book: Path, pages: dict[Path, Page]) -> None:
+    code = pages[book / "_pages" / f"{solution.stem}.html"].code
+    given = {cell["id"]: cell.source for cell in nbformat.read(ROOT / "chapters" / solution.name, as_version=4).cells}
+    answered = 0
+    for cell in nbformat.read(solution, as_version=4).cells:
+        if {"exercise", "predict"} & set(cell.metadata.get("tplab", {})):
+            answered += 1
+            assert squeezed(cell.source) in squeezed(code[True])
+            assert squeezed(cell.source) not in squeezed(code[False])
+            assert squeezed(given[cell["id"]]) in squeezed(code[False])
+    assert answered >= 4
