@@ -19,7 +19,6 @@ TESTS ?= tests
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PINS := pyproject.toml constraints.txt
-CHAPTER = $(firstword $(sort $(wildcard chapters/[0-9]*.ipynb)) README.md)
 
 .PHONY: help lab test notebooks stale lint format book links picture bench clean
 
@@ -27,12 +26,7 @@ help: ## list the targets
 	@sed -n -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 lab: $(STAMP) ## open the course in JupyterLab, on this machine only
-	@echo "JupyterLab runs until you stop it with Ctrl-C, twice. No browser here? Copy the URL that it prints."
-	@PATH="$(abspath $(BIN)):$$PATH" JUPYTER_PATH="$(abspath $(VENV))/share/jupyter$${JUPYTER_PATH:+:$$JUPYTER_PATH}" exec $(BIN)/python -m jupyterlab \
-		--ServerApp.ip=127.0.0.1 --ServerApp.allow_root=True \
-		--LabApp.default_url=/lab/tree/$(CHAPTER) \
-		--LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
-		$(LAB_ARGS)
+	@exec $(BIN)/python -m tplab lab $(LAB_ARGS)
 
 test: $(VENV)/.installed-test ## run every test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(TESTS)

@@ -1,11 +1,12 @@
 """The machinery of the course: checks, predictions, tables of symptoms, the build of the notebooks, `tplab check`.
 
-A chapter's notebook uses four of them:
+A notebook uses five of them:
 
     check("4.1", answer)         run an exercise's check
     predict("4.a", calls=1)      compare a prediction
     show_failure()               run a program that is wrong on purpose
     symptoms(4)                  what you see, what it is
+    progress()                   how far you are, in every chapter
 """
 
 import importlib
@@ -17,10 +18,16 @@ if TYPE_CHECKING:
     from tplab.course.checking import check
     from tplab.course.failures import show_failure
     from tplab.course.predictions import predict
+    from tplab.course.tools.progress import progress
 
-__all__ = ["check", "predict", "show_failure", "symptoms"]
+__all__ = ["check", "predict", "progress", "show_failure", "symptoms"]
 
-_HOMES = {"check": "checking", "predict": "predictions", "show_failure": "failures"}
+_HOMES = {
+    "check": "checking",
+    "predict": "predictions",
+    "progress": "tools.progress",
+    "show_failure": "failures",
+}
 
 
 def __getattr__(name: str) -> Any:

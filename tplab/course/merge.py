@@ -61,7 +61,7 @@ def _plain(source: str) -> str:
     return "\n".join(line.rstrip() for line in source.strip().split("\n"))
 
 
-def _is_stub(source: str, number: str) -> bool:
+def is_stub(source: str, number: str) -> bool:
     return f'raise NotImplementedError("exercise {number}")' in source
 
 
@@ -82,6 +82,13 @@ class _Index:
         if found is None and cell.kind == "code":
             found = next((self.by_name[name] for name in names_in(cell.source) if name in self.by_name), None)
         return found
+
+
+def find_cells(reference: list[Cell], learner: list[Cell]) -> list[str]:
+    """For each of the learner's cells the id of the reference cell that it is a version of, or ""."""
+    index = _Index(reference)
+    found = [index.find(cell) for cell in learner]
+    return [cell.id if cell else "" for cell in found]
 
 
 def merge(reference: list[Cell], learner: list[Cell]) -> Merged:
@@ -143,7 +150,7 @@ def _sort_cells(index: _Index, learner: list[Cell]) -> tuple[dict, dict, list[st
     for number, sources in late.items():
         answers.setdefault(number, sources)
     for number, sources in answers.items():
-        written = [source for source in sources if not _is_stub(source, number)]
+        written = [source for source in sources if not is_stub(source, number)]
         answers[number] = written or sources[-1:]
     return answers, own, notes
 

@@ -12,7 +12,10 @@ from tplab.course.notebook import Cell
 from tplab.course.source import bound_names, parse_code, used_names
 
 OWN_TIMEOUT = 60  # seconds for one of the learner's own cells
-_SIDE_EFFECTS = re.compile(r"^\s*[%!]|import \*|sys\.path|os\.environ|os\.chdir|\bexec\(|\bglobals\(", re.MULTILINE)
+_SIDE_EFFECTS = re.compile(
+    r"^\s*[%!]|import \*|sys\.path|os\.environ|os\.chdir|\b(exec|globals|setattr|delattr|vars)\(|__(dict|code)__",
+    re.MULTILINE,
+)
 
 
 def binds(source: str) -> set[str]:

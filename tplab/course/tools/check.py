@@ -1,0 +1,128 @@
+"""`tplab check`: run the learner's answers inside the reference chapter, one line for each exercise.
+
+tplab check                   every chapter
+tplab check 4                 chapter 4
+tplab check --exercise 4.2    one exercise, running only what it needs
+tplab check 4 --notebook copy.ipynb
+"""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from tplab.course.checker import Note, Verdict, check_notebook, exercises_of
+from tplab.course.notebook import Unreadable, read_notebook
+from tplab.course.report import show_heading, show_note, show_summary, show_verdict
+from tplab.course.run import CELL_TIMEOUT
+from tplab.course.tools import state
+from tplab.course.tools.fingerprint import fingerprints
+from tplab.course.tools.places import (
+    ChapterFiles,
+    Misuse,
+    add_root,
+    all_chapters,
+    chapter,
+    no_such_exercise,
+    root_of,
+)
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("check", help="check your answers", description="Check your answers, as last saved.")
+    parser.add_argument(
+        "chapters", nargs="*", type=int, metavar="N", help="chapter numbers; without one, every chapter"
+    )
+    parser.add_argument("--exercise", metavar="4.2", help="only this exercise, and only what it needs")
+    parser.add_argument("--notebook", type=Path, metavar="FILE", help="your notebook, where it isn't in chapters/")
+    parser.add_argument("--all-cells", action="store_true", help="run also the given cells that no check needs")
+    parser.add_argument("--timeout", type=float, default=CELL_TIMEOUT, metavar="S", help="seconds for one cell")
+    add_root(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Exit code: 0 all pass, 1 something does not pass, 2 a notebook can't be read."""
+    passed = total = 0
+    code = 0
+    jobs = _jobs(options, root_of(options))
+    for place, files in enumerate(jobs):
+        if place:
+            console.print()
+        try:
+            good, all_of_it = _check_chapter(options, console, files)
+        except Unreadable as error:
+            if len(jobs) == 1:
+                raise
+            console.print(Text(str(error), style="red"))
+            code = 2
+            continue
+        passed, total = passed + good, total + all_of_it
+    if len(jobs) > 1:
+        console.print(f"\n{passed} of {total} exercises pass in {len(jobs)} chapters.")
+    return code or int(passed < total)
+
+
+def _jobs(options: argparse.Namespace, root: Path) -> list[ChapterFiles]:
+    """The chapters to check."""
+    wanted = list(options.chapters)
+    if options.exercise:
+        first = options.exercise.partition(".")[0]
+        if not first.isdigit() or wanted not in ([], [int(first)]):
+            raise Misuse(
+                f"There is no exercise {options.exercise} here. Write it like this: tplab check --exercise 4.2"
+            )
+        wanted = [int(first)]
+    if options.notebook and not wanted:
+        number = options.notebook.name[:2]
+        if not number.isdigit():
+            raise Misuse(f"Say which chapter {options.notebook.name} is: tplab check 4 --notebook {options.notebook}")
+        wanted = [int(number)]
+    if options.notebook and len(wanted) > 1:
+        raise Misuse("One notebook is one chapter: give one number with --notebook.")
+    return [chapter(root, number) for number in wanted] or list(all_chapters(root).values())
+
+
+def _check_chapter(options: argparse.Namespace, console: Console, files: ChapterFiles) -> tuple[int, int]:
+    """Check one chapter, printing each verdict as it arrives; returns how many exercises pass, and of how many."""
+    path = options.notebook or files.learner
+    reference = read_notebook(files.reference)
+    numbers = list(exercises_of(reference))
+    if options.exercise:
+        if options.exercise not in numbers:
+            raise no_such_exercise(options.exercise, files, numbers)
+        numbers = [options.exercise]
+    learner = read_notebook(path)
+    stream = check_notebook(
+        reference,
+        path,
+        files.number,
+        learner=learner,
+        exercises=numbers if options.exercise else None,
+        everything=options.all_cells,
+        timeout=options.timeout,
+    )
+    show_heading(console, files.stem, path)
+    waiting = list(numbers)
+    verdicts: list[Verdict] = []
+    notes: list[str] = []
+    with console.status(_doing(waiting)) as status:
+        for said in stream:
+            if isinstance(said, Note):
+                notes.append(said.text)
+                continue
+            show_verdict(console, said)
+            verdicts.append(said)
+            waiting.remove(said.number)
+            status.update(_doing(waiting))
+    if path.resolve() == files.learner.resolve():
+        notes += state.record(files.root, verdicts, fingerprints(reference, learner, files))
+    for note in notes:
+        show_note(console, note)
+    show_summary(console, verdicts)
+    return sum(verdict.status == "passed" for verdict in verdicts), len(verdicts)
+
+
+def _doing(waiting: list[str]) -> str:
+    return f"checking {waiting[0]}" if waiting else "finishing"

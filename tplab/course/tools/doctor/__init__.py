@@ -1,0 +1,92 @@
+"""`tplab doctor`: will the course run here, and if not, what mends it?
+
+    probe      what PyTorch sees, asked in a process of its own
+    software   Python, packages, PyTorch, JupyterLab, the kernel
+    gpus       GPUs, their links, the backend
+    machine    cores, memory, shared memory, loopback
+    trial      two ranks and an all-reduce, for real
+    chapters   for each chapter: whether it will run, and how
+
+Exit code 0: nothing is wrong; 1: something is.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tplab.course.tools.doctor import chapters, gpus, machine, software, trial
+from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
+from tplab.course.tools.doctor.probe import probe
+from tplab.course.tools.places import add_root, root_of
+
+LOOK = {GOOD: ("✓", "green"), NOTE: ("!", "yellow"), BAD: ("✗", "red")}
+_NAME = 13  # columns for what was looked at
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="will the course run here, and what mends it",
+        description="Examine this machine: what is wrong, and the command that mends it.",
+    )
+    parser.add_argument("--json", action="store_true", help="for another program")
+    add_root(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    root = root_of(options)
+    found: list[Finding] = []
+    if options.json:
+        found.extend(examine(root))
+        print(json.dumps([asdict(finding) for finding in found], indent=1, ensure_ascii=False))
+    else:
+        with console.status("looking at this machine"):
+            for finding in examine(root):
+                show(console, finding)
+                found.append(finding)
+        console.print(Text("\n" + summary(found), style="bold"))
+    return int(any(finding.state == BAD for finding in found))
+
+
+def examine(root: Path) -> Iterator[Finding]:
+    """Every finding, as it is made."""
+    seen = probe()
+    found = [*software.look(seen), *gpus.look(seen), *machine.look(len(seen.gpus))]
+    yield from found
+    if not seen.error:
+        found.append(trial.judge(trial.attempt(trial.sizes(len(seen.gpus)))))
+        yield found[-1]
+    yield from chapters.look(root, seen, found)
+
+
+def show(console: Console, finding: Finding) -> None:
+    mark, colour = LOOK[finding.state]
+    line = Table.grid(expand=True, padding=(0, 1))
+    line.add_column(width=1)
+    line.add_column(width=_NAME)
+    line.add_column(ratio=1)
+    line.add_row(
+        Text(mark, style=colour), finding.what, Text(finding.text, style="" if finding.state == GOOD else colour)
+    )
+    console.print(line)
+    if finding.mend:
+        console.print(Padding(Text(f"→ {finding.mend}", style="bold"), (0, 0, 0, _NAME + 3)))
+
+
+def summary(found: list[Finding]) -> str:
+    """The last line."""
+    bad = [finding.what for finding in found if finding.state == BAD and not finding.what.startswith("chapter")]
+    notebooks = [finding.what for finding in found if finding.state == BAD and finding.what.startswith("chapter")]
+    if bad:
+        return f"{len(bad)} to mend: {', '.join(bad)}."
+    if notebooks:
+        return f"This machine is all right; to mend: {', '.join(notebooks)}."
+    return "Nothing is wrong: every chapter will run here."

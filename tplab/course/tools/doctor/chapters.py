@@ -1,0 +1,67 @@
+"""Whether each chapter will run here, and how: which ranks over NCCL, which over gloo."""
+
+import re
+from pathlib import Path
+
+from tplab.course.notebook import Unreadable, read_notebook
+from tplab.course.run import PACKAGE_ROOT
+from tplab.course.tools.doctor.findings import BAD, GOOD, Finding
+from tplab.course.tools.doctor.probe import Torch
+from tplab.course.tools.places import ChapterFiles, all_chapters
+
+# What has to be in order for a chapter that starts ranks, and for one that doesn't
+EVERYTHING = ("Python", "PyTorch", "packages", "kernel", "memory", "shared memory", "loopback", "ranks")
+WITHOUT_RANKS = ("Python", "PyTorch", "packages", "kernel")
+_STARTS = re.compile(r"\blaunch\(|\brun_ranks\(|^%%ranks\b", re.MULTILINE)
+_NUMBERS = re.compile(r"\blaunch\(\w+, *(\d+)|^%%ranks +(\d+)", re.MULTILINE)
+CHECKED = {1, 2, 4}  # the numbers of ranks on which every check runs an answer
+
+
+def ranks_of(texts: list[str]) -> set[int]:
+    """How many ranks a chapter starts, as its code says; nothing for a chapter that starts none."""
+    if not any(_STARTS.search(text) for text in texts):
+        return set()
+    return CHECKED | {int(a or b) for text in texts for a, b in _NUMBERS.findall(text)}
+
+
+def how(ranks: set[int], gpus: int) -> str:
+    """ "1 and 2 ranks over NCCL, 4 over gloo"."""
+    if not ranks:
+        return "runs in the notebook itself, without ranks"
+    ways = (("NCCL", {p for p in ranks if p <= gpus}), ("gloo", {p for p in ranks if p > gpus}))
+    told = [f"{', '.join(map(str, sorted(some)))} over {name}" for name, some in ways if some]
+    return f"runs; ranks: {'; '.join(told)}"
+
+
+def judge(name: str, ranks: set[int], gpus: int, bad: list[str], unreadable: str, number: int) -> Finding:
+    """One chapter. bad: what was found to be wrong with this machine; unreadable: what is wrong with the notebook."""
+    needed = EVERYTHING if ranks else WITHOUT_RANKS
+    if blocked := [what for what in bad if what in needed]:
+        return Finding(name, BAD, f"will not run: first mend {', '.join(blocked)}")
+    if unreadable:
+        return Finding(name, BAD, unreadable, f"tplab reset {number} (it keeps a copy of what is there)")
+    return Finding(name, GOOD, how(ranks, gpus))
+
+
+def look(root: Path, seen: Torch, findings: list[Finding]) -> list[Finding]:
+    """Examine every chapter that the course has."""
+    bad = [finding.what for finding in findings if finding.state == BAD]
+    gpus = len(seen.gpus) if seen.nccl else 0
+    return [
+        judge(f"chapter {files.number:02d}", _ranks(files), gpus, bad, _unreadable(files), files.number)
+        for files in all_chapters(root).values()
+    ]
+
+
+def _ranks(files: ChapterFiles) -> set[int]:
+    package = PACKAGE_ROOT / "tplab" / "course" / f"ch{files.number:02d}"
+    cells = [cell.source for cell in read_notebook(files.reference) if cell.kind == "code"]
+    return ranks_of([*cells, *(path.read_text(encoding="utf-8") for path in sorted(package.glob("*.py")))])
+
+
+def _unreadable(files: ChapterFiles) -> str:
+    try:
+        read_notebook(files.learner)
+    except Unreadable as error:
+        return str(error)
+    return ""

@@ -1,0 +1,89 @@
+"""The proof that ranks can be started here and talk: an all-reduce by `tplab.launch`, in a process of its own.
+
+`python -m tplab.course.tools.doctor.trial` shows the launcher's whole report when it fails.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+
+from tplab.course.tools.doctor.findings import BAD, GOOD, Finding
+from tplab.course.tools.doctor.probe import PATIENCE, ask
+
+AGAIN = "python -m tplab.course.tools.doctor.trial shows the whole report"
+_TRY = "import sys; sys.stderr = open('/dev/null', 'w'); from tplab.course.tools.doctor.trial import main; main({})"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One launch. right: whether the sum was right on every rank; error: what the launcher said when it failed."""
+
+    ranks: int
+    backend: str = ""
+    seconds: float = 0.0
+    right: bool = False
+    error: str = ""
+
+
+def sizes(gpus: int) -> list[int]:
+    """How many ranks to try: two, and what the checks use besides with another backend."""
+    return sorted({2} | ({1} if gpus == 1 else set()) | ({4} if 2 <= gpus < 4 else set()))
+
+
+def attempt(ranks: list[int]) -> list[Trial]:
+    """Launch so many ranks, one number after the other."""
+    try:
+        told = ask(_TRY.format(ranks), PATIENCE * 2)
+    except RuntimeError as error:
+        return [Trial(ranks[0], error=str(error))]
+    return [Trial(**one) for one in told["trials"]]
+
+
+def judge(trials: list[Trial]) -> Finding:
+    """What the trials say about this machine."""
+    for trial in trials:
+        name = f"{trial.ranks} rank{'' if trial.ranks == 1 else 's'}"
+        if trial.error:
+            return Finding("ranks", BAD, f"{name} can't be run:\n{trial.error}", AGAIN)
+        if not trial.right:
+            return Finding("ranks", BAD, f"{name} add up wrong numbers over {trial.backend}", AGAIN)
+    each = (f"{trial.ranks} over {trial.backend} in {trial.seconds:.1f} s" for trial in trials)
+    return Finding("ranks", GOOD, f"an all-reduce works: {', '.join(each)}, the start included")
+
+
+# In the process of its own
+
+
+def add_up() -> tuple[float, str]:
+    """On every rank: the sum of 1, 2, ... over the ranks, and the backend."""
+    import torch
+    import torch.distributed as dist
+
+    import tplab
+
+    mine = torch.tensor([dist.get_rank() + 1.0], device=tplab.device())  # [1]
+    dist.all_reduce(mine)
+    return mine.item(), dist.get_backend()
+
+
+def main(ranks: list[int]) -> None:
+    """Try every number of ranks and print what happened as JSON."""
+    import time
+
+    from tplab import launch
+
+    trials = []
+    for number in ranks:
+        start = time.monotonic()
+        try:
+            results = list(launch(add_up, number))
+        except Exception as error:  # whatever the launcher raises is what we want to know
+            trials.append(Trial(number, error=str(error).strip() or type(error).__name__))
+            break
+        right = all(value == number * (number + 1) / 2 for value, _ in results)
+        trials.append(Trial(number, results[0][1], round(time.monotonic() - start, 2), right))
+    print(json.dumps({"trials": [vars(trial) for trial in trials]}))
+
+
+if __name__ == "__main__":
+    main([int(number) for number in sys.argv[1:]] or [2])

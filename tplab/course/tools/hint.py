@@ -1,0 +1,21 @@
+"""`tplab hint 4.2`: the next of an exercise's three hints."""
+
+import argparse
+
+from rich.console import Console
+
+from tplab.course import hints
+from tplab.course.tools.places import add_root, root_of
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("hint", help="the next hint of an exercise", description="One more hint each time.")
+    parser.add_argument("exercise", metavar="4.2")
+    parser.add_argument("--step", type=int, metavar="N", help="this hint, whichever you have seen")
+    parser.add_argument("--all", action="store_true", help="all of them")
+    add_root(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    return hints.show(options.exercise, root_of(options), step=options.step, everything=options.all)

@@ -1,0 +1,88 @@
+"""The progress page that `progress()` shows in a notebook, and the sentences that it shares with the terminal."""
+
+import os
+from html import escape
+from pathlib import Path
+from urllib.parse import quote
+
+from tplab.course.tools.standing import ChapterStanding, Standing
+from tplab.course.verdict import AMBER, GREEN, RED
+
+_LOOK = {"passed": ("✓", GREEN), "failed": ("✗", RED), "to do": ("○", AMBER)}
+_FONT = "font-family: var(--jp-content-font-family, sans-serif); color: var(--jp-ui-font-color1, inherit);"
+_CELL = "text-align: left; padding: 0.1em 1em 0.1em 0; border: none; background: none; vertical-align: top;"
+_FAINT = "opacity: 0.75; font-size: 88%;"
+
+
+def chapter_summary(chapter: ChapterStanding) -> str:
+    """ "2 of 4 passed, about 25 of 50 min left"."""
+    more = f" and {chapter.shown} shown as passed" if chapter.shown else ""
+    left = f", about {chapter.minutes_left} of {chapter.minutes} min left" if chapter.minutes_left else ""
+    return f"{chapter.passed} of {len(chapter.exercises)} passed{more}{left}"
+
+
+def summary(chapters: list[ChapterStanding]) -> str:
+    """The counts over all chapters, and what to do next."""
+    passed, shown = sum(one.passed for one in chapters), sum(one.shown for one in chapters)
+    total, minutes = sum(len(one.exercises) for one in chapters), sum(one.minutes_left for one in chapters)
+    told = f"{passed} of {total} exercises passed."
+    if shown:
+        numbers = " ".join(str(one.number) for one in chapters if one.shown)
+        told += f" {shown} more as the notebooks show them; to verify: tplab check {numbers}."
+    following = next((e for one in chapters for e in one.exercises if e.status != "passed"), None)
+    return told + (f" Next: {following.number}. About {_time(minutes)} left." if following else "")
+
+
+def _time(minutes: int) -> str:
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} hours"
+
+
+class ProgressPage:
+    """How far the learner is, as HTML and as text. `folder`: where the notebook that shows it lies, for its links."""
+
+    def __init__(self, chapters: list[ChapterStanding], folder: Path) -> None:
+        self.chapters, self.folder = chapters, folder
+
+    def __repr__(self) -> str:
+        lines = []
+        for chapter in self.chapters:
+            lines.append(f"{chapter.number:02d} {chapter.title}: {chapter_summary(chapter)}")
+            if chapter.problem:
+                lines.append(f"   {chapter.problem}")
+            for exercise in chapter.exercises:
+                mark = _LOOK[exercise.status][0]
+                lines.append(f"   {mark} {exercise.number} {exercise.title}: {_told(exercise)}, {exercise.minutes} min")
+        return "\n".join([*lines, summary(self.chapters)])
+
+    def _repr_html_(self) -> str:
+        chapters = "".join(self._chapter(chapter) for chapter in self.chapters)
+        return f'<div style="{_FONT} max-width: 62em;"><p><b>{escape(summary(self.chapters))}</b></p>{chapters}</div>'
+
+    def _chapter(self, chapter: ChapterStanding) -> str:
+        """A chapter, folded: its line with a bar, and its exercises behind it."""
+        link = quote(os.path.relpath(chapter.path, self.folder).replace(os.sep, "/"))
+        share = 100 * chapter.passed / max(1, len(chapter.exercises))
+        bar = (
+            '<span style="display: inline-block; vertical-align: middle; width: 7em; height: 0.6em; margin: 0 0.8em; '
+            'background: var(--jp-layout-color3, #bdbdbd);">'
+            f'<span style="display: block; width: {share:.0f}%; height: 100%; background: {GREEN};"></span></span>'
+        )
+        name = f'<a href="{escape(link)}">{chapter.number:02d} · {escape(chapter.title)}</a>'
+        line = f'<b>{name}</b>{bar}<span style="{_FAINT}">{escape(chapter_summary(chapter))}</span>'
+        problem = f'<div style="color: {RED};">{escape(chapter.problem)}</div>' if chapter.problem else ""
+        rows = "".join(_row(exercise) for exercise in chapter.exercises)
+        begun = any(exercise.status != "to do" for exercise in chapter.exercises) and chapter.minutes_left
+        table = f'<table style="margin: 0.2em 0 0.6em 1.2em; border: none; font-size: inherit;">{rows}</table>'
+        opened = " open" if begun or chapter.problem else ""
+        return f'<details{opened} style="margin: 0.3em 0;"><summary>{line}</summary>{problem}{table}</details>'
+
+
+def _row(exercise: Standing) -> str:
+    mark, colour = _LOOK[exercise.status]
+    told = f'<span style="color: {colour};">{mark} {escape(_told(exercise))}</span>'
+    cells = [exercise.number, escape(exercise.title), told, f'<span style="{_FAINT}">{exercise.minutes} min</span>']
+    return "<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells) + "</tr>"
+
+
+def _told(exercise: Standing) -> str:
+    return exercise.status + (f", {exercise.note}" if exercise.note else "")

@@ -1,0 +1,103 @@
+"""`tplab progress`: every chapter and exercise, passed, failed or to do, from the learner's own notebooks.
+
+    tplab progress            every chapter
+    tplab progress 4 --json   one chapter, for another program
+
+In a notebook the same as a page: `from tplab.course import progress` and `progress()`.
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tplab.course.report import LOOK
+from tplab.course.tools import page
+from tplab.course.tools.places import add_root, chapter, find_root, root_of
+from tplab.course.tools.standing import ChapterStanding, Standing, standings
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "progress",
+        help="what you have done, and what is to do",
+        description="Every exercise: passed, failed or to do. Runs nothing: what it knows was found by `tplab check`.",
+    )
+    parser.add_argument(
+        "chapters", nargs="*", type=int, metavar="N", help="chapter numbers; without one, every chapter"
+    )
+    parser.add_argument("--json", action="store_true", help="for another program")
+    add_root(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    root = root_of(options)
+    chapters = standings(root, [chapter(root, number).number for number in options.chapters])
+    if options.json:
+        print(as_json(chapters))
+        return 0
+    for place, one in enumerate(chapters):
+        if place:
+            console.print()
+        show(console, one)
+    console.print()
+    console.print(Text(page.summary(chapters), style="bold"))
+    return 0
+
+
+def show(console: Console, chapter: ChapterStanding) -> None:
+    """One chapter in a terminal."""
+    heading = Table.grid(expand=True, padding=(0, 1))
+    heading.add_column(ratio=1)
+    heading.add_column(no_wrap=True, justify="right")
+    heading.add_row(
+        Text(f"{chapter.number:02d} {chapter.title}", style="bold"), Text(page.chapter_summary(chapter), style="dim")
+    )
+    console.print(heading)
+    if chapter.problem:
+        console.print(Padding(Text(chapter.problem, style="red"), (0, 0, 0, 2)))
+    for exercise in chapter.exercises:
+        mark, colour = LOOK[exercise.status]
+        line = Table.grid(expand=True, padding=(0, 1))
+        line.add_column(width=2, justify="right")
+        line.add_column(no_wrap=True)
+        line.add_column(ratio=1)
+        line.add_column(no_wrap=True, justify="right")
+        line.add_column(width=6, justify="right")
+        line.add_row(
+            Text(mark, style=colour),
+            exercise.number,
+            Text(exercise.title),
+            _status(exercise),
+            Text(f"{exercise.minutes} min", style="dim"),
+        )
+        console.print(line)
+        if exercise.note and not exercise.verified:
+            console.print(Padding(Text(exercise.note, style="dim"), (0, 0, 0, 7)))
+
+
+def _status(exercise: Standing) -> Text:
+    colour = LOOK[exercise.status][1]
+    doubtful = exercise.status != "to do" and not exercise.verified
+    return Text(exercise.status + ("?" if doubtful else ""), style=colour if doubtful else f"bold {colour}")
+
+
+def as_json(chapters: list[ChapterStanding]) -> str:
+    """The standings as JSON, with the same counts as the table's last line."""
+    told = [
+        asdict(one)
+        | {"path": str(one.path), "passed": one.passed, "shown_passed": one.shown, "minutes_left": one.minutes_left}
+        for one in chapters
+    ]
+    return json.dumps({"chapters": told}, indent=1, ensure_ascii=False)
+
+
+def progress() -> page.ProgressPage:
+    """The progress page, from a cell: a table in a notebook, text anywhere else."""
+    return page.ProgressPage(standings(find_root(Path.cwd())), Path.cwd())

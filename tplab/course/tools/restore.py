@@ -1,0 +1,33 @@
+"""Put one exercise of a learner's notebook back to its first state, and leave every other cell as it is."""
+
+import copy
+from typing import Any
+
+from tplab.course.merge import find_cells
+from tplab.course.notebook import Cell
+
+
+def restore(raw: dict, learner: list[Cell], first: dict, reference: list[Cell], number: str) -> None:
+    """Change `raw`, the notebook's JSON: the exercise's cell and its check's are those of `first`.
+
+    learner: the same notebook, read. first: the JSON of the blank chapter. reference: the solution, to find cells by.
+    Cells are found also where they have lost their ids, were turned into text, split or doubled: the first is replaced
+    and the others go. A cell that is gone comes back below what stands before it in the chapter.
+    """
+    owners = find_cells(reference, learner)  # for each of the learner's cells, the id of its reference cell
+    cells: list[tuple[str, Any]] = list(zip(owners, raw["cells"], strict=True))
+    order = [cell["id"] for cell in first["cells"]]
+    for part in ("exercise", "check"):
+        id = f"{part}-{number.replace('.', '-')}"
+        pristine = copy.deepcopy(first["cells"][order.index(id)])
+        if isinstance(raw.get("nbformat_minor"), int) and raw["nbformat_minor"] < 5:
+            del pristine["id"]  # the notebook is in a format that had none yet
+        places = [place for place, (owner, _) in enumerate(cells) if owner == id]
+        if places:
+            cells[places[0]] = (id, pristine)
+            cells = [cell for place, cell in enumerate(cells) if place not in places[1:]]
+        else:
+            above = set(order[: order.index(id)])
+            last = max((place for place, (owner, _) in enumerate(cells) if owner in above), default=-1)
+            cells.insert(last + 1, (id, pristine))
+    raw["cells"] = [cell for _, cell in cells]

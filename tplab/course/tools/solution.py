@@ -1,0 +1,106 @@
+"""`tplab solution 4.2`: the answer to an exercise, and why it is that. Asks first; changes no file.
+
+Shown are the exercise's cell as it stands in the chapter's source, without docstrings and with the answer's own lines
+lit, the three hints as its explanation, and what the check finds right in it.
+"""
+
+import argparse
+import ast
+import re
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.padding import Padding
+from rich.syntax import Syntax
+from rich.text import Text
+
+from tplab.course import hints
+from tplab.course.checker import exercises_of
+from tplab.course.notebook import read_notebook
+from tplab.course.report import reflow
+from tplab.course.rewrite import BEGIN, END
+from tplab.course.tools.asking import agreed
+from tplab.course.tools.places import Misuse, add_root, chapter_of_exercise, no_such_exercise, root_of
+from tplab.course.tools.shown import results
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "solution",
+        help="the explained answer to an exercise",
+        description="Show the explained answer to an exercise. Your notebook stays as it is.",
+    )
+    parser.add_argument("exercise", metavar="4.2")
+    parser.add_argument("--yes", action="store_true", help="don't ask first")
+    add_root(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    number = options.exercise
+    files = chapter_of_exercise(root_of(options), number, "tplab solution 4.2")
+    reference = read_notebook(files.reference)
+    titles = exercises_of(reference)
+    if number not in titles:
+        raise no_such_exercise(number, files, list(titles))
+    code, lit = without_docstrings(exercise_source(files.source, number))
+    question = f"Show the answer to exercise {number} ({titles[number]})? A hint may do: tplab hint {number}."
+    if not agreed(question, options.yes, console):
+        return 0
+    console.print(Text(f"Exercise {number} · {titles[number]}", style="bold"))
+    console.print()
+    if console.is_terminal:
+        console.print(Syntax(code, "python", highlight_lines=lit, background_color="default", word_wrap=True))
+        console.print(Text("The answer is what stands lit; the rest was given.", style="dim"))
+    else:
+        print(code)
+    console.print(Text("\nHow to get there", style="bold"))
+    for step, text in enumerate(hints.hints_of(reference).get(number, []), 1):
+        console.print(f"{step}.")
+        console.print(Padding(Markdown(text), (0, 0, 0, 3)))
+    told = [text for cell in reference if cell.marks.get("check") == number for text in results(cell.outputs)]
+    if told:
+        console.print(Text("\nWhat its check says", style="bold"))
+        console.print(Text(reflow("\n".join(told), console.width)))
+    console.print(Text("\nYour notebook stays as it is. Write it there in your own words, then:", style="dim"))
+    console.print(f"tplab check --exercise {number}")
+    return 0
+
+
+def exercise_source(path: Path, number: str) -> str:
+    """The text of an exercise's cell in a chapter's source, with its markers. Raises Misuse."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Misuse(f"The answers are in {path}, which can't be read: {error.strerror}.") from error
+    cells = re.split(r"^# %%", text, flags=re.MULTILINE)
+    mark = f'exercise="{number}"'
+    found = next((cell for cell in cells if mark in cell.partition("\n")[0].split()), None)
+    if found is None:
+        raise Misuse(f"{path} holds no exercise {number}. Bring the course up to date: git pull")
+    return found.partition("\n")[2].strip("\n")
+
+
+def without_docstrings(text: str) -> tuple[str, set[int]]:
+    """An exercise's code without markers and docstrings, and the lines of it (from 1) that are the answer."""
+    lines = text.split("\n")
+    dropped: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and len(node.body) > 1:
+                end = first.end_lineno or first.lineno
+                blank = end < len(lines) and not lines[end].strip()
+                dropped |= set(range(first.lineno, end + 1 + blank))
+    kept: list[str] = []
+    lit: set[int] = set()
+    inside = False
+    for place, line in enumerate(lines, 1):
+        if line.strip() in (BEGIN, END):
+            inside = line.strip() == BEGIN
+        elif place not in dropped and (line.strip() or kept):
+            kept.append(line)
+            if inside:
+                lit.add(len(kept))
+    return "\n".join(kept), lit

@@ -1,0 +1,94 @@
+"""What `tplab check` has said: `.tplab/progress.json` beside chapters/, one entry for each exercise.
+
+    {"exercises": {"4.2": {"status": "passed", "fingerprint": "9f86...", "checked": "2026-11-21 10:15"}}}
+
+An entry speaks of exactly the code with that fingerprint and of no other. A file that is missing or damaged counts as
+empty: nothing is lost but the verdicts, and the next check writes them anew.
+"""
+
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tplab.course.checker import Verdict
+
+FILE = Path(".tplab", "progress.json")
+KEPT = ("passed", "failed")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the last check said about one exercise."""
+
+    status: str
+    fingerprint: str
+    checked: str
+
+
+def load(root: Path) -> dict[str, Entry]:
+    """The entries by exercise; what can't be read is left out."""
+    try:
+        stored = json.loads((root / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    exercises = stored.get("exercises") if isinstance(stored, dict) else None
+    found = {}
+    for number, raw in exercises.items() if isinstance(exercises, dict) else ():
+        with suppress(TypeError):  # not a mapping, or other fields
+            entry = Entry(**raw)
+            if entry.status in KEPT and all(isinstance(value, str) for value in asdict(entry).values()):
+                found[number] = entry
+    return found
+
+
+def record(root: Path, verdicts: list[Verdict], fingerprints: dict[str, str]) -> list[str]:
+    """Keep what a check has said about the code with these fingerprints; returns notes on what went wrong.
+
+    An exercise that was not decided (to do, waiting, not run) keeps its entry: that one speaks of its own code.
+    """
+    now = time.strftime("%Y-%m-%d %H:%M")
+    said = {
+        verdict.number: Entry(verdict.status, fingerprints[verdict.number], now)
+        for verdict in verdicts
+        if verdict.status in KEPT and verdict.number in fingerprints
+    }
+    if not said:
+        return []
+    try:
+        with _locked(root / FILE):
+            entries = load(root) | said
+            text = json.dumps({"exercises": {number: asdict(entries[number]) for number in sorted(entries)}}, indent=1)
+            replace(root / FILE, text.encode())
+    except OSError as error:
+        return [f"This could not be kept for `tplab progress`: {error.strerror or error} ({root / FILE})."]
+    return []
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write a file as a whole: whoever reads it meanwhile sees the old one or the new one, never half of one."""
+    path = path.resolve()  # a link stays a link
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One writer at a time: two checks that end at the same moment both leave their verdicts."""
+    path.parent.mkdir(exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
