@@ -8,11 +8,14 @@ import sys
 import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 
+import nbformat
 import pytest
 import torch
 import torch.distributed as dist
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 import tplab
 from tests.runtime.kernel import Cell, Notebook, notebook
@@ -366,3 +369,15 @@ def test_inside_an_output_widget_nothing_that_ranks_print_is_lost(book: Notebook
     ]
     assert texts == ["[rank 0] words\n[rank 1] words\n[rank 2] words"]
     assert "comm_close" in kinds(cell)
+
+
+@pytest.mark.parametrize(("result", "status"), [("2", 0), ("3", 1)])
+def test_what_stays_in_the_file_does_not_disturb_nbval(tmp_path: Path, result: str, status: int) -> None:
+    empty = new_output("display_data", data={})
+    shown = new_output("execute_result", data={"text/plain": result}, execution_count=1)
+    cell = new_code_cell("1 + 1", outputs=[empty, shown], execution_count=1)
+    kernel = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(new_notebook(cells=[cell], metadata={"kernelspec": kernel}), tmp_path / "a.ipynb")
+    command = [sys.executable, "-m", "pytest", "-q", "--nbval", "-p", "no:cacheprovider", "a.ipynb"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == status, done.stdout
