@@ -316,15 +316,16 @@ check("5.3", ParallelSwiGLU)
 def replica_drift(module, group=None):
     """How far the ranks' copies of the replicated parameters of `module` are apart: a float, 0.0 if they are equal."""
     ### BEGIN SOLUTION
-    drift = 0.0
+    drifts = [0.0]
     for param in module.parameters():
         if hasattr(param, "tensor_parallel"):
             continue
-        largest, smallest = param.detach().clone(), param.detach().clone()
+        largest = torch.where(param.isnan(), torch.inf, param.detach())  # MAX and MIN may swallow a NaN, not an inf
+        smallest = largest.clone()
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
         dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=group)
-        drift = max(drift, (largest - smallest).max().item())
-    return drift
+        drifts.append((largest - smallest).max().item())  # inf for one NaN, inf - inf = nan where all ranks have one
+    return torch.tensor(drifts, dtype=torch.float64).max().item()  # torch's max keeps a nan, Python's may not
     ### END SOLUTION
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tplab.course import checking
+from tplab.course import checking, trying
 from tplab.course.checking import (
     WORLD_SIZES,
     CheckFailed,
@@ -414,7 +414,7 @@ def test_when_no_line_of_the_learner_ran_the_question_is_about_the_call(monkeypa
     def launch(*args, **options):
         raise RankError(report, 0, "TypeError", "answer() takes 1")
 
-    monkeypatch.setattr(checking, "launch", launch)
+    monkeypatch.setattr(trying, "launch", launch)
     with pytest.raises(CheckFailed, match=r"(?s)TypeError: answer\(\) takes 1.*What does the docstring"):
         run_ranks(program, 2)
     with pytest.raises(CheckFailed, match="Think: My own?"):

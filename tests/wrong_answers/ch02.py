@@ -150,7 +150,7 @@ def shard(tensor, dim, rank, world_size):
     length = tensor.shape[dim] // world_size
     return tensor.narrow(dim, rank * length, length).clone(memory_format=torch.contiguous_format)
 """,
-        "your code raised ValueError",
+        "shard(a tensor of shape [3, 8], dim=1, rank=0, world_size=2) raised ValueError",
     ),
     wrong_shard(
         "assert instead of ValueError",
@@ -177,7 +177,7 @@ def shard(tensor, dim, rank, world_size):
 def shard(tensor, dim, rank, world_size):
     raise ValueError(f"{tensor.shape[dim]} can't be divided over {world_size} ranks")
 """,
-        "your code raised ValueError",
+        "can be divided by the number of ranks in this call",
     ),
     wrong_shard(
         "every p-th slice",
@@ -940,7 +940,7 @@ def gelu_gap(x, a, world_size):
     products = [p @ q for p, q in zip(x.chunk(max(2, world_size), 1), a.chunk(max(2, world_size), 0))]
     return (gelu(sum(products)) - sum(gelu(product) for product in products)).abs().max().item()
 """,
-        "With one rank there is one term",
+        "With p = 1 there is one term",
     ),
     wrong_gap(
         "the tanh approximation",

@@ -186,12 +186,22 @@ COLUMN = [
         "No gradient reaches the bias",
     ),
     ("skip_bias_add is ignored", column(swap(swap(COLUMN_FORWARD, "None if self.skip_bias_add else self.bias", "self.bias"), "(out, self.bias) if self.skip_bias_add else out", "out")), "What does the layer return"),
-    ("skip_bias_add adds the bias and hands it back", column(swap(COLUMN_FORWARD, "None if self.skip_bias_add else self.bias", "self.bias")), "What is Y = X A + b here"),
+    ("skip_bias_add adds the bias and hands it back", column(swap(COLUMN_FORWARD, "None if self.skip_bias_add else self.bias", "self.bias")), "hands the bias back, and the caller adds it"),
     ("always returns a pair", column(swap(COLUMN_FORWARD, " if self.skip_bias_add else out", "")), "What does the layer return"),
     (
         "returns the output alone when there is no bias",
         column(swap(COLUMN_FORWARD, "if self.skip_bias_add else out", "if self.skip_bias_add and self.bias is not None else out")),
         "also when there is no bias",
+    ),
+    (
+        "crashes without a bias",
+        column(swap(swap(COLUMN_FORWARD, "None if self.skip_bias_add else self.bias", "None"), "if self.gather", "if not self.skip_bias_add:\n    out = out + self.bias\nif self.gather")),
+        "p = 1, ColumnParallelLinear(12, 8, bias=False): your code fails",
+    ),
+    (
+        "asks a bias that is not there for its dtype",
+        column("x = x.to(self.bias.dtype)\n" + COLUMN_FORWARD.strip()),
+        "built with bias=False, so self.bias is None",
     ),
     (
         "splits the input features",
@@ -265,13 +275,34 @@ ROW = [
         out = reduce_from_region(F.linear(x, self.weight), self.group)
         out = out if self.bias is None else out + self.bias
         return (out, self.bias) if self.skip_bias_add else out
-        """), "Which of the terms"),
+        """), "hands the bias back, and the caller adds it"),
+    ("the bias inside F.linear with skip_bias_add", row("""
+        if not self.input_is_parallel:
+            x = scatter_to_region(x, self.group)
+        if self.skip_bias_add:
+            return reduce_from_region(F.linear(x, self.weight, self.bias), self.group), self.bias
+        out = reduce_from_region(F.linear(x, self.weight), self.group)
+        return out if self.bias is None else out + self.bias
+        """), "p = 1, RowParallelLinear(12, 8, skip_bias_add=True)"),
+    ("the bias inside F.linear with skip_bias_add, on more than one rank", row("""
+        if not self.input_is_parallel:
+            x = scatter_to_region(x, self.group)
+        inside = self.skip_bias_add and dist.get_world_size(self.group) > 1
+        out = reduce_from_region(F.linear(x, self.weight, self.bias if inside else None), self.group)
+        if self.skip_bias_add:
+            return out, self.bias
+        return out if self.bias is None else out + self.bias
+        """), "which line adds it here"),
     ("always returns a pair", row(swap(ROW_FORWARD, "return out if self.bias is None else out + self.bias", "return out if self.bias is None else out + self.bias, None")), "What does the layer return"),
-    ("crashes without a bias", row(swap(ROW_FORWARD, "out if self.bias is None else out + self.bias", "out + self.bias")), "Which two do not fit together"),
+    ("crashes without a bias", row(swap(ROW_FORWARD, "out if self.bias is None else out + self.bias", "out + self.bias")), "p = 1, RowParallelLinear(12, 8, bias=False): your code fails"),
+    ("puts a bias that is not there on the device", row("bias = self.bias.to(x.device)\n" + swap(ROW_FORWARD, "out + self.bias", "out + bias").strip()), "built with bias=False, so self.bias is None"),
+    ("f before the scatter", row(swap(ROW_FORWARD, "x = scatter_to_region(x, self.group)", "x = scatter_to_region(copy_to_region(x, self.group), self.group)")), "is there anything left to sum once the whole dx is there"),
+    ("f after the scatter", row(swap(ROW_FORWARD, "x = scatter_to_region(x, self.group)", "x = copy_to_region(scatter_to_region(x, self.group), self.group)")), "p = 2, RowParallelLinear(12, 8, input_is_parallel=False)"),
+    ("the rank of the whole world takes the slice", row(swap(ROW_FORWARD, "x = scatter_to_region(x, self.group)", "x = scatter_to_region(x, self.group) + 0 * x.narrow(-1, dist.get_rank() * self.weight.shape[1], self.weight.shape[1])")), "takes its size or its rank from the default group"),
     ("detaches the sum", row(swap(ROW_FORWARD, "self.group)\nif self.skip", "self.group).detach()\nif self.skip")), "No gradient reaches the weight"),
     ("writes into the input", row("x.data.neg_()\n" + swap(ROW_FORWARD, "F.linear(x, self.weight)", "F.linear(-x, self.weight)").strip()), "The caller goes on using the tensors"),
     ("the group is not passed to g", row(swap(ROW_FORWARD, "F.linear(x, self.weight), self.group)", "F.linear(x, self.weight))")), "default group of all ranks"),
-    ("the group is not passed to the scatter", row(swap(ROW_FORWARD, "scatter_to_region(x, self.group)", "scatter_to_region(x)")), "Is the input sliced already when it arrives"),
+    ("the group is not passed to the scatter", row(swap(ROW_FORWARD, "scatter_to_region(x, self.group)", "scatter_to_region(x)")), "instead of `self.group`"),
     ("the attribute names the wrong dimension", row(ROW_FORWARD, allocate=ALLOCATE.format(dim=0)), "Is it still set in the constructor"),
 ]  # fmt: skip
 
@@ -312,6 +343,8 @@ CUT = [
     ("always along dimension 0", cut(REFUSE + "return tensor.chunk(world_size * stride, 0)[rank].clone()"), "Which dimension is cut"),
     ("accepts any size", cut("return torch.cat(tensor.chunk(world_size * stride, dim)[rank::world_size], dim)"), "Raise ValueError and name the numbers"),
     ("drops what does not divide", cut("length = tensor.shape[dim] // (world_size * stride)\npieces = tensor.split(length, dim)\nreturn torch.cat(pieces[rank : world_size * stride : world_size], dim)"), "Raise ValueError and name the numbers"),
+    ("counts dimensions from the front only", cut(REFUSE + "piece = n // (world_size * stride)\nblocks = tensor.reshape(*tensor.shape[:dim], stride, world_size, piece, *tensor.shape[dim + 1 :])\nreturn blocks.select(dim + 1, rank).flatten(dim, dim + 1).clone()"), "shard(a tensor of shape [5, 24], dim=-1, rank=0, world_size=1, stride=2) raised RuntimeError"),
+    ("glues with a dimension counted from the front", cut(RIGHT_CUT, "if dim < 0:\n    raise IndexError(f'no dimension {dim}')\nblocks = [piece.chunk(stride, dim) for piece in shards]\nreturn torch.cat([piece for block in zip(*blocks) for piece in block], dim)"), "unshard(1 shards of shape [5, 24], dim=-1, stride=2) raised IndexError"),
     ("asserts in place of raising ValueError", cut("assert tensor.shape[dim] % (world_size * stride) == 0\nreturn torch.cat(tensor.chunk(world_size * stride, dim)[rank::world_size], dim)"), "Raise ValueError and name the numbers"),
     ("raises without the numbers", cut(RIGHT_CUT.replace('f"{n} is not {stride} blocks of {world_size} pieces"', '"does not divide"')), "its message does not name"),
     ("returns zeros", cut(REFUSE + "return torch.zeros_like(torch.cat(tensor.chunk(world_size * stride, dim)[rank::world_size], dim))"), "rank 0 all zeros"),
@@ -350,12 +383,15 @@ INIT = [
     ("always cuts along dimension 0", init(swap(INIT_BODY, "sharding.dim, rank", "0, rank")), "does the shape of what you copy fit the shard"),
     ("sets a seed", init("torch.manual_seed(0)\n" + INIT_BODY.strip()), "from the seed that the caller set"),
     ("a generator of its own, state put back", init("state = torch.get_rng_state()\n" + INIT_BODY.strip() + "\ntorch.set_rng_state(state)"), "with the same random numbers as the first"),
-    ("master in the default dtype", init(swap(INIT_BODY, "dtype=param.dtype, ", "")), "with the parameter's dtype"),
+    ("master in the default dtype", init(swap(INIT_BODY, "dtype=param.dtype, ", "")), "the shard of a master that was drawn in float32"),
+    ("master with no dtype and no device", init(swap(INIT_BODY, ", dtype=param.dtype, device=param.device", "")), "Which dtype has a tensor that `torch.empty` makes"),
+    ("the rank of the whole world picks the piece", init("rank = dist.get_rank()\n" + INIT_BODY.strip()), "Which call was not given it"),
     ("rank 0 draws and broadcasts", init(swap(INIT_BODY, "with torch.no_grad():", "dist.broadcast(master, 0 if group is None else dist.get_global_rank(group, 0), group=group)\nwith torch.no_grad():")), "what does it need the others for"),
     ("rank 0 alone draws", init("master = torch.empty(full_shape, dtype=param.dtype, device=param.device)\nif rank == 0:\n    init_method(master)\ndist.broadcast(master, 0 if group is None else dist.get_global_rank(group, 0), group=group)\nwith torch.no_grad():\n    " + COPY), "the random generator is not where one process would have it"),
     ("the master is kept alive by a view", init(swap(INIT_BODY, COPY, "pieces = master.chunk(world_size * sharding.stride, sharding.dim)[rank::world_size]\n    param.data = pieces[0] if len(pieces) == 1 else torch.cat(pieces, sharding.dim)")), "How do you change the numbers without replacing the memory"),
     ("makes a new parameter that nobody keeps", init(swap(INIT_BODY, COPY, "param = nn.Parameter(shard(master, sharding.dim, rank, world_size, stride=sharding.stride))")), "still has its old values"),
     ("copies outside no_grad", init("master = torch.empty(full_shape, dtype=param.dtype, device=param.device)\ninit_method(master)\n" + COPY), "only under `torch.no_grad()`"),
+    ("forgets what xavier is told", init("master = torch.empty(full_shape[0], dtype=param.dtype, device=param.device)\ninit_method(master)\nwith torch.no_grad():\n    " + COPY), "It was called as init_from_master(param [8, 6] with Sharding(dim=0, stride=1), (8, 6), xavier_normal_, group)"),
     ("switches the gradient off", init("param.requires_grad_(False)\n" + INIT_BODY.strip()), "still a leaf that requires a gradient"),
     ("rank of the whole world", init("rank = dist.get_rank() % world_size\n" + INIT_BODY.strip()), "default group of all ranks"),
     ("every rank takes the shard of rank 0", init(swap(INIT_BODY, "sharding.dim, rank,", "sharding.dim, 0,")), "Which argument decides which piece is taken"),
@@ -414,6 +450,8 @@ LOAD_SAVE = [
     ("load only for the module's own parameters", load_save(swap(LOAD_BODY, "module.named_parameters()", "module.named_parameters(recurse=False)")), "Which ones does your loop leave out"),
     ("load broadcasts from rank 0", load_save(swap(LOAD_BODY, "value = full_state[name]", "value = full_state[name].clone()\n        dist.broadcast(value, 0 if group is None else dist.get_global_rank(group, 0), group=group)")), "What is there to communicate"),
     ("load with the rank of the whole world", load_save("rank = dist.get_rank() % world_size\n" + LOAD_BODY.strip()), "default group of all ranks"),
+    ("load with a rank that the group does not have", load_save("rank = dist.get_rank()\n" + LOAD_BODY.strip()), "loading and saving, in groups [0, 2] and [1, 3]: your code fails"),
+    ("save counts the ranks of the whole world", load_save(save="world_size = dist.get_world_size()\n" + SAVE_BODY.strip()), "was not given `group`"),
     ("load does nothing", load_save("pass"), "Which ones does your loop leave out"),
     ("save returns the shards", load_save(save=swap(SAVE_BODY, "if sharding is not None and world_size > 1:", "if False:")), "How does it get those of the others"),
     ("save glues without the stride", load_save(save=swap(SAVE_BODY, ", stride=sharding.stride", "")), "its shards were glued one after another"),

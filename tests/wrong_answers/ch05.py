@@ -87,7 +87,9 @@ MLP = [
     ("writes into the input", mlp("out = self.down(F.gelu(self.up(x)))\nx.data.zero_()\nreturn out"), "The caller goes on using the tensors"),
     ("bias is not passed to the second layer", mlp(init=swap(MLP_INIT, "self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)", "self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **{**options, 'bias': False})")), "with a bias only if `bias`"),
     ("bias is ignored", mlp(init=swap(MLP_INIT, '"bias": bias', '"bias": True')), "with a bias only if `bias`"),
-    ("group is not passed to the first layer", mlp(init=swap(MLP_INIT, "(hidden_size, ffn_hidden_size, **options)", "(hidden_size, ffn_hidden_size, **{**options, 'group': None})")), "default group of all ranks"),
+    ("group is not passed to the first layer", mlp(init=swap(MLP_INIT, "(hidden_size, ffn_hidden_size, **options)", "(hidden_size, ffn_hidden_size, **{**options, 'group': None})")), "Which of them was not given `group`"),
+    ("group is dropped", mlp(init=swap(MLP_INIT, '"group": group', '"group": None')), "ParallelMLP(4, 24, group=group) in groups [0, 2] and [1, 3]"),
+    ("adds a bias that is not there", mlp("return self.down(F.gelu(self.up(x) + 0 * self.up.bias))"), "p = 1, ParallelMLP(4, 24, bias=False): your code fails"),
     ("group is not passed to the second layer", mlp(init=swap(MLP_INIT, "(ffn_hidden_size, hidden_size, **options)", "(ffn_hidden_size, hidden_size, **{**options, 'group': None})")), "default group of all ranks"),
     ("the inner size is always 4h", mlp(init=swap(MLP_INIT, "ffn_hidden_size or 4 * hidden_size", "4 * hidden_size")), "Which layer is cut by columns"),
     ("the default of the inner size is missing", mlp(init=swap(MLP_INIT, "ffn_hidden_size or 4 * hidden_size", "ffn_hidden_size or hidden_size")), "When ffn_hidden_size is None"),
@@ -192,6 +194,10 @@ DRIFT = [
     ("returns True or False", drift(LOOP + LARGEST + "    worst = max(worst, (largest - smallest).max().item())\nreturn worst > 0"), "plain float"),
     ("the default group", drift((LOOP + LARGEST).replace(", group=group", "") + "    worst = max(worst, (largest - smallest).max().item())\nreturn worst"), "default group of all ranks"),
     ("never communicates", drift("return 0.0"), "One single element on one single rank"),
+    ("Python's max hides a NaN", drift(LOOP + LARGEST + "    worst = max(worst, (largest - smallest).max().item())\nreturn worst"), "what is Python's max(0.0, float('nan'))"),
+    ("the all-reduce hides a NaN", drift("worst = torch.zeros(())\n" + LOOP + LARGEST + "    worst = torch.maximum(worst, (largest - smallest).max().cpu())\nreturn worst.item()"), "of a NaN and a number, MAX and MIN over the ranks keep"),
+    ("a NaN becomes zero", drift(swap(LOOP, "param.detach().clone()", "param.detach().nan_to_num()") + LARGEST + "    worst = max(worst, (largest - smallest).max().item())\nreturn worst"), "A NaN differs from every number"),
+    ("NaN against NaN counts as equal", drift("import math\n" + swap(LOOP, "value = param.detach().clone()", "value = param.detach().nan_to_num(nan=1e300)") + LARGEST + "    gap = (largest - smallest).max().item()\n    worst = max(worst, math.inf if gap > 1e200 else gap)\nreturn worst"), "also from another NaN"),
     ("only rank 0 knows", drift(LOOP + LARGEST + "    worst = max(worst, (largest - smallest).max().item())\nreturn worst if rank == 0 else 0.0"), "Every rank must return the same number"),
 ]  # fmt: skip
 

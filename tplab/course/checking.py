@@ -17,31 +17,32 @@ every observation is compared on every rank before anything is said.
 """
 
 import importlib
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from tplab.course.ledger import current, open_ledger
-from tplab.course.observing import Observed, Snapshot, observe, portable
-from tplab.course.reports import has_frames, readable_report, readable_traceback
+from tplab.course.observing import Claim, Observed, Snapshot, observe
 from tplab.course.traffic import Call, Traffic, traffic
-from tplab.course.verdict import CheckFailed, Verdict, names
+from tplab.course.trying import as_failure, called_as, calling, fail, must_refuse, run_cases, run_ranks
+from tplab.course.verdict import CheckFailed, Verdict
 from tplab.course.verifying import Differences, Question, verify
-from tplab.runtime import Deadlock, RankError, Results, launch
 
 __all__ = [
     "WORLD_SIZES",
     "Call",
     "CheckFailed",
+    "Claim",
     "Differences",
     "Observed",
     "Question",
     "Snapshot",
     "Traffic",
     "Verdict",
+    "called_as",
+    "calling",
     "chapter_module",
     "check",
     "exercise",
@@ -49,17 +50,13 @@ __all__ = [
     "fresh_generator",
     "must_refuse",
     "observe",
+    "run_cases",
     "run_ranks",
     "traffic",
     "verify",
 ]
 
 WORLD_SIZES = (1, 2, 4)
-
-_STUB = re.compile(r"exercise \d+\.\w+")
-_FAILED = "Read the last line first, then the line of your own code above it. What did that line expect to find?"
-_CALLED = "What does the docstring of the exercise say goes in, and what comes out?"
-_STUCK = "Does every rank enter the same collectives in the same order, with tensors of the same shape?"
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
             with torch.enable_grad():
                 verdict = asked.function(*answers)
         except Exception as error:
-            failure = _failure(number, error)
+            failure = as_failure(number, error)
             if isinstance(failure, CheckFailed):
                 failure.exercise = number
             if isinstance(failure, CheckFailed) and ledger.generators:
@@ -122,8 +119,7 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
         raise TypeError(f"the check of exercise {number} must return a Verdict, not {type(verdict).__name__}")
     if not ledger.compared:
         raise RuntimeError(f"the check of exercise {number} compared nothing")
-    where = f", on every rank at p = {', '.join(map(str, sorted(ledger.passed)))}" if ledger.passed else ""
-    return replace(verdict, exercise=number, title=asked.title, compared=f"Right: {', '.join(ledger.compared)}{where}.")
+    return replace(verdict, exercise=number, title=asked.title, compared=ledger.told())
 
 
 def _name(answer: Any) -> str:
@@ -132,84 +128,8 @@ def _name(answer: Any) -> str:
     return name if name.isidentifier() else "..."
 
 
-def _failure(number: str, error: Exception) -> Exception:
-    """What `check` raises when the exercise's check raised `error`."""
-    if isinstance(error, CheckFailed):
-        return error
-    if isinstance(error, NotImplementedError) and _STUB.fullmatch(str(error)):
-        return NotImplementedError(str(error))
-    report = readable_traceback(error)
-    headline = f"Exercise {number}: your code raised {type(error).__name__}."
-    return CheckFailed(headline, report=report, question=_FAILED if has_frames(report) else _CALLED)
-
-
 def fresh_generator() -> torch.Generator:
     """Random inputs that are new in every check; the seed stands in every failure's message."""
     ledger = current()
     ledger.generators += 1
     return torch.Generator().manual_seed(ledger.seed * 1000 + ledger.generators)
-
-
-def run_ranks(program: Callable[..., Any], p: int, *args: Any, question: str | None = None) -> Results:
-    """`launch(program, p, args=args)` for checks: results[r] is what program(*args) returned on rank r.
-
-    A rank that fails becomes CheckFailed with the launcher's report and the question; a stub on a rank becomes the
-    stub's own NotImplementedError.
-    """
-    try:
-        return launch(_portable_result, p, args=(program, args))
-    except RankError as error:
-        stub = _STUB.fullmatch(str(error.cause_message or "").strip())
-        if error.cause_type == "NotImplementedError" and stub:
-            raise NotImplementedError(stub[0]) from None
-        stuck = isinstance(error, Deadlock)
-        what = "the ranks wait for each other" if stuck else f"your code fails on rank {error.rank}"
-        start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
-        report = readable_report(str(error))
-        general = _STUCK if stuck else _FAILED if has_frames(report) else _CALLED
-        headline = f"{start}: {what}{current().passed_before(p)}."
-        raise CheckFailed(headline, report=report, question=question or general) from error
-
-
-def _portable_result(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    return portable(program(*args))
-
-
-def fail(number: str, what: str, question: str, report: str = "") -> NoReturn:
-    """Fail a check for a reason that `verify` can't see."""
-    raise CheckFailed(f"Exercise {number}: {what}", question=question, report=report)
-
-
-def must_refuse(
-    number: str,
-    call: Callable[[], Any],
-    question: str,
-    *,
-    error: type[Exception] = ValueError,
-    says: Sequence[object] = (),
-    what: str = "this",
-) -> None:
-    """`call` must raise `error`, with every item of `says` in its message.
-
-    what: names the call in the failure's message, "divide(10, 4)"
-    """
-    try:
-        result = call()
-    except NotImplementedError:
-        raise
-    except error as raised:
-        unsaid = [str(item) for item in says if str(item) not in str(raised)]
-        if unsaid:
-            fail(
-                number,
-                f"{what} raises {error.__name__}, but its message does not name {names(unsaid)}.",
-                question,
-                str(raised),
-            )
-    except Exception as raised:
-        got = f"{type(raised).__name__}: {raised}"
-        fail(number, f"{what} should raise {error.__name__}; it raised something else.", question, got)
-    else:
-        got = f"a tensor of shape {list(result.shape)}" if isinstance(result, torch.Tensor) else repr(result)[:80]
-        fail(number, f"{what} should raise {error.__name__}; it returned {got}.", question)
-    current().compared["the refusal"] = None

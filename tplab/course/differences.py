@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from tplab.course.guesses import Context, missing_value, tensor_difference
-from tplab.course.observing import Changed, NotRun
+from tplab.course.observing import Changed, Claim, NotRun
 from tplab.course.traffic import Traffic
 from tplab.course.values import describe, describe_sequence
 from tplab.course.verdict import names
@@ -40,6 +40,8 @@ def compare(seen: Any, expected: Any, context: Context) -> tuple[str, str] | Non
         if not seen:
             return None
         return "changed", f"your code wrote into {names(seen)}, which the caller still needs"
+    if isinstance(seen, Claim):
+        return ("not so", f"not so: {seen}") if seen else None
     if isinstance(expected, Traffic):
         return _traffic(seen, expected)
     if seen is MISSING:
@@ -80,7 +82,8 @@ def _sequence(seen: Any, expected: Sequence[Any], context: Context) -> tuple[str
     for index, (mine, right) in enumerate(zip(seen, expected, strict=True)):
         all_seen = [_item(value, index) for value in context.seen]
         all_right = [_item(value, index) for value in context.expected]
-        found = compare(mine, right, Context(context.p, context.rank, all_seen, all_right, {}, context.tol))
+        alike = {label: _item(value, index) for label, value in context.lookalikes.items()}
+        found = compare(mine, right, Context(context.p, context.rank, all_seen, all_right, alike, context.tol))
         if found:
             return found[0], f"element {index}: {found[1]}"
     return None

@@ -31,6 +31,17 @@ class Changed(tuple[str, ...]):
     __slots__ = ()
 
 
+class Claim(str):
+    """What is the case where the statement that names this observation does not hold; empty where it holds.
+
+        {"the shard has memory of its own": Claim("" if own else "it is a view of the whole tensor")}
+
+    `verify` wants it empty, also when unasked. The name is a statement, since it stands under "Right" when it holds.
+    """
+
+    __slots__ = ()
+
+
 class Snapshot:
     """Remembers tensors, to see later whether anybody wrote into them.
 
@@ -119,7 +130,9 @@ def portable(value: Any) -> Any:
     """A value that can travel to the parent: tensors as detached copies, plain data as it is, else `Foreign`."""
     if isinstance(value, Tensor):
         return value.detach().clone()
-    if isinstance(value, (Traffic, Changed, NotRun, Foreign, str, bytes, int, float, complex, bool, type(None), range)):
+    if isinstance(
+        value, (Traffic, Changed, Claim, NotRun, Foreign, str, bytes, int, float, complex, bool, type(None), range)
+    ):
         return value
     if isinstance(value, (torch.dtype, torch.device)):
         return str(value)

@@ -1,7 +1,7 @@
 """What the checks of several chapters share, so that no chapter imports from another.
 
 - random inputs: random_tensor
-- two groups within four ranks: GROUPS, member_of, make_group, and GROUP_QUESTION for a group that was ignored
+- two groups within four ranks: GROUPS, IN_GROUPS, member_of, make_group, and group_question for one that was ignored
 - when to ask a question: kind_is, has_kind, has_no_gradient, differs, changed; INPUTS_QUESTION for changed inputs
 - what known mistakes give: Lookalikes, by_name
 """
@@ -24,6 +24,7 @@ def random_tensor(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 GROUPS = ((0, 2), (1, 3))
+IN_GROUPS = "in groups [0, 2] and [1, 3]"
 
 
 def member_of(p: int, groups: Sequence[Sequence[int]] | None) -> list[tuple[int, tuple[int, ...]]]:
@@ -71,11 +72,17 @@ def changed(differences: Differences) -> bool:
     return "changed" in differences.kinds()
 
 
-GROUP_QUESTION = Question(
-    lambda d: True,
-    "Here the four ranks work as two groups of two, each with data of its own. Which of your calls communicates in the "
-    "default group of all ranks instead of `self.group`?",
-)
+_TWO_GROUPS = "Here the four ranks work as two groups of two, each with data of its own."
+
+
+def ask_about_group(ask: str) -> str:
+    """What to ask where it goes wrong only in groups: `ask` leads to the call that was not given its group."""
+    return f"{_TWO_GROUPS} {ask}"
+
+
+def group_question(ask: str) -> Question:
+    return Question(lambda d: True, ask_about_group(ask))
+
 
 INPUTS_QUESTION = Question(
     changed,

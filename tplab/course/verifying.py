@@ -7,7 +7,7 @@ from typing import Any
 from tplab.course.differences import MALFORMED, MISSING, NOT_RUN, Difference, compare
 from tplab.course.guesses import Context
 from tplab.course.ledger import current
-from tplab.course.observing import Changed
+from tplab.course.observing import Changed, Claim
 from tplab.course.verdict import CheckFailed, ranks_text
 
 
@@ -16,12 +16,13 @@ class Differences(Sequence[Difference]):
 
     names:       observations that differ on some rank (those that could not be made don't count)
     kind(name):  how it differs, if it does so in the same way on all ranks that differ, else "mixed"; "" if it agrees
+    text(name):  the same in words
     ranks(name): where it differs
     malformed:   an output is no tensor, or has another structure or dtype: nothing else can be said about it
     """
 
-    def __init__(self, p: int, differences: Sequence[Difference]) -> None:
-        self.p = p
+    def __init__(self, p: int, differences: Sequence[Difference], *, alone: bool = False) -> None:
+        self.p, self.alone = p, alone
         self._all = list(differences)
         self.names = frozenset(d.name for d in self._all if d.kind != NOT_RUN)
         self.malformed = any(d.kind in MALFORMED and not _is_gradient(d.name) for d in self._all)
@@ -35,6 +36,10 @@ class Differences(Sequence[Difference]):
     def kind(self, name: str) -> str:
         kinds = {d.kind for d in self._all if d.name == name and d.kind != NOT_RUN}
         return "mixed" if len(kinds) > 1 else next(iter(kinds), "")
+
+    def text(self, name: str) -> str:
+        """How it differs in words, on the first rank that differs; "" if it agrees."""
+        return next((d.text for d in self._all if d.name == name), "")
 
     def kinds(self) -> set[str]:
         return {d.kind for d in self._all}
@@ -51,7 +56,8 @@ class Differences(Sequence[Difference]):
                 alike = [d for d in mine if d.kind == kind]
                 varied = len({d.text for d in alike}) > 1
                 text = f"{alike[0].text} (rank {alike[0].rank})" if varied else alike[0].text
-                rows.setdefault((ranks_text([d.rank for d in alike], self.p), text), []).append(name)
+                where = "" if self.alone else ranks_text([d.rank for d in alike], self.p)
+                rows.setdefault((where, text), []).append(name)
         for (ranks, text), alike_names in rows.items():
             yield ", ".join(alike_names), ranks, text
         skipped = [d for d in self._all if d.kind == NOT_RUN and d.name not in self.names]
@@ -121,34 +127,43 @@ def verify(
     lookalikes: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
     tol: float = 1e-9,
     note: str = "",
+    alone: bool = False,
 ) -> None:
     """Compare everything that was observed on every rank with what is right; raise one CheckFailed about all of it.
 
-    observed:   one dict per rank, as `run_ranks` returns them; `Changed` values must be empty, also where not expected
+    observed:   one dict per rank, as `run_ranks` returns them; `Changed` and `Claim` values must be empty, also where
+                not expected
     expected:   one dict per rank: tensors, `Traffic`, numbers, strings, None, and tuples and lists of these
     questions:  the first that fits is asked
     lookalikes: what known mistakes give, {"dx": {"this rank's part, before the sum": [value on rank 0, ...]}}; the
                 description completes the sentence "dx equals ..." and is the kind that a Question can ask for
     tol:        largest difference allowed, relative to the largest expected element (absolute below 1)
     note:       what is special about this run, put behind p: "with skip_bias_add"
+    alone:      computed once, on one process, for p ranks: one dict each, and no word about ranks
     """
-    if len(expected) != p or len(observed) != p:
-        raise ValueError(f"verify needs {p} observed and {p} expected results, got {len(observed)} and {len(expected)}")
-    names = list(dict.fromkeys(name for rank in range(p) for name in _names(observed[rank], expected[rank])))
+    count = 1 if alone else p
+    current().alone = alone
+    if len(expected) != count or len(observed) != count:
+        got = f"got {len(observed)} and {len(expected)}"
+        raise ValueError(f"verify needs {count} observed and {count} expected results, {got}")
+    names = list(dict.fromkeys(name for rank in range(count) for name in _names(observed[rank], expected[rank])))
     found = []
     for name in names:
         seen = [_get(rank_observed, name) for rank_observed in observed]
         right = [rank_expected.get(name) for rank_expected in expected]
-        for rank in range(p):
-            if name not in expected[rank] and not isinstance(seen[rank], Changed):
+        for rank in range(count):
+            if name not in expected[rank] and not isinstance(seen[rank], (Changed, Claim)):
                 continue
             alike = {label: values[rank] for label, values in (lookalikes or {}).get(name, {}).items()}
-            difference = compare(seen[rank], right[rank], Context(p, rank, seen, right, alike, tol, _is_gradient(name)))
+            context = Context(count, rank, seen, right, alike, tol, _is_gradient(name))
+            difference = compare(seen[rank], right[rank], context)
             if difference:
                 found.append(Difference(name, rank, *difference))
     if found:
-        raise _explain(number, Differences(p, found), names, questions, note)
-    current().compared.update(dict.fromkeys(names))
+        raise _explain(number, Differences(p, found, alone=alone), names, questions, note)
+    claims = [name for name in names if any(isinstance(_get(rank, name), Claim) for rank in observed)]
+    current().claims.update(dict.fromkeys(claims))
+    current().compared.update(dict.fromkeys(name for name in names if name not in claims))
     if p not in current().passed:
         current().passed.append(p)
 
@@ -159,7 +174,7 @@ def _explain(
     p = differences.p
     ranks = sorted({d.rank for d in differences if d.kind != NOT_RUN})
     where = f"p = {p}" + (f", {note}" if note else "")
-    on = f" on {ranks_text(ranks, p)}" if p > 1 else ""
+    on = f" on {ranks_text(ranks, p)}" if p > 1 and not differences.alone else ""
     wrong = {d.name for d in differences}
     return CheckFailed(
         f"Exercise {number}, {where}: wrong{on}{current().passed_before(p)}.",
@@ -170,8 +185,9 @@ def _explain(
 
 
 def _names(observed: Any, expected: Mapping[str, Any]) -> list[str]:
-    extra = [n for n, value in observed.items() if isinstance(value, Changed)] if isinstance(observed, Mapping) else []
-    return [*expected, *extra]
+    if not isinstance(observed, Mapping):
+        return [*expected]
+    return [*expected, *(name for name, value in observed.items() if isinstance(value, (Changed, Claim)))]
 
 
 def _get(observed: Any, name: str) -> Any:

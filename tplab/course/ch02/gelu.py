@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from tplab.course.checking import Question, Snapshot, Verdict, exercise, fail, fresh_generator, verify
+from tplab.course.checking import Question, Snapshot, Verdict, calling, exercise, fail, fresh_generator, verify
 from tplab.course.scenes import kind_is, random_tensor
 
 IN = 8  # divisible by every p
@@ -28,7 +28,7 @@ _TANH = "the gap of the tanh approximation of GELU"
 _GAP_QUESTIONS = (
     Question(
         lambda d: d.p == 1 and "gelu_gap" in d.names and not d.malformed,
-        "With one rank there is one term and the gap is 0. Does your code use world_size?",
+        "With p = 1 there is one term and the gap is 0. Does your code use world_size?",
     ),
     Question(
         kind_is("gelu_gap", _SIGNED, _SIGNED_OTHER),
@@ -68,7 +68,9 @@ def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> V
         for x, a in (large, small):
             right = gap(x, a, p)
             before = Snapshot(x=x, a=a)
-            found = gelu_gap(x, a, p)
+            call = f"gelu_gap(x {list(x.shape)}, a {list(a.shape)}, world_size={p})"
+            with calling(call):
+                found = gelu_gap(x, a, p)
             is_number = isinstance(found, (int, float, Tensor))
             size = torch.as_tensor(found, dtype=torch.float64).detach() if is_number else found
             alike = {
@@ -82,10 +84,12 @@ def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> V
             verify(
                 "2.4",
                 p,
-                [{"gelu_gap": size, "inputs unchanged": before.changed()}] * p,
-                [{"gelu_gap": right.abs().max()}] * p,
+                [{"gelu_gap": size, "inputs unchanged": before.changed()}],
+                [{"gelu_gap": right.abs().max()}],
                 questions=_GAP_QUESTIONS,
-                lookalikes={"gelu_gap": {label: value * p for label, value in alike.items()}} if p > 1 else {},
+                lookalikes={"gelu_gap": alike} if p > 1 else {},
+                note=f"x {list(x.shape)}, a {list(a.shape)}",
+                alone=True,
             )
     _check_example("counter_example", counter)
     x, a = _check_example("lucky_example", lucky)
@@ -101,7 +105,8 @@ def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> V
 
 def _check_example(name: str, example: Example) -> tuple[Tensor, Tensor]:
     """The two tensors of an example, once they have the right form and the right gap at p = 2."""
-    pair = example()
+    with calling(f"{name}()"):
+        pair = example()
     form = "x [b, in] and a [in, out], two floating-point tensors of two dimensions with in even"
     if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(t, Tensor) and t.dim() == 2 for t in pair)):
         fail("2.4", f"{name}() should return {form}.", "What does your last line return, and what are the shapes?")

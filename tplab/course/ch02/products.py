@@ -4,6 +4,7 @@ The inputs have two and three dimensions; each product may use one collective, o
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -15,7 +16,7 @@ from tplab.course.checking import (
     Snapshot,
     Traffic,
     fresh_generator,
-    run_ranks,
+    run_cases,
     traffic,
     verify,
 )
@@ -26,10 +27,10 @@ IN, OUT = 8, 12  # divisible by every p, and different, so that a mix-up shows
 Product = Callable[[Tensor, Tensor], Tensor]
 
 
-def run_product(product: Product, cases: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> list[Observed]:
-    """On a rank: product(x, a) for every case; cases[i][rank] has what this rank is given."""
+def run_product(product: Product, notes: Sequence[str], data: Sequence[Any]) -> list[Observed]:
+    """On a rank: product(x, a) for every case; data[case][rank] has what this rank is given."""
     noted = []
-    for case in cases:
+    for case in data:
         x, a = (tensor.to(device()) for tensor in case[dist.get_rank()])
         before = Snapshot(**{"the first argument": x, "the second argument": a})
         with record() as section:
@@ -54,19 +55,20 @@ def check_product(
         wholes = [(random_tensor(generator, *shape, IN), random_tensor(generator, IN, OUT)) for shape in leading]
         cases = [list(zip(cut_x(x, p), a.chunk(p, dim_of_a), strict=True)) for x, a in wholes]
         cases = [[(x.contiguous(), a.contiguous()) for x, a in case] for case in cases]
-        seen = run_ranks(run_product, p, product, cases)
-        for index, (x, a) in enumerate(wholes):
+        notes = [f"x of {x.dim()} dimensions" for x, _ in wholes]
+        runs = run_cases(run_product, p, product, notes, cases, note=str)
+        for index, ((x, a), seen) in enumerate(zip(wholes, runs, strict=True)):
             y = x @ a
             products = [x_part @ a_part for x_part, a_part in cases[index]]
             expected = [{"out": y, "traffic": Traffic.expected(p, (collective, y.numel()))}] * p
             verify(
                 number,
                 p,
-                [noted[index] for noted in seen],
+                seen,
                 expected,
                 questions=questions,
                 lookalikes=lookalikes(products, y),
-                note=f"x of {x.dim()} dimensions",
+                note=notes[index],
             )
 
 

@@ -7,10 +7,12 @@ from torch import Tensor
 
 from tplab.course.checking import (
     WORLD_SIZES,
+    Claim,
     Observed,
     Question,
     Snapshot,
     Verdict,
+    calling,
     exercise,
     fresh_generator,
     must_refuse,
@@ -22,11 +24,17 @@ from tplab.course.scenes import changed
 CUTS = [((8,), 0), ((8, 12), 0), ((8, 12), 1), ((3, 8), 1), ((8, 5), 0), ((3, 4, 5), 1), ((2, 3, 8), -1), ((8, 3), -2)]
 REFUSED = [((8, 10), 1, 4), ((10, 8), 0, 4), ((4, 6, 8), -2, 4), ((2,), 0, 4), ((5,), 0, 2)]
 
-BEHIND = "bytes of the memory behind the shard"
+OWN_MEMORY = "the shard has memory of its own"
+CONTIGUOUS = "the shard is contiguous"
 
 _EVEN = (
     "What does your code do when size % world_size is not 0? Who notices, and when, if one rank's shard is smaller "
     "than the others'?"
+)
+
+_DIVIDES = (
+    "The size along `dim` can be divided by the number of ranks in this call. Which size, along which dimension, does "
+    "the line above look at?"
 )
 
 _SHARD_QUESTIONS = (
@@ -38,12 +46,12 @@ _SHARD_QUESTIONS = (
         lambda d: "dtype" in d.kinds(), "A shard holds the same numbers in fewer places. What changed their dtype?"
     ),
     Question(
-        "contiguous",
+        lambda d: d.names == {CONTIGUOUS},
         "A collective reads memory from front to back. Are the numbers of this shard next to each other in memory, in "
         "the order of its dimensions? (clone() alone keeps the layout of what it copies.)",
     ),
     Question(
-        lambda d: d.names <= {BEHIND, "contiguous"} and BEHIND in d.names,
+        lambda d: d.names <= {OWN_MEMORY, CONTIGUOUS} and OWN_MEMORY in d.names,
         "Is the shard a copy, or a view into the whole tensor? While a view lives, what happens to the memory of the "
         "whole? (.contiguous() makes no copy of a tensor that is contiguous already.)",
     ),
@@ -69,15 +77,7 @@ def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tenso
         for p in WORLD_SIZES:
             for whole, parts, dim in _even_cuts(p, transposed=bool(layout)):
                 seen = [_cut_and_paste(shard, unshard, whole, parts, dim, rank, p) for rank in range(p)]
-                expected = [
-                    {
-                        "shard": part,
-                        "contiguous": True,
-                        BEHIND: part.numel() * part.element_size(),
-                        "unshard": whole,
-                    }
-                    for part in parts
-                ]
+                expected = [{"shard": part, "unshard": whole} for part in parts]
                 note = f"shape {list(whole.shape)}, dim={dim}{layout}"
                 verify("2.1", p, seen, expected, questions=_SHARD_QUESTIONS, tol=0, note=note)
     for shape, dim, p in REFUSED:
@@ -115,12 +115,13 @@ def _cut_and_paste(
 ) -> Observed:
     given = [part.clone() for part in parts]
     before = Snapshot(tensor=whole, **{f"shards[{i}]": part for i, part in enumerate(given)})
-    mine = shard(whole, dim, rank, p)
-    is_tensor = isinstance(mine, Tensor)
-    return {
-        "shard": mine,
-        "contiguous": is_tensor and mine.is_contiguous(),
-        BEHIND: mine.untyped_storage().nbytes() if is_tensor else 0,
-        "unshard": unshard(given, dim),
-        "inputs unchanged": before.changed(),
-    }
+    with calling(f"shard(a tensor of shape {list(whole.shape)}, dim={dim}, rank={rank}, world_size={p})", _DIVIDES):
+        mine = shard(whole, dim, rank, p)
+    with calling(f"unshard({p} shards of shape {list(given[0].shape)}, dim={dim})"):
+        pasted = unshard(given, dim)
+    seen: Observed = {"shard": mine, "unshard": pasted, "inputs unchanged": before.changed()}
+    if isinstance(mine, Tensor):
+        kept, needed = mine.untyped_storage().nbytes(), parts[rank].numel() * mine.element_size()
+        seen[OWN_MEMORY] = Claim(f"it keeps {kept} bytes alive and needs {needed}" if kept > needed else "")
+        seen[CONTIGUOUS] = Claim("" if mine.is_contiguous() else f"its strides are {mine.stride()}")
+    return seen

@@ -6,7 +6,7 @@ cases come first; the second run has an input that autograd has saved, tensors t
 expanded gradient of .sum().
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from tplab.course.checking import (
     fail,
     fresh_generator,
     observe,
-    run_ranks,
+    run_cases,
     verify,
 )
 from tplab.course.scenes import Lookalikes, random_tensor
@@ -115,11 +115,11 @@ SCATTER = Operator(False, True, my_part, all_parts, "", "all_gather")
 GATHER = Operator(True, False, all_parts, my_part, "all_gather", "")
 
 
-def run_cases(operator: Any, cases: Sequence[Case], xs: Sequence[Any], upstreams: Sequence[Any]) -> list[Observed]:
-    """On a rank: every case, one after the other; xs[case][rank] and upstreams[case][rank] are this rank's."""
+def run_operator(operator: Any, cases: Sequence[Case], data: Sequence[tuple[Any, Any]]) -> list[Observed]:
+    """On a rank: every case, one after the other; data[case] is (x, upstream gradient), each of every rank."""
     rank = dist.get_rank()
     noted = []
-    for case, x, upstream in zip(cases, xs, upstreams, strict=True):
+    for case, (x, upstream) in zip(cases, data, strict=True):
         mine = laid_out(x[rank].to(device()), case.layout)
         gradient = None if case.expanded else laid_out(upstream[rank].to(device()), case.layout)
 
@@ -164,8 +164,8 @@ def check_operator(
                 shape = (*case.leading, H // p if right.sharded_out else H)
                 ones = [torch.ones(shape, dtype=torch.float64)] * p
                 upstreams.append(ones if case.expanded else _random(generator, p, *_split_shape(shape)))
-            seen = _run(p, operator, cases, xs, upstreams)
-            for index, case in enumerate(cases):
+            runs = _run(p, operator, cases, list(zip(xs, upstreams, strict=True)))
+            for index, (case, seen) in enumerate(zip(cases, runs, strict=True)):
                 x, upstream = [t.exp() if case.exp else t for t in xs[index]], upstreams[index]
                 dx = [d * e if case.exp else d for d, e in zip(right.backward(upstream), x, strict=True)]
                 size = max(x[0].numel(), upstream[0].numel())
@@ -181,7 +181,7 @@ def check_operator(
                 verify(
                     number,
                     p,
-                    [noted[index] for noted in seen],
+                    seen,
                     expected,
                     questions=questions,
                     lookalikes=lookalikes(x, upstream) if p > 1 and not case.exp else {},
@@ -189,10 +189,10 @@ def check_operator(
                 )
 
 
-def _run(p: int, operator: Any, cases: Sequence[Case], xs: Sequence[Any], upstreams: Sequence[Any]) -> Any:
-    """`run_cases` on p ranks; a failure that these operators are known for gets a question of its own."""
+def _run(p: int, operator: Any, cases: Sequence[Case], data: Sequence[Any]) -> Iterator[list[Observed]]:
+    """What each case gave on p ranks; a failure that these operators are known for gets a question of its own."""
     try:
-        return run_ranks(run_cases, p, operator, cases, xs, upstreams)
+        yield from run_cases(run_operator, p, operator, cases, data, note=lambda case: case.note)
     except CheckFailed as failure:
         for words, question in (
             ("returned an invalid gradient", _SHAPE),

@@ -19,7 +19,7 @@ from tplab.course.ch03.questions import (
     ZERO_GRADIENT,
     ZERO_OUT,
 )
-from tplab.course.checking import Observed, Question, Verdict, exercise, run_ranks, verify
+from tplab.course.checking import Claim, Observed, Question, Verdict, exercise, run_ranks, verify
 from tplab.course.scenes import Lookalikes, kind_is
 from tplab.course.verifying import LATE_QUESTION
 from tplab.runtime import device
@@ -28,7 +28,7 @@ _PART_OF_0 = "part 0 of x, whatever the rank"
 _EVERY_PTH = "every p-th column of x"
 _PADDED = "this rank's part of the gradient, and zeros elsewhere"
 _WHOLE_X = "the whole x"
-UNEVEN = "a size that can't be divided"
+UNEVEN = "a size that can't be divided is refused"
 
 SCATTER_QUESTIONS = (
     Question(
@@ -96,7 +96,7 @@ def scatter_lookalikes(x: Sequence[Tensor], upstream: Sequence[Tensor]) -> Looka
 def scatter_to_region(operator: Any) -> Verdict:
     check_operator("3.3", operator, SCATTER, SCATTER_QUESTIONS, scatter_lookalikes)
     seen = run_ranks(scatter_unevenly, 2, operator)
-    verify("3.3", 2, list(seen), [{UNEVEN: "refused with a ValueError"}] * 2, questions=SCATTER_QUESTIONS, note=UNEVEN)
+    verify("3.3", 2, list(seen), [{}] * 2, questions=SCATTER_QUESTIONS, note="9 columns")
     return Verdict("One all-gather, backward.")
 
 
@@ -105,5 +105,5 @@ def scatter_unevenly(operator: Any) -> Observed:
     try:
         part = operator.apply(torch.zeros(4, 9, device=device()))
     except ValueError:
-        return {UNEVEN: "refused with a ValueError"}
-    return {UNEVEN: f"cut all the same, to shape {list(part.shape)}"}
+        return {UNEVEN: Claim("")}
+    return {UNEVEN: Claim(f"cut all the same, to shape {list(part.shape)}")}

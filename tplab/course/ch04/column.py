@@ -12,8 +12,10 @@ from tplab.course.ch04.layers import (
     NO_TRAFFIC,
     OUT,
     SHARDING_QUESTION,
+    SKIPPED_BIAS_QUESTION,
     TRAFFIC_QUESTION,
     WAIT_QUESTION,
+    WITH_BIAS,
     Case,
     Reference,
     check_layer,
@@ -25,13 +27,13 @@ from tplab.course.scenes import GROUPS, INPUTS_QUESTION, differs, has_kind, has_
 from tplab.sharding import Sharding
 
 COLUMN_CASES = (
-    Case("with gather_output=False"),
-    Case("with a three-dimensional, non-contiguous input", leading=(2, 3), transposed=True),
-    Case("with gather_output=True", leading=(2, 3), options={"gather_output": True}),
-    Case("with bias=False", bias=False),
-    Case("with skip_bias_add=True", leading=(2, 3), options={"skip_bias_add": True}),
-    Case("with skip_bias_add=True and bias=False", bias=False, options={"skip_bias_add": True}),
-    Case("in groups [0, 2] and [1, 3]", options={"gather_output": True}, groups=GROUPS),
+    Case(),
+    Case(leading=(2, 3), transposed=True),
+    Case(leading=(2, 3), options={"gather_output": True}),
+    Case(bias=False),
+    Case(leading=(2, 3), options={"skip_bias_add": True}),
+    Case(bias=False, options={"skip_bias_add": True}),
+    Case(options={"gather_output": True}, groups=GROUPS),
 )
 
 OWN_PART = "the part that this rank's own columns contribute, before any sum"
@@ -57,6 +59,7 @@ def expect_column(
         "W": mine(plain.weight, 0),
         "b": mine(plain.bias, 0),
         "upstream": (dy, bias_gradient) if skipped else dy,
+        "sharding": Sharding(dim=0),
     }
     right = {
         "shape of weight": shape(held["W"]),
@@ -67,13 +70,14 @@ def expect_column(
         "db": mine(plain.d_bias, 0),
         "forward traffic": Traffic.expected(p, ("all_gather", out.numel()), group=ranks) if gathered else Traffic(),
         "backward traffic": Traffic.expected(p, ("all_reduce", plain.x.numel()), group=ranks),
-        "sharding of weight": str(Sharding(dim=0)),
     }
     alike: dict[str, dict[str, Any]] = {"dx": {OWN_PART: own} if q > 1 else {}, "out": {}}
     if plain.bias is not None and not skipped:
         for label, times in ((NO_BIAS, -1), (BIAS_TWICE, 1)):
             shifted = plain.out + times * plain.bias
             alike["out"][label] = shifted if gathered else mine(shifted)
+    if plain.bias is not None and skipped:
+        alike["out"][WITH_BIAS] = (plain.out if gathered else mine(plain.out), mine(plain.bias))
     return held, right, alike
 
 
@@ -105,6 +109,7 @@ COLUMN_QUESTIONS = (
         "do the slices come together?",
     ),
     Question(has_kind("out", "none"), "Which of your branches ends without a `return`?"),
+    SKIPPED_BIAS_QUESTION,
     Question(has_kind("out", NO_BIAS), "Where is this rank's slice of the bias added?"),
     Question(
         has_kind("out", BIAS_TWICE),

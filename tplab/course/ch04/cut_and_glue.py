@@ -8,9 +8,11 @@ from torch import Tensor
 
 from tplab.course.checking import (
     WORLD_SIZES,
+    Claim,
     Question,
     Snapshot,
     Verdict,
+    calling,
     exercise,
     fresh_generator,
     must_refuse,
@@ -19,6 +21,7 @@ from tplab.course.checking import (
 from tplab.course.scenes import changed, differs, has_kind
 from tplab.sharding import shard
 
+OWN_MEMORY = "each shard has memory of its own"
 CONTIGUOUS = "the contiguous cut, which is right only for stride 1"
 EVERY_PTH = "every p-th entry, taken one by one"
 GLUED_CONTIGUOUS = "the shards simply put one after another"
@@ -44,7 +47,7 @@ CUT_QUESTIONS = (
         "the rank, and how on the block?",
     ),
     Question(
-        differs("memory of the shard"),
+        differs(OWN_MEMORY),
         "How many bytes does the shard keep alive? A slice is a view of the full tensor, and `contiguous()` "
         "of a slice along dimension 0 is still that view. Which call always makes new memory?",
     ),
@@ -87,18 +90,23 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> Ver
             before = Snapshot(
                 **{"the full tensor": full}, **{f"the shard of rank {rank}": right[rank] for rank in range(p)}
             )
-            shards = [cut(full, dim, rank, p, stride=stride) for rank in range(p)]
-            glued = glue(list(right), dim, stride=stride)
+            shards = []
+            for rank in range(p):
+                options = f"dim={dim}, rank={rank}, world_size={p}, stride={stride}"
+                with calling(f"shard(a tensor of shape {list(sizes)}, {options})", CRASH):
+                    shards.append(cut(full, dim, rank, p, stride=stride))
+            with calling(f"unshard({p} shards of shape {list(right[0].shape)}, dim={dim}, stride={stride})", CRASH):
+                glued = glue(list(right), dim, stride=stride)
             observed = [
                 {
                     "shard": mine,
-                    "memory of the shard": memory(mine, right[0]),
+                    OWN_MEMORY: memory(mine),
                     "unshard": glued,
                     "inputs unchanged": before.changed(),
                 }
                 for mine in shards
             ]
-            expected = [{"shard": mine, "memory of the shard": "its own", "unshard": full} for mine in right]
+            expected = [{"shard": mine, "unshard": full} for mine in right]
             alike: dict[str, dict[str, list[Tensor]]] = {"shard": {}, "unshard": {}}
             if p > 1:
                 alike["shard"][EVERY_PTH] = [full.movedim(dim, 0)[rank::p].movedim(0, dim) for rank in range(p)]
@@ -127,9 +135,16 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> Ver
     return Verdict("unshard undoes shard, for every dimension and every number of fused blocks.")
 
 
-def memory(mine: Any, right: Tensor) -> str:
-    """Whether a shard keeps more alive than itself."""
+CRASH = (
+    "Which dimension does this `dim` name, and does every line of yours take it so? -1 is the last one, however many "
+    "there are. By hand for this call: how many pieces are cut along it, how long is each, and which belong to this "
+    "rank?"
+)
+
+
+def memory(mine: Any) -> Claim:
+    """Whether a shard keeps no more alive than itself."""
     if not isinstance(mine, Tensor):
-        return "none"
+        return Claim("there is no tensor")
     kept, needed = mine.untyped_storage().nbytes(), mine.numel() * mine.element_size()
-    return "its own" if kept <= needed else f"{kept} bytes kept alive for a shard of {needed}"
+    return Claim("" if kept <= needed else f"it keeps {kept} bytes alive and needs {needed}")

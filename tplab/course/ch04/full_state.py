@@ -7,11 +7,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tplab.course.ch04.full_state_questions import (
+    COPIED,
+    DETACHED,
+    GLUED,
+    IN_PLACE,
+    IS_DICT,
+    LOAD_CRASH,
+    LOAD_QUESTIONS,
+    SAVE_QUESTIONS,
+    STILL_SHARDED,
+    TRAINABLE,
+    WHOSE_GROUP,
+)
 from tplab.course.ch04.master_weight import UNCHANGED, UNTOUCHED
 from tplab.course.checking import (
     WORLD_SIZES,
+    Claim,
     Observed,
-    Question,
     Snapshot,
     Traffic,
     Verdict,
@@ -21,7 +34,14 @@ from tplab.course.checking import (
     traffic,
     verify,
 )
-from tplab.course.scenes import GROUP_QUESTION, GROUPS, changed, differs, has_kind, make_group, member_of
+from tplab.course.scenes import (
+    GROUPS,
+    IN_GROUPS,
+    ask_about_group,
+    group_question,
+    make_group,
+    member_of,
+)
 from tplab.runtime import device, record
 from tplab.sharding import Sharding, shard
 
@@ -77,9 +97,13 @@ def see_loading(load: Callable[..., Any], model: nn.Module, full: Mapping[str, T
     params = dict(model.named_parameters())
     seen: Observed = {name: param.detach().clone() for name, param in params.items()}
     kept = all(identity[name] == (id(param), param.data_ptr()) for name, param in params.items())
-    seen["the parameters"] = "filled in place" if kept else "replaced"
-    seen["still sharded"] = str([name for name, param in params.items() if hasattr(param, "tensor_parallel")])
-    seen["need a gradient"] = str(all(param.requires_grad for param in params.values()))
+    lost = [
+        name for name, (_, cut) in SmallModel.shapes.items() if cut and not hasattr(params[name], "tensor_parallel")
+    ]
+    frozen = [name for name, param in params.items() if not param.requires_grad]
+    seen[IN_PLACE] = Claim("" if kept else "some were replaced")
+    seen[STILL_SHARDED] = Claim(", ".join(lost) and f"lost by {', '.join(lost)}")
+    seen[TRAINABLE] = Claim(", ".join(frozen) and f"not {', '.join(frozen)}")
     seen["traffic"] = traffic(section)
     with torch.no_grad():  # training goes on: does it change the dictionary?
         for param in params.values():
@@ -96,11 +120,12 @@ def see_saving(save: Callable[..., Any], model: nn.Module, mine: Mapping[str, Te
     with record() as section:
         state = save(model, group)
     if not isinstance(state, dict):
-        return {"the result": type(state).__name__, "traffic": traffic(section)}
+        return {IS_DICT: Claim(f"it is {type(state).__name__}"), "traffic": traffic(section)}
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    seen: Observed = {"the result": "dict", **{name: value.detach().clone() for name, value in state.items()}}
+    seen: Observed = {IS_DICT: Claim(""), **{name: value.detach().clone() for name, value in state.items()}}
+    tracked = [name for name, value in tensors.items() if value.requires_grad]
     seen["names"] = str(sorted(state))
-    seen["with autograd history"] = str([name for name, value in tensors.items() if value.requires_grad])
+    seen[DETACHED] = Claim(", ".join(tracked) and f"not {', '.join(tracked)}")
     seen["traffic"] = traffic(section)
     seen["inputs unchanged"] = snapshot.changed()
     copies = {name: value.detach().clone() for name, value in tensors.items()}
@@ -108,91 +133,8 @@ def see_saving(save: Callable[..., Any], model: nn.Module, mine: Mapping[str, Te
         for param in model.parameters():
             param.add_(1.0)
     aliased = [name for name, value in tensors.items() if not torch.equal(value, copies[name])]
-    seen["changed by training on"] = str(aliased)
+    seen[COPIED] = Claim(", ".join(aliased) and f"{', '.join(aliased)} changed when the parameters did")
     return seen
-
-
-FULL_TENSOR = "the whole tensor, where one copy is enough"
-GLUED = "the shards put one after another along dimension 0"
-
-LOAD_QUESTIONS = (
-    Question(
-        changed,
-        "After loading, training goes on, and the dictionary changed with it. Is the parameter a copy, or "
-        "does it share memory with the dictionary?",
-    ),
-    Question(
-        lambda d: bool({"the parameters", "still sharded", "need a gradient"} & d.names),
-        "The optimizer holds on to the parameter objects, and the attribute `tensor_parallel` sits on them. "
-        "How do you change the numbers in a parameter without making a new one?",
-    ),
-    Question(differs("traffic"), "Every rank has the whole dictionary already. What is there to communicate?"),
-    Question(
-        lambda d: d.names == {"fused.weight"},
-        "Only the fused weight is wrong. What does its `tensor_parallel` say beside the dimension?",
-    ),
-    Question(
-        has_kind("column.weight", "other rank"),
-        "A rank got the shard of another rank. Whose number decides, also inside a group?",
-    ),
-    Question(
-        lambda d: UNCHANGED in d.kinds(),
-        "Some parameters kept their old values. Which ones does your loop leave out, and why?",
-    ),
-)
-
-SAVE_QUESTIONS = (
-    Question(
-        changed,
-        "Saving changed the model. Which line writes into a parameter?",
-    ),
-    Question(differs("the result"), "What does the function return, on every rank?"),
-    Question(
-        differs("names"),
-        "Which names does the full state dict of one process have? Every parameter, once, under the name that "
-        "`named_parameters` gives it.",
-    ),
-    Question(
-        differs("with autograd history"),
-        "A checkpoint needs no gradients. Which call cuts a tensor off from autograd?",
-    ),
-    Question(
-        differs("changed by training on"),
-        "The dictionary changed when training went on, so it shares memory with the parameters. Which values "
-        "did you not copy? Think of the replicated ones, and of p = 1.",
-    ),
-    Question(
-        lambda d: has_kind("row.bias", "shape", "whole")(d) or has_kind("norm", "shape", "whole")(d),
-        "A replicated parameter is whole on every rank already. What happens if its p copies are glued together?",
-    ),
-    Question(
-        lambda d: has_kind("row.bias", "p times")(d) or has_kind("norm", "p times")(d),
-        "A replicated parameter is whole on every rank already. Why add up its copies?",
-    ),
-    Question(
-        lambda d: d.names == {"fused.weight"},
-        "Only the fused weight is wrong: its shards were glued one after another. What does its "
-        "`tensor_parallel` say beside the dimension?",
-    ),
-    Question(
-        has_kind("row.weight", "shape", GLUED),
-        "The row-parallel weight was cut along dimension 1. Along which dimension did you glue it?",
-    ),
-    Question(
-        lambda d: bool(d.names) and d.names <= {"traffic"},
-        "The numbers are right, the communication is not. One all-gather for each sharded parameter is "
-        "enough, and a replicated one needs none.",
-    ),
-    Question(
-        has_kind("column.weight", "part", "shape"),
-        "Each rank has only its own shard. How does it get those of the others?",
-    ),
-)
-
-LOAD_CRASH = (
-    "Which parameter was it, and which two shapes met? A replicated parameter has no `tensor_parallel`, and a "
-    "parameter that requires a gradient may be changed in place only under `torch.no_grad()`."
-)
 
 
 @exercise("4.5", "Load and save")
@@ -210,28 +152,15 @@ def load_and_save_full(load: Callable[..., Any], save: Callable[..., Any]) -> Ve
                 index, q = ranks.index(rank), len(ranks)
                 cut = {name: part_of(value, name, index, q) for name, value in full.items()}
                 filled.append({name: part_of(value, name, index, q) for name, value in to_save[number].items()})
-                loaded.append(
-                    cut
-                    | {
-                        "the parameters": "filled in place",
-                        "still sharded": str(sharded),
-                        "need a gradient": "True",
-                        "traffic": Traffic(),
-                    }
-                )
+                loaded.append(cut | {"traffic": Traffic()})
                 gathers = [("all_gather", full[name].numel()) for name in sharded]
-                saved.append(
-                    {"the result": "dict", "names": str(sorted(names))}
-                    | to_save[number]
-                    | {
-                        "with autograd history": "[]",
-                        "changed by training on": "[]",
-                        "traffic": Traffic.expected(p, *gathers, group=ranks),
-                    }
-                )
-            seen = run_ranks(load_and_save, p, load, save, full, filled, groups, question=LOAD_CRASH)
-            where = ", in groups [0, 2] and [1, 3]" if groups else ""
-            first = [GROUP_QUESTION] if groups else []
+                sent = Traffic.expected(p, *gathers, group=ranks)
+                saved.append({"names": str(sorted(names))} | to_save[number] | {"traffic": sent})
+            where = f", {IN_GROUPS}" if groups else ""
+            crash = ask_about_group(WHOSE_GROUP) if groups else LOAD_CRASH
+            note = "loading and saving" + where
+            seen = run_ranks(load_and_save, p, load, save, full, filled, groups, question=crash, note=note)
+            first = [group_question(WHOSE_GROUP)] if groups else []
             untouched = {name: {UNCHANGED: [torch.full_like(row[name], UNTOUCHED) for row in loaded]} for name in names}
             verify(
                 "4.5",

@@ -13,27 +13,56 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.checking import WORLD_SIZES, Observed, Question, fresh_generator, observe, run_ranks, verify
+from tplab.course.checking import (
+    WORLD_SIZES,
+    Claim,
+    Observed,
+    Question,
+    fresh_generator,
+    observe,
+    run_cases,
+    run_ranks,
+    verify,
+)
 from tplab.course.observing import NotRun
-from tplab.course.scenes import GROUP_QUESTION, by_name, make_group, member_of
+from tplab.course.scenes import IN_GROUPS, ask_about_group, by_name, group_question, make_group, member_of
 from tplab.runtime import device
 
 IN, OUT = 12, 8  # divisible by every p, and different, so that a mix-up shows
 NO_TRAFFIC = "no traffic"
 NO_BIAS = "the right one without the bias"
 BIAS_TWICE = "the right one with the bias added twice"
+WITH_P_BIASES = "the output with the bias added p times, where it should be without"
+WITH_BIAS = "the output with the bias, where it should be without"
+SHARDED = "weight.tensor_parallel says how the weight is cut"
+REFUSED = "a size that p does not divide is refused"
 
 
 @dataclass(frozen=True)
 class Case:
     """One way to build and run a layer. `groups`: the process groups, None: all ranks in the default group."""
 
-    note: str
     leading: tuple[int, ...] = (5,)
     bias: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
     groups: tuple[tuple[int, ...], ...] | None = None
     transposed: bool = False  # the input is not contiguous
+
+    def note(self, layer_class: Any) -> str:
+        """The case as a learner would write it: "ColumnParallelLinear(12, 8, bias=False)"."""
+        options = ["bias=False"] if not self.bias else []
+        options += [f"{name}={value}" for name, value in self.options.items()] + ["group=group"] * bool(self.groups)
+        call = f"{getattr(layer_class, '__name__', 'layer')}({', '.join([str(IN), str(OUT), *options])})"
+        extra = " on a three-dimensional, non-contiguous x" if self.transposed else ""
+        return call + extra + (f" {IN_GROUPS}" if self.groups else "")
+
+    def crash(self, question: str) -> str:
+        """What to ask where the layer raises: `question` is about shapes."""
+        if self.groups:
+            return ask_about_group(GROUP_CRASH)
+        if self.bias:
+            return question
+        return f"{NO_BIAS_CRASH} If it is not about that: {question}"
 
 
 def on_device(value: Any) -> Any:
@@ -42,7 +71,7 @@ def on_device(value: Any) -> Any:
     return tuple(on_device(item) for item in value) if isinstance(value, tuple) else value
 
 
-def run_cases(layer_class: Any, cases: Sequence[Case], data: Sequence[Sequence[dict[str, Any]]]) -> list[Observed]:
+def run_layer(layer_class: Any, cases: Sequence[Case], data: Sequence[Sequence[dict[str, Any]]]) -> list[Observed]:
     """On a rank: every case, one after the other. data[case][rank] has this rank's x, upstream, W and b."""
     return [run_case(layer_class, case, mine[dist.get_rank()]) for case, mine in zip(cases, data, strict=True)]
 
@@ -53,7 +82,7 @@ def run_case(layer_class: Any, case: Case, mine: dict[str, Any]) -> Observed:
     layer = layer_class(IN, OUT, case.bias, **options)
     shapes: Observed = {"shape of weight": shape(layer.weight), "shape of bias": shape(layer.bias)}
     if shapes != {"shape of weight": shape(mine["W"]), "shape of bias": shape(mine["b"])}:
-        names = ("out", "dx", "dW", "db", "forward traffic", "backward traffic", "sharding of weight")
+        names = ("out", "dx", "dW", "db", "forward traffic", "backward traffic")
         return shapes | dict.fromkeys(names, NotRun("a parameter has another shape"))
     with torch.no_grad():
         layer.weight.copy_(mine["W"])
@@ -61,7 +90,8 @@ def run_case(layer_class: Any, case: Case, mine: dict[str, Any]) -> Observed:
             layer.bias.copy_(mine["b"])
     x = mine["x"].to(device())
     seen = observe(layer, on_device(mine["upstream"]), inputs={"x": x}, parameters={"W": layer.weight, "b": layer.bias})
-    return shapes | seen | {"sharding of weight": str(getattr(layer.weight, "tensor_parallel", None))}
+    found = getattr(layer.weight, "tensor_parallel", None)
+    return shapes | seen | {SHARDED: Claim("" if found == mine["sharding"] else f"it is {found}")}
 
 
 def shape(tensor: Any) -> str:
@@ -73,8 +103,8 @@ def refuses(layer_class: Any, in_features: int, out_features: int) -> Observed:
     try:
         layer_class(in_features, out_features)
     except ValueError:
-        return {"an odd size": "ValueError"}
-    return {"an odd size": "accepted"}
+        return {REFUSED: Claim("")}
+    return {REFUSED: Claim("the layer was built, without a ValueError")}
 
 
 def make_x(case: Case, generator: torch.Generator) -> Tensor:
@@ -154,20 +184,41 @@ def check_layer(
             for collection, column in zip((held, right, alike), zip(*rows, strict=True), strict=True):
                 collection.append(list(column))
         for batch in (slice(0, 1), slice(1, None)):  # the plain case alone first: its message is the clearest
-            seen = run_ranks(run_cases, p, layer_class, here[batch], held[batch], question=crash)
-            for i, case in enumerate(here[batch]):
+            runs = run_cases(
+                run_layer,
+                p,
+                layer_class,
+                here[batch],
+                held[batch],
+                note=lambda case: case.note(layer_class),
+                question=lambda case: case.crash(crash),
+            )
+            for i, (case, seen) in enumerate(zip(here[batch], runs, strict=True)):
                 verify(
                     number,
                     p,
-                    [mine[i] for mine in seen],
+                    seen,
                     right[batch][i],
-                    questions=[GROUP_QUESTION, *questions] if case.groups else questions,
+                    questions=[GROUP_IGNORED, *questions] if case.groups else questions,
                     lookalikes=by_name(alike[batch][i]),
-                    note=case.note,
+                    note=case.note(layer_class),
                 )
-    seen = run_ranks(refuses, 2, layer_class, *odd)
-    note = f"with {odd[0]} inputs and {odd[1]} outputs"
-    verify(number, 2, seen, [{"an odd size": "ValueError"}] * 2, questions=[odd_question], note=note)
+    note = f"{getattr(layer_class, '__name__', 'layer')}({odd[0]}, {odd[1]})"
+    refused = run_ranks(refuses, 2, layer_class, *odd, note=note)
+    verify(number, 2, list(refused), [{}] * 2, questions=[odd_question], note=note)
+
+
+NO_BIAS_CRASH = (
+    "Here the layer was built with bias=False, so self.bias is None. Which line adds it, or asks something of it, all "
+    "the same?"
+)
+GROUP_CRASH = (
+    "Which of your calls takes its size or its rank from the default group of all ranks, or communicates in it, "
+    "instead of `self.group`?"
+)
+GROUP_IGNORED = group_question(
+    "Which of your calls communicates in the default group of all ranks instead of `self.group`?"
+)
 
 
 TRAFFIC_QUESTION = Question(
@@ -177,9 +228,15 @@ TRAFFIC_QUESTION = Question(
 )
 
 SHARDING_QUESTION = Question(
-    "sharding of weight",
+    SHARDED,
     "Loading and saving read `weight.tensor_parallel`. Is it still set in the constructor, on the parameter "
     "that the layer uses?",
+)
+
+SKIPPED_BIAS_QUESTION = Question(
+    lambda d: bool({WITH_BIAS, WITH_P_BIASES} & d.kinds()),
+    "With skip_bias_add=True the layer hands the bias back, and the caller adds it. So the output must be without it: "
+    "which line adds it here?",
 )
 
 WAIT_QUESTION = Question(

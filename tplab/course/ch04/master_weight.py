@@ -10,17 +10,28 @@ from torch import Tensor, nn
 
 from tplab.course.checking import (
     WORLD_SIZES,
+    Claim,
     Observed,
     Question,
     Traffic,
     Verdict,
+    called_as,
     exercise,
     fresh_generator,
     run_ranks,
     traffic,
     verify,
 )
-from tplab.course.scenes import GROUP_QUESTION, GROUPS, differs, has_kind, make_group, member_of
+from tplab.course.scenes import (
+    GROUPS,
+    IN_GROUPS,
+    ask_about_group,
+    differs,
+    group_question,
+    has_kind,
+    make_group,
+    member_of,
+)
 from tplab.runtime import record
 from tplab.sharding import Sharding, shard
 
@@ -34,6 +45,12 @@ class InitCase:
     stride: int
     init_method: Callable[[Tensor], Any]
 
+    def call(self, param: Tensor) -> str:
+        """How the learner's function is called: "init_from_master(param [4, 6], (8, 6), xavier_normal_, group)"."""
+        method = getattr(self.init_method, "__name__", "init_method")
+        param_text = f"param {list(param.shape)} with {Sharding(self.dim, self.stride)}"
+        return f"init_from_master({param_text}, {self.full_shape}, {method}, group)"
+
 
 INIT_CASES = (
     InitCase((8, 6), 0, 1, nn.init.xavier_normal_),
@@ -44,6 +61,10 @@ INIT_CASES = (
 UNTOUCHED = 7.0
 UNCHANGED = "the value from before, untouched"
 NAMES = ("first weight", "second weight", "third weight")
+IN_PLACE = "the parameters are filled in place"
+TRAINABLE = "the parameters are leaves that need a gradient"
+FLOAT32 = "the shard of a master that was drawn in float32"
+AT_SHARD_SHAPE = "drawn at the shape of the shard"
 
 
 def draw_weights(init: Callable[..., Any], seed: int, groups: Sequence[Sequence[int]] | None) -> Observed:
@@ -60,13 +81,14 @@ def draw_weights(init: Callable[..., Any], seed: int, groups: Sequence[Sequence[
     torch.manual_seed(seed)
     with record() as section:
         for param, case in zip(params, INIT_CASES, strict=True):
-            init(param, case.full_shape, case.init_method, group)
+            with called_as(case.call(param)):
+                init(param, case.full_shape, case.init_method, group)
     seen: Observed = {name: param.detach().clone() for name, param in zip(NAMES, params, strict=True)}
     seen["the next random number"] = torch.rand(4, dtype=torch.float64)
-    seen["the parameter"] = (
-        "filled in place" if before == [param.data_ptr() for param in params] else "memory was replaced"
-    )
-    seen["needs a gradient"] = str(all(param.requires_grad and param.is_leaf for param in params))
+    kept = before == [param.data_ptr() for param in params]
+    seen[IN_PLACE] = Claim("" if kept else "the memory of one was replaced")
+    trainable = all(param.requires_grad and param.is_leaf for param in params)
+    seen[TRAINABLE] = Claim("" if trainable else "one of them is not")
     seen["traffic"] = traffic(section)
     return seen
 
@@ -83,13 +105,18 @@ INIT_QUESTIONS = (
         "the others for?",
     ),
     Question(
-        differs("the parameter"),
+        differs(IN_PLACE),
         "The optimizer and the module hold on to this parameter's memory. How do you change the numbers "
         "without replacing the memory? And what does a view of the master keep alive?",
     ),
-    Question(differs("needs a gradient"), "Is `param` still a leaf that requires a gradient? Which line changed that?"),
+    Question(differs(TRAINABLE), "Is `param` still a leaf that requires a gradient? Which line changed that?"),
     Question(
-        has_kind("first weight", "drawn at the shape of the shard"),
+        has_kind("first weight", FLOAT32),
+        "The parameters are float64 here. Which dtype has a tensor that `torch.empty` makes when it is told only a "
+        "shape, and which one must the master have, so that the numbers are those of one process?",
+    ),
+    Question(
+        has_kind("first weight", AT_SHARD_SHAPE),
         "The numbers were drawn at the shape of the shard: xavier then takes its standard deviation from the "
         "wrong shape, and all ranks draw the same numbers. At which shape must they be drawn?",
     ),
@@ -124,10 +151,10 @@ def init_from_a_master(init: Callable[..., Any]) -> Verdict:
     for p in WORLD_SIZES:
         for groups in (None, GROUPS) if p == 4 else (None,):
             seed = int(torch.randint(10**6, (), generator=fresh_generator()))
-            masters, direct, next_number = draw_on_one_process(seed, p)
+            masters, direct, single, next_number = draw_on_one_process(seed, p)
             expected = []
             alike: dict[str, dict[str, list[Tensor]]] = {name: {UNCHANGED: []} for name in NAMES}
-            alike["first weight"]["drawn at the shape of the shard"] = []
+            alike["first weight"] |= {FLOAT32: [], AT_SHARD_SHAPE: []}
             for rank, (_, ranks) in enumerate(member_of(p, groups)):
                 cut = [
                     shard(master, case.dim, ranks.index(rank), len(ranks), stride=case.stride)
@@ -137,40 +164,47 @@ def init_from_a_master(init: Callable[..., Any]) -> Verdict:
                     {
                         **dict(zip(NAMES, cut, strict=True)),
                         "the next random number": next_number,
-                        "the parameter": "filled in place",
-                        "needs a gradient": "True",
                         "traffic": Traffic(),
                     }
                 )
                 for name, value in zip(NAMES, cut, strict=True):
                     alike[name][UNCHANGED].append(torch.full_like(value, UNTOUCHED))
-                alike["first weight"]["drawn at the shape of the shard"].append(direct)
+                alike["first weight"][AT_SHARD_SHAPE].append(direct)
+                alike["first weight"][FLOAT32].append(shard(single, INIT_CASES[0].dim, ranks.index(rank), len(ranks)))
             if p == 1:
-                del alike["first weight"]["drawn at the shape of the shard"]
-            seen = run_ranks(draw_weights, p, init, seed, groups, question=INIT_CRASH)
-            questions = [GROUP_QUESTION, *INIT_QUESTIONS] if groups else INIT_QUESTIONS
-            note = "in groups [0, 2] and [1, 3]" if groups else ""
+                del alike["first weight"][AT_SHARD_SHAPE]
+            note = f"float64 parameters{f', {IN_GROUPS}' if groups else ''}"
+            crash = ask_about_group(WHOSE_RANK) if groups else INIT_CRASH
+            seen = run_ranks(draw_weights, p, init, seed, groups, question=crash, note=note)
+            questions = [group_question(WHOSE_RANK), *INIT_QUESTIONS] if groups else INIT_QUESTIONS
             verify("4.4", p, seen, expected, questions=questions, lookalikes=alike, note=note)
     return Verdict(
         "The model starts from the same point for every p, and the random generator ends where one process leaves it."
     )
 
 
+WHOSE_RANK = (
+    "Whose rank and whose size did you take: those of the default group of all ranks, or those of `group`? Which call "
+    "was not given it?"
+)
 INIT_CRASH = (
     "A parameter that requires a gradient may be changed in place only under `torch.no_grad()`. And does the "
     "shape of what you copy fit the shard?"
 )
 
 
-def draw_on_one_process(seed: int, p: int) -> tuple[list[Tensor], Tensor, Tensor]:
-    """The three full weights, the first one as drawn at its shard's shape, and the random numbers that come after."""
+def draw_on_one_process(seed: int, p: int) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """The three full weights, the first one as drawn at its shard's shape and in float32, and the numbers after."""
     with torch.random.fork_rng(devices=[]):
         first = INIT_CASES[0]
         direct = torch.empty(first.full_shape[0] // p, first.full_shape[1], dtype=torch.float64)
         torch.manual_seed(seed)
         first.init_method(direct)
+        single = torch.empty(first.full_shape, dtype=torch.float32)
+        torch.manual_seed(seed)
+        first.init_method(single)
         torch.manual_seed(seed)
         masters = [torch.empty(case.full_shape, dtype=torch.float64) for case in INIT_CASES]
         for master, case in zip(masters, INIT_CASES, strict=True):
             case.init_method(master)
-        return masters, direct, torch.rand(4, dtype=torch.float64)
+        return masters, direct, single.double(), torch.rand(4, dtype=torch.float64)

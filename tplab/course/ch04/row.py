@@ -11,8 +11,11 @@ from tplab.course.ch04.layers import (
     NO_BIAS,
     OUT,
     SHARDING_QUESTION,
+    SKIPPED_BIAS_QUESTION,
     TRAFFIC_QUESTION,
     WAIT_QUESTION,
+    WITH_BIAS,
+    WITH_P_BIASES,
     Case,
     Reference,
     check_layer,
@@ -23,13 +26,13 @@ from tplab.course.scenes import GROUPS, INPUTS_QUESTION, differs, has_kind, has_
 from tplab.sharding import Sharding
 
 ROW_CASES = (
-    Case("with input_is_parallel=True"),
-    Case("with a three-dimensional, non-contiguous input", leading=(2, 3), transposed=True),
-    Case("with input_is_parallel=False", leading=(2, 3), options={"input_is_parallel": False}),
-    Case("with bias=False", bias=False),
-    Case("with skip_bias_add=True", leading=(2, 3), options={"skip_bias_add": True}),
-    Case("with skip_bias_add=True and bias=False", bias=False, options={"skip_bias_add": True}),
-    Case("in groups [0, 2] and [1, 3]", options={"input_is_parallel": False}, groups=GROUPS),
+    Case(),
+    Case(leading=(2, 3), transposed=True),
+    Case(leading=(2, 3), options={"input_is_parallel": False}),
+    Case(bias=False),
+    Case(leading=(2, 3), options={"skip_bias_add": True}),
+    Case(bias=False, options={"skip_bias_add": True}),
+    Case(options={"input_is_parallel": False}, groups=GROUPS),
 )
 
 BIAS_P_TIMES = "the right one with the bias added p times instead of once"
@@ -54,6 +57,7 @@ def expect_row(
         "W": mine(plain.weight, 1),
         "b": plain.bias,
         "upstream": (plain.dy, plain.d_bias_out if case.bias else None) if skipped else plain.dy,
+        "sharding": Sharding(dim=1),
     }
     right = {
         "shape of weight": shape(held["W"]),
@@ -64,7 +68,6 @@ def expect_row(
         "db": plain.d_bias,
         "forward traffic": Traffic.expected(p, ("all_reduce", out.numel()), group=ranks),
         "backward traffic": Traffic() if sliced else Traffic.expected(p, ("all_gather", plain.x.numel()), group=ranks),
-        "sharding of weight": str(Sharding(dim=1)),
     }
     alike: dict[str, dict[str, Any]] = {"out": {}}
     if plain.bias is not None and not skipped:
@@ -78,7 +81,16 @@ def expect_row(
                 MEAN_OF_SUMS: plain.product / q + plain.bias,
                 **alike["out"],
             }
+    if plain.bias is not None and skipped:
+        alike["out"][WITH_BIAS] = (plain.out, plain.bias)
+        if q > 1:
+            alike["out"][WITH_P_BIASES] = (plain.product + q * plain.bias, plain.bias)
     return held, right, alike
+
+
+def _gathers_and_sums(traffic: str) -> bool:
+    seen = traffic.partition("saw")[2]
+    return "all_gather" in seen and "all_reduce" in seen
 
 
 ROW_QUESTIONS = (
@@ -103,6 +115,7 @@ ROW_QUESTIONS = (
         has_kind("out", "none"),
         "Which of your branches ends without a `return`? `dist.all_reduce` works in place and returns None.",
     ),
+    SKIPPED_BIAS_QUESTION,
     Question(
         has_kind("out", BIAS_P_TIMES),
         "How many times is the bias added: once, or once by every rank? What does the all-reduce do with p "
@@ -135,6 +148,14 @@ ROW_QUESTIONS = (
         has_kind("dx", "partly zero"),
         "dx is right in this rank's slice and zero elsewhere, but the input was replicated, so every rank "
         "needs all of dx. What is the backward of taking a slice, and which operator knows it?",
+    ),
+    Question(
+        lambda d: (
+            has_kind("dx", "p times")(d) and "dW" not in d.names and _gathers_and_sums(d.text("backward traffic"))
+        ),
+        "dx is p times too large and dW is right, so it happens in front of the product. There the backward pass "
+        "gathers dx, whole on every rank, and then sums it over the ranks. Which operator on x does which of the two, "
+        "and is there anything left to sum once the whole dx is there?",
     ),
     Question(
         lambda d: has_kind("dW", "p times")(d) or has_kind("dx", "p times")(d),

@@ -1,5 +1,6 @@
 """The check of exercise 5.4: a detector for replicated parameters that drift apart."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,20 +10,24 @@ from torch import nn
 
 from tplab.course.checking import (
     WORLD_SIZES,
+    Claim,
     Observed,
     Question,
     Snapshot,
     Verdict,
+    called_as,
     exercise,
     fresh_generator,
     run_ranks,
     traffic,
     verify,
 )
-from tplab.course.scenes import GROUP_QUESTION, GROUPS, changed, make_group, member_of
+from tplab.course.scenes import GROUPS, IN_GROUPS, ask_about_group, changed, group_question, make_group, member_of
 from tplab.runtime import device, record
 from tplab.sharding import Sharding
 
+NO_SHARD_SENT = "no shard is sent"
+NOT_FINITE = "nan or inf"  # stands for either
 SHARDED_NUMEL = 77  # no other parameter has as many elements, so that its collectives can be told apart
 
 
@@ -49,12 +54,22 @@ SCENES: dict[str, Offsets] = {
     "the values climb from rank to rank": {"first": (0, 0.5, 1, 1.5)},
     "the differences cancel in the sum": {"second": (0.5, -0.5, 0.5, -0.5)},
     "inside a module": {"inner.second": (0, 0, 0, 4)},
+    "one element is NaN on rank 1": {"second": (0, math.nan, 0, 0)},
+    "one element is NaN on every rank": {"second": (math.nan,) * 4},
 }
 
 
 def offsets_on(scene: Offsets, q: int) -> Offsets:
     """The scene for q ranks: what happens on the last of four happens on the last of q."""
-    return {name: [*values[: q - 1], values[q - 1] or values[3]] if q > 1 else [0] for name, values in scene.items()}
+    return {name: [*values[: q - 1], values[q - 1] or values[3]] for name, values in scene.items()}
+
+
+def right_drift(scene: Offsets) -> float | str:
+    """What the detector has to say about a scene, as `offsets_on` gives it."""
+    replicated = [values for name, values in scene.items() if "shard" not in name]
+    if any(math.isnan(value) for values in replicated for value in values):
+        return NOT_FINITE
+    return float(max((max(values) - min(values) for values in replicated), default=0.0))
 
 
 def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, seed: int) -> list[Observed]:
@@ -62,7 +77,7 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
     group = make_group(groups)
     rank, q = dist.get_rank(group), dist.get_world_size(group)
     seen = []
-    for scene in SCENES.values():
+    for note, scene in SCENES.items():
         model = Part()
         model.add_module("inner", Part())
         generator = torch.Generator().manual_seed(seed)  # the same numbers in each group, other ones in the other group
@@ -74,36 +89,44 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
             for name, offsets in offsets_on(scene, q).items():
                 params[name].view(-1)[-1] += offsets[rank]
         snapshot = Snapshot(**params)
-        with record() as section:
+        with record() as section, called_as(f"replica_drift(module, group), where {note}"):
             drift = detect(model, group)
+        if type(drift) is float and not math.isfinite(drift):
+            drift = NOT_FINITE
         sent = any(call.numel % SHARDED_NUMEL == 0 for call in traffic(section) if call.numel)
-        seen.append({"drift": drift, "a shard was sent": str(sent), "inputs unchanged": snapshot.changed()})
+        claim = Claim("a collective is as large as a sharded parameter" if sent else "")
+        seen.append({"drift": drift, NO_SHARD_SENT: claim, "inputs unchanged": snapshot.changed()})
     return seen
 
 
 @exercise("5.4", "A detector for drifting replicas")
 def detector(detect: Callable[..., Any]) -> Verdict:
+    runs = []
     for p in WORLD_SIZES:
         for groups in (None, GROUPS) if p == 4 else (None,):
             seed = int(torch.randint(10**6, (), generator=fresh_generator()))
-            seen = run_ranks(watch, p, detect, groups, seed)
+            crash = ask_about_group(WHOSE_GROUP) if groups else None
+            seen = run_ranks(watch, p, detect, groups, seed, question=crash, note=IN_GROUPS if groups else "")
+            runs.append((p, groups, seen))
+    for nan in (False, True):  # first what every detector must see
+        for p, groups, seen in runs:
             q = len(member_of(p, groups)[0][1])
             for i, (note, scene) in enumerate(SCENES.items()):
-                offsets = offsets_on(scene, q).items()
-                apart = [max(values) - min(values) for name, values in offsets if "shard" not in name]
-                right = {"drift": float(max(apart, default=0.0)), "a shard was sent": "False"}
-                observed = [mine[i] for mine in seen]
-                questions = [CHANGED, GROUP_QUESTION] if groups else [CHANGED]
-                questions += detector_questions(note, [mine[i]["drift"] for mine in seen])
-                verify("5.4", p, observed, [right] * p, questions=questions, note=note)
-    return Verdict("It sees one wrong element on one rank, and does not mind that shards differ.")
+                if ("NaN" in note) == nan:
+                    right = {"drift": right_drift(offsets_on(scene, q))}
+                    observed = [mine[i] for mine in seen]
+                    questions = [CHANGED, group_question(WHOSE_GROUP)] if groups else [CHANGED]
+                    questions += detector_questions(note, [mine["drift"] for mine in observed])
+                    where = f"{note}, {IN_GROUPS}" if groups else note
+                    verify("5.4", p, observed, [right] * p, questions=questions, note=where)
+    return Verdict("It sees one wrong element on one rank, also a NaN, and does not mind that shards differ.")
 
 
 def detector_questions(note: str, drifts: list[Any]) -> list[Question]:
     """What to ask about a wrong number in one scene, by what the ranks returned."""
     rules = [
-        (lambda d: "a shard was sent" in d.names, DETECTOR_ASKS["only the shards differ"]),
-        (lambda d: any(type(drift) is not float for drift in drifts), DETECTOR_ASKS["type"]),
+        (lambda d: NO_SHARD_SENT in d.names, DETECTOR_ASKS["only the shards differ"]),
+        (lambda d: any(type(drift) is not float and drift != NOT_FINITE for drift in drifts), DETECTOR_ASKS["type"]),
         (lambda d: len(set(drifts)) > 1, DETECTOR_ASKS["not the same on every rank"]),
         (lambda d: True, DETECTOR_ASKS.get(note, DETECTOR_ASKS["else"])),
     ]
@@ -115,7 +138,17 @@ CHANGED = Question(
     "A detector must not repair what it measures. `dist.all_reduce` writes into the tensor it gets: into which one "
     "does yours write?",
 )
+WHOSE_GROUP = (
+    "Which collective, or which call for a rank or a size, was not given `group` and so used the default group of all "
+    "ranks?"
+)
+_NAN = (
+    "A NaN differs from every number, also from another NaN. Two places may swallow it: of a NaN and a number, MAX and "
+    "MIN over the ranks keep now the one, now the other; and what is Python's max(0.0, float('nan'))?"
+)
 DETECTOR_ASKS = {
+    "one element is NaN on rank 1": _NAN,
+    "one element is NaN on every rank": _NAN,
     "only the shards differ": "Each rank's shard is another part of the weight: it is meant to differ, and it is "
     "large. How does a parameter say that it is a shard?",
     "type": "The result is a plain float. What turns a tensor with one element into a number?",

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tplab.checkpoint import load_full_state_dict
-from tplab.course.checking import WORLD_SIZES, Observed, Question, Traffic, fresh_generator, observe, run_ranks, verify
+from tplab.course.checking import WORLD_SIZES, Observed, Question, Traffic, fresh_generator, observe, run_cases, verify
 from tplab.course.observing import NotRun
-from tplab.course.scenes import GROUP_QUESTION, GROUPS, by_name, make_group, member_of
+from tplab.course.scenes import GROUPS, IN_GROUPS, ask_about_group, by_name, group_question, make_group, member_of
 from tplab.runtime import device
 from tplab.sharding import Sharding, shard
 
@@ -28,19 +28,31 @@ WEIGHTS = {"A": "up.weight", "a": "up.bias", "B": "down.weight", "c": "down.bias
 class Case:
     """One way to build and run an MLP. `ffn` None: the default."""
 
-    note: str
     leading: tuple[int, ...] = (5,)
     ffn: int | None = FFN
     bias: bool = True
     groups: tuple[tuple[int, ...], ...] | None = None
     transposed: bool = False
 
+    def note(self, mlp_class: Any) -> str:
+        """The case as a learner would write it: "ParallelMLP(4, 24, bias=False)"."""
+        options = ["bias=False"] * (not self.bias) + ["group=group"] * bool(self.groups)
+        call = f"{getattr(mlp_class, '__name__', 'MLP')}({', '.join([str(HIDDEN), str(self.ffn), *options])})"
+        extra = " on a three-dimensional, non-contiguous x" if self.transposed else ""
+        return call + extra + (f" {IN_GROUPS}" if self.groups else "")
+
+    def crash(self) -> str:
+        """What to ask where the MLP raises."""
+        if self.groups:
+            return ask_about_group(WHOSE_GROUP)
+        return CRASH if self.bias else f"{NO_BIAS_CRASH} If it is not about that: {CRASH}"
+
 
 CASES = (
-    Case("on a two-dimensional input"),
-    Case("on a three-dimensional, non-contiguous input", leading=(2, 3), transposed=True),
-    Case("with bias=False", leading=(2, 3), bias=False),
-    Case("in groups [0, 2] and [1, 3]", groups=GROUPS),
+    Case(),
+    Case(leading=(2, 3), transposed=True),
+    Case(leading=(2, 3), bias=False),
+    Case(groups=GROUPS),
 )
 
 
@@ -102,7 +114,7 @@ GATED = Kind(
 )
 
 
-def run_cases(mlp_class: Any, cases: Sequence[Case], data: Sequence[Sequence[dict[str, Any]]]) -> list[Observed]:
+def run_mlp(mlp_class: Any, cases: Sequence[Case], data: Sequence[Sequence[dict[str, Any]]]) -> list[Observed]:
     """On a rank: every case, one after the other."""
     return [run_case(mlp_class, case, mine[dist.get_rank()]) for case, mine in zip(cases, data, strict=True)]
 
@@ -210,19 +222,32 @@ def check_mlp(number: str, mlp_class: Any, kind: Kind, questions: Sequence[Quest
             table.append([expect(kind, case, references[i], rank, ranks) for rank, (i, ranks) in enumerate(members)])
         for batch in (slice(0, 1), slice(1, None)):  # the plain case alone first: its message is the clearest
             held = [[row[0] for row in rows] for rows in table[batch]]
-            seen = run_ranks(run_cases, p, mlp_class, here[batch], held, question=CRASH)
-            for i, (case, rows) in enumerate(zip(here[batch], table[batch], strict=True)):
+            runs = run_cases(
+                run_mlp,
+                p,
+                mlp_class,
+                here[batch],
+                held,
+                note=lambda case: case.note(mlp_class),
+                question=lambda case: case.crash(),
+            )
+            for case, rows, seen in zip(here[batch], table[batch], runs, strict=True):
                 verify(
                     number,
                     p,
-                    [mine[i] for mine in seen],
+                    seen,
                     [row[1] for row in rows],
-                    questions=[GROUP_QUESTION, *questions] if case.groups else questions,
+                    questions=[group_question(WHOSE_GROUP), *questions] if case.groups else questions,
                     lookalikes=by_name([row[2] for row in rows]),
-                    note=case.note,
+                    note=case.note(mlp_class),
                 )
 
 
+WHOSE_GROUP = (
+    "The MLP is built from two layers. Which of them was not given `group`, and so works in the default group of all "
+    "ranks?"
+)
+NO_BIAS_CRASH = "Here the MLP was built with bias=False. Which line needs a bias that is None?"
 CRASH = (
     "Write the shape of one rank's tensor next to each line: [..., h], [..., m/p], [..., m/p], [..., h]. Does the "
     "first layer keep its output split, and does the second take it so?"

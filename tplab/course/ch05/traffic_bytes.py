@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from tplab.course.checking import Question, Verdict, exercise, fresh_generator, run_ranks, verify
+from tplab.course.checking import Question, Verdict, calling, exercise, fresh_generator, run_ranks, verify
 from tplab.linear import ColumnParallelLinear, RowParallelLinear
 from tplab.mlp import ParallelMLP
 from tplab.runtime import device, record
@@ -29,16 +29,18 @@ def measure(b: int, s: int, h: int, m: int, dtype: torch.dtype) -> dict[str, int
         with record() as backward:
             out.backward(torch.randn_like(out))
         for direction, section in (("forward", forward), ("backward", backward)):
-            sizes[f"{name}, {direction}"] = sum(c.bytes for c in section if len(c.group) > 1)
+            sizes[f"{name} {direction}"] = sum(c.bytes for c in section if len(c.group) > 1)
     return sizes
 
 
 def answers(formula: Callable[..., Any], b: int, s: int, h: int, m: int, p: int, size: int) -> dict[str, Any]:
     """What the learner's formula says, under the names of `measure`."""
-    said = {"ParallelMLP": formula(b, s, h, m, p, bytes_per_number=size)}
-    said["naive"] = formula(b, s, h, m, p, bytes_per_number=size, naive=True)
+    said = {}
+    for name, naive in (("ParallelMLP", False), ("naive", True)):
+        with calling(f"mlp_traffic({b}, {s}, {h}, {m}, {p}, bytes_per_number={size}, naive={naive})"):
+            said[name] = formula(b, s, h, m, p, bytes_per_number=size, naive=naive)
     return {
-        f"{name}, {direction}": value[direction] if isinstance(value, dict) and direction in value else "no such entry"
+        f"{name} {direction}": value[direction] if isinstance(value, dict) and direction in value else "no such entry"
         for name, value in said.items()
         for direction in ("forward", "backward")
     }
@@ -59,7 +61,7 @@ def bytes_of_an_mlp(formula: Callable[..., Any]) -> Verdict:
             measured = run_ranks(measure, p, b, s, h, m, dtype)[0]
             note = f"b = {b}, s = {s}, h = {h}, m = {m}, {size} bytes a number"
             questions = bytes_questions(said, measured, b * s * h * size, b * s * m * size, p, size)
-            verify("5.2", p, [said] * p, [measured] * p, questions=questions, note=note)
+            verify("5.2", p, [said], [measured], questions=questions, note=note, alone=True)
     return Verdict("The messages of an MLP do not depend on p, once p is more than 1.")
 
 
@@ -71,7 +73,7 @@ def bytes_questions(
     def says(name: str, *values: float) -> bool:
         return said[name] != measured[name] and any(said[name] == value for value in values)
 
-    plain, naive = "ParallelMLP, forward", "naive, forward"
+    plain, naive = "ParallelMLP forward", "naive forward"
     rules = [
         (
             "no such entry" in said.values(),
@@ -105,8 +107,8 @@ def bytes_questions(
             "How many all-reduces run in the forward pass? f runs in the backward pass, g in the forward pass.",
         ),
         (
-            said["ParallelMLP, forward"] == measured["ParallelMLP, forward"]
-            and said["ParallelMLP, backward"] != measured["ParallelMLP, backward"],
+            said["ParallelMLP forward"] == measured["ParallelMLP forward"]
+            and said["ParallelMLP backward"] != measured["ParallelMLP backward"],
             "The forward pass is right. What does f do in the backward pass, and with which tensor?",
         ),
         (
@@ -122,7 +124,7 @@ def bytes_questions(
             "The naive MLP has g at its output as well. Which message is missing?",
         ),
         (
-            said[naive] == measured[naive] and said["naive, backward"] != measured["naive, backward"],
+            said[naive] == measured[naive] and said["naive backward"] != measured["naive backward"],
             "The naive forward pass is right. What is the backward of the scatter before the second layer?",
         ),
         (
