@@ -1,8 +1,9 @@
 """From a chapter's source to its two notebooks.
 
     solutions/NN_name.py  ->  solutions/NN_name.ipynb  (answers in, executed)  ->  chapters/NN_name.ipynb  (answers out)
+    solutions/index.py    ->  the same, for the page that leads to the chapters
 
-    python -m tplab.course.build              build what changed; NN ... builds only these chapters
+    python -m tplab.course.build              build what changed; NN ... builds only these chapters, "index" the index
     python -m tplab.course.build --force      execute everything again
     python -m tplab.course.build --check      say which notebooks are stale (exit 1); needs no kernel
 
@@ -23,7 +24,7 @@ from nbformat import NotebookNode
 from tplab.course.outputs import ExecutionError, execute, expected_output
 from tplab.course.rewrite import blank_exercise, blank_prediction, fold_hints, keep_solution, task_heading
 from tplab.course.rules import validate
-from tplab.course.source import Cell, Chapter, SourceError, read, sources
+from tplab.course.source import Cell, Chapter, SourceError, pages, read
 
 SIZE_LIMIT = 1_000_000  # bytes; GitHub shows no larger notebook
 METADATA = {
@@ -162,17 +163,23 @@ def _write(notebook: NotebookNode, path: Path) -> list[str]:
     return [f"{path.parent.name}/{path.name}"]
 
 
+def _name(path: Path) -> str:
+    """How a source is called on the command line: "4", "index"."""
+    return path.stem if path.stem == "index" else str(int(path.stem[:2]))
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tplab.course.build", description="Build the course's notebooks.")
-    parser.add_argument("chapters", nargs="*", type=int, metavar="NN", help="only these chapters")
+    parser.add_argument("chapters", nargs="*", metavar="NN", help='only these chapters; "index" is the index')
     parser.add_argument("--root", type=Path, default=Path("."), help="the folder that holds solutions/ and chapters/")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a notebook is stale")
     parser.add_argument("--force", action="store_true", help="execute again, also what is up to date")
     options = parser.parse_args(argv)
-    paths = [path for path in sources(options.root) if not options.chapters or int(path.stem[:2]) in options.chapters]
-    missing = set(options.chapters) - {int(path.stem[:2]) for path in paths}
+    wanted = [name.lstrip("0") or "0" for name in options.chapters]
+    paths = [path for path in pages(options.root) if not wanted or _name(path) in wanted]
+    missing = set(wanted) - {_name(path) for path in paths}
     if missing or not paths:
-        numbers = ", ".join(str(number) for number in sorted(missing)) or "any chapter"
+        numbers = ", ".join(sorted(missing)) or "any chapter"
         print(f"there is no source of chapter {numbers} in {options.root / 'solutions'}", file=sys.stderr)
         return 2
     failed = False

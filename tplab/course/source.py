@@ -67,8 +67,14 @@ def sources(root: Path) -> list[Path]:
     return sorted((root / "solutions").glob("[0-9][0-9]_*.py"))
 
 
+def pages(root: Path) -> list[Path]:
+    """Everything that notebooks are built from: the index, if there is one, and the chapters."""
+    index = root / "solutions" / "index.py"
+    return [*([index] if index.exists() else []), *sources(root)]
+
+
 def read(path: Path) -> Chapter:
-    """Read one source file."""
+    """Read one source file: a chapter, or the index, which has no number."""
     import jupytext  # here, since `tplab check` needs this file but not jupytext
 
     text = path.read_text(encoding="utf-8")

@@ -1,42 +1,57 @@
-"""A fingerprint of what a verdict is about: the code that ran for an exercise, and what it was checked by.
+"""Fingerprints of what a verdict is about: the code that ran for an exercise, and what it was checked by.
 
-Covered are the cells that `tplab check --exercise` runs for it (the answer, earlier answers and helper cells that it
-uses, own cells that change modules, paths or the environment), Python files beside the notebook, and the check: its
-cell, the result it has to show, the chapter's package `tplab/course/chNN/`, the version of tplab. Change any of them,
-and an earlier verdict no longer speaks of this code. Experiments in cells that the exercise doesn't use change nothing.
+answer    the cells that `tplab check --exercise` runs for it (the answer, earlier answers and helper cells that it
+          uses, own cells that change modules, paths or the environment), and Python files beside the notebook.
+          Experiments in cells that the exercise doesn't use change nothing
+check     its cell, the result it has to show, the chapter's package `tplab/course/chNN/`, the version of tplab
+output    what the check's cell shows in the notebook; this decides nothing, but tells an old output from a new one
+
+Change the answer or the check, and an earlier verdict no longer speaks of this code.
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import tplab
 from tplab.course.checker import exercises_of
-from tplab.course.merge import Merged, merge
+from tplab.course.merge import merge
 from tplab.course.needs import select
 from tplab.course.notebook import Cell
 from tplab.course.run import PACKAGE_ROOT
 from tplab.course.tools.places import ChapterFiles
-from tplab.course.tools.shown import results
+from tplab.course.tools.shown import results, their_cell
 
 
-def fingerprints(reference: list[Cell], learner: list[Cell], files: ChapterFiles) -> dict[str, str]:
+@dataclass(frozen=True)
+class Fingerprint:
+    answer: str
+    check: str
+    output: str
+
+
+def fingerprints(reference: list[Cell], learner: list[Cell], files: ChapterFiles) -> dict[str, Fingerprint]:
     """The fingerprint of every exercise that the learner's notebook holds an answer to."""
     merged = merge(reference, learner)
-    package = PACKAGE_ROOT / "tplab" / "course" / f"ch{files.number:02d}"
-    surroundings = [tplab.__version__, *_texts(package), "", *_texts(files.learner.parent)]
-    return {
-        number: _hash([*surroundings, *_code(merged, number)])
-        for number in exercises_of(reference)
-        if number not in merged.missing
-    }
-
-
-def _code(merged: Merged, number: str) -> Iterator[str]:
-    for piece in select(merged, [number], whole=False):
-        yield from (piece.role, piece.number, piece.source.strip())
-        if piece.role == "check" and piece.reference:
-            yield from results(piece.reference.outputs)
+    package = list(_texts(PACKAGE_ROOT / "tplab" / "course" / f"ch{files.number:02d}"))
+    beside = list(_texts(files.learner.parent))
+    found = {}
+    for number in exercises_of(reference):
+        if number in merged.missing:
+            continue
+        pieces = select(merged, [number], whole=False)
+        learners = [piece for piece in pieces if piece.role in ("exercise", "own")]
+        given = [piece for piece in pieces if piece not in learners]
+        expected = [text for piece in given if piece.reference for text in results(piece.reference.outputs)]
+        shows = their_cell(learner, "check", number)
+        found[number] = Fingerprint(
+            answer=_hash([*beside, *(part for piece in learners for part in (piece.number, piece.source.strip()))]),
+            check=_hash([tplab.__version__, *package, "", *(piece.source for piece in given), "", *expected]),
+            output=_hash([json.dumps([shows.execution_count, shows.outputs])] if shows else []),
+        )
+    return found
 
 
 def _texts(folder: Path) -> Iterator[str]:

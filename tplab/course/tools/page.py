@@ -11,6 +11,10 @@ from tplab.course.verdict import AMBER, GREEN, RED
 _LOOK = {"passed": ("✓", GREEN), "failed": ("✗", RED), "to do": ("○", AMBER)}
 _FONT = "font-family: var(--jp-content-font-family, sans-serif); color: var(--jp-ui-font-color1, inherit);"
 _CELL = "text-align: left; padding: 0.1em 1em 0.1em 0; border: none; background: none; vertical-align: top;"
+_BAR = (
+    "display: inline-block; vertical-align: middle; width: 7em; height: 0.6em; margin: 0 0.8em; "
+    "background-color: var(--jp-layout-color3, #bdbdbd);"
+)
 _FAINT = "opacity: 0.75; font-size: 88%;"
 
 
@@ -62,12 +66,10 @@ class ProgressPage:
         """A chapter, folded: its line with a bar, and its exercises behind it."""
         link = quote(os.path.relpath(chapter.path, self.folder).replace(os.sep, "/"))
         share = 100 * chapter.passed / max(1, len(chapter.exercises))
-        bar = (
-            '<span style="display: inline-block; vertical-align: middle; width: 7em; height: 0.6em; margin: 0 0.8em; '
-            'background: var(--jp-layout-color3, #bdbdbd);">'
-            f'<span style="display: block; width: {share:.0f}%; height: 100%; background: {GREEN};"></span></span>'
-        )
-        name = f'<a href="{escape(link)}">{chapter.number:02d} · {escape(chapter.title)}</a>'
+        full = f'<span style="display: block; width: {share:.0f}%; height: 100%; background-color: {GREEN};"></span>'
+        bar = f'<span style="{_BAR}">{full}</span>'
+        title = f"{chapter.number:02d} · {chapter.title}"
+        name = f'<a style="display: inline-block; width: 19em;" href="{escape(link)}">{escape(title)}</a>'
         line = f'<b>{name}</b>{bar}<span style="{_FAINT}">{escape(chapter_summary(chapter))}</span>'
         problem = f'<div style="color: {RED};">{escape(chapter.problem)}</div>' if chapter.problem else ""
         rows = "".join(_row(exercise) for exercise in chapter.exercises)

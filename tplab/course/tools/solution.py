@@ -1,7 +1,7 @@
 """`tplab solution 4.2`: the answer to an exercise, and why it is that. Asks first; changes no file.
 
-Shown are the exercise's cell as it stands in the chapter's source, without docstrings and with the answer's own lines
-lit, the three hints as its explanation, and what the check finds right in it.
+Shown are the exercise's cell as it stands in the chapter's source, without docstrings and with the lines that
+were given dimmed, the three hints as its explanation, and what the check finds right in it.
 """
 
 import argparse
@@ -44,15 +44,18 @@ def run(options: argparse.Namespace, console: Console) -> int:
     titles = exercises_of(reference)
     if number not in titles:
         raise no_such_exercise(number, files, list(titles))
-    code, lit = without_docstrings(exercise_source(files.source, number))
+    code, answer = without_docstrings(exercise_source(files.source, number))
     question = f"Show the answer to exercise {number} ({titles[number]})? A hint may do: tplab hint {number}."
     if not agreed(question, options.yes, console):
         return 0
     console.print(Text(f"Exercise {number} · {titles[number]}", style="bold"))
     console.print()
     if console.is_terminal:
-        console.print(Syntax(code, "python", highlight_lines=lit, background_color="default", word_wrap=True))
-        console.print(Text("The answer is what stands lit; the rest was given.", style="dim"))
+        syntax = Syntax(code, "python", theme="ansi_dark", background_color="default", word_wrap=True)
+        for line in set(range(1, code.count("\n") + 2)) - answer:
+            syntax.stylize_range("dim", (line, 0), (line + 1, 0))
+        console.print(syntax)
+        console.print(Text("Code that stands dim was given; the rest is the answer.", style="dim"))
     else:
         print(code)
     console.print(Text("\nHow to get there", style="bold"))

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tplab.course.checker import exercises_of
-from tplab.course.merge import code_cells, is_stub, merge
+from tplab.course.merge import is_stub, merge
 from tplab.course.notebook import Cell, Unreadable, read_notebook
 from tplab.course.tools import state
-from tplab.course.tools.fingerprint import fingerprints
+from tplab.course.tools.fingerprint import Fingerprint, fingerprints
 from tplab.course.tools.places import ChapterFiles, all_chapters
 from tplab.course.tools.shown import shown
 
@@ -83,37 +83,26 @@ def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterSta
     prints = fingerprints(reference, learner, files)
     found = []
     for number, title in titles.items():
-        status, verified, note = _judge(
-            number, answers.get(number), merged.missing.get(number, ""), prints.get(number, ""), entries, learner
-        )
-        found.append(Standing(number, title, minutes.get(number, 0), status, verified, note))
+        if number in merged.missing:
+            judged = "to do", False, merged.missing[number]
+        else:
+            judged = _judge(number, answers[number], prints[number], entries.get(number), learner)
+        found.append(Standing(number, title, minutes.get(number, 0), *judged))
     return chapter(found)
 
 
 def _judge(
-    number: str,
-    answer: str | None,
-    missing: str,
-    fingerprint: str,
-    entries: dict[str, state.Entry],
-    learner: list[Cell],
+    number: str, answer: str, now: Fingerprint, entry: state.Entry | None, learner: list[Cell]
 ) -> tuple[str, bool, str]:
-    """Status, whether it is verified, and a note."""
-    if answer is None:
-        return "to do", False, missing
+    """Status, whether it is verified, and a note, for an exercise that has an answer."""
     if is_stub(answer, number):
         return "to do", False, ""
-    entry = entries.get(number)
-    if entry and entry.fingerprint == fingerprint:
+    if entry and (entry.answer, entry.check) == (now.answer, now.check):
         return entry.status, True, f"checked {entry.checked}"
-    told = shown(_cell(learner, "check", number), _cell(learner, "exercise", number), number)
+    if entry and entry.answer == now.answer:
+        return "to do", False, "the course's check has changed since; check it again"
+    is_old = entry is not None and entry.output == now.output  # it was there when other code was checked
+    told = "" if is_old else shown(learner, number)
     if told:
         return told, False, AS_SHOWN
     return "to do", False, "edited since it was checked" if entry else "not checked yet"
-
-
-def _cell(learner: list[Cell], role: str, number: str) -> Cell | None:
-    """The last of the learner's cells that is the exercise's or its check's, by its id or its metadata."""
-    id = f"{role}-{number.replace('.', '-')}"
-    found = [cell for cell in code_cells(learner) if cell.id == id or cell.marks.get(role) == number]
-    return found[-1] if found else None

@@ -1,9 +1,10 @@
 """What `tplab check` has said: `.tplab/progress.json` beside chapters/, one entry for each exercise.
 
-    {"exercises": {"4.2": {"status": "passed", "fingerprint": "9f86...", "checked": "2026-11-21 10:15"}}}
+    {"exercises": {"4.2": {"status": "passed", "answer": "9f86...", "check": "0a4d...", "output": "77de...",
+                           "checked": "2026-11-21 10:15"}}}
 
-An entry speaks of exactly the code with that fingerprint and of no other. A file that is missing or damaged counts as
-empty: nothing is lost but the verdicts, and the next check writes them anew.
+An entry speaks of exactly the code with those fingerprints (see fingerprint.py) and of no other. A file that is missing
+or damaged counts as empty: nothing is lost but the verdicts, and the next check writes them anew.
 """
 
 import fcntl
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tplab.course.checker import Verdict
+from tplab.course.tools.fingerprint import Fingerprint
 
 FILE = Path(".tplab", "progress.json")
 KEPT = ("passed", "failed")
@@ -27,7 +29,9 @@ class Entry:
     """What the last check said about one exercise."""
 
     status: str
-    fingerprint: str
+    answer: str
+    check: str
+    output: str
     checked: str
 
 
@@ -47,14 +51,14 @@ def load(root: Path) -> dict[str, Entry]:
     return found
 
 
-def record(root: Path, verdicts: list[Verdict], fingerprints: dict[str, str]) -> list[str]:
+def record(root: Path, verdicts: list[Verdict], fingerprints: dict[str, Fingerprint]) -> list[str]:
     """Keep what a check has said about the code with these fingerprints; returns notes on what went wrong.
 
     An exercise that was not decided (to do, waiting, not run) keeps its entry: that one speaks of its own code.
     """
     now = time.strftime("%Y-%m-%d %H:%M")
     said = {
-        verdict.number: Entry(verdict.status, fingerprints[verdict.number], now)
+        verdict.number: Entry(verdict.status, checked=now, **asdict(fingerprints[verdict.number]))
         for verdict in verdicts
         if verdict.status in KEPT and verdict.number in fingerprints
     }

@@ -1,0 +1,72 @@
+# %% [markdown]
+# # Tensor parallelism, built by hand
+#
+# Welcome. In this course you write Megatron-style tensor parallelism yourself, one piece at a time: how a weight matrix is cut over several
+# devices, what they must send each other, forward and backward, and why. Your code runs on real processes, on this machine, with or without
+# GPUs, and each exercise is checked there.
+#
+# **How far are you?** Click into the next cell and press Shift+Enter. Below it appears what you have done and where to go on; run it again
+# whenever you come back.
+
+# %%
+from tplab.course import progress
+
+progress()
+
+# %% [markdown]
+# ## The chapters
+#
+# Each takes 30 to 90 minutes, its exercises included. Go from top to bottom. Where you are stuck you can still go on: what a chapter builds is
+# there, ready made, for the next.
+#
+# | | chapter | you build | exercises |
+# |---|---|---|---|
+# | 00 | Why parallel (coming) | the memory bill: weights, activations, gradients, optimizer state | |
+# | 01 | Ranks and collectives (coming) | ring all-reduce from send and receive | |
+# | 02 | [Splitting matrices](02_splitting_matrices.ipynb) | the two ways to cut a product: by columns, by rows | 4, about 45 min |
+# | 03 | [Conjugate operators](03_conjugate_operators.ipynb) | f, g, scatter and gather as autograd functions | 4, about 38 min |
+# | 04 | [Parallel linear layers](04_parallel_linear.ipynb) | ColumnParallelLinear, RowParallelLinear | 5, about 75 min |
+# | 05 | [Parallel MLP](05_parallel_mlp.ipynb) | ParallelMLP, SwiGLU, and a training run on real text | 4, about 50 min |
+# | 06 | Parallel attention (coming) | heads over ranks, fused QKV, grouped-query heads, KV cache | |
+# | 07 | Vocabulary-parallel embedding (coming) | VocabParallelEmbedding, tied output layer | |
+# | 08 | Vocabulary-parallel loss (coming) | softmax and loss over a vocabulary that no rank holds whole | |
+# | 09 | Randomness (coming) | the same model for any number of ranks: init and dropout | |
+# | 10 | Parallel transformer (coming) | a transformer layer, a GPT, generation | |
+# | 11 | Communication cost (coming) | the cost model, and overlap with the backward pass | |
+# | 12 | Sequence parallel (coming) | all-reduce as reduce-scatter and all-gather; activation memory | |
+# | 13 | Pipeline parallel (coming) | GPipe, 1F1B, interleaved; the bubble | |
+# | 14 | Data parallel and 3D (coming) | data parallelism, ZeRO 1 to 3, the 3D mesh | |
+# | 15 | Capstone (coming) | train a tensor-parallel GPT on this machine and report | |
+#
+# ## How a chapter works
+#
+# Read and run the cells from top to bottom, with Shift+Enter. Three kinds of cells ask something of you:
+#
+# - **Predict**: replace the dots by what you expect, then run the cell. The cells after it show what happens.
+# - **Exercise**: a function or a class with `# your code here`. Write your answer in place of the line that raises `NotImplementedError`, and run
+#   the cell.
+# - **Check**, right below: run it. It starts 1, 2 and 4 processes, feeds your code fresh random numbers, and compares with plain PyTorch on one
+#   process. A failed check says what differs and on which process, and asks you a question.
+#
+# What stands under *EXPECTED OUTPUT* below a check is not your result yet: it is what you will see once it passes.
+#
+# ## In a terminal
+#
+# Open one with File, New, Terminal. Save your notebook first: these commands see what is saved.
+#
+# | | |
+# |---|---|
+# | `tplab check 4` | check every exercise of chapter 4; `tplab check --exercise 4.2` checks one |
+# | `tplab progress` | how far you are, as the first cell of this page shows it |
+#
+# ## When you are stuck
+#
+# | | |
+# |---|---|
+# | `tplab hint 4.2` | the next of three hints; they also stand below each exercise, folded |
+# | `tplab solution 4.2` | the answer and how to get there; your notebook stays as it is |
+# | `tplab reset --exercise 4.2` | begin an exercise anew; `tplab reset 4` begins the chapter anew. Your notebook is kept in `chapters/kept/` |
+# | `tplab doctor` | when something does not run: what is wrong with this machine, and the command that mends it |
+#
+# A cell that does not come back can be stopped with the square in the toolbar. Programs that wait for ever are part of the subject: a run in
+# which processes wait for each other ends by itself, with the line that each of them waits in.
