@@ -240,6 +240,18 @@ def test_explore_outside_a_notebook_gives_the_first_picture() -> None:
     assert viz.explore(lambda p, kind: (p, kind), p=(2, 4), kind=["column", "row"]) == (2, "column")
 
 
+def test_explore_starts_where_it_is_told() -> None:
+    start = {"p": 4}
+    assert viz.explore(lambda p, kind: (p, kind), p=(2, 4), kind=["column", "row"], start=start) == (4, "column")
+    assert start == {"p": 4}
+
+
+@pytest.mark.parametrize("start", [{"p": 3}, {"kind": 2}, {"q": 2}])
+def test_explore_refuses_a_start_that_is_no_choice(start) -> None:
+    with pytest.raises(ValueError, match=f"start={next(iter(start))}="):
+        viz.explore(lambda p, kind: (p, kind), p=(2, 4), kind=["column", "row"], start=start)
+
+
 @pytest.mark.parametrize("choices", [{}, {"p": ()}])
 def test_explore_without_a_choice_is_refused(choices) -> None:
     with pytest.raises(ValueError, match="at least one value"):
@@ -253,7 +265,7 @@ def draw(p, kind):
     seen.append((p, kind))
     print("drawing")
     return viz.split((8, 8), 0 if kind == "row" else 1, p)
-box = viz.explore(draw, p=(1, 2, 4), kind=["column", "row"])
+box = viz.explore(draw, p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
 box
 ---
 box.children[0].value = 4
@@ -281,7 +293,7 @@ print(json.dumps(client.execute()))
     notebook = json.loads(run.stdout)
     first, second, third = (cell["outputs"] for cell in notebook["cells"])
     assert "widget-view" in str(first)
-    assert "[(1, 'column'), (4, 'column'), (4, 'row')]" in second[-1]["data"]["text/plain"]
+    assert "[(2, 'column'), (4, 'column'), (4, 'row')]" in second[-1]["data"]["text/plain"]
     assert "['SelectionSlider', 'SelectionSlider', 'Output']" in second[-1]["data"]["text/plain"]
     assert [set(output["data"]) for output in third] == [{"image/png", "text/plain"}]
     assert third[0]["data"]["text/plain"].startswith("<[4, 4] cut along dimension 0")

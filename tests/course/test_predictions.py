@@ -16,6 +16,9 @@ def questions(chapter: ModuleType) -> None:
             why="One all-reduce of 12 doubles.",
             wrong={("bytes", 12): "You counted elements.", "calls": "Count the arrows <between> ranks."},
         ),
+        "90.c": Prediction(
+            "How long is `bias`?", {"bias": (4,)}, "As long as `out`.", {"bias": "Is `b <i>` one number per output?"}
+        ),
         "90.b": Prediction("Which?", {"kind": "all_reduce", "shape": (2, 4), "time": 0.5, "same": True}, "Since."),
     }
 
@@ -52,6 +55,20 @@ def test_the_answer_is_there_after_three_different_tries() -> None:
 
 def test_html_is_escaped() -> None:
     assert "&lt;between&gt;" in predict("90.a", calls=2, bytes=96)._repr_html_()
+
+
+def test_code_between_backticks_is_code_in_the_box_and_plain_in_text() -> None:
+    for reply in (predict("90.c", bias=...), predict("90.c", bias=4), *(predict("90.c", bias=n) for n in (5, 6, 7))):
+        assert "`" not in repr(reply)
+        assert "`" not in reply._repr_html_()
+    assert "As long as out." in repr(predict("90.c", bias=4))
+    assert "<code>out</code>" in predict("90.c", bias=4)._repr_html_()
+    assert "<code>b &lt;i&gt;</code>" in predict("90.c", bias=5)._repr_html_()
+
+
+@pytest.mark.parametrize(("value", "right"), [(4, True), ((4,), True), ([4], True), (5, False), (True, False)])
+def test_the_size_of_a_vector_may_be_written_without_brackets(value, right) -> None:
+    assert (": right" in repr(predict("90.c", bias=value))) == right
 
 
 @pytest.mark.parametrize(

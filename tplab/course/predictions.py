@@ -8,19 +8,18 @@ told what to think about; from the third different try on, it may see the answer
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from html import escape
 from textwrap import fill
 from typing import Any
 
 from tplab.course.checking import chapter_module
-from tplab.course.verdict import AMBER, BLUE, GREEN, box, heading, names, paragraph
+from tplab.course.verdict import AMBER, BLUE, GREEN, box, code_html, heading, names, paragraph
 
 _TRIES = 3
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A question with a known answer.
+    """A question with a known answer. In its texts code stands between backticks: "`weight` is [o, i]".
 
     answer: the right value of each field
     why:    shown when all fields are right
@@ -45,12 +44,12 @@ class Reply:
 
     def __repr__(self) -> str:
         lines = [self.head, *(fill(line, 98, initial_indent="  ", subsequent_indent="  ") for line in self.lines)]
-        return "\n".join([*lines, *([f"  {self.answer}"] if self.answer else [])])
+        return "\n".join([*lines, *([f"  {self.answer}"] if self.answer else [])]).replace("`", "")
 
     def _repr_html_(self) -> str:
-        parts = [heading(self.color, f"{self.mark} {self.head}"), *map(paragraph, self.lines)]
+        parts = [heading(f"{self.mark} {self.head}"), *map(paragraph, self.lines)]
         if self.answer:
-            parts.append(f"<details><summary>Show the answer</summary>{escape(self.answer)}</details>")
+            parts.append(f"<details><summary>Show the answer</summary>{code_html(self.answer)}</details>")
         return box(self.color, *parts)
 
 
@@ -87,6 +86,8 @@ def _right(value: Any, right: Any) -> bool:
         return isinstance(value, str) and value.strip().casefold() == right.strip().casefold()
     if isinstance(right, bool) or isinstance(value, bool):
         return value is right
+    if isinstance(right, (tuple, list)) and len(right) == 1 and isinstance(value, (int, float)):
+        value = (value,)  # the size of a vector, written without brackets
     if isinstance(right, (tuple, list)):
         same_length = isinstance(value, (tuple, list)) and len(value) == len(right)
         return same_length and all(_right(mine, theirs) for mine, theirs in zip(value, right, strict=True))

@@ -4,6 +4,7 @@ Both have a text form (terminal, nbval, `tplab check`) and an HTML box (notebook
 run, so nbval can compare it. A failure says what differs, then asks the question that leads to the cause.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from tplab.course.hints import folded
 _WIDTH = 100
 _NAMES = 34  # the most characters across for names, then for ranks
 _BOX = (
-    "border-left: 4px solid {color}; padding: 0.4em 0.9em; margin: 0.3em 0; "
+    "border-left: 6px solid {color}; padding: 0.4em 0.9em; margin: 0.3em 0; "
     "background: var(--jp-layout-color1, transparent); color: var(--jp-ui-font-color1, inherit); "
     "font-family: var(--jp-content-font-family, sans-serif); font-size: var(--jp-content-font-size1, 14px); "
     "line-height: 1.45; max-width: 62em;"
@@ -32,13 +33,19 @@ def box(color: str, *parts: str) -> str:
     return f'<div style="{_BOX.format(color=color)}">{"".join(parts)}</div>'
 
 
-def heading(color: str, text: str) -> str:
-    return f'<div style="color: {color}; font-weight: 600;">{escape(text)}</div>'
+def heading(text: str) -> str:
+    """The first line of a box. Not in the box's colour: a theme's colours for borders are too pale for text."""
+    return f'<div style="font-weight: 600;">{escape(text)}</div>'
 
 
 def paragraph(text: str, strong: bool = False) -> str:
     weight = "font-weight: 600;" if strong else ""
-    return f'<div style="margin-top: 0.35em; {weight}">{escape(text)}</div>'
+    return f'<div style="margin-top: 0.35em; {weight}">{code_html(text)}</div>'
+
+
+def code_html(text: str) -> str:
+    """HTML of a text whose code stands between backticks."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def preformatted(text: str) -> str:
@@ -113,7 +120,7 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         head = f"✓ Exercise {self.exercise} passed: {self.title}"
-        return box(GREEN, heading(GREEN, head), *(paragraph(text) for text in (self.compared, self.note) if text))
+        return box(GREEN, heading(head), *(paragraph(text) for text in (self.compared, self.note) if text))
 
 
 @dataclass(eq=False)
@@ -168,7 +175,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
 
     def html(self, hints: str = "") -> str:
         """The box. `hints`: HTML that goes into it below the question."""
-        parts = [heading(RED, "✗ " + self.headline)]
+        parts = [heading("✗ " + self.headline)]
         if self.rows:
             parts.append(table(self.rows))
         if self.right:

@@ -1,30 +1,35 @@
 """A function behind sliders: turn a knob, see what changes."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def explore(function: Callable[..., Any], **choices: Sequence[Any]) -> Any:
+def explore(function: Callable[..., Any], *, start: Mapping[str, Any] | None = None, **choices: Sequence[Any]) -> Any:
     """Show function(**values) below one slider per argument; every move runs it again.
 
-        viz.explore(lambda p, kind: viz.product(X, A, kind=kind, p=p), p=(1, 2, 4), kind=["column", "row"])
+        viz.explore(draw, p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
 
-    The first value of each is shown first. Outside a notebook, where nothing can be turned, it returns what the
-    function gives for the first values.
+    The values of `start` are shown first, and the first value of each argument that it doesn't name. Outside a
+    notebook, where nothing can be turned, it returns what the function gives for these. Raises ValueError for an
+    argument without values, and for a start that is none of them.
     """
     empty = [name for name, values in choices.items() if not len(values)]
     if not choices or empty:
         raise ValueError(f"explore needs at least one value to choose from{f' for {empty[0]}' if empty else ''}")
+    first = {name: values[0] for name, values in choices.items()} | dict(start or {})
+    for name, value in first.items():
+        if value not in choices.get(name, ()):
+            raise ValueError(f"start={name}={value!r} is none of {name}={list(choices.get(name, ()))}")
     if not _in_notebook():
-        return function(**{name: values[0] for name, values in choices.items()})
+        return function(**first)
     import ipywidgets
     from IPython.display import display
 
     sliders = {
         name: ipywidgets.SelectionSlider(
             options=[(str(value), value) for value in values],
-            value=values[0],
+            value=first[name],
             description=name,
             continuous_update=False,
             style={"description_width": "7em"},
