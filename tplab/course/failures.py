@@ -31,14 +31,14 @@ def show_failure() -> Iterator[Failure]:
     except Exception as error:
         failure.error = error
     if failure.error is None:
-        display_html(box(RED, heading(RED, NOTHING_FAILED)), NOTHING_FAILED)
+        display_html(box(RED, heading(NOTHING_FAILED)), NOTHING_FAILED)
         return
     head = f"It failed, as it should: {type(failure.error).__name__}"
     if isinstance(failure.error, CheckFailed):
-        display_html(box(AMBER, heading(AMBER, head)) + failure.error.html(), f"{head}\n\n{failure.error}")
+        display_html(box(AMBER, heading(head)) + failure.error.html(), f"{head}\n\n{failure.error}")
         return
     report = str(failure.error) if isinstance(failure.error, RankError) else readable_traceback(failure.error)
-    display_html(box(AMBER, heading(AMBER, head), _hint(), preformatted(report)), f"{head}\n\n{report}")
+    display_html(box(AMBER, heading(head), _hint(), preformatted(report)), f"{head}\n\n{report}")
 
 
 def _hint() -> str:

@@ -1,0 +1,135 @@
+"""Every chapter in a real browser: it runs without an error, every knob changes its picture, and all of it can be read.
+
+The first on a wide page, then one of them as narrow as a phone, and one in the dark theme.
+"""
+
+import shutil
+
+import nbformat
+import pytest
+
+from tests.browser.lab import ROOT, NotebookPage, browser, chromium_path, lab_server
+
+CHAPTERS = sorted(path.stem for path in (ROOT / "solutions").glob("[0-9][0-9]_*.ipynb"))
+NARROW = "03_conjugate_operators"
+DARK = "05_parallel_mlp"
+READABLE = 3.0  # contrast: WCAG 2.1 asks 3 of large text, 4.5 of small; black on white has 21
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+
+# For every piece of text in an output: its contrast with what lies behind it
+CONTRASTS = """() => {
+    const channels = color => (color.match(/[\\d.]+/g) || []).map(Number);
+    const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+        .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+    const behind = element => {
+        for (; element; element = element.parentElement) {
+            const color = channels(getComputedStyle(element).backgroundColor);
+            if (color.length === 3 || color[3] > 0.9) return color;
+        }
+        return [255, 255, 255];
+    };
+    const found = [];
+    for (const element of document.querySelectorAll(".jp-OutputArea-output *, .jp-MarkdownOutput *")) {
+        const own = [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.textContent.trim()).join("");
+        if (!own || !element.checkVisibility() || element.closest("mjx-container, svg")) continue;
+        const [a, b] = [light(channels(getComputedStyle(element).color)), light(behind(element))];
+        found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), own.slice(0, 60)]);
+    }
+    return found;
+}"""
+
+# Pictures that stick out of their cell to the right
+TOO_WIDE = """() => [...document.querySelectorAll(".jp-OutputArea-output img")]
+    .filter(img => img.getBoundingClientRect().right > img.closest(".jp-Cell").getBoundingClientRect().right + 1)
+    .map(img => [img.getBoundingClientRect().width, img.closest(".jp-Cell").getBoundingClientRect().width])"""
+
+ERRORS = ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error']"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("solved")
+    for stem in CHAPTERS:
+        shutil.copy(ROOT / "solutions" / f"{stem}.ipynb", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    if chromium_path() is None:
+        pytest.skip("needs Chromium or Chrome (or its path in the variable CHROMIUM)")
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    with browser() as chromium:
+        yield chromium
+
+
+@pytest.fixture(scope="module")
+def server(chromium, folder):
+    with lab_server(folder) as server:
+        yield server
+
+
+def open_and_run(chromium, server, stem, **size) -> NotebookPage:
+    page = NotebookPage(chromium, server, f"{stem}.ipynb", **size)
+    page.run_all()
+    assert page.page.locator(ERRORS).all_inner_texts() == []
+    assert page.errors == []
+    assert page.refused == []
+    return page
+
+
+def turn_every_knob(page: NotebookPage, stem: str) -> int:
+    """Move each slider one step by the keyboard; its picture must change. Returns how many there were."""
+    notebook = nbformat.read(page.file, as_version=4)
+    turned = 0
+    for cell in notebook.cells:
+        if "explore" not in cell.metadata.get("tags", []):
+            continue
+        handles = page.cell(cell.id).locator(".noUi-handle")
+        assert handles.count(), f"{stem}: the cell {cell.id} shows no control"
+        for place in range(handles.count()):
+            readout = page.cell(cell.id).locator(".widget-readout").nth(place)
+            value, picture = readout.inner_text(), page.picture(cell.id)
+            handles.nth(place).scroll_into_view_if_needed()
+            handles.nth(place).focus()
+            page.page.keyboard.press("ArrowRight")
+            page.next_picture(cell.id, picture)
+            if readout.inner_text() == value:
+                raise AssertionError(f"{stem}: control {place} of {cell.id} stays at {value}")
+            turned += 1
+    return turned
+
+
+def unreadable(page: NotebookPage) -> list[str]:
+    found = page.page.evaluate(CONTRASTS)
+    assert len(found) > 50, "there was nothing to read"
+    return [f"{text!r} has contrast {contrast:.1f}" for contrast, text in found if contrast < READABLE]
+
+
+@pytest.mark.parametrize("stem", CHAPTERS)
+def test_a_chapter_runs_and_its_controls_change_their_pictures(chromium, server, stem):
+    page = open_and_run(chromium, server, stem)
+    assert turn_every_knob(page, stem) >= 1
+    assert page.page.evaluate(TOO_WIDE) == []
+    assert unreadable(page) == []
+    page.page.context.close()
+
+
+def test_a_chapter_fits_a_page_as_narrow_as_a_phone(chromium, server):
+    page = open_and_run(chromium, server, NARROW, width=420, height=900)
+    assert page.page.evaluate(TOO_WIDE) == []
+    assert page.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert turn_every_knob(page, NARROW) >= 1
+    page.page.context.close()
+
+
+def test_a_chapter_can_be_read_in_the_dark_theme(chromium, folder, tmp_path):
+    shutil.copy(folder / f"{DARK}.ipynb", tmp_path)
+    with lab_server(tmp_path, theme="JupyterLab Dark") as server:
+        page = open_and_run(chromium, server, DARK)
+        assert page.page.locator("body[data-jp-theme-light='false']").count() == 1
+        assert unreadable(page) == []
+        page.page.context.close()
