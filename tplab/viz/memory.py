@@ -1,0 +1,116 @@
+"""What a GPU has to hold, beside what it has; and how much was live at each moment of a run."""
+
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
+
+from matplotlib.patches import Patch
+
+from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, style, tint
+
+# Parts have shades of grey and hatches, so that no part looks like a rank; red is for what does not fit.
+_PARTS = {
+    "weights": ("#5F6B73", ""),
+    "gradients": ("#94A0A8", "////"),
+    "optimizer state": ("#C3CBD0", "...."),
+    "activations": ("#EEF0F2", "\\\\\\\\"),
+}
+RED = "#C62828"
+_GB = 10**9
+
+
+def bill(
+    bills: Mapping[str, Any], *, capacity: int | None = None, title: str | None = None, scale: float | None = None
+) -> Picture:
+    """Draw one stacked bar for each label: weights, gradients, optimizer state, activations, in GB of 10^9 bytes.
+
+    bills:    by label, what `tplab.memory.bill` returned, or bytes by part
+    capacity: bytes that the GPU has; what lies beyond is red, and the part that no longer fits is named
+    scale:    bytes at the right edge, to draw several pictures to one scale (None: the longest bar)
+    """
+    rows = {label: getattr(value, "parts", lambda value=value: value)() for label, value in bills.items()}
+    totals = {label: sum(parts.values()) for label, parts in rows.items()}
+    most = (scale or max(*totals.values(), capacity or 0)) / _GB
+    caption = title or "; ".join(f"{label}: {_gigabytes(total)}" for label, total in totals.items())
+    with style():
+        picture, axes = chart(WIDTH, 1.25 + 0.52 * len(rows), caption, title)
+        for place, (label, parts) in enumerate(rows.items()):
+            left = 0.0
+            for name, size in parts.items():
+                _part(axes, place, left, size / _GB, name, capacity)
+                left += size / _GB
+            axes.text(
+                min(left, most) + 0.012 * most, place, _verdict(totals[label], parts, capacity), va="center",
+                color=RED if capacity and totals[label] > capacity else INK, fontsize=9, zorder=4,
+                bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"},
+            )  # fmt: skip
+        if capacity:
+            axes.axvline(capacity / _GB, color=INK, linewidth=1.6, linestyle=(0, (4, 2)))
+        axes.set_yticks(range(len(rows)), list(rows))
+        axes.set_ylim(len(rows) - 0.45, -0.55)
+        axes.set_xlim(0, most * 1.42)
+        axes.set_xlabel("GB" + (f"; dashed line: {_gigabytes(capacity)}, what the GPU has" if capacity else ""))
+        axes.tick_params(left=False)
+        handles = [_patch(name) for name in dict.fromkeys(name for parts in rows.values() for name in parts)]
+        if capacity and any(total > capacity for total in totals.values()):
+            handles.append(Patch(facecolor=tint(RED, 0.72), edgecolor=INK, label="does not fit"))
+        picture.legend(handles=handles, ncols=len(handles), loc="outside lower center", columnspacing=1.2)
+    return picture
+
+
+def live_memory(meter: Any, *, title: str | None = None) -> Picture:
+    """Draw what a `tplab.memory_meter.MemoryMeter` saw: live bytes after every tensor that came or went, in MB."""
+    curve = [size / 1e6 for size in meter.curve]
+    top = max([*curve, (meter.capacity or 0) / 1e6]) * 1.3
+    with style():
+        picture, axes = chart(WIDTH, 2.9, title or f"live memory, {max(curve):.3g} MB at most", title)
+        axes.fill_between(range(len(curve)), curve, step="post", color=_PARTS["optimizer state"][0])
+        axes.step(range(len(curve)), curve, where="post", color=INK, linewidth=1)
+        rows: list[float] = []  # where the last name of each row begins; a name goes into the first that has room
+        for place, name in meter.marks:
+            axes.axvline(place, color=FAINT, linewidth=0.8, linestyle=(0, (3, 2)))
+            row = next((row for row, at in enumerate(rows) if place - at > 0.19 * len(curve)), len(rows))
+            rows[row : row + 1] = [place]
+            axes.text(place + 0.006 * len(curve), top * (0.985 - 0.07 * row), name, fontsize=9, va="top")
+        if meter.capacity:
+            axes.axhline(meter.capacity / 1e6, color=RED, linewidth=1.6, linestyle=(0, (4, 2)))
+            axes.text(len(curve) * 0.006, meter.capacity / 1e6, "all there is", color=RED, va="top")
+        axes.set_ylim(0, top)
+        axes.set_xlim(0, len(curve))
+        axes.set_ylabel("MB live")
+        axes.set_xlabel("tensors that came and went, in order")
+        axes.set_xticks([])
+    return picture
+
+
+def _part(axes: Any, place: int, left: float, width: float, name: str, capacity: int | None) -> None:
+    """One part of a bar; what lies beyond the capacity is red."""
+    color, hatch = _PARTS.get(name, ("#FFFFFF", "xxxx"))
+    limit = float("inf") if capacity is None else capacity / _GB
+    inside = max(0.0, min(left + width, limit) - left)
+    if inside:
+        axes.barh(place, inside, 0.62, left=left, color=color, edgecolor=INK, hatch=hatch, linewidth=0.8)
+    if width > inside:
+        axes.barh(
+            place, width - inside, 0.62, left=left + inside, color=tint(RED, 0.72), edgecolor=INK, hatch=hatch,
+            linewidth=0.8,
+        )  # fmt: skip
+
+
+def _verdict(total: int, parts: Mapping[str, int], capacity: int | None) -> str:
+    """ "37.1 GB: fits", or which part is the first that no longer fits."""
+    if capacity is None or total <= capacity:
+        return _gigabytes(total) + ("" if capacity is None else ": fits")
+    sums = accumulate(parts.values())
+    name = next(name for name, used in zip(parts, sums, strict=True) if used > capacity)
+    return f"{_gigabytes(total)}: {name} {'do' if name.endswith('s') else 'does'} not fit"
+
+
+def _patch(name: str) -> Patch:
+    color, hatch = _PARTS.get(name, ("#FFFFFF", "xxxx"))
+    return Patch(facecolor=color, edgecolor=INK, hatch=hatch, linewidth=0.8, label=name)
+
+
+def _gigabytes(size: int) -> str:
+    value = size / _GB
+    return f"{value:,.0f} GB" if value >= 100 else f"{value:.3g} GB"

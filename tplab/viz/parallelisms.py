@@ -1,0 +1,137 @@
+"""One picture each for data, tensor and pipeline parallelism: what a rank holds, gets and sends, when it waits."""
+
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+from tplab.viz.blocks import block, label
+from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, rank_color, style, tint
+
+LAYERS = 4
+_LEFT = 0.95  # where the ranks' columns begin
+_HOLDS = {
+    "data": "the whole model",
+    "tensor": "a part of every layer",
+    "pipeline": "some whole layers",
+}
+_TITLE = {
+    "data": "Data parallelism: the batch is divided",
+    "tensor": "Tensor parallelism: every matrix is divided",
+    "pipeline": "Pipeline parallelism: the layers are divided",
+}
+
+
+def parallelism(kind: str, p: int = 4) -> Picture:
+    """Draw a model of four layers on p = 2 or 4 ranks. kind: "data", "tensor" or "pipeline"."""
+    if kind not in _TITLE or p not in (2, 4):
+        raise ValueError(f"parallelism draws 'data', 'tensor' or 'pipeline' on 2 or 4 ranks, not {kind!r} on {p}")
+    with style():
+        picture, axes = canvas(WIDTH, 3.42 + 0.25 * p, f"{_TITLE[kind]}, {p} ranks")
+        axes.text(0.12, 0.2, _TITLE[kind], fontsize=10.5, fontweight="bold", va="center")
+        width = (WIDTH - _LEFT - 0.15) / p
+        for text, y in (("holds", 1.05), ("gets", 1.88), ("sends", 2.36)):
+            axes.text(0.12, y, text, fontsize=9.5, va="center")
+        for rank in range(p):
+            _holds(axes, kind, p, rank, _LEFT + rank * width, width - 0.25)
+        _sends(axes, kind, p, width)
+        _lanes(axes, kind, p)
+    return picture
+
+
+def _holds(axes: Axes, kind: str, p: int, rank: int, x: float, width: float) -> None:
+    """The layers that a rank holds, filled; what it does not hold, as an empty outline."""
+    axes.text(x + width / 2, 0.5, f"rank {rank}", fontsize=9.5, fontweight="bold", ha="center", va="center")
+    for layer in range(LAYERS):
+        y = 0.66 + layer * 0.22
+        empty = Rectangle((x, y), width, 0.17, facecolor="none", edgecolor=FAINT, linewidth=0.8, linestyle=(0, (2, 2)))
+        axes.add_patch(empty)
+        if kind == "data":
+            block(axes, x, y, width, 0.17, rank)
+        elif kind == "tensor":
+            block(axes, x + rank * width / p, y, width / p, 0.17, rank)
+        elif layer * p // LAYERS == rank:
+            block(axes, x, y, width, 0.17, rank)
+    axes.text(x + width / 2, 1.64, _HOLDS[kind], fontsize=8.5, ha="center", va="center")
+    gets = {
+        "data": "its own sequences",
+        "tensor": "all sequences",
+        "pipeline": f"rank {rank - 1}'s output" if rank else "all sequences",
+    }[kind]
+    axes.text(x + width / 2, 1.88, gets, fontsize=8.5, ha="center", va="center")
+
+
+def _sends(axes: Axes, kind: str, p: int, width: float) -> None:
+    first, last = _LEFT + (width - 0.25) / 2, _LEFT + (p - 1) * width + (width - 0.25) / 2
+    if kind == "pipeline":
+        for rank in range(p - 1):
+            x = first + rank * width
+            _arrow(axes, x + 0.2, x + width - 0.2, 2.28)
+            _arrow(axes, x + width - 0.2, x + 0.2, 2.46)
+        text = "→ activations of a micro-batch to the next rank, ← their gradients back"
+    else:
+        axes.add_patch(Rectangle((first, 2.28), last - first, 0.16, facecolor=tint(INK, 0.18), edgecolor=INK, lw=0.8))
+        text = {
+            "data": "all-reduce: every gradient, as large as the model, once a step",
+            "tensor": "all-reduce: activations [b, s, h], twice in each layer forward and twice backward",
+        }[kind]
+    axes.text((first + last) / 2, 2.66, text, fontsize=9, ha="center", va="center")
+
+
+def _arrow(axes: Axes, start: float, end: float, y: float) -> None:
+    arrow = FancyArrowPatch((start, y), (end, y), arrowstyle="-|>", mutation_scale=9, color=INK, linewidth=1)
+    axes.add_patch(arrow)
+
+
+def _lanes(axes: Axes, kind: str, p: int) -> None:
+    """One step in time: F forward, B backward, a grey piece for a collective, nothing where the rank waits."""
+    top = 2.92
+    pieces = {"data": _data, "tensor": _tensor, "pipeline": _pipeline}[kind](p)
+    end = max(at + length for lane in pieces for at, length, _ in lane)
+    unit = (WIDTH - _LEFT - 0.4) / end
+    axes.text(0.12, top + 0.125 * p - 0.01, "time →", fontsize=9.5, va="center")
+    for rank, lane in enumerate(pieces):
+        y = top + 0.25 * rank
+        axes.add_patch(
+            Rectangle((_LEFT, y), end * unit, 0.2, facecolor="none", edgecolor=FAINT, lw=0.8, linestyle=(0, (2, 2)))
+        )
+        for at, length, name in lane:
+            color = tint(INK, 0.18) if name == "" else tint(rank_color(rank), 0.3 if name[0] == "F" else 0.6)
+            edge = INK if name == "" else rank_color(rank)
+            box = Rectangle((_LEFT + at * unit, y), length * unit, 0.2, facecolor=color, edgecolor=edge, linewidth=0.8)
+            axes.add_patch(box)
+            if name:
+                axes.text(
+                    _LEFT + (at + length / 2) * unit, y + 0.1, name, fontsize=7.5, ha="center", va="center_baseline"
+                )
+    waits = {
+        "data": "Each rank waits once, for the slowest one, until all gradients are added up (grey).",
+        "tensor": "Each rank waits for all others in every layer (grey), forward and backward.",
+        "pipeline": "Each rank waits (empty) for its first input, and for the gradients that come back.",
+    }[kind]
+    label(axes, (WIDTH + _LEFT) / 2 - 0.1, top + 0.25 * p + 0.18, waits, 9)
+
+
+_Lane = list[tuple[float, float, str]]  # (begin, length, name)
+
+
+def _data(p: int) -> list[_Lane]:
+    return [[(0, 4, "F"), (4, 8, "B"), (12, 2, "")] for _ in range(p)]
+
+
+def _tensor(p: int) -> list[_Lane]:
+    lane: _Lane = []
+    at = 0.0
+    for name, length in [("F", 0.8)] * LAYERS + [("B", 1.6)] * LAYERS:
+        for _ in range(2):
+            lane += [(at, length / 2, name), (at + length / 2, 0.35, "")]
+            at += length / 2 + 0.35
+    return [lane] * p
+
+
+def _pipeline(p: int) -> list[_Lane]:
+    """Every micro-batch forward, then every one backward, with as many micro-batches as ranks."""
+    lanes: list[_Lane] = []
+    for rank in range(p):
+        forward = [(float(rank + i), 1.0, f"F{i}") for i in range(p)]
+        turn = 2 * p - 1 + 2 * (p - 1 - rank)
+        lanes.append(forward + [(float(turn + 2 * i), 2.0, f"B{i}") for i in range(p)])
+    return lanes
