@@ -157,6 +157,45 @@ def test_check_needs_no_kernel_and_finds_what_is_stale(built, monkeypatch, capsy
     assert build.main(check) == 0
 
 
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A copy of the course package, with checks of chapter 90 in it."""
+    for name in build.SHOWING:
+        (tmp_path / f"{name}.py").write_bytes((build.COURSE / f"{name}.py").read_bytes())
+    monkeypatch.setattr(build, "COURSE", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("changed", ["ch90/predictions.py", "ch90/new.py", "verdict.py"])
+def test_a_changed_check_makes_the_solution_stale(built, course, monkeypatch, capsys, changed):
+    monkeypatch.setattr(build, "execute", None)  # needs no kernel
+    (course / "ch90").mkdir()
+    (course / "ch90" / "predictions.py").write_text("WHY = 'Since.'\n", encoding="utf-8")
+    notebook = built / "solutions" / "90_tiny.ipynb"
+    stored = json.loads(notebook.read_text(encoding="utf-8"))["metadata"]["tplab"]["checks"]
+    text = notebook.read_text(encoding="utf-8")
+    notebook.write_text(text.replace(stored, build.fingerprint(90)), encoding="utf-8")
+    try:
+        assert build.main(["--root", str(built), "--check"]) == 0
+        with open(course / changed, "a", encoding="utf-8") as file:
+            file.write("# another word\n")
+        assert build.main(["--root", str(built), "--check"]) == 1
+        assert "stale       solutions/90_tiny.ipynb" in capsys.readouterr().out
+    finally:
+        notebook.write_text(text, encoding="utf-8")
+
+
+def test_the_checks_of_another_chapter_do_not_make_it_stale(course):
+    before = build.fingerprint(90)
+    (course / "ch91").mkdir()
+    (course / "ch91" / "predictions.py").write_text("WHY = 'Since.'\n", encoding="utf-8")
+    assert build.fingerprint(90) == before != build.fingerprint(91)
+
+
+def test_the_learners_notebook_does_not_change_with_the_checks(built):
+    assert "tplab" not in json.loads((built / "chapters" / "90_tiny.ipynb").read_text(encoding="utf-8"))["metadata"]
+
+
 def test_only_what_is_stale_is_executed(built, monkeypatch, capsys):
     monkeypatch.setattr(build, "execute", None)
     (built / "chapters" / "90_tiny.ipynb").unlink()

@@ -26,6 +26,8 @@ from tplab.course.rewrite import blank_exercise, blank_prediction, fold_hints, k
 from tplab.course.rules import validate
 from tplab.course.source import Cell, Chapter, SourceError, pages, read
 
+COURSE = Path(__file__).parent
+SHOWING = ("failures", "ledger", "predictions", "reports", "symptoms", "verdict")  # modules that word what a cell shows
 SIZE_LIMIT = 1_000_000  # bytes; GitHub shows no larger notebook
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
@@ -40,6 +42,8 @@ class BuildError(Exception):
 def skeleton(chapter: Chapter, *, blank: bool) -> NotebookNode:
     """The chapter as a notebook without outputs: with its answers, or as the learner finds it (`blank`)."""
     notebook = nbformat.v4.new_notebook(metadata=copy.deepcopy(METADATA))
+    if not blank:
+        notebook.metadata["tplab"] = {"checks": fingerprint(chapter.number)}
     titles = {number: cell.attributes["title"] for number, cell in chapter.of_role("task").items()}
     taken: set[str] = set()
     for cell in chapter.cells:
@@ -48,6 +52,17 @@ def skeleton(chapter: Chapter, *, blank: bool) -> NotebookNode:
         made["id"] = _cell_id(cell, taken)
         notebook.cells.append(made)
     return notebook
+
+
+def fingerprint(number: int) -> str:
+    """Of what the outputs of a chapter say besides its source: its checks and predictions, and what words them.
+
+    It stands in the solution's metadata, so that a change of a check's text makes the solution stale.
+    """
+    digest = hashlib.sha256()
+    for path in [*sorted((COURSE / f"ch{number:02d}").glob("*.py")), *(COURSE / f"{name}.py" for name in SHOWING)]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def _text(cell: Cell, blank: bool) -> str:
