@@ -109,11 +109,11 @@ def fit(points: Iterable[Point]) -> Link:
 SIZES = tuple(4 * 4**k for k in range(12))  # 4 B to 16 MiB
 
 
-def measure_link(sizes: Sequence[int] = SIZES, *, repeats: int = 15, group: ProcessGroup | None = None) -> list[Point]:
+def measure_link(sizes: Sequence[int] = SIZES, *, repeats: int = 40, group: ProcessGroup | None = None) -> list[Point]:
     """(bytes, seconds) of messages between the first two ranks of the group; every rank of it must call this.
 
-    Each time is half of a round trip, the median of `repeats` after two to warm up. Rank 0's clock counts; all ranks
-    return its points. Raises ValueError for a group of one rank.
+    Each time is half of a round trip, the shortest of `repeats` after two to warm up: whatever else the machine does
+    only adds time. Rank 0's clock counts; all ranks return its points. Raises ValueError for a group of one rank.
     """
     rank, p = dist.get_rank(group), dist.get_world_size(group)
     if p < 2:
@@ -130,18 +130,18 @@ def measure_link(sizes: Sequence[int] = SIZES, *, repeats: int = 15, group: Proc
 def _half_round_trip(message: torch.Tensor, rank: int, repeats: int, group: ProcessGroup | None) -> float:
     times = []
     for _ in range(repeats + 2):
-        began = _now()
+        began = now()
         if rank == 0:
             dist.send(message, group=group, group_dst=1)
             dist.recv(message, group=group, group_src=1)
         else:
             dist.recv(message, group=group, group_src=0)
             dist.send(message, group=group, group_dst=0)
-        times.append((_now() - began) / 2)
-    return sorted(times[2:])[repeats // 2]
+        times.append((now() - began) / 2)
+    return min(times[2:])
 
 
-def _now() -> float:
+def now() -> float:
     """Seconds, once the GPU (if there is one) has done all that was asked of it."""
     if torch.cuda.is_available() and device().type == "cuda":
         torch.cuda.synchronize()

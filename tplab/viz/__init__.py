@@ -7,31 +7,47 @@
     timeline   when each rank computed, and when it was in which collective
     curves     losses over steps
     table      results in rows and columns
+    collective who held what before a collective and after it
+    ring       what goes round in a ring, step by step
+    times      seconds over bytes: measured points and lines, on logarithmic axes
+    bill       what a GPU has to hold, part by part, beside what it has
+    live_memory how much memory was live at each moment of a run
+    parallelism data, tensor or pipeline parallelism: what each rank holds, sends, and when it waits
     explore    a function behind sliders
 
 A rank has one colour everywhere (colour-blind safe), and its number stands beside it. Every function returns a
 `Picture`, a matplotlib Figure that a notebook shows when it is a cell's last line.
 """
 
+from tplab.viz.collectives import collective, ring
 from tplab.viz.colors import Picture, rank_colors
 from tplab.viz.controls import explore
 from tplab.viz.curves import curves
 from tplab.viz.matrices import matrices
+from tplab.viz.memory import bill, live_memory
+from tplab.viz.parallelisms import parallelism
 from tplab.viz.product import product
 from tplab.viz.split import split
 from tplab.viz.table import table
 from tplab.viz.timeline import timeline
+from tplab.viz.times import times
 from tplab.viz.traffic import traffic
 
 __all__ = [
     "Picture",
+    "bill",
+    "collective",
     "curves",
     "explore",
+    "live_memory",
     "matrices",
+    "parallelism",
     "product",
     "rank_colors",
+    "ring",
     "split",
     "table",
     "timeline",
+    "times",
     "traffic",
 ]

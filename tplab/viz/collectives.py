@@ -1,0 +1,162 @@
+"""Who held what before a collective and after it, and what goes round in a ring step by step.
+
+Both colour each number by the ranks that it came from. They read that off the number: the number of rank r stands at
+the decimal place 10^r (3, 30, 300, 3000, ...), so the sum 3303 has terms of ranks 0, 2 and 3.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+from tplab.viz.blocks import text_width
+from tplab.viz.colors import FAINT, INK, NOBODY, Picture, canvas, rank_color, rank_fill, rank_hatch, style
+
+_HEIGHT = 0.27  # of a cell, in inches
+_MARGIN = 0.12
+
+
+def collective(results: Sequence[Any], *, name: str = "collective", title: str | None = None) -> Picture:
+    """Draw what every rank held before and after: results[r] = (before, after) as `launch` returns it from rank r.
+
+    Each is a tensor or a list of tensors, drawn as one column of cells, or None for a rank that holds nothing.
+    """
+    sides = [[_texts(result[side]) for result in results] for side in (0, 1)]
+    p, rows = len(results), max(len(column) for side in sides for column in side) or 1
+    texts = [text for side in sides for column in side for text in column]
+    cell = max(0.5, 0.16 + text_width(max(texts, key=len, default=""), 9))
+    half, between = p * cell + (p - 1) * 0.16, max(0.8, 0.3 + text_width(name, 10))
+    top = 0.34 if title else 0.06
+    ranks = f"{p} ranks" if p > 1 else "1 rank"
+    with style():
+        picture, axes = canvas(
+            2 * (_MARGIN + half) + between, top + 0.62 + rows * _HEIGHT + 0.1, title or f"{name} on {ranks}"
+        )
+        if title:
+            axes.text(_MARGIN, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        for side, columns in enumerate(sides):
+            left = _MARGIN + side * (half + between)
+            axes.text(left, top + 0.1, ("before", "after")[side], fontsize=9, color=FAINT, va="center")
+            for rank, column in enumerate(columns):
+                x = left + rank * (cell + 0.16)
+                axes.text(
+                    x + cell / 2, top + 0.34, f"rank {rank}", fontsize=9, fontweight="bold", ha="center", va="center"
+                )
+                for row, text in enumerate(column):
+                    _cell(axes, x, top + 0.5 + row * _HEIGHT, cell, text)
+                if not column:
+                    _nothing(axes, x, top + 0.5, cell)
+        x, y = _MARGIN + half, top + 0.5 + rows * _HEIGHT / 2
+        axes.text(x + between / 2, y - 0.16, name, fontsize=9.5, fontweight="bold", ha="center", va="center")
+        _arrow(axes, (x + 0.12, y), (x + between - 0.12, y))
+    return picture
+
+
+def ring(results: Sequence[Sequence[tuple[int, Any]]], *, title: str | None = None) -> Picture:
+    """Draw the steps of a ring: results[r] lists, for the start and after each step, (part, what rank r holds of it).
+
+    A tensor of one number is the sum of that part so far. One of several is the whole as far as it is known, with zeros
+    for what has not come yet; the part that came last has a bold outline. Arrows go to the right neighbour.
+    """
+    p, steps = len(results), len(results[0])
+    cells = max(len(_texts(value)) for held in results for _, value in held)
+    texts = [text for held in results for _, value in held for text in _texts(value)]
+    cell = max(0.34, 0.1 + text_width(max(texts, key=len, default=""), 8.5))
+    width = max(cells * cell, 0.62)
+    left, step_height, top = 0.72, 0.98, 0.62 if title else 0.36
+    gap = 0.34 if cells == 1 else 0.24
+    with style():
+        picture, axes = canvas(
+            left + p * (width + gap) + 0.1,
+            top + steps * step_height - 0.38,
+            title or f"ring of {p} ranks, {steps - 1} steps",
+        )
+        if title:
+            axes.text(_MARGIN, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        for rank in range(p):
+            x = left + rank * (width + gap) + width / 2
+            axes.text(x, top - 0.14, f"rank {rank}", fontsize=9, fontweight="bold", ha="center", va="center")
+        for step in range(steps):
+            y = top + step * step_height
+            axes.text(_MARGIN, y + 0.35, f"step {step}" if step else "start", fontsize=9, va="center")
+            for rank, held in enumerate(results):
+                part, value = held[step]
+                x = left + rank * (width + gap)
+                _held(axes, x, y, width, cell, part, _texts(value))
+                if step + 1 < steps:
+                    _to_the_right(axes, x + width / 2, y + 0.54, width + gap, step_height - 0.5, rank == p - 1, left)
+    return picture
+
+
+def _held(axes: Axes, x: float, y: float, width: float, cell: float, part: int, texts: Sequence[str]) -> None:
+    """One rank in one step: the name of the part, and its number, or all numbers with this one outlined."""
+    axes.text(x + width / 2, y + 0.1, f"part {part}", fontsize=8.5, ha="center", va="center")
+    wide = cell if len(texts) > 1 else width
+    for index, text in enumerate(texts):
+        _cell(axes, x + index * wide, y + 0.2, wide, "" if text == "0" else text, 8.5)
+    if len(texts) > 1:
+        axes.add_patch(
+            Rectangle((x + part * wide, y + 0.2), wide, _HEIGHT, facecolor="none", edgecolor=INK, linewidth=2, zorder=4)
+        )
+
+
+def _to_the_right(axes: Axes, x: float, y: float, across: float, down: float, last: bool, left: float) -> None:
+    """An arrow to the right neighbour; the last rank's leaves the picture and comes in again on the left."""
+    if not last:
+        _arrow(axes, (x, y), (x + across - 0.1, y + down))
+        return
+    axes.plot([x, x + 0.42 * across], [y, y + 0.42 * down], color=FAINT, linewidth=1, linestyle=(0, (3, 2)))
+    start = left - 0.02
+    _arrow(axes, (start - 0.28, y + 0.45 * down), (start + 0.2, y + down), dashed=True)
+
+
+def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], dashed: bool = False) -> None:
+    axes.add_patch(
+        FancyArrowPatch(
+            start, end, arrowstyle="-|>", mutation_scale=9, color=FAINT, linewidth=1, shrinkA=0, shrinkB=0,
+            linestyle=(0, (3, 2)) if dashed else "solid",
+        )
+    )  # fmt: skip
+
+
+def _cell(axes: Axes, x: float, y: float, width: float, text: str, size: float = 9) -> None:
+    """A number on the colours of the ranks that it came from, side by side."""
+    sources = _sources(text)
+    if not sources:
+        axes.add_patch(Rectangle((x, y), width, _HEIGHT, facecolor=NOBODY, edgecolor="white", linewidth=0.9))
+    for index, rank in enumerate(sources):
+        each = width / len(sources)
+        at = x + index * each
+        axes.add_patch(Rectangle((at, y), each, _HEIGHT, facecolor=rank_fill(rank), edgecolor="none"))
+        axes.add_patch(
+            Rectangle((at, y), each, _HEIGHT, facecolor="none", edgecolor=rank_color(rank) + "66",
+                      hatch=rank_hatch(rank), linewidth=0)
+        )  # fmt: skip
+    axes.add_patch(Rectangle((x, y), width, _HEIGHT, facecolor="none", edgecolor=FAINT, linewidth=0.8))
+    ground = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.6}
+    axes.text(
+        x + width / 2, y + _HEIGHT / 2, text, fontsize=size, ha="center", va="center_baseline",
+        color=INK, bbox=ground if text else None,
+    )  # fmt: skip
+
+
+def _nothing(axes: Axes, x: float, y: float, width: float) -> None:
+    axes.add_patch(
+        Rectangle((x, y), width, _HEIGHT, facecolor="none", edgecolor=FAINT, linewidth=0.9, linestyle=(0, (2, 2)))
+    )
+    axes.text(x + width / 2, y + _HEIGHT / 2, "–", fontsize=9, color=FAINT, ha="center", va="center")
+
+
+def _texts(value: Any) -> list[str]:
+    """The numbers of a tensor, or of a list of them, as whole numbers, one after another."""
+    if value is None:
+        return []
+    tensors = value if isinstance(value, (list, tuple)) else [value]
+    return [str(round(number)) for tensor in tensors for number in torch.as_tensor(tensor).flatten().tolist()]
+
+
+def _sources(text: str) -> list[int]:
+    """The ranks whose decimal place in the number is not zero."""
+    return [place for place, digit in enumerate(reversed(text.lstrip("-"))) if digit != "0"]

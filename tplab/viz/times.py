@@ -1,0 +1,95 @@
+"""How long a message of n bytes takes: measured points and lines, on logarithmic axes."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, rank_color, style
+
+_DASHES = ("solid", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (2.5, 1.2)), (0, (8, 3)))
+_MARKERS = ("o", "s", "^", "D")
+_UNITS = ("B", "KiB", "MiB", "GiB")
+_SIZES: dict[float, str] = {32**k: f"{32 ** (k % 2)} {_UNITS[k // 2]}" for k in range(7)}
+_SECONDS = {
+    1e-7: "0.1 µs", 1e-6: "1 µs", 1e-5: "10 µs", 1e-4: "100 µs", 1e-3: "1 ms",
+    1e-2: "10 ms", 1e-1: "100 ms", 1.0: "1 s", 10.0: "10 s", 100.0: "100 s",
+}  # fmt: skip
+
+
+def times(
+    lines: Mapping[str, Callable[[float], float]],
+    points: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    *,
+    sizes: tuple[float, float] = (2, 2**30),
+    title: str | None = None,
+) -> Picture:
+    """Draw seconds over bytes. Every line has its name at its right end; a line that has points is drawn bold.
+
+    lines:  by name, a function from bytes to seconds, such as `Link.seconds`
+    points: by name, measured (bytes, seconds); they have the colour of the line of the same name
+    sizes:  smallest and largest message in bytes
+    """
+    points = points or {}
+    low, high = sizes
+    steps = [low * (high / low) ** (index / 120) for index in range(121)]
+    with style():
+        caption = title or "seconds over bytes: " + ", ".join(lines)
+        picture, axes = chart(WIDTH, 4.1, caption, title)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        drawn = {name: [line(size) for size in steps] for name, line in lines.items()}
+        for index, (name, seconds) in enumerate(drawn.items()):
+            bold = name in points or not points
+            axes.plot(
+                steps, seconds, color=_color(name, lines, points), linewidth=2 if bold else 1.1,
+                linestyle="solid" if name in points else _DASHES[index % len(_DASHES)],
+            )  # fmt: skip
+        for index, (name, measured) in enumerate(points.items()):
+            axes.plot(
+                *zip(*measured, strict=True), _MARKERS[index % len(_MARKERS)], markersize=5.5, markerfacecolor="white",
+                markeredgecolor=_color(name, lines, points), markeredgewidth=1.4, linestyle="none",
+            )  # fmt: skip
+        axes.set_xlim(low, high)
+        axes.set_xlabel("message")
+        axes.set_ylabel("time")
+        _ticks(axes)
+        _names(axes, high, {name: seconds[-1] for name, seconds in drawn.items()}, lines, points)
+        axes.grid()
+    return picture
+
+
+def _color(name: str, lines: Mapping[str, object], points: Mapping[str, object]) -> str:
+    """Lines with points, or all where none has, in colours; the others in grey, told apart by their dashes."""
+    if name in points:
+        return rank_color(list(points).index(name))
+    return FAINT if points else rank_color(list(lines).index(name))
+
+
+def _ticks(axes: Axes) -> None:
+    for axis, names in ((axes.xaxis, _SIZES), (axes.yaxis, _SECONDS)):
+        low, high = sorted(axis.get_view_interval())
+        shown = [place for place in sorted(names) if low <= place <= high]
+        axis.set_major_locator(FixedLocator(shown))
+        axis.set_major_formatter(FixedFormatter([names[place] for place in shown]))
+        axis.set_minor_locator(NullLocator())
+
+
+def _names(
+    axes: Axes, x: float, ends: Mapping[str, float], lines: Mapping[str, object], points: Mapping[str, object]
+) -> None:
+    """The name of each line beside its right end, moved apart where ends lie close together."""
+    low, high = axes.get_ylim()
+    apart = (high / low) ** 0.062
+    places: dict[str, float] = {}
+    below = 0.0
+    for name, end in sorted(ends.items(), key=lambda item: item[1]):
+        below = places[name] = max(end, below * apart)
+    for name, place in places.items():
+        axes.annotate(
+            name, xy=(x, ends[name]), xytext=(x * (axes.get_xlim()[1] / axes.get_xlim()[0]) ** 0.03, place),
+            fontsize=9, va="center", annotation_clip=False,
+            color=INK if name not in points else _color(name, lines, points),
+            fontweight="bold" if name in points else "normal",
+            arrowprops={"arrowstyle": "-", "color": FAINT, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0},
+        )  # fmt: skip
