@@ -4,7 +4,9 @@ import copy
 import json
 from pathlib import Path
 
-from tplab.course.build import build
+from nbformat.v4 import new_output
+
+from tplab.course.build import blank_chapter, build, skeleton, to_text
 from tplab.course.rules import validate
 from tplab.course.source import read
 
@@ -122,3 +124,19 @@ class Learner:
     def save(self, path: Path) -> Path:
         path.write_text(json.dumps(self.content), encoding="utf-8")
         return path
+
+
+def make_unexecuted(root: Path, text: str) -> Path:
+    """The same without a kernel: as the output of each check stands what a check that passes shows."""
+    chapter = read(write(root, text))
+    solution = skeleton(chapter, blank=False)
+    for place, cell in enumerate(solution.cells):
+        if "check" in cell.metadata.get("tplab", {}):
+            shows = f"Exercise {cell.metadata.tplab.check} passed: double_{cell.metadata.tplab.check[3:]}\n  Right: the value."
+            cell.outputs = [new_output("execute_result", data={"text/plain": shows}, execution_count=place)]
+            cell.execution_count = place
+    (root / "chapters").mkdir()
+    (root / "solutions" / "90_tiny.ipynb").write_text(to_text(solution), encoding="utf-8")
+    path = root / "chapters" / "90_tiny.ipynb"
+    path.write_text(to_text(blank_chapter(chapter, solution)), encoding="utf-8")
+    return path

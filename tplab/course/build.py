@@ -24,7 +24,7 @@ from nbformat import NotebookNode
 from tplab.course.outputs import ExecutionError, execute, expected_output
 from tplab.course.rewrite import blank_exercise, blank_prediction, fold_hints, keep_solution, task_heading
 from tplab.course.rules import validate
-from tplab.course.source import Cell, Chapter, SourceError, pages, read
+from tplab.course.source import INDEX, Cell, Chapter, SourceError, pages, read
 
 COURSE = Path(__file__).parent
 SHOWING = ("failures", "ledger", "predictions", "reports", "symptoms", "verdict")  # modules that word what a cell shows
@@ -42,7 +42,7 @@ class BuildError(Exception):
 def skeleton(chapter: Chapter, *, blank: bool) -> NotebookNode:
     """The chapter as a notebook without outputs: with its answers, or as the learner finds it (`blank`)."""
     notebook = nbformat.v4.new_notebook(metadata=copy.deepcopy(METADATA))
-    if not blank:
+    if not (blank or chapter.is_index):
         notebook.metadata["tplab"] = {"checks": fingerprint(chapter.number)}
     titles = {number: cell.attributes["title"] for number, cell in chapter.of_role("task").items()}
     taken: set[str] = set()
@@ -180,7 +180,7 @@ def _write(notebook: NotebookNode, path: Path) -> list[str]:
 
 def _name(path: Path) -> str:
     """How a source is called on the command line: "4", "index"."""
-    return path.stem if path.stem == "index" else str(int(path.stem[:2]))
+    return path.stem if path.stem == INDEX else str(int(path.stem[:2]))
 
 
 def main(argv: list[str] | None = None) -> int:

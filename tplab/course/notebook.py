@@ -70,7 +70,7 @@ def _cell(raw: dict) -> Cell:
         source = "".join(line for line in source if isinstance(line, str))
     return Cell(
         kind=str(raw.get("cell_type", "")),
-        source=source if isinstance(source, str) else "",
+        source=source.encode(errors="replace").decode() if isinstance(source, str) else "",  # JSON may hold half of 😀
         id=str(raw.get("id", "")),
         metadata=metadata if isinstance(metadata, dict) else {},
         outputs=outputs if isinstance(outputs, list) else [],

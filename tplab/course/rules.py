@@ -114,7 +114,7 @@ def _validate_numbers(chapter: Chapter) -> None:
     for cell in chapter.cells:
         if cell.role is None:
             continue
-        if chapter.stem == "index":
+        if chapter.is_index:
             raise cell.refuse(f"{cell.role} {cell.number} in the index; it belongs into a chapter")
         if not re.fullmatch(rf"{chapter.number}\.{pattern[cell.role]}", cell.number):
             example = f"{chapter.number}.{'a' if cell.role == 'predict' else 1}"

@@ -22,6 +22,7 @@ from typing import Any
 ROLES = ("task", "exercise", "hints", "check", "predict")
 ATTRIBUTES = {"task": {"title", "difficulty", "minutes"}}
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+INDEX = "index"
 TAGS = {"setup", "explore", "raises-exception"}
 
 
@@ -55,6 +56,11 @@ class Chapter:
         return self.path.stem
 
     @property
+    def is_index(self) -> bool:
+        """Whether it is the page that leads to the chapters; that one has no number and no exercises."""
+        return self.stem == INDEX
+
+    @property
     def number(self) -> int:
         return int(self.stem[:2])
 
@@ -69,7 +75,7 @@ def sources(root: Path) -> list[Path]:
 
 def pages(root: Path) -> list[Path]:
     """Everything that notebooks are built from: the index, if there is one, and the chapters."""
-    index = root / "solutions" / "index.py"
+    index = root / "solutions" / f"{INDEX}.py"
     return [*([index] if index.exists() else []), *sources(root)]
 
 

@@ -64,6 +64,6 @@ def _hash(parts: Iterable[str]) -> str:
     """Of the parts and where each ends."""
     digest = hashlib.sha256()
     for part in parts:
-        data = part.encode(errors="surrogatepass")  # JSON may hold half a character
+        data = part.encode()
         digest.update(f"{len(data)}:".encode() + data)
     return digest.hexdigest()

@@ -106,14 +106,15 @@ def _wanted(files: ChapterFiles, first: str, number: str | None) -> str:
 
 def first_state(files: ChapterFiles) -> str:
     """The learner's notebook as the course gives it, made from the chapter's source. Raises Misuse."""
-    from tplab.course.build import blank_chapter, is_executed_from, load, to_text  # here, since it takes a second
+    from tplab.course.build import blank_chapter, load, skeleton, to_text  # here, since it takes a second
     from tplab.course.source import SourceError, read
 
     try:
         source, solution = read(files.source), load(files.reference)
     except (OSError, SourceError) as error:
         raise Misuse(f"{files.source} can't be read: {error}. Bring the course up to date: git pull") from error
-    if solution is None or not is_executed_from(solution, source):
+    ids = [cell.id for cell in skeleton(source, blank=True).cells]
+    if solution is None or [cell.id for cell in solution.cells] != ids:
         raise Misuse(f"solutions/{files.stem}.ipynb is not what its source says. Build it: tplab build {files.number}")
     return to_text(blank_chapter(source, solution))
 
