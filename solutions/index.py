@@ -21,12 +21,12 @@ progress()
 #
 # | | chapter | you build | exercises |
 # |---|---|---|---|
-# | 00 | Why parallel (coming) | the memory bill: weights, activations, gradients, optimizer state | |
-# | 01 | Ranks and collectives (coming) | ring all-reduce from send and receive | |
+# | 00 | [Why parallel](00_why_parallel.ipynb) | the memory bill: weights, activations, gradients, optimizer state | 3, about 53 min |
+# | 01 | [Ranks and collectives](01_ranks_and_collectives.ipynb) | ring all-reduce from send and receive | 5, about 69 min |
 # | 02 | [Splitting matrices](02_splitting_matrices.ipynb) | the two ways to cut a product: by columns, by rows | 4, about 45 min |
 # | 03 | [Conjugate operators](03_conjugate_operators.ipynb) | f, g, scatter and gather as autograd functions | 4, about 38 min |
 # | 04 | [Parallel linear layers](04_parallel_linear.ipynb) | ColumnParallelLinear, RowParallelLinear | 5, about 75 min |
-# | 05 | [Parallel MLP](05_parallel_mlp.ipynb) | ParallelMLP, SwiGLU, and a training run on real text | 4, about 50 min |
+# | 05 | [Parallel MLP](05_parallel_mlp.ipynb) | ParallelMLP, SwiGLU, and a training run on real text | 4, about 55 min |
 # | 06 | Parallel attention (coming) | heads over ranks, fused QKV, grouped-query heads, KV cache | |
 # | 07 | Vocabulary-parallel embedding (coming) | VocabParallelEmbedding, tied output layer | |
 # | 08 | Vocabulary-parallel loss (coming) | softmax and loss over a vocabulary that no rank holds whole | |

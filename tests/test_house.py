@@ -180,14 +180,6 @@ def test_every_target_is_in_the_help():
     assert set(phony[1].split()) == targets()
 
 
-def test_lab_listens_on_loopback_only(tmp_path):
-    stamp = f"{tmp_path}/.installed"
-    said = make("-n", "-o", stamp, "lab", f"VENV={tmp_path}", "LAB_ARGS=--port=9000").stdout
-    assert "--ServerApp.ip=127.0.0.1" in said
-    assert "--port=9000" in said
-    assert "/lab/tree/chapters/" in said
-
-
 def test_ci_runs_the_tests():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)

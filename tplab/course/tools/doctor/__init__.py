@@ -21,9 +21,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tplab.course.tools.doctor import chapters, gpus, machine, software, trial
+from tplab.course.tools.doctor import chapters, gpus, machine, probe, software, trial
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
-from tplab.course.tools.doctor.probe import probe
 from tplab.course.tools.places import add_root, root_of
 
 LOOK = {GOOD: ("✓", "green"), NOTE: ("!", "yellow"), BAD: ("✗", "red")}
@@ -58,7 +57,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 def examine(root: Path) -> Iterator[Finding]:
     """Every finding, as it is made."""
-    seen = probe()
+    seen = probe.ask_torch()
     found = [*software.look(seen), *gpus.look(seen), *machine.look(len(seen.gpus))]
     yield from found
     if not seen.error:

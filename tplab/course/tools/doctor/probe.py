@@ -60,7 +60,7 @@ class Torch:
     peers: list[list[bool]] = field(default_factory=list)
 
 
-def probe(code: str = _ASK, timeout: float = PATIENCE) -> Torch:
+def ask_torch(code: str = _ASK, timeout: float = PATIENCE) -> Torch:
     """Ask PyTorch."""
     try:
         told = ask(code, timeout)
