@@ -72,12 +72,14 @@ def _verdicts(run: Run, merged: Merged, reference: list[Cell], wanted: list[str]
     judge = Judge(merged, reference)
     titles = exercises_of(reference)
     said = set()
+    checked: dict | None = None  # the row of a check whose guard has not spoken yet
     for row in run:
         judge.see(row)
-        if row.get("role") == "check" and row["number"] in wanted:
-            status, text = judge.verdict(row)
-            said.add(row["number"])
-            yield Verdict(row["number"], titles[row["number"]], status, text)
+        if checked and row.get("role") == "guard" and row["number"] == checked["number"]:
+            status, text = judge.verdict(checked, row)
+            said.add(checked["number"])
+            yield Verdict(checked["number"], titles[checked["number"]], status, text)
+        checked = row if row.get("role") == "check" and row["number"] in wanted else None
     for number in wanted:
         if number not in said:
             yield Verdict(number, titles[number], "not run", judge.stopped or "nbval did not reach it.")
@@ -101,7 +103,7 @@ class Judge:
                 self._wrote |= dict.fromkeys(names_in(cell.source), number)
 
     def see(self, row: dict) -> None:
-        if row["outcome"] == "passed":
+        if row["outcome"] == "passed" or self.stopped:
             return
         self.all_passed = self.all_passed and row.get("role") not in ("exercise", "check", "guard")
         role, number = row.get("role"), row.get("number", "")
@@ -117,8 +119,8 @@ class Judge:
             where = {"check": f"the check of exercise {number}", "exercise": f"the cell of exercise {number}"}
             self.stopped = f"The kernel ended in {where.get(str(role), 'one of your own cells')}."
 
-    def verdict(self, row: dict) -> tuple[str, str]:
-        """Status and text for the row of a check cell."""
+    def verdict(self, row: dict, guard: dict) -> tuple[str, str]:
+        """Status and text for the row of a check cell and that of the guard after it."""
         number = row["number"]
         if number in self.missing:
             return "failed", self.missing[number]
@@ -127,7 +129,7 @@ class Judge:
         if number in self._broken:
             return "failed", self._broken[number]
         if row["outcome"] == "passed":
-            return "passed", ""
+            return ("passed", "") if guard["outcome"] == "passed" else ("failed", explain(guard))
         asked = _asks_for(row)
         if asked == number:
             return "to do", ""

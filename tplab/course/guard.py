@@ -1,12 +1,13 @@
-"""Runs in the kernel of `tplab check`, in hidden cells: nothing that a notebook does may turn a check around.
+"""Runs in the kernel of `tplab check`, beside the cells: nothing that a notebook does may turn a check around.
 
     start(4)                          before the first cell: loads the course's code and keeps what it consists of
     remember(["Layer"], "4.1")        after an exercise's cell (and the setup): keeps what its names stand for
     before_check("4.1")               puts back what was kept: the course's functions, `check`, and the answers
+    after_check("4.1")                refuses a verdict during which the answer itself has changed any of it
 
-So a cell that defines its own `check`, or assigns to a function in tplab, or imports the course's own layer over the
-learner's, changes no verdict. What is changed in torch or in Python's builtins, and a notebook written to deceive
-this very module, are out of scope: whoever does that knows that the answer is wrong.
+So a cell that defines its own `check`, assigns to a function in tplab or torch, rewrites cells by an IPython hook, or
+imports the course's own layer over the learner's, changes no verdict. What is out of scope: the files on disk, and a
+notebook that deceives this very module. Whoever does that knows that the answer is wrong.
 """
 
 import importlib
@@ -16,12 +17,17 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-_modules: dict[str, tuple[ModuleType, dict[str, Any]]] = {}
-_functions: list[tuple[FunctionType, tuple]] = []
-_classes: list[tuple[type, dict[str, Any]]] = []
+from tplab.course.kept import Kept, is_code
+
+# Others' code that checks build on. Of these modules the public functions and classes are kept.
+OTHERS = ("builtins", "importlib", "math", "torch", "torch.nn", "torch.nn.functional", "torch.autograd",
+          "torch.distributed", "torch.testing")  # fmt: skip
+_HOOKS = ("input_transformers_post", "ast_transformers")
+
+_kept = Kept()
+_modules: dict[str, ModuleType] = {}
 _tables: list[tuple[dict, dict]] = []
 _answers: dict[str, Any] = {}
-_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 
 
 def start(chapter: int) -> None:
@@ -33,22 +39,28 @@ def start(chapter: int) -> None:
             if error.name != name:
                 raise
     _keep_modules()
+    _keep_shell()
 
 
 def _keep_modules() -> None:
-    """Keep what the course's modules consist of, of those that were not loaded before."""
+    """Keep what the course's modules consist of, and others' that checks build on, if not yet kept."""
     for name, module in list(sys.modules.items()):
-        if name in _modules or name == __name__ or not (name == "tplab" or name.startswith("tplab.")):
+        if name in _modules or name == __name__ or not (name == "tplab" or name.startswith("tplab.") or name in OTHERS):
             continue
-        own = {key: value for key, value in vars(module).items() if not key.startswith("__")}
-        kept = {key: value for key, value in own.items() if _is_code(key, value)}
-        _modules[name] = module, kept
-        for value in kept.values():
+        _modules[name] = module
+        if name in OTHERS:
+            _kept.module(module, lambda key, value: not key.startswith("_") and is_code(value))
+            continue
+        _kept.module(module, _is_code, whole=True)
+        for value in list(vars(module).values()):
             _keep(value)
         if name.startswith("tplab.course"):  # the register of exercises
-            _tables.extend((value, {}) for value in own.values() if isinstance(value, dict))
+            _tables.extend((value, {}) for value in vars(module).values() if isinstance(value, dict))
     for table, items in _tables:
         items.update({key: value for key, value in table.items() if key not in items})
+    if "torch" in _modules:
+        _kept.cls(_modules["torch"].Tensor)
+        _kept.cls(_modules["torch"].nn.Module)
 
 
 def _is_code(name: str, value: Any) -> bool:
@@ -60,13 +72,29 @@ def _keep(value: Any) -> None:
     if not str(getattr(value, "__module__", "")).startswith("tplab"):
         return
     if isinstance(value, FunctionType):
-        _functions.append((value, tuple(getattr(value, part) for part in _PARTS)))
+        _kept.function(value)
     elif isinstance(value, type):
-        parts = {key: part for key, part in vars(value).items() if callable(part) or isinstance(part, property)}
-        _classes.append((value, parts))
-        for part in parts.values():
+        _kept.cls(value)
+        for part in vars(value).values():
             if isinstance(part, FunctionType):
-                _functions.append((part, tuple(getattr(part, name) for name in _PARTS)))
+                _kept.function(part)
+
+
+def _keep_shell() -> None:
+    """Keep how IPython runs a cell: whoever rewrites the check's cell, or catches what it raises, has a verdict."""
+    shell = InteractiveShell.instance()
+    _kept.methods_of(shell)
+    for part in ("input_transformer_manager", "displayhook", "events"):
+        _kept.attribute(shell, part)
+    manager = shell.input_transformer_manager
+    for owner, hooks in (
+        (shell, _HOOKS),
+        (manager, [key for key, value in vars(manager).items() if type(value) is list]),
+    ):
+        for hook in hooks:
+            _kept.list_in(owner, hook)
+    for event in ("pre_execute", "pre_run_cell"):
+        _kept.list_in(shell.events.callbacks, event)
 
 
 def remember(names: list[str], exercise: str = "") -> None:
@@ -94,24 +122,36 @@ class _Borrowed:
 
 def before_check(number: str) -> None:
     """Put everything back that was kept. Raises AssertionError where the answer is not the learner's."""
-    for name, (module, kept) in _modules.items():
-        sys.modules[name] = module
-        for key, value in kept.items():
-            if vars(module).get(key) is not value:
-                setattr(module, key, value)
-    for cls, parts in _classes:
-        for key, part in parts.items():
-            if vars(cls).get(key) is not part:
-                setattr(cls, key, part)
-    for function, values in _functions:
-        for name, part in zip(_PARTS, values, strict=True):
-            if getattr(function, name) is not part:
-                setattr(function, name, part)
-    for table, items in _tables:
-        table.update(items)
+    sys.settrace(None)
+    sys.setprofile(None)
+    _put_back()
     for value in _answers.values():
         if isinstance(value, _Borrowed) and value.exercise == number:
             raise AssertionError(value.message)
     InteractiveShell.instance().user_ns.update(
         {name: value for name, value in _answers.items() if not isinstance(value, _Borrowed)}
     )
+
+
+def after_check(number: str) -> None:
+    """Raises AssertionError where something that was kept has been changed while the check ran."""
+    changed = _put_back()
+    if changed:
+        raise AssertionError(
+            f"While the check of exercise {number} ran, your code changed {changed[0]}. "
+            "A check that was changed says nothing about the answer; leave it as it is."
+        )
+
+
+def _put_back() -> list[str]:
+    changed = [name for name, module in _modules.items() if sys.modules.get(name) is not module]
+    sys.modules.update(_modules)
+    changed += _kept.put_back()
+    for table, items in _tables:
+        table.update(items)
+    torch = _modules.get("torch")
+    if torch:  # a right answer is right whatever an experiment has left behind
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+        torch.set_grad_enabled(True)
+    return changed

@@ -26,6 +26,7 @@ from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
 
 PRINT_LIMIT = 5_000_000  # characters that a cell may print before it is interrupted
 KEPT_TEXT = 200_000  # characters of it that are kept
+GUARD_MISSING = "A cell above has changed how this kernel runs cells, so that the check can't be trusted."
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 pytest_configure = nbval.pytest_configure
@@ -54,11 +55,23 @@ class Kernel(RunningKernel):
         self.reply: dict = {}
         self.printed = 0
         self.flooded = False
+        self.beside = False
         super().__init__(*args, **kwargs)
 
     def execute_cell_input(self, cell_input, allow_stdin=None):
         self.reply, self.printed, self.flooded = {}, 0, False
+        if self.beside:  # evaluated by the kernel beside a cell, where no hook of IPython's can rewrite it
+            step = {"guard": cell_input}
+            return self.kc.execute("", store_history=False, user_expressions=step, stop_on_error=False)
         return super().execute_cell_input(cell_input, allow_stdin)
+
+    @property
+    def guard_error(self) -> dict:
+        """What the guard's step raised, or that it did not run: {} where all is well."""
+        answer = self.reply.get("user_expressions", {}).get("guard", {})
+        if answer.get("status") == "ok":
+            return {}
+        return {"ename": answer.get("ename", "RuntimeError"), "evalue": answer.get("evalue", GUARD_MISSING)}
 
     def await_reply(self, msg_id, timeout=None):
         """Wait for the reply, keeping what the cell shows meanwhile. Raises Empty when time is up, and KernelDied."""
@@ -142,6 +155,7 @@ class ChapterCell(nbval.IPyNbCell):
         kernel = self.parent.kernel
         limit = self.config.option.nbval_cell_timeout
         self.config.option.nbval_cell_timeout = min(limit, self.marks.get("timeout", limit))
+        kernel.beside = self.marks.get("role") == "guard"
         try:
             super().runtest()
         except nbval.NbCellError:
@@ -153,6 +167,8 @@ class ChapterCell(nbval.IPyNbCell):
             self.config.option.nbval_cell_timeout = limit
             if hasattr(kernel, "km"):  # else nbval has given the kernel up
                 self.parent.timed_out = False
+        if kernel.beside and kernel.guard_error:
+            self.raise_cell_error("{ename}: {evalue}".format(**kernel.guard_error))
         if kernel.reply.get("status") == "error" and not self.options["check_exception"]:
             self.raise_cell_error(f"{kernel.reply.get('ename')}: {kernel.reply.get('evalue')}")
 
@@ -185,6 +201,8 @@ def row(item: ChapterCell, report: pytest.TestReport, call: pytest.CallInfo) -> 
     error = call.excinfo.value
     told["problem"] = "kernel died" if _kernel_is_gone(item, error) else type(error).__name__
     told["message"] = _ANSI.sub("", str(error))
+    if item.marks.get("role") == "guard" and item.parent.kernel is not None:
+        told |= item.parent.kernel.guard_error
     shown = next((output for output in item.test_outputs or [] if output["output_type"] == "error"), None)
     if shown:
         told["ename"], told["evalue"] = shown["ename"], _ANSI.sub("", shown["evalue"])

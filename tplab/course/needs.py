@@ -80,6 +80,8 @@ def to_notebook(pieces: list[Piece], chapter: int) -> list[Cell]:
         if piece.role == "check":
             cells.append(_hidden(f"before-{piece.id}", f"before_check({piece.number!r})", piece.number))
         cells.append(_runnable(piece))
+        if piece.role == "check":
+            cells.append(_hidden(f"after-{piece.id}", f"after_check({piece.number!r})", piece.number))
         if piece.role == "setup":
             names = sorted(asked & binds(piece.source))
             cells.append(_hidden(f"after-{piece.id}", f"remember({names})"))
@@ -100,7 +102,7 @@ def _runnable(piece: Piece) -> Cell:
 
 
 def _hidden(id: str, call: str, number: str = "") -> Cell:
-    """A cell of ours that leaves no name behind in the learner's namespace."""
+    """A step of ours between two cells. It is an expression, which nbval_plugin.py runs beside the cells."""
     source = f'__import__("tplab.course.guard", fromlist=["guard"]).{call}'
     metadata = {"tplab": {"role": "guard", "number": number}, "tags": ["nbval-ignore-output"]}
     return Cell("code", source, f"guard-{id}"[:64], metadata)
