@@ -79,10 +79,11 @@ torch.equal(by_columns, X @ A), torch.equal(by_rows, X @ A)
 # | column split | replicated `[b, in]` | sharded along dim 1: `[in, out/p]` | `[b, out/p]`, sharded along dim 1 | concatenate |
 # | row split | sharded along dim 1: `[b, in/p]` | sharded along dim 0: `[in/p, out]` | `[b, out]`, partial | add |
 #
-# Turn the knobs: the number of devices, and the way to cut. What happens to the *size of each product* when you change the way?
+# Turn the knobs: the number of devices, and the way to cut. What happens to the *size of each product* when you change the way? (By columns it shrinks
+# with `p`, by rows it is `[b, out]` however many devices there are.)
 
 # %% tags=["explore"]
-viz.explore(lambda p, kind: viz.product(X, A, kind=kind, p=p), p=(1, 2, 4), kind=["column", "row"])
+viz.explore(lambda p, kind: viz.product(X, A, kind=kind, p=p), p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
 
 # %% [markdown]
 # **Predict.** $A$ is `[1024, 4096]` in float32 (4 bytes a number), split by columns over 4 devices. How many rows and columns has
@@ -96,7 +97,8 @@ predict("2.a", rows=1024, columns=1024, mib=4)
 #
 # A training run on 4 devices is 4 processes, one per device, all running the *same* program. Each has memory of its own: a
 # tensor on one is invisible to the others. The processes are numbered from 0, and the number is called the **rank**; how many
-# there are is the **world size**. A rank finds out which part of the work is its own from these two numbers.
+# there are is the **world size**. A rank finds out which part of the work is its own from these two numbers. (If you come from chapter 01, this section
+# is a reminder.)
 #
 # `launch(fn, p)` starts `p` such processes on this machine, runs `fn` on each, and returns what it returned, in rank order.
 # They are real processes, as on a cluster. With a GPU for each rank they use the GPUs, and NVIDIA's library NCCL to communicate; otherwise the CPU, and

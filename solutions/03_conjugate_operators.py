@@ -592,6 +592,9 @@ symptoms(3)
 # %% predict="3.d"
 predict("3.d", collectives=4, bytes=8192)
 
+# %% [markdown]
+# Count them. `launch` records all collectives of a run; `with record() as section:` notes those that this rank enters inside the block, here forward and backward apart.
+
 
 # %%
 def traffic_of(operator, b, s, h):

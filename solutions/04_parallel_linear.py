@@ -19,6 +19,9 @@
 # with parameters. That brings three new questions: where does the bias go, where do the first values of the weights come from, and how does
 # a checkpoint written by one process get into four?
 #
+# You need chapter 02 (`launch`, `device()`, and what **shard**, **replicated** and **partial** mean) and chapter 03 (the operators f, g, scatter and gather; they are listed
+# again where you use them). About 90 minutes.
+#
 # Symbols: `b` batch, `s` sequence length, `i` input features, `o` output features, `p` number of ranks.
 
 # %% tags=["setup"]
@@ -53,9 +56,6 @@ viz.product((4, 8), (8, 12), kind="row", p=2, title="RowParallelLinear: each ran
 # | **row-parallel** | the rows of $A$ | `weight` along `dim=1` | all of the output features, computed from some of the inputs |
 #
 # The names follow the papers. If you remember one thing, remember this: *column-parallel splits the outputs, row-parallel splits the inputs.*
-#
-# Two words before we go on. A **shard** is the piece of a tensor that one rank holds. A tensor is **replicated** when every rank holds the same
-# whole copy.
 #
 # The next cell starts two real processes. Each cuts its own shard out of the same weight `[12, 8]` and sends it back; the pictures are drawn
 # from what came back.
@@ -96,7 +96,7 @@ viz.explore(show_cut, p=(2, 4), kind=["column", "row"])
 
 # %% [markdown]
 # **Predict.** `nn.Linear(6, 8)` on `p = 2` ranks. Which shape has the weight of each rank, and the bias of each rank? The bias has one number per
-# output feature. Replace the dots by tuples, such as `(3, 4)`.
+# output feature. Replace the dots by shapes: `(3, 4)` for a matrix, `(3,)` for a vector.
 
 # %% predict="4.a"
 predict("4.a", column_weight=(4, 6), column_bias=(4,), row_weight=(8, 3), row_bias=(8,))
@@ -126,6 +126,10 @@ predict("4.a", column_weight=(4, 6), column_bias=(4,), row_weight=(8, 3), row_bi
 # `gather_output=True` asks the layer to return the whole `Y` on every rank. `skip_bias_add=True` asks it not to add the bias, and to return it next
 # to the output instead: a caller that has another elementwise operation coming (a GELU, a dropout) can then do both in one kernel.
 #
+# Every parallel layer also takes a `group`: the **process group** in which its ranks talk to each other. That is a set of ranks with a numbering of its own, from 0; `None` means the default group,
+# all ranks. A model that is parallel in two ways has several, for example `[0, 2]` and `[1, 3]`, and what happens in one must not touch the other. So every call that asks for a rank or a size, or
+# communicates, is told the group: `dist.get_rank(group)`, `dist.get_world_size(group)`, `copy_to_region(x, group)`. The checks try two groups as well.
+#
 # **Predict.** A column-parallel layer with `gather_output=False`, input `[b, s, i]` = `[2, 3, 8]`, output features 12, `p = 4`, four bytes a number. Which
 # collectives run, counted on one rank? `bytes_backward` is the size of the tensor that is all-reduced.
 
@@ -138,8 +142,8 @@ predict("4.b", calls_forward=0, calls_backward=1, bytes_backward=192)
 # 1. In `__init__`: the shapes of this rank's `weight` and `bias`. `divide(n, p)` returns `n // p` and raises a clear error when `p` does not divide `n`.
 # 2. `forward`: the input is replicated. Use the operators, do not call `dist` yourself, and pass `self.group` on.
 #
-# The constructor leaves the weights uninitialised: the checks and the cells below load weights of their own, and exercise 4.4 is about first values. The attribute `tensor_parallel` that it sets on each parameter is explained in
-# section 5.
+# The constructor leaves the weights uninitialised: the checks and the cells below load weights of their own, and exercise 4.4 is about first values. It also notes on each parameter how it was cut, in the attribute `tensor_parallel`;
+# what that is for, and what `stride` means, comes in section 5. Here both are given.
 
 
 # %% exercise="4.1"
@@ -228,17 +232,17 @@ viz.matrices({"rank 2, gather_output=True": launch(show_columns, 4, args=(True,)
 #
 # $$Y = [X_0, X_1] \begin{bmatrix} A_0 \\ A_1 \end{bmatrix} + b = \underbrace{X_0 A_0}_{\text{rank 0}} + \underbrace{X_1 A_1}_{\text{rank 1}} + b$$
 #
-# $X_r A_r$ is called a **partial sum**: the right shape `[b, s, o]`, but only one of the `p` terms. The operator **g** (`reduce_from_region`) adds them: all-reduce in the
+# $X_r A_r$ is **partial**, a partial sum: the right shape `[b, s, o]`, but only one of the `p` terms. The operator **g** (`reduce_from_region`) adds them: all-reduce in the
 # forward pass, nothing in the backward pass.
 #
 # The bias is not part of the sum that is split. It has one number per output, every rank ends up with every output, so every rank keeps the whole bias: it
 # is replicated. The formula has it once. Four places suggest themselves, and three of them are traps.
 #
 # **Predict.** Somebody calls `F.linear(x, self.weight, self.bias)` on every rank and then all-reduces, with `p = 4`. How many times is the bias in the output? Somebody else
-# notices and uses `self.bias / p` instead. The output is right now. By which factor is the gradient of the bias on each rank then off?
+# notices and uses `self.bias / p` instead. The output is right now. But what fraction of its true gradient does the bias on each rank then get? (A number such as 1/2; 1 means all of it.)
 
 # %% predict="4.c"
-predict("4.c", times_in_output=4, factor_of_gradient=0.25)
+predict("4.c", times_in_output=4, fraction_of_gradient=1 / 4)
 
 # %% [markdown]
 # `input_is_parallel=True` says that `x` arrives already split, as a column-parallel layer leaves it. With `False` the input is replicated and the layer takes its own slice first.
@@ -393,7 +397,7 @@ viz.table(
 # %% [markdown]
 # Read the table before you go on.
 #
-# - `EveryRank` learned a bias of 1.0, because it is added twice. Training never notices. The checkpoint is wrong for any other `p`. At the start of training the bias is zero, so a comparison of outputs at step 0 does not notice either.
+# - `EveryRank` learned half of the true bias, 0.99 instead of 2, because it is added twice. Training never notices. The checkpoint is wrong for any other `p`. At the start of training the bias is zero, so a comparison of outputs at step 0 does not notice either.
 # - `Divided` computes the right output, but each rank sees only `1/p` of the gradient: the bias learns `p` times more slowly than it should.
 # - `RankZero` also computes the right output. But on rank 1 the bias gets no gradient at all, so its copy stays at zero. The replicas have drifted apart, and whether the checkpoint is right depends on which rank wrote it.
 #
@@ -412,7 +416,9 @@ with show_failure():
     launch(whole_input, 2)
 
 # %% [markdown]
-# What you see, and what it is:
+# Both ranks fail, in the line of *your* `forward` that multiplies: `x` has 8 columns, and this rank's weight takes 4 inputs, half of them. Either the caller passes a slice, or the layer is built with `input_is_parallel=False`.
+#
+# What you see, and what it is, for the mistakes of this chapter:
 
 # %%
 symptoms(4)
@@ -553,6 +559,35 @@ def init_from_master(param, full_shape, init_method, group=None):
 check("4.4", init_from_master)
 
 # %% [markdown]
+# The table from above once more, now with your function. The last column puts the shards of all ranks together and compares them with the weight that one process draws:
+
+
+# %%
+def draw_from_master(p):
+    weight = nn.Parameter(torch.empty(512 // p, 512, device=device()))  # [o/p, i]
+    weight.tensor_parallel = Sharding(dim=0)
+    torch.manual_seed(0)
+    init_from_master(weight, (512, 512), nn.init.xavier_normal_)
+    return weight.detach()
+
+
+on_one = launch(draw_from_master, 1, args=(1,))[0]  # [512, 512]
+
+
+def drawn_from_master(p):
+    drawn = list(launch(draw_from_master, p, args=(p,)))
+    equal = all(torch.equal(drawn[0], other) for other in drawn)
+    return {
+        "p": p,
+        "standard deviation": f"{drawn[0].std().item():.4f}",
+        "all shards equal": equal if p > 1 else None,
+        "together, the weight of one process": torch.equal(torch.cat(drawn), on_one),
+    }
+
+
+viz.table([drawn_from_master(p) for p in (1, 2, 4)])
+
+# %% [markdown]
 # ## 7 · A trained model into shards, and back
 #
 # Now everything is there to take a model that one process has trained and run it on `p` ranks, and to write a checkpoint that any other `p` can read. Both directions are written once, for every module, because each parameter carries its `tensor_parallel`. A **state dict** is PyTorch's
@@ -688,6 +723,9 @@ viz.table(rows, title="p = 4, bytes of one rank's collectives")
 viz.timeline(launch(count, 2, args=(ColumnParallelLinear, {"gather_output": True})))
 
 # %% [markdown]
+# Inside a collective a rank computes nothing. It waits, first for the others to arrive and then for their numbers: the rank that comes early waits longest. The next product needs the result, so there is nothing else to do in the meantime. On a
+# layer as small as this one a good part of the time goes that way. Chapter 11 finds work that can be done while the all-reduce of the backward pass travels.
+#
 # ## 9 · In the wild
 #
 # **Megatron-Core**, `megatron/core/tensor_parallel/layers.py`: `ColumnParallelLinear` and `RowParallelLinear`, with the arguments you know. They always return the pair `(output, bias)`, where the second is `None` unless `skip_bias_add`.

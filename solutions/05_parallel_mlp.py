@@ -16,7 +16,8 @@
 #
 # $$X \;\xrightarrow{\;f\;}\; [\,X A_0,\; X A_1\,] \;\xrightarrow{\text{GELU}}\; [\,Z_0,\; Z_1\,] \;\longrightarrow\; Z_0 B_0 + Z_1 B_1 \;\xrightarrow{\;g\;}\; Y$$
 #
-# Symbols: `b` batch, `s` sequence length, `h` hidden size, `m` the inner size of the MLP (usually `4h`), `p` number of ranks. **f** and **g** are the operators of chapter 03.
+# Symbols: `b` batch, `s` sequence length, `h` hidden size, `m` the inner size of the MLP (usually `4h`), `p` number of ranks. **f** (nothing forward, all-reduce backward) and **g** (all-reduce forward, nothing backward) are the operators of
+# chapter 03; the two parallel layers are those of chapter 04. About 75 minutes.
 
 # %% tags=["setup"]
 import time
@@ -27,7 +28,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tplab import corpus, device, launch, record, viz
-from tplab.checkpoint import load_full_state_dict
+from tplab.checkpoint import full_state_dict, load_full_state_dict
 from tplab.course import check, predict, symptoms
 from tplab.linear import ColumnParallelLinear, RowParallelLinear
 
@@ -54,7 +55,7 @@ viz.product(
 #
 # $$Y = \mathrm{GELU}(X A + a)\,B + c \qquad A: [h, m],\quad B: [m, h]$$
 #
-# Chapter 04 gave two ways to split each of the two products. Suppose the first layer is row-parallel. Each rank then has a partial sum of `XA`, and GELU does not commute with a sum: $\mathrm{GELU}(u + v) \ne \mathrm{GELU}(u) + \mathrm{GELU}(v)$. The ranks have to add
+# Chapter 04 gave two ways to split each of the two products. Suppose the first layer is row-parallel. Each rank then holds one term of the sum that makes `XA`, and GELU does not commute with a sum: $\mathrm{GELU}(u + v) \ne \mathrm{GELU}(u) + \mathrm{GELU}(v)$. The ranks have to add
 # up *before* GELU. Suppose instead that the first layer is column-parallel. Each rank then has some whole columns of `XA`, and GELU works on each number by itself, so each rank applies it to its own columns and needs nobody.
 #
 # What it has then, `[b, s, m/p]`, is exactly what a row-parallel layer with `input_is_parallel=True` wants. No communication stands between the two layers.
@@ -79,7 +80,8 @@ predict("5.a", naive_calls=4, calls=2, naive_volume=10)
 # | scatter before the row layer | (takes its slice) | all-gather `b·s·m` |
 # | **g** at the output of the row layer | all-reduce `b·s·h` | |
 #
-# Now look at real ranks. Each picture is the record of one forward and backward pass with `b=2, s=8, h=16, m=64`. Move the control from one combination of layers to the next: which one is cheapest, and does `p` change anything?
+# Now look at real ranks. Each picture is the record of one forward and backward pass with `b=2, s=8, h=16, m=64` in float32: a message of `b·s·h` numbers has 1024 bytes, one of `b·s·m` has 4096. Move the control from one combination of
+# layers to the next: which one is cheapest, and does `p` change anything?
 
 # %%
 LAYERS = {
@@ -100,20 +102,39 @@ def two_layers(first, second):
 # %% tags=["explore"]
 def show_combination(p, kind):
     first, second = kind.split(" → ")
-    return viz.traffic(launch(two_layers, p, args=(first, second)), title=f"{kind}, p = {p}")
+    results = launch(two_layers, p, args=(first, second))
+    return viz.traffic(results, title=f"{kind}, p = {p}", scale=2 * 4096)  # bytes: one scale for all of them
 
 
-viz.explore(
-    show_combination,
-    p=(2, 4),
-    kind=[
-        "column → row",
-        "column, gathered → row, scattered",
-        "row, scattered → column, gathered",
-        "row, scattered → row, scattered",
-        "column, gathered → column, gathered",
-    ],
-)
+KINDS = [
+    "column → row",
+    "column, gathered → row, scattered",
+    "row, scattered → column, gathered",
+    "row, scattered → row, scattered",
+    "column, gathered → column, gathered",
+]
+viz.explore(show_combination, p=(2, 4), kind=KINDS)
+
+# %% [markdown]
+# All of them in one table, counted on one rank:
+
+
+# %%
+def cost(kind):
+    """Collectives and bytes of one rank, forward and backward together."""
+    row = {"layers": kind}
+    for p in (2, 4):
+        totals = launch(two_layers, p, args=tuple(kind.split(" → "))).record.totals().values()
+        row[f"calls, p = {p}"] = sum(total.calls for total in totals)
+        row[f"bytes, p = {p}"] = sum(total.bytes for total in totals)
+    return row
+
+
+viz.table([cost(kind) for kind in KINDS])
+
+# %% [markdown]
+# The first one, by far: 2 collectives of 1024 bytes. The naive one has four and ten times 1024 bytes, as you predicted, and whatever begins with a row layer or ends with a column layer has to make the tensor in the middle whole on every rank as well. And `p` changes nothing, neither calls nor bytes.
+
 
 # %% [markdown] task="5.1" title="ParallelMLP" difficulty=2 minutes=15
 # Build it from the two layers of chapter 04, imported from `tplab.linear` in the setup cell. Their signatures are those you wrote, and their weights come from a master weight.
@@ -226,7 +247,7 @@ def mlp_traffic(batch, sequence, hidden_size, ffn_hidden_size, p, bytes_per_numb
 check("5.2", mlp_traffic)
 
 # %% [markdown]
-# What does that mean for a real model? GPT-3 has `h = 12288` and `s = 2048`. One sequence, two bytes a number:
+# What does that mean for a real model? GPT-3 has `h = 12288`, `s = 2048` and 96 layers. One sequence, two bytes a number:
 
 
 # %%
@@ -244,6 +265,8 @@ viz.table(
 )
 
 # %% [markdown]
+# For every sequence that the model learns from, the MLPs alone put messages of 9 GiB on the links, and every one of them is waited for. The naive way makes it 45. That is why the tensor-parallel ranks of a large model sit on the fastest links there are, inside one machine.
+#
 # ## 4 · The gated variant
 #
 # Most models since Llama replace GELU by a gate. The first layer makes two tensors of size `m`, the *gate* and the *up* projection, and multiplies them:
@@ -295,8 +318,7 @@ class ParallelSwiGLU(nn.Module):
 check("5.3", ParallelSwiGLU)
 
 # %% [markdown]
-# With `stride=1` the program would still run, at any `p`, and it would even train: every rank multiplies *some* rows by *some* other rows, from the first step on, and learns with that. Only when the checkpoint meets another `p`, or one process, do the pairs no longer match.
-# The check asks your layer how it was cut, so it sees this at once. A loss curve does not.
+# With `stride=1` the program would still run, at any `p`: every rank multiplies *some* rows by *some* other rows. Would it train? Section 7 tries it. The check asks your layer how it was cut, so it sees this at once.
 
 # %% [markdown]
 # ## 5 · Replicas that drift apart
@@ -305,16 +327,44 @@ check("5.3", ParallelSwiGLU)
 # they start from the same numbers, every rank sees the same batch, and f hands the *whole* gradient to everything that lies before the MLP. Each rank computes the same update.
 #
 # That is a promise which nobody checks while the model trains. If f is missing somewhere, each rank's embedding gets another gradient, the copies drift apart, and no error is raised. So build the tool that looks.
+#
+# `dist.all_reduce` can take the largest or the smallest over the ranks instead of the sum: `op=dist.ReduceOp.MAX`, `op=dist.ReduceOp.MIN`. One thing to know before you use them. A broken training makes **NaN**s ("not a number"), which differ from every number and from each other. Here rank 1 of two
+# has a NaN in the first element, then in the last. What is the maximum over the ranks? And what does Python's own `max` say?
 
-# %% [markdown] task="5.4" title="A detector for drifting replicas" difficulty=2 minutes=10
+
+# %%
+def maximum_over_ranks():
+    found = []
+    for place in (0, -1):
+        value = torch.zeros(12, device=device())
+        if dist.get_rank() == 1:
+            value[place] = torch.nan
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+        found.append(value[place].item())
+    return {"MAX over the ranks, first element": found[0], "MAX over the ranks, last element": found[1]}
+
+
+launch(maximum_over_ranks, 2)[0] | {
+    "max(0.0, nan)": max(0.0, torch.nan),
+    "torch.tensor([0.0, nan]).max()": torch.tensor([0.0, torch.nan]).max().item(),
+}
+
+# %% [markdown]
+# Of a NaN and a number, a comparison may keep either; only torch's `max` makes a point of keeping the NaN. An infinity is safe everywhere: it is larger than any number.
+
+# %% [markdown] task="5.4" title="A detector for drifting replicas" difficulty=3 minutes=15
 # Return the largest difference between any two ranks, in any element of any replicated parameter, as a float that is the same on every rank. A parameter with the attribute `tensor_parallel` is a shard: it is *meant* to differ, so leave it out.
+# If a copy holds a NaN, on one rank or on all, the result must say so: return `nan` or `inf`, as you like.
 #
 # Do not change the parameters. Any collectives you like will do, but never send a sharded parameter.
 
 
 # %% exercise="5.4"
 def replica_drift(module, group=None):
-    """How far the ranks' copies of the replicated parameters of `module` are apart: a float, 0.0 if they are equal."""
+    """How far the ranks' copies of the replicated parameters of `module` are apart, as a float.
+
+    0.0 if they are equal; nan or inf if any of them holds a NaN
+    """
     ### BEGIN SOLUTION
     drifts = [0.0]
     for param in module.parameters():
@@ -330,9 +380,9 @@ def replica_drift(module, group=None):
 
 
 # %% [markdown] hints="5.4"
-# 1. For one element the ranks hold `p` numbers. The largest difference between any two of them is the largest minus the smallest.
-# 2. `dist.all_reduce` can take the maximum over the ranks instead of the sum: `op=dist.ReduceOp.MAX`. It works in place, so give it a copy.
-# 3. For each parameter without `tensor_parallel`: all-reduce one detached clone with `MAX` and another with `MIN`, take `(largest - smallest).max().item()`, and keep the largest over all parameters.
+# 1. For one element the ranks hold `p` numbers. The largest difference between any two of them is the largest minus the smallest. `dist.all_reduce` works in place, so give it a copy.
+# 2. For each parameter without `tensor_parallel`: all-reduce one detached copy with `MAX` and another with `MIN`, take `(largest - smallest).max().item()`, and keep the largest over all parameters. What could you put in the copies in place of a NaN?
+# 3. `torch.where(param.isnan(), torch.inf, param.detach())` is a copy with infinities for NaNs. One NaN then gives `inf`, a NaN on all ranks `inf - inf`, which is `nan`. Collect the differences in a list, and take `torch.tensor(differences).max().item()`.
 
 # %% check="5.4"
 check("5.4", replica_drift)
@@ -437,7 +487,7 @@ for prompt in PROMPTS:
 # %% [markdown]
 # Guessing among 256 bytes costs $\ln 256 = 5.55$; the untrained model is a little worse than that. After 400 steps the model writes things that look like Python.
 #
-# **Predict.** Now the same on `p = 2` ranks, with your `ParallelMLP`. How many all-reduces does one training step need, forward and backward together, for the MLP *and* for the gradients of all the parameters? And how many bytes do they hold, in float64 (8 bytes), with `b = 128` and `h = 256`?
+# **Predict.** Now the same on `p = 2` ranks, with your `ParallelMLP`. How many all-reduces does one training step need, forward and backward together, for the MLP *and* for the gradients of all the parameters? And how many bytes do they hold, in float64 (8 bytes), with `b = 128`, `h = 256` and one vector for each example, so `s = 1`?
 
 # %% predict="5.c"
 predict("5.c", all_reduces=2, bytes=524288)
@@ -530,7 +580,7 @@ viz.table(
 #
 # ## 7 · Break it
 #
-# Leave out f: one line, invisible in the forward pass. Before you run it, say what the loss curve will look like.
+# **First.** Leave out f: one line, invisible in the forward pass. Before you run it, say what the loss curve will look like.
 
 
 # %%
@@ -579,6 +629,50 @@ viz.table(
 # %% [markdown]
 # The first loss is right to the last digit, since f does nothing in the forward pass. Then each rank's embedding learns from a gradient in which the part that came through the MLP is only that of its own columns. The model still learns; the two ranks no longer hold the same embedding, and what you would save is
 # neither of them. A dashboard with one loss curve shows nothing. Two things do: a comparison with one process, and your detector, from the first step on.
+#
+# **Second.** The gated MLP with its fused weight cut as one block, `stride=1`. Both layers below start from the same full weights, learn for 100 steps on two ranks, write a checkpoint, and one process loads it.
+
+
+# %%
+class AsOneBlock(ParallelSwiGLU):
+    def __init__(self, hidden_size, ffn_hidden_size, **options):
+        super().__init__(hidden_size, ffn_hidden_size, **options)
+        self.up = ColumnParallelLinear(hidden_size, 2 * ffn_hidden_size, stride=1, **options)
+
+
+torch.manual_seed(0)
+gated_start = dict(start)  # the embedding, the norm and the output layer of the other runs
+gated_start |= {f"mlp.up.{name}": value for name, value in nn.Linear(HIDDEN, 2 * FFN).double().state_dict().items()}
+
+
+def train_gated(mlp_class):
+    model = ByteModel(mlp_class)
+    load_full_state_dict(model, gated_start)
+    return {"losses": train(model, steps=100), "checkpoint": full_state_dict(model), "accuracy": accuracy(model)}
+
+
+def read_checkpoint(state):
+    model = ByteModel(ParallelSwiGLU)
+    load_full_state_dict(model, state)
+    return accuracy(model)
+
+
+rows = []
+for mlp_class in (ParallelSwiGLU, AsOneBlock):
+    run = launch(train_gated, 2, args=(mlp_class,))[0]
+    rows.append(
+        {
+            "layer": mlp_class.__name__,
+            "first loss": f"{run['losses'][0]:.4f}",
+            "loss after 100 steps": f"{run['losses'][-1]:.4f}",
+            "next byte right, p = 2": f"{run['accuracy']:.1%}",
+            "its checkpoint on one process": f"{launch(read_checkpoint, 1, args=(run['checkpoint'],))[0]:.1%}",
+        }
+    )
+viz.table(rows)
+
+# %% [markdown]
+# It does train, and nothing in its losses tells that it is wrong: rank 0 holds the whole gate, multiplies the outputs of its first half by those of its second, and learns with these pairs; rank 1 does the same with the rows of up. Only where the checkpoint meets another `p`, or one process, do the pairs no longer match.
 
 # %%
 symptoms(5)

@@ -43,17 +43,17 @@ PREDICTIONS = {
     ),
     "4.c": Prediction(
         question="F.linear with the bias on every one of four ranks, then an all-reduce: how many times is the bias in "
-        "the output? With bias / p instead: by which factor is the gradient of the bias off on each rank?",
-        answer={"times_in_output": 4, "factor_of_gradient": 0.25},
+        "the output? With bias / p instead: what fraction of its true gradient does the bias on each rank get?",
+        answer={"times_in_output": 4, "fraction_of_gradient": 0.25},
         why="The all-reduce adds four terms, and each has the bias. Divided by four the sum is right, but the "
         "derivative of b/4 is 1/4, and g passes dY through unchanged: each rank's bias sees a quarter of its "
         "gradient.",
         wrong={
             "times_in_output": "Write down what rank 0 holds before the all-reduce, what rank 1 holds, and add.",
-            "factor_of_gradient": "On one rank, out depends on b through b / p, and g leaves the gradient alone. What "
-            "is the derivative of b / 4 by b?",
+            "fraction_of_gradient": "On one rank, out depends on b through b / p, and g leaves the gradient "
+            "alone. What is the derivative of b / 4 by b?",
             (
-                "factor_of_gradient",
+                "fraction_of_gradient",
                 4,
             ): "The other way round: the bias is divided on the way forward, so its gradient is divided too.",
         },

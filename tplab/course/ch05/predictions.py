@@ -10,10 +10,12 @@ PREDICTIONS = {
         why="Naive: all-gather and all-reduce forward, all-gather and all-reduce backward: 4bsh + bsh in each "
         "direction, 10 together. Without the middle: g forward and f backward, 2 together. Five times less.",
         wrong={
-            "naive_calls": "Count the cells of the table that hold a collective.",
+            "naive_calls": "f, a gather, a scatter and g, one after the other: in which direction does each "
+            "of them communicate?",
             "calls": "Which operators stand at the two ends, f at the input and g at the output? In which direction "
             "does each of them communicate?",
-            "naive_volume": "The table has two messages of b·s·h and two of b·s·m. How much is b·s·m, if m = 4h?",
+            "naive_volume": "Which of the messages are as large as x, b·s·h, and which as large as the tensor "
+            "in the middle, b·s·m? How much is b·s·m, if m = 4h?",
             ("naive_volume", 2.5): "An all-gather counts all parts together, not one rank's part.",
             ("naive_volume", 5): "That is one direction.",
         },
@@ -38,7 +40,7 @@ PREDICTIONS = {
     ),
     "5.c": Prediction(
         question="One training step on two ranks: how many all-reduces for the MLP and for the gradients of all "
-        "parameters together, and how many bytes do they hold, in float64 with b = 128 and h = 256?",
+        "parameters together, and how many bytes do they hold, in float64 with b = 128, s = 1 and h = 256?",
         answer={"all_reduces": 2, "bytes": 524288},
         why="g forward, f backward: 2 · 128 · 256 · 8 bytes. The gradients need nothing: a shard's gradient belongs "
         "to one rank, and the replicated parameters get the same whole gradient on every rank, because f summed it "

@@ -14,7 +14,7 @@ SYMPTOMS = [
         exercise="5.1",
     ),
     Symptom(
-        see="Output off by a few 1e-4, gradients too",
+        see="Output slightly off in every element, gradients too, at every p",
         cause="GELU by its tanh approximation on one side, exact GELU on the other",
         exercise="5.1",
     ),
