@@ -253,7 +253,7 @@ results.record
 #
 # ### Break it: three programs that stand still
 #
-# With two processes there are two ways to wait for ever, and everybody finds them within a day. So look at them now. Outside this course such a program just hangs, silently, until somebody kills
+# It takes only two processes to wait for ever, and everybody who starts gets there. So look at it now. Outside this course such a program just hangs, silently, until somebody kills
 # it. Here the runtime notices and says who waits where. Reading that report is the exercise: run each cell, read, then answer.
 #
 # **First.** Two ranks exchange a tensor.
@@ -362,7 +362,7 @@ def to_the_right():
     return outgoing, incoming
 
 
-viz.collective(launch(to_the_right, 4), name="to the right")
+viz.collective(launch(to_the_right, 3), name="to the right")
 
 # %% [markdown]
 # Why the batch? On gloo, `isend` and `irecv` one after the other would do. NCCL puts what goes between two GPUs into one queue, in the order of the calls: with two ranks, each would first
@@ -652,7 +652,7 @@ def ring_and_tree(link, p):
 viz.explore(ring_and_tree, link=["NVLink 4", "InfiniBand NDR", "PCIe 5.0 x16", "this machine"], p=(8, 2, 4, 64, 512))
 
 # %% [markdown] task="1.5" title="Fit a line, and tell what it costs" difficulty=3 minutes=15
-# `fit_line` gets measured points and returns $\alpha$ and $\beta$. Not by plain least squares: the largest message takes thousands of times as long as the smallest, and so the error of that one point alone would outweigh all small messages,
+# `fit_line` gets measured points and returns $\alpha$ and $\beta$. Not by plain least squares: the largest message takes many times as long as the smallest, so an error of a few per cent in that one point would outweigh all small messages,
 # from which alone $\alpha$ can be told. Minimise the sum of the squared *relative* errors,
 #
 # $$\sum_i \left(\frac{\alpha + \beta n_i - t_i}{t_i}\right)^2$$

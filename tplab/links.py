@@ -112,33 +112,34 @@ SIZES = tuple(4 * 4**k for k in range(12))  # 4 B to 16 MiB
 def measure_link(sizes: Sequence[int] = SIZES, *, repeats: int = 40, group: ProcessGroup | None = None) -> list[Point]:
     """(bytes, seconds) of messages between the first two ranks of the group; every rank of it must call this.
 
-    Each time is half of a round trip, the shortest of `repeats` after two to warm up: whatever else the machine does
-    only adds time. Rank 0's clock counts; all ranks return its points. Raises ValueError for a group of one rank.
+    Each time is half of a round trip, the shortest of `repeats` (after two to warm up): whatever else the machine does
+    only adds time. It goes through all sizes, again and again, so that a busy moment hits each but once. Rank 0's clock
+    counts; all ranks return its points. Raises ValueError for a group of one rank.
     """
     rank, p = dist.get_rank(group), dist.get_world_size(group)
     if p < 2:
         raise ValueError("a link has two ends: measure it on at least 2 ranks")
-    seconds = torch.zeros(len(sizes), dtype=torch.float64, device=device())
-    for index, size in enumerate(sizes):
-        message = torch.zeros(size, dtype=torch.uint8, device=device())
-        if rank < 2:
-            seconds[index] = _half_round_trip(message, rank, repeats, group)
-    dist.broadcast(seconds, group=group, group_src=0)
-    return list(zip(sizes, seconds.tolist(), strict=True))
+    shortest = torch.full((len(sizes),), float("inf"), dtype=torch.float64, device=device())
+    messages = [torch.zeros(size, dtype=torch.uint8, device=device()) for size in sizes]
+    for repeat in range(repeats + 2):
+        for index, message in enumerate(messages):
+            if rank < 2:
+                seconds = _half_round_trip(message, rank, group)
+                if repeat >= 2:
+                    shortest[index] = min(shortest[index].item(), seconds)
+    dist.broadcast(shortest, group=group, group_src=0)
+    return list(zip(sizes, shortest.tolist(), strict=True))
 
 
-def _half_round_trip(message: torch.Tensor, rank: int, repeats: int, group: ProcessGroup | None) -> float:
-    times = []
-    for _ in range(repeats + 2):
-        began = now()
-        if rank == 0:
-            dist.send(message, group=group, group_dst=1)
-            dist.recv(message, group=group, group_src=1)
-        else:
-            dist.recv(message, group=group, group_src=0)
-            dist.send(message, group=group, group_dst=0)
-        times.append((now() - began) / 2)
-    return min(times[2:])
+def _half_round_trip(message: torch.Tensor, rank: int, group: ProcessGroup | None) -> float:
+    began = now()
+    if rank == 0:
+        dist.send(message, group=group, group_dst=1)
+        dist.recv(message, group=group, group_src=1)
+    else:
+        dist.recv(message, group=group, group_src=0)
+        dist.send(message, group=group, group_dst=0)
+    return (now() - began) / 2
 
 
 def now() -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tplab.course.checking import Question, Verdict, exercise, fresh_generator, verify
+from tplab.course.checking import Differences, Question, Verdict, exercise, fresh_generator, verify
 from tplab.course.scenes import kind_is
 
 Points = Sequence[tuple[int, float]]
@@ -30,6 +30,12 @@ _CEIL = "the cost with log2(p) rounded down"
 _EXACT = "the cost with log2(p) steps that are no whole number"
 _PARTS = "the cost with messages of n/p bytes"
 
+
+def both(kind: str) -> Callable[[Differences], bool]:
+    """Both numbers are those of the same other line."""
+    return lambda d: d.kind("alpha in µs") == d.kind("beta in ps/byte") == kind
+
+
 _FIT_QUESTIONS = (
     Question(
         lambda d: d.malformed,
@@ -44,18 +50,18 @@ _FIT_QUESTIONS = (
         kind_is("beta in ps/byte", _BANDWIDTH), "beta is seconds for each byte. The bandwidth is bytes for each second."
     ),
     Question(
-        lambda d: _PLAIN in d.kinds(),
-        "This line minimises the absolute errors. The largest message takes a thousand times as long as the smallest: "
+        both(_PLAIN),
+        "This line minimises the absolute errors. The largest message takes many times as long as the smallest: "
         "whose error decides? By what do you divide the equation of a point, so that errors count relative to its "
         "time?",
     ),
     Question(
-        lambda d: _ROOT in d.kinds(),
+        both(_ROOT),
         "The relative error itself is squared: ((alpha + beta n - t) / t)². By which power of t did you divide each "
         "equation?",
     ),
     Question(
-        lambda d: bool({_ENDS, _SMALLEST} & d.kinds()),
+        kind_is("alpha in µs", _ENDS, _SMALLEST),
         "This uses one or two of the points, and their noise with them. What did the other points say?",
     ),
     Question(
@@ -139,7 +145,7 @@ def _check_fit(fit_line: Fit) -> None:
                 _ROOT: [_number(root[1], 1e12)],
             },
         },
-        tol=1e-4,
+        tol=1e-5,  # so that no other line looks like one of these by chance
         note="fit_line",
     )
 
