@@ -156,7 +156,7 @@ def one_step(make_optimizer):
     model(ids, targets).backward()
     optimizer.step()
     sizes = parameter_bytes(model), gradient_bytes(model), optimizer_bytes(optimizer)
-    return [f"{size / parameters:.3f}" for size in sizes]
+    return [f"{size / parameters:.4f}" for size in sizes]
 
 
 rows = []
@@ -210,16 +210,20 @@ layer = Layer(SMALL).bfloat16()
 x = torch.randn(2, SMALL.seq_length, SMALL.hidden_size, dtype=torch.bfloat16, requires_grad=True)  # [b, s, h]
 with saved_for_backward(layer) as kept:
     layer(x)
+NAMES = """input of the first norm; its mean; its spread; input of Q, K and V; K; Q; softmax of the scores; dropout mask;
+V; scores after dropout; input of out; dropout mask; input of the second norm; its mean; its spread; input of up;
+input of GELU; input of down; dropout mask"""
+NAMES = [name.strip() for name in NAMES.split(";")]
 viz.table(
     [
-        {"shape": str(list(shape)), "dtype": str(dtype).removeprefix("torch."), "bytes": size}
-        for shape, dtype, size in kept.pieces
+        {"what": what, "shape": str(list(shape)), "dtype": str(dtype).removeprefix("torch."), "bytes": size}
+        for what, (shape, dtype, size) in zip(NAMES, kept.pieces, strict=True)
     ],
     title=f"b = 2, s = 64, h = 128, a = 4: {kept.bytes:,} bytes kept",
 )
 
 # %% [markdown]
-# You can name each row: the input of the first norm, its mean and spread (one number a token; small, and left out below), the input of Q, K and V, then Q, K and V themselves, with heads and batch as one dimension of 8, the softmax, and so on down to the mask of the last dropout. Added up, with 2 bytes a number and 1 byte in a mask:
+# PyTorch stores batch and heads of Q, K and V as one dimension of `b·a = 8`, and batch and sequence before a linear layer as one of `b·s = 128`. The mean and the spread of the norms are one number a token, and left out from here on. Everything else added up, with 2 bytes a number and 1 byte in a mask:
 #
 # $$\text{a layer keeps}\quad sbh\left(34 + 5\,\frac{as}{h}\right)\ \text{bytes}$$
 #
@@ -443,8 +447,8 @@ def calculator(layers, hidden, p, pipeline, data, sequence, micro_batch, gpu):
     return viz.bill(
         {name: memory.bill(config, layout, stage=stage) for name, stage in stages.items()},
         capacity=memory.GPUS[gpu],
-        title=f"{memory.parameter_count(config) / 1e9:.1f} billion parameters on {layout.gpus} GPUs, "
-        f"{layout.sequences} sequences a step",
+        title=f"{memory.parameter_count(config) / 1e9:.1f} billion parameters; GPUs: {layout.gpus}, "
+        f"sequences a step: {layout.sequences}",
     )
 
 

@@ -60,6 +60,8 @@ def bill(
 
 def live_memory(meter: Any, *, title: str | None = None) -> Picture:
     """Draw what a `tplab.memory_meter.MemoryMeter` saw: live bytes after every tensor that came or went, in MB."""
+    if not meter.curve:
+        raise ValueError("the meter saw no tensor: is the program inside its `with` block?")
     curve = [size / 1e6 for size in meter.curve]
     top = max([*curve, (meter.capacity or 0) / 1e6]) * 1.3
     with style():

@@ -15,7 +15,10 @@ _OTHERWISE = (
     "on paper: one layer, h = 2."
 )
 _FOUR = "Attention has four matrices: q, k, v, and `out` behind the heads. Does your sum have them all?"
-_RAISED = "Which field does that line read? (kv_heads and ffn_size are always numbers; num_kv_heads may be None.)"
+_RAISED = (
+    "It is called with one configuration. Which field does that line read? (kv_heads and ffn_size are always numbers; "
+    "num_kv_heads may be None.)"
+)
 
 
 @exercise("0.1", "The parameters of a GPT")
@@ -107,6 +110,7 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
             right + layers * count(layer, "mlp_norm"),
             "How many norms has a layer? One before attention, one before the MLP.",
         ),
+        (right - biases - count(layer, "norm.weight") * layers - h, "These are the matrices. What else is there?"),
         (right - biases, "Where are the biases? Each linear layer has one here, and each LayerNorm."),
         (right - linear_biases, "Where are the biases of the linear layers? Each is as long as the layer's output."),
         (right - (biases - linear_biases), "A LayerNorm has a weight and a bias. How many numbers are that?"),

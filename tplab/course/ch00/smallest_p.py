@@ -1,5 +1,6 @@
 """The check of exercise 0.3: bytes on a tensor-parallel rank, against modules of a rank's size, and the smallest p."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from tplab.course.ch00.amounts import Suspect, expect, pick, spelled
 from tplab.course.ch00.plain_gpt import count, kept_by_layer, plain_gpt
 from tplab.course.checking import Verdict, calling, exercise, fail, fresh_generator, must_refuse
 from tplab.course.ledger import current
+from tplab.course.verdict import names
 from tplab.gpt_config import GPTConfig
 
 STATE = 16  # bytes of each parameter
@@ -147,14 +149,10 @@ def _check_search(smallest_p: Callable[..., int], config: GPTConfig, batch: int)
         for capacity, fits in ((size, right), (size - 1, _next(needs, right))):
             call = f"smallest_p({spelled(config)}, gpu_bytes={capacity}, micro_batch={batch}, largest={largest})"
             if fits is None:
-                must_refuse(
-                    "0.3",
-                    lambda: smallest_p(config, capacity, batch, largest),  # noqa: B023 (called at once)
-                    f"What should your function do after the loop, when no p fits? At p = {right} a rank still needs "
-                    f"{size} bytes.",
-                    says=(right, size),
-                    what=call,
+                ask = (
+                    f"At p = {right} a rank still needs {size} bytes. What should come after the loop, when no p fits?"
                 )
+                _must_refuse(smallest_p, (config, capacity, batch, largest), call, ask, (right, size))
                 continue
             with calling(
                 call, f"p = {fits} fits: a rank needs {needs[fits]} bytes there. What does your loop do then?"
@@ -165,13 +163,27 @@ def _check_search(smallest_p: Callable[..., int], config: GPTConfig, batch: int)
     current().compared["the smallest p"] = None
     capacity = needs[3]
     call = f"smallest_p({spelled(config)}, gpu_bytes={capacity}, micro_batch={batch}, largest=2)"
-    must_refuse(
-        "0.3",
-        lambda: smallest_p(config, capacity, batch, 2),
-        "p = 3 would fit, but `largest` is 2. Which p may your loop try?",
-        says=(2, needs[2]),
-        what=call,
-    )
+    ask = "p = 3 would fit, but `largest` is 2, so only 1 and 2 may be tried. Which p does your loop try?"
+    _must_refuse(smallest_p, (config, capacity, batch, 2), call, ask, (2, needs[2]))
+
+
+def _must_refuse(
+    smallest_p: Callable[..., int], arguments: tuple[Any, ...], call: str, ask: str, says: tuple[int, int]
+) -> None:
+    """A ValueError whose message has both numbers, the bytes with or without separators."""
+    told: list[str] = []
+
+    def tell() -> Any:
+        try:
+            return smallest_p(*arguments)
+        except ValueError as error:
+            told.append(str(error))
+            raise
+
+    must_refuse("0.3", tell, ask, what=call)
+    plain = re.sub(r"(?<=\d)[,_' ](?=\d{3})", "", told[0])
+    if missing := [str(number) for number in says if number not in map(int, re.findall(r"\d+", plain))]:
+        fail("0.3", f"{call} raises ValueError, but its message does not name {names(missing)}.", ask, told[0])
 
 
 def _next(needs: dict[int, int], p: int) -> int | None:
@@ -185,4 +197,6 @@ def _ask(found: Any, right: int, needs: dict[int, int], config: GPTConfig, capac
         return f"Does {found} divide num_heads = {config.num_heads}? Each rank takes whole heads."
     if needs[found] > capacity:
         return f"At p = {found} a rank needs {needs[found]} bytes. Is that at most {capacity}?"
-    return f"p = {right} is smaller and fits: a rank needs {needs[right]} bytes there. In which order do you try them?"
+    return (
+        f"p = {right} is smaller and fits: a rank needs {needs[right]} bytes there. Do you try it, and in which order?"
+    )
