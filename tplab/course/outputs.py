@@ -104,7 +104,7 @@ def redact(text: str) -> str:
         (str(PACKAGE_ROOT), "tplab-course"),
     ):
         text = text.replace(folder, name)
-    return re.sub(re.escape(tempfile.gettempdir()) + r"/ipykernel_\d+/\d+\.py", "<cell>", text)
+    return re.sub(re.escape(tempfile.gettempdir()) + r"/ipykernel_\d+/\d+\.py", "cell", text)
 
 
 def expected_output(outputs: list) -> list:
