@@ -107,26 +107,26 @@ def fit(points: Iterable[Point]) -> Link:
 
 
 SIZES = tuple(4 * 4**k for k in range(12))  # 4 B to 16 MiB
+_IN_A_ROW = 4
 
 
-def measure_link(sizes: Sequence[int] = SIZES, *, repeats: int = 40, group: ProcessGroup | None = None) -> list[Point]:
+def measure_link(sizes: Sequence[int] = SIZES, *, rounds: int = 10, group: ProcessGroup | None = None) -> list[Point]:
     """(bytes, seconds) of messages between the first two ranks of the group; every rank of it must call this.
 
-    Each time is half of a round trip, the shortest of `repeats` (after two to warm up): whatever else the machine does
-    only adds time. It goes through all sizes, again and again, so that a busy moment hits each but once. Rank 0's clock
-    counts; all ranks return its points. Raises ValueError for a group of one rank.
+    Each time is half of a round trip, the shortest of many: whatever else the machine does only adds time. A round goes
+    through all sizes, so that a busy moment spoils no size for good, and sends each a few times in a row, since the
+    first messages after a large one take longer. Rank 0's clock counts; all ranks return its points.
+    Raises ValueError for a group of one rank.
     """
     rank, p = dist.get_rank(group), dist.get_world_size(group)
     if p < 2:
         raise ValueError("a link has two ends: measure it on at least 2 ranks")
     shortest = torch.full((len(sizes),), float("inf"), dtype=torch.float64, device=device())
     messages = [torch.zeros(size, dtype=torch.uint8, device=device()) for size in sizes]
-    for repeat in range(repeats + 2):
+    for _ in range(rounds if rank < 2 else 0):
         for index, message in enumerate(messages):
-            if rank < 2:
-                seconds = _half_round_trip(message, rank, group)
-                if repeat >= 2:
-                    shortest[index] = min(shortest[index].item(), seconds)
+            seconds = min(_half_round_trip(message, rank, group) for _ in range(_IN_A_ROW))
+            shortest[index] = min(shortest[index].item(), seconds)
     dist.broadcast(shortest, group=group, group_src=0)
     return list(zip(sizes, shortest.tolist(), strict=True))
 
