@@ -30,7 +30,8 @@ DATA = [[torch.tensor(float(10 * case + rank)) for rank in range(2)] for case in
 
 
 def try_cases(answer):
-    return list(run_cases(scale, 2, answer, CASES, DATA, note=lambda case: f"case({case})", question=ask))
+    options = {"note": lambda case: f"case({case})", "question": ask, "stuck": lambda case: f"Who waits in {case}?"}
+    return list(run_cases(scale, 2, answer, CASES, DATA, **options))
 
 
 def ask(case):
@@ -58,8 +59,20 @@ def test_a_case_on_which_the_ranks_get_stuck_is_named() -> None:
             dist.all_reduce(number)
         return number
 
-    with pytest.raises(CheckFailed, match=r"p = 2, case\(three\): the ranks wait"):
+    with pytest.raises(CheckFailed, match=r"p = 2, case\(three\): the ranks wait") as failure:
         try_cases(answer)
+    assert failure.value.question == "Who waits in three?"
+
+
+def test_ranks_that_wait_are_asked_about_their_collectives_and_not_about_shapes() -> None:
+    with pytest.raises(CheckFailed) as failure:
+        run_ranks(wait_on_rank_0, 2, question="Which two shapes do not fit?")
+    assert failure.value.question.startswith("Does every rank enter the same collectives")
+
+
+def wait_on_rank_0():
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1))
 
 
 def test_what_was_wrong_in_an_earlier_case_is_told_first() -> None:
@@ -95,15 +108,15 @@ def test_the_stub_stays_a_stub() -> None:
 
 
 def test_a_call_in_this_process_is_named_as_written() -> None:
-    @exercise("90.1", "a call")
+    @exercise("90.71", "a call")
     def checked(answer) -> Verdict:
         with calling("half(3, dim=-1)", "What is half of 3?"):
             answer(3)
         return Verdict()
 
     with pytest.raises(CheckFailed) as failure:
-        check("90.1", lambda number: torch.zeros(number).reshape(-1, 2))
-    assert failure.value.headline == "Exercise 90.1: half(3, dim=-1) raised RuntimeError."
+        check("90.71", lambda number: torch.zeros(number).reshape(-1, 2))
+    assert failure.value.headline == "Exercise 90.71: half(3, dim=-1) raised RuntimeError."
     assert failure.value.question == "What is half of 3?"
     assert "reshape(-1, 2)" in failure.value.report
 
@@ -118,6 +131,14 @@ def call_it(answer):
         return answer(torch.zeros(3))
 
 
+def test_a_stub_called_on_a_rank_stays_a_stub() -> None:
+    def answer(x):
+        raise NotImplementedError("exercise 90.1")
+
+    with pytest.raises(NotImplementedError, match=r"^exercise 90\.1$"):
+        run_ranks(call_it, 1, answer)
+
+
 def test_a_call_on_a_rank_is_named_below_what_it_raised() -> None:
     with pytest.raises(CheckFailed) as failure:
         run_ranks(call_it, 1, lambda x: x.reshape(2, 2), note="in a note")
@@ -129,12 +150,12 @@ def test_a_call_on_a_rank_is_named_below_what_it_raised() -> None:
 
 
 def statement_of(seen):
-    @exercise("90.2", "statements")
+    @exercise("90.72", "statements")
     def checked() -> Verdict:
-        verify("90.2", 2, seen, [{"out": 1}] * 2)
+        verify("90.72", 2, seen, [{"out": 1}] * 2)
         return Verdict("a note")
 
-    return check("90.2")
+    return check("90.72")
 
 
 def test_a_statement_that_holds_stands_by_itself_in_the_verdict() -> None:
@@ -154,16 +175,16 @@ def test_a_statement_that_does_not_hold_fails_the_check_though_nobody_expected_i
 
 
 def test_what_one_process_computed_is_told_without_ranks() -> None:
-    @exercise("90.3", "alone")
+    @exercise("90.73", "alone")
     def checked(answer) -> Verdict:
         for p in (1, 2):
-            verify("90.3", p, [{"gap": answer(p)}], [{"gap": torch.tensor([1.0, 2.0]) * p}], note="x [2]", alone=True)
+            verify("90.73", p, [{"gap": answer(p)}], [{"gap": torch.tensor([1.0, 2.0]) * p}], note="x [2]", alone=True)
         return Verdict()
 
-    assert "Right: gap, for p = 1, 2." in str(check("90.3", lambda p: torch.tensor([1.0, 2.0]) * p))
+    assert "Right: gap, for p = 1, 2." in str(check("90.73", lambda p: torch.tensor([1.0, 2.0]) * p))
     with pytest.raises(CheckFailed) as failure:
-        check("90.3", lambda p: torch.tensor([1.0, 2.0]))
-    assert failure.value.headline == "Exercise 90.3, p = 2, x [2]: wrong (right at p = 1)."
+        check("90.73", lambda p: torch.tensor([1.0, 2.0]))
+    assert failure.value.headline == "Exercise 90.73, p = 2, x [2]: wrong (right at p = 1)."
     assert "rank" not in str(failure.value).partition("Think:")[0]
     with pytest.raises(ValueError, match="needs 1 observed and 1 expected"):
-        verify("90.3", 2, [{}] * 2, [{}] * 2, alone=True)
+        verify("90.73", 2, [{}] * 2, [{}] * 2, alone=True)

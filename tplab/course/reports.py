@@ -6,6 +6,8 @@ import traceback
 
 import torch
 
+from tplab.runtime.report import cell_of
+
 # The shape in which `observe` lets ranks vote: unlike anything a learner communicates, so that it can be told apart
 VOTE_SHAPE = (1, 1, 1, 1)
 _VOTE = re.compile(r"\(\[1, 1, 1, 1\] uint8, min\)")
@@ -37,6 +39,11 @@ def has_frames(report: str) -> bool:
 
 
 def readable_traceback(error: BaseException) -> str:
-    """The error and the lines that led to it, without those of tplab and torch."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((HOUSE, _TORCH))]
-    return "".join(traceback.format_list(frames) + traceback.format_exception_only(error))
+    """The error and the lines that led to it, without those of tplab and torch; a cell is named as `launch` does."""
+    lines = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith((HOUSE, _TORCH)):
+            cell = cell_of(frame.filename)
+            told = f"  {cell}, line {frame.lineno}, in {frame.name}\n    {frame.line}\n"
+            lines += [told] if cell else traceback.format_list([frame])
+    return "".join(lines + traceback.format_exception_only(error))

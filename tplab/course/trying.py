@@ -37,11 +37,19 @@ def as_failure(number: str, error: Exception, what: str = "your code raised", qu
     return CheckFailed(headline, report=report, question=question or (_FAILED if has_frames(report) else _CALLED))
 
 
-def run_ranks(program: Callable[..., Any], p: int, *args: Any, question: str | None = None, note: str = "") -> Results:
+def run_ranks(
+    program: Callable[..., Any],
+    p: int,
+    *args: Any,
+    question: str | None = None,
+    stuck: str | None = None,
+    note: str = "",
+) -> Results:
     """`launch(program, p, args=args)` for checks: results[r] is what program(*args) returned on rank r.
 
-    A rank that fails becomes CheckFailed with the launcher's report and the question; a stub on a rank becomes the
-    stub's own NotImplementedError. `note` says in the headline what was tried: "ColumnParallelLinear(12, 8)".
+    A rank that fails becomes CheckFailed with the launcher's report and the question, or `stuck` where the ranks wait
+    for each other; a stub on a rank becomes the stub's own NotImplementedError. `note` says in the headline what was
+    tried: "ColumnParallelLinear(12, 8)".
     """
     try:
         return launch(_portable_result, p, args=(program, args))
@@ -49,14 +57,13 @@ def run_ranks(program: Callable[..., Any], p: int, *args: Any, question: str | N
         message = str(error.cause_message or "").strip()
         if error.cause_type == "NotImplementedError" and _STUB.fullmatch(message):
             raise NotImplementedError(message) from None
-        stuck = isinstance(error, Deadlock)
-        what = "the ranks wait for each other" if stuck else f"your code fails on rank {error.rank}"
+        waiting = isinstance(error, Deadlock)
+        what = "the ranks wait for each other" if waiting else f"your code fails on rank {error.rank}"
         start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
         start += f", {note}" if note else ""
         report = readable_report(str(error))
-        general = _STUCK if stuck else _FAILED if has_frames(report) else _CALLED
-        headline = f"{start}: {what}{current().passed_before(p)}."
-        raise CheckFailed(headline, report=report, question=question or general) from error
+        asked = (stuck or _STUCK) if waiting else question or (_FAILED if has_frames(report) else _CALLED)
+        raise CheckFailed(f"{start}: {what}{current().passed_before(p)}.", report=report, question=asked) from error
 
 
 def run_cases(
@@ -68,17 +75,22 @@ def run_cases(
     *,
     note: Callable[[Any], str],
     question: Callable[[Any], str | None] = lambda case: None,
+    stuck: Callable[[Any], str | None] = lambda case: None,
 ) -> Iterator[list[Any]]:
     """Run `program(answer, cases, data)`, which returns a list, on p ranks; yields what each case gave on every rank.
 
     All cases go in one launch. If the answer fails in it, each goes in a launch of its own: so the failure names the
-    case with `note`, and asks the `question` that fits it.
+    case with `note`, and asks the `question` that fits it, or `stuck` where the ranks wait for each other.
     """
+
+    def options(case: Any) -> dict[str, Any]:
+        return {"question": question(case), "stuck": stuck(case)}
+
     try:
-        seen = run_ranks(program, p, answer, cases, data, question=question(cases[0]))
+        seen = run_ranks(program, p, answer, cases, data, **options(cases[0]))
     except CheckFailed:
         for case, mine in zip(cases, data, strict=True):
-            alone = run_ranks(program, p, answer, [case], [mine], question=question(case), note=note(case))
+            alone = run_ranks(program, p, answer, [case], [mine], **options(case), note=note(case))
             yield [on_rank[0] for on_rank in alone]
         raise
     for index in range(len(cases)):
@@ -91,7 +103,8 @@ def called_as(call: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"It was called as {call}.")
+        if not _STUB.fullmatch(str(error)):
+            error.add_note(f"It was called as {call}.")
         raise
 
 

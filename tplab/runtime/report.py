@@ -52,10 +52,20 @@ def place(where: str) -> str:
     return f"{cell_of(file) or file} line {line}{inside}" + (f":  {source}" if source else "")
 
 
+_cell_names: dict[str, str] = {}
+
+
+def name_cell(file: str, name: str) -> None:
+    """Let reports call a cell by a name, where its number says nothing: `tplab check` runs a chapter in parts."""
+    _cell_names[file] = name
+
+
 def cell_of(file: str) -> str | None:
-    """ "cell [7]" for the file name that IPython gave the source of cell 7; None for other files."""
+    """ "cell [7]" for the file name that IPython gave the source of cell 7, or its name; None for other files."""
     if not re.search(r"ipykernel_\d+[/\\]\d+\.py$", file):
         return None
+    if _cell_names:
+        return _cell_names.get(file, "another cell")
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
     return f"cell [{numbers[file]}]" if file in numbers else "cell [?]"

@@ -157,9 +157,10 @@ def load_and_save_full(load: Callable[..., Any], save: Callable[..., Any]) -> Ve
                 sent = Traffic.expected(p, *gathers, group=ranks)
                 saved.append({"names": str(sorted(names))} | to_save[number] | {"traffic": sent})
             where = f", {IN_GROUPS}" if groups else ""
-            crash = ask_about_group(WHOSE_GROUP) if groups else LOAD_CRASH
+            whose = ask_about_group(WHOSE_GROUP) if groups else None
             note = "loading and saving" + where
-            seen = run_ranks(load_and_save, p, load, save, full, filled, groups, question=crash, note=note)
+            given = (load, save, full, filled, groups)
+            seen = run_ranks(load_and_save, p, *given, question=whose or LOAD_CRASH, stuck=whose, note=note)
             first = [group_question(WHOSE_GROUP)] if groups else []
             untouched = {name: {UNCHANGED: [torch.full_like(row[name], UNTOUCHED) for row in loaded]} for name in names}
             verify(

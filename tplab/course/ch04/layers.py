@@ -192,6 +192,7 @@ def check_layer(
                 held[batch],
                 note=lambda case: case.note(layer_class),
                 question=lambda case: case.crash(crash),
+                stuck=lambda case: ask_about_group(GROUP_CRASH) if case.groups else None,
             )
             for i, (case, seen) in enumerate(zip(here[batch], runs, strict=True)):
                 verify(

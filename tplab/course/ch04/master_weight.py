@@ -174,8 +174,9 @@ def init_from_a_master(init: Callable[..., Any]) -> Verdict:
             if p == 1:
                 del alike["first weight"][AT_SHARD_SHAPE]
             note = f"float64 parameters{f', {IN_GROUPS}' if groups else ''}"
-            crash = ask_about_group(WHOSE_RANK) if groups else INIT_CRASH
-            seen = run_ranks(draw_weights, p, init, seed, groups, question=crash, note=note)
+            whose = ask_about_group(WHOSE_RANK) if groups else None
+            crash = whose or INIT_CRASH
+            seen = run_ranks(draw_weights, p, init, seed, groups, question=crash, stuck=whose, note=note)
             questions = [group_question(WHOSE_RANK), *INIT_QUESTIONS] if groups else INIT_QUESTIONS
             verify("4.4", p, seen, expected, questions=questions, lookalikes=alike, note=note)
     return Verdict(

@@ -105,8 +105,8 @@ def detector(detect: Callable[..., Any]) -> Verdict:
     for p in WORLD_SIZES:
         for groups in (None, GROUPS) if p == 4 else (None,):
             seed = int(torch.randint(10**6, (), generator=fresh_generator()))
-            crash = ask_about_group(WHOSE_GROUP) if groups else None
-            seen = run_ranks(watch, p, detect, groups, seed, question=crash, note=IN_GROUPS if groups else "")
+            whose, note = (ask_about_group(WHOSE_GROUP), IN_GROUPS) if groups else (None, "")
+            seen = run_ranks(watch, p, detect, groups, seed, question=whose, stuck=whose, note=note)
             runs.append((p, groups, seen))
     for nan in (False, True):  # first what every detector must see
         for p, groups, seen in runs:

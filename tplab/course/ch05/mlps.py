@@ -230,6 +230,7 @@ def check_mlp(number: str, mlp_class: Any, kind: Kind, questions: Sequence[Quest
                 held,
                 note=lambda case: case.note(mlp_class),
                 question=lambda case: case.crash(),
+                stuck=lambda case: case.crash() if case.groups else None,
             )
             for case, rows, seen in zip(here[batch], table[batch], runs, strict=True):
                 verify(
