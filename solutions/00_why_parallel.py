@@ -434,7 +434,7 @@ predict("0.d", bytes=23)
 # %% [markdown]
 # The calculator. It draws what the first and the last pipeline stage hold, with Adam in mixed precision, and which part no longer fits. `p` is the tensor-parallel size; each replica takes as many micro-batches as there are stages.
 #
-# Three things to try. (1) Turn only `data`: which bar moves? (2) Turn `sequence` up: which part grows fastest? (3) Set 96 layers and hidden 12288: that is GPT-3. What is the smallest number of GPUs of 80 GB that you can train it on?
+# Three things to try. (1) Turn only `data`: which bar moves? (2) Turn `sequence` up: which part grows fastest? (3) Set 96 layers, hidden 12288 and sequence 2048: that is GPT-3. What is the smallest number of GPUs of 80 GB that you can train it on?
 
 
 # %% tags=["explore"]

@@ -194,7 +194,7 @@ SMALLEST = [
     ("another error", search(("raise ValueError", "raise RuntimeError")), "come after the loop"),
     ("an error that does not say how much", search(('f"even at p = {sizes[-1]} a rank needs {need} bytes, and the GPU has {gpu_bytes}"', '"does not fit"')), "does not name"),
     ("an error that does not name p", search(("even at p = {sizes[-1]} ", "")), "its message does not name"),
-    ("the state divided by the GPU", "def smallest_p(config, gpu_bytes, micro_batch=1, largest=8):\n    return math.ceil(rank_bytes(config, 1, micro_batch) / gpu_bytes)\n" + RANK, "at p ="),
+    ("the state divided by the GPU", "def smallest_p(config, gpu_bytes, micro_batch=1, largest=8):\n    return math.ceil(rank_bytes(config, 1, micro_batch) / gpu_bytes)\n" + RANK, "At p = 2 a rank needs"),
     ("names the bytes at p = 1", search(("rank_bytes(config, sizes[-1], micro_batch)", "rank_bytes(config, 1, micro_batch)")), "its message does not name"),
     ("doubles p until it fits", "def smallest_p(config, gpu_bytes, micro_batch=1, largest=8):\n    p = 1\n    while rank_bytes(config, p, micro_batch) > gpu_bytes:\n        p *= 2\n    return p\n" + RANK, "p = 3 is smaller and fits"),
     ("counts p up until it fits", "def smallest_p(config, gpu_bytes, micro_batch=1, largest=8):\n    p = 1\n    while rank_bytes(config, p, micro_batch) > gpu_bytes:\n        p += 1\n    return p\n" + RANK, "Each rank takes whole heads"),
