@@ -1,6 +1,7 @@
 """`tplab check` and notebooks that try to pass without an answer: each trick with a wrong and with a right answer."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,8 @@ from tplab.course.notebook import read_notebook
 
 TEXT = "Exercise 90.{k} passed: double_{k}\\n  Right: the value."  # what a check that passes shows
 FAKE = f"class Fake:\n    def __repr__(self): return '{TEXT}'\n"
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # Above the check, in a cell of the learner's own. {k} is the exercise's number.
 OWN_CELLS = {
@@ -166,3 +169,47 @@ def test_no_trick_costs_a_right_answer_its_verdict(root, monkeypatch):
     for text in refused.values():
         assert text.endswith("A check that was changed says nothing about the answer; leave it as it is.")
         assert re.match(r"While the check of exercise 90.\d+ ran, your code changed tplab\.course\.\w+\.fail\.", text)
+
+
+SHARD = """
+def shard(tensor, dim, rank, world_size):
+    length = tensor.shape[dim] // world_size
+    if tensor.shape[dim] % world_size:
+        raise ValueError(f"{tensor.shape[dim]} can't be divided by {world_size}")
+    return tensor.narrow(dim, {start}, length).clone(memory_format=torch.contiguous_format)
+
+def unshard(shards, dim):
+    return torch.cat(list(shards), dim)
+"""
+ROW = """
+def row_split(x_shard, a_shard):
+    y = x_shard @ a_shard
+    dist.all_reduce(y{op})
+    return y
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "op", "status"), [("rank * length", "", "passed"), ("0", ", op=dist.ReduceOp.MAX", "failed")]
+)
+def test_patches_of_torch_and_launch_change_no_verdict_of_a_real_chapter(tmp_path, start, op, status):
+    """The checks of chapter 2 compare tensors of real ranks, so they build on what is patched here."""
+    mine = tiny.Learner(ROOT / "chapters" / "02_splitting_matrices.ipynb")
+    reference = read_notebook(ROOT / "solutions" / "02_splitting_matrices.ipynb")
+    (name,) = re.findall(r"def (\w+)\(", next(cell.source for cell in reference if cell.id == "exercise-2-3"))
+    mine.cell("exercise-2-1")["source"] = SHARD.replace("{start}", start)
+    mine.cell("exercise-2-3")["source"] = ROW.replace("{op}", op).replace("row_split", name)
+    mine.content["cells"] = [cell for cell in mine.cells if cell["id"] != "check-2-1"]
+    patches = [OWN_CELLS[trick] for trick in ("patched torch", "another launch", "other modules")]
+    for place in range(len(mine.cells), 0, -1):
+        if mine.cells[place - 1]["id"] in ("exercise-2-1", "exercise-2-3"):
+            made = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "id": f"own-{place}"}
+            mine.cells.insert(place, made | {"source": "\n".join(patches)})
+    path = mine.save(tmp_path / "mine.ipynb")
+    said = {
+        verdict.number: verdict.status
+        for number in ("2.1", "2.3")
+        for verdict in check_notebook(reference, path, 2, exercises=[number])
+        if isinstance(verdict, Verdict)
+    }
+    assert said == {"2.1": status, "2.3": status}

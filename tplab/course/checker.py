@@ -10,6 +10,7 @@
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from tplab.course.needs import cells_that_need_answers, select, to_notebook
 from tplab.course.notebook import Cell, read_notebook
 from tplab.course.run import CELL_TIMEOUT, Run
 
+NEEDED = ("torch", "numpy", "tplab", "matplotlib", "ipywidgets", "ipykernel", "IPython", "traitlets", "cloudpickle")
 STATUSES = ("passed", "failed", "to do", "waiting", "not run")
 
 
@@ -65,7 +67,18 @@ def check_notebook(
     wanted = exercises or list(titles)
     pieces = select(merged, wanted, everything=everything, whole=exercises is None)
     notebook = to_notebook(pieces, chapter)
-    return _verdicts(Run(notebook, path.resolve().parent, timeout), merged, reference, wanted)
+    folder = path.resolve().parent
+    merged.notes += [
+        f"{name}.py beside your notebook has the name of a module that others import: they get yours. Rename it."
+        for name in hiding_files(folder)
+    ]
+    return _verdicts(Run(notebook, folder, timeout), merged, reference, wanted)
+
+
+def hiding_files(folder: Path) -> list[str]:
+    """Names of the learner's files that Python finds in front of modules which the course needs."""
+    needed = {*NEEDED, *(name for name in sys.modules if name in sys.stdlib_module_names)}
+    return sorted(path.stem for path in folder.glob("*.py") if path.stem in needed)
 
 
 def _verdicts(run: Run, merged: Merged, reference: list[Cell], wanted: list[str]) -> Iterator[Verdict | Note]:
@@ -115,9 +128,11 @@ class Judge:
             self.notes.append(f"One of your own cells failed: {explain(row)}")
         elif role in ("setup", "given") and (self.all_passed or row["id"] not in self.need_answers):
             self.notes.append(f"The chapter's cell {row['id']} failed: {explain(row)}")
-        if row.get("problem") == "kernel died" and not self.stopped:
-            where = {"check": f"the check of exercise {number}", "exercise": f"the cell of exercise {number}"}
-            self.stopped = f"The kernel ended in {where.get(str(role), 'one of your own cells')}."
+        if row.get("problem") == "kernel died":
+            checks = role == "check" or row["id"].startswith("guard-after-check")
+            where = f"the {'check' if checks else 'cell'} of exercise {number}"
+            where = where if checks or role == "exercise" else "one of your own cells"
+            self.stopped = f"The kernel {'had to be stopped' if _out_of_time(row) else 'ended'} in {where}."
 
     def verdict(self, row: dict, guard: dict) -> tuple[str, str]:
         """Status and text for the row of a check cell and that of the guard after it."""
@@ -152,16 +167,20 @@ def _asks_for(row: dict) -> str:
 def explain(row: dict) -> str:
     """Why a cell failed, in the learner's terms."""
     message = row.get("message", "")
-    if row.get("problem") == "kernel died":
-        return "The kernel's process ended while it ran."
-    if timeout := re.match(r"Timeout of (\d+)", message):
+    if timeout := _out_of_time(row):
         seconds = f"No result after {timeout[1]} seconds; it was stopped."
         return f"{seconds} An endless loop, or a rank that waits for the others?"
+    if row.get("problem") == "kernel died":
+        return "The kernel's process ended while it ran."
     if "ename" in row:
         return _explain_error(row["ename"], row["evalue"], row.get("traceback", ""))
     if "expected" in row:
         return _first_difference(row["expected"].split("\n"), row["got"].split("\n"))
     return message.split("\n")[0] or "It failed without saying why."
+
+
+def _out_of_time(row: dict) -> re.Match | None:
+    return re.match(r"Timeout of (\d+)", row.get("message", ""))
 
 
 def _explain_error(name: str, value: str, traceback: str) -> str:

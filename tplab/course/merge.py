@@ -3,7 +3,7 @@
 The reference is the executed solution: its check cells, their expected outputs and its tags are the ones that count.
 Of the learner's notebook only the source of code cells is taken:
 
-    exercise cell            found by cell id, else by metadata, else by its source, else by the function it defines;
+    exercise cell            found by cell id, else by metadata, else by its source, else by what it calls or defines;
                              several cells for one exercise run one after the other, and the last one is the answer
     check cell               dropped; the reference's own is run
     given cell, changed      runs after the reference's own cell, as one of the learner's own cells
@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 
 from tplab.course.notebook import Cell
 from tplab.course.source import defined_names
+
+_MARKS = ("exercise", "check", "predict")
 
 
 @dataclass
@@ -72,16 +74,21 @@ class _Index:
         self.cells = code_cells(reference)
         self.by_id = {cell.id: cell for cell in reference}
         self.by_source = {_plain(cell.source): cell for cell in self.cells if cell.source.strip()}
-        self.by_mark = {role_of(cell): cell for cell in self.cells if role_of(cell)[1]}
+        self.by_mark = {(role, cell.marks[role]): cell for cell in self.cells for role in _MARKS if role in cell.marks}
         exercises = [cell for cell in self.cells if role_of(cell)[0] == "exercise"]
         self.by_name = {name: cell for cell in exercises for name in names_in(cell.source)}
 
     def find(self, cell: Cell) -> Cell | None:
         marked = next((self.by_mark[mark] for mark in self.by_mark if cell.marks.get(mark[0]) == mark[1]), None)
-        found = self.by_id.get(cell.id) or marked or self.by_source.get(_plain(cell.source))
+        found = self.by_id.get(cell.id) or marked or self.by_source.get(_plain(cell.source)) or self._called(cell)
         if found is None and cell.kind == "code":
             found = next((self.by_name[name] for name in names_in(cell.source) if name in self.by_name), None)
         return found
+
+    def _called(self, cell: Cell) -> Cell | None:
+        """The check or the prediction that a cell calls, whatever else it says to it."""
+        call = re.match(r"\s*(check|predict)\(\s*[\"']([\w.]+)[\"']", cell.source) if cell.kind == "code" else None
+        return self.by_mark.get((call[1], call[2])) if call else None
 
 
 def find_cells(reference: list[Cell], learner: list[Cell]) -> list[str]:

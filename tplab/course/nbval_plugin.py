@@ -1,4 +1,4 @@
-"""The pytest plugin behind `tplab check`: nbval, with its faults mended, writing one JSON line for each cell.
+"""The pytest plugin behind `tplab check`: nbval, with its faults mended, sending one JSON line for each cell.
 
 Loaded instead of nbval's own plugin (`-p tplab.course.nbval_plugin`). nbval's classes do the work; these subclasses
 mend
@@ -13,23 +13,46 @@ Of a check cell only its result is compared, as text: what a learner prints whil
 """
 
 import collections
+import ctypes
 import json
 import os
 import re
+import sys
 import time
 from queue import Empty
 
 import nbval.plugin as nbval
+import psutil
 import pytest
 from nbformat import NotebookNode
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
 
+from tplab.course.run import end_all
+
 PRINT_LIMIT = 5_000_000  # characters that a cell may print before it is interrupted
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 KEPT_TEXT = 200_000  # characters of it that are kept
 GUARD_MISSING = "A cell above has changed how this kernel runs cells, so that the check can't be trusted."
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
-pytest_configure = nbval.pytest_configure
+
+def pytest_configure(config):
+    nbval.pytest_configure(config)
+    if sys.platform == "linux":  # whom a cell has left behind becomes our child, also without the run's mark
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def pytest_unconfigure(config):
+    """End what cells have left behind. The kernel is gone by now."""
+    left = end_all(lambda: [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE])
+    _send(config, {"left": left})
+
+
+def _send(config: pytest.Config, told: dict) -> None:
+    if config.option.tplab_results is not None:
+        line = memoryview(json.dumps(told).encode() + b"\n")
+        while line:
+            line = line[os.write(config.option.tplab_results, line) :]
 
 
 class KernelDied(Exception):  # noqa: N818 (an event)
@@ -39,7 +62,7 @@ class KernelDied(Exception):  # noqa: N818 (an event)
 def pytest_addoption(parser):
     nbval.pytest_addoption(parser)
     group = parser.getgroup("tplab")
-    group.addoption("--tplab-results", help="file that gets one JSON line for each cell")
+    group.addoption("--tplab-results", type=int, help="file descriptor that gets one JSON line for each cell")
     group.addoption("--tplab-folder", help="folder in which the notebook runs")
 
 
@@ -187,10 +210,8 @@ def results_only(outputs: list) -> list[NotebookNode]:
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
-    path = item.config.option.tplab_results
-    if path and isinstance(item, ChapterCell) and (report.when == "call" or report.outcome != "passed"):
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row(item, report, call)) + "\n")
+    if isinstance(item, ChapterCell) and (report.when == "call" or report.outcome != "passed"):
+        _send(item.config, row(item, report, call))
 
 
 def row(item: ChapterCell, report: pytest.TestReport, call: pytest.CallInfo) -> dict:

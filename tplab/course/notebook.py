@@ -60,6 +60,8 @@ def _what_broke_it(text: str, error: Exception) -> str:
         return "the file is empty."
     if re.search(r"^(<<<<<<<|=======|>>>>>>>)", text, re.MULTILINE):
         return "it holds the marks of a git merge (<<<<<<<). Settle the merge, then check again."
+    if "\x00" in text:
+        return "it is not saved as UTF-8 (UTF-16, perhaps), which Jupyter needs. Save it as UTF-8."
     where = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
     return f"it is not valid JSON ({where}). Was it cut short? Save it again from JupyterLab."
 

@@ -1,17 +1,18 @@
 """Run nbval on a notebook in a process of its own and hand on what it says, cell by cell.
 
-Every process of a run carries a mark in its environment, unique to the run. Whatever is still there once nbval has
-ended is ended too, by its id.
+What it says comes through a pipe that no cell can open by a name. Every process of a run carries a mark in its
+environment, unique to the run; on Linux those that drop it are adopted by nbval's process (see nbval_plugin.py).
+Whatever is still there in the end is ended too, by its id.
 """
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from tplab.course.notebook import Cell, write_notebook
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 CELL_TIMEOUT = 120.0  # seconds for one cell
 MARK = "TPLAB_CHECK_RUN"
-POLL = 0.05  # seconds between two looks at the results
+POLL = 0.1  # seconds between two looks at whether nbval has ended
 # pytest without 1.5 s of importing a grammar for e-mail addresses, which nbformat's own needs don't include
 PYTEST = "import sys; sys.modules['rfc3987_syntax'] = None; import pytest; sys.exit(pytest.main())"
+OURS = ("tplab.runtime", "ipykernel_launcher")  # in the command lines of what a run itself starts
 GRACE = 2.0  # seconds that ended processes have to go
 
 
@@ -31,6 +33,7 @@ def kernel_environment() -> dict[str, str]:
     """The environment of a kernel that runs a chapter: it finds the package also where that isn't installed."""
     environment = dict(os.environ, PYTHONHASHSEED="0")
     environment.pop("MPLBACKEND", None)  # a notebook draws inline
+    environment.pop("JPY_SESSION_NAME", None)  # no page looks at this kernel, also where one looks at ours
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     return environment
 
@@ -45,23 +48,30 @@ class Run:
 
     def __iter__(self) -> Iterator[dict]:
         with tempfile.TemporaryDirectory(prefix="tplab-check-") as scratch:
-            results, log = Path(scratch, "results.jsonl"), Path(scratch, "pytest.txt")
-            results.touch()
-            process = self._start(Path(scratch), results, log)
+            log = Path(scratch, "pytest.txt")
+            results, theirs = os.pipe()
+            process = self._start(Path(scratch), theirs, log)
+            os.close(theirs)
+            left = 0
             try:
-                yield from _follow(process, results)
+                for row in _follow(process, results):
+                    if "left" in row:
+                        left = row["left"]
+                    else:
+                        yield row
                 if process.returncode not in (0, 1):
                     last = log.read_text(encoding="utf-8", errors="replace").strip()[-2000:]
                     self.notes.append(f"nbval ended with status {process.returncode}:\n{last}")
             finally:
+                os.close(results)
                 if process.poll() is None:
                     process.kill()
                     process.wait()
-                count = end_processes(self.mark)
+                count = left + end_processes(self.mark)
                 if count:
                     self.notes.append(f"{count} process{'es' if count > 1 else ''} left behind by a cell, now ended.")
 
-    def _start(self, scratch: Path, results: Path, log: Path) -> subprocess.Popen:
+    def _start(self, scratch: Path, results: int, log: Path) -> subprocess.Popen:
         copy = scratch / "chapter.ipynb"
         write_notebook(self.cells, copy)
         environment = kernel_environment() | {MARK: self.mark, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -73,36 +83,46 @@ class Run:
         command += [f"--tplab-results={results}", f"--tplab-folder={self.folder}", str(copy)]
         with open(log, "wb") as output:
             return subprocess.Popen(
-                command, cwd=scratch, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+                command, cwd=scratch, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                pass_fds=(results,),
+            )  # fmt: skip
 
 
-def _follow(process: subprocess.Popen, results: Path) -> Iterator[dict]:
-    """The rows of a growing file, until its writer has ended."""
-    with open(results, encoding="utf-8") as file:
-        rest = ""
-        while True:
-            ended = process.poll() is not None
-            *lines, rest = (rest + file.read()).split("\n")
-            yield from (json.loads(line) for line in lines)
-            if ended:
+def _follow(process: subprocess.Popen, results: int) -> Iterator[dict]:
+    """The rows that come through a pipe, until its writer has ended."""
+    rest = b""
+    while True:
+        ended = process.poll() is not None
+        if select.select([results], [], [], 0 if ended else POLL)[0]:
+            data = os.read(results, 1 << 16)
+            if not data:
+                process.wait()
                 return
-            if not lines:
-                time.sleep(POLL)
+            *lines, rest = (rest + data).split(b"\n")
+            yield from (json.loads(line) for line in lines)
+        elif ended:
+            return
 
 
 def end_processes(mark: str) -> int:
-    """End every process that carries this run's mark, by id; returns how many of them were not the launcher's own."""
+    """End every process that carries this run's mark; returns how many of them a cell has started."""
+    import psutil
+
+    return end_all(lambda: [process for process in psutil.process_iter() if _carries(process, mark)])
+
+
+def end_all(find: Callable[[], list]) -> int:
+    """End the processes that `find` finds, by id; returns how many of them a cell has started."""
     import psutil
 
     foreign = 0
     for _ in range(5):  # a process may start another while we look
-        found = [process for process in psutil.process_iter() if _carries(process, mark)]
+        found = find()
         if not found:
             break
         for process in found:
             with suppress(psutil.Error):
-                foreign += not any("tplab.runtime" in argument for argument in process.cmdline())
+                foreign += not any(part in " ".join(process.cmdline()) for part in OURS)
                 process.kill()
         psutil.wait_procs(found, timeout=GRACE)
     return foreign
