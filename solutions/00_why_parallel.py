@@ -199,7 +199,7 @@ sizes["together"] = sum(sizes.values())
 viz.table([{"what": name, "bytes for each parameter": f"{size / parameters:.3f}"} for name, size in sizes.items()])
 
 # %% [markdown]
-# **16 bytes a parameter.** Remember this number. (Megatron-Core collects gradients in float32 as well, by default; then it is 18.)
+# **16 bytes a parameter.** Remember this number. (Megatron-LM collects the gradients in float32 when it trains in bfloat16: 2 + 4 + 12, and then it is 18.)
 #
 # ## 3 · Activations
 #
