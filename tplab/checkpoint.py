@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from tplab.collectives import rank_and_size
 from tplab.mappings import all_gather
-from tplab.sharding import Sharding, shard, unshard
+from tplab.sharding import Sharding
 
 
 def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dict[str, Tensor]:
@@ -33,7 +33,7 @@ def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dic
         if sharding is None or world_size == 1:
             state[name] = tensor.clone()
         else:
-            state[name] = unshard(all_gather(tensor, group), sharding.dim, stride=sharding.stride)
+            state[name] = sharding.unshard(all_gather(tensor, group))
     return state
 
 
@@ -52,7 +52,7 @@ def load_full_state_dict(
     for name in own.keys() & state.keys():
         if (sharding := _sharding_of(own[name])) is not None:
             _check_is_whole(name, state[name], own[name], sharding, world_size)
-            shards[name] = shard(state[name], sharding.dim, rank, world_size, stride=sharding.stride)
+            shards[name] = sharding.shard(state[name], rank, world_size)
     module.load_state_dict(shards, strict=strict)
 
 
@@ -61,8 +61,7 @@ def _sharding_of(value: object) -> Sharding | None:
 
 
 def _check_is_whole(name: str, given: Tensor, own: Tensor, sharding: Sharding, world_size: int) -> None:
-    whole = list(own.shape)
-    whole[sharding.dim] *= world_size
+    whole = sharding.whole_shape(own.shape, world_size)
     if list(given.shape) != whole:
         raise ValueError(
             f"{name} needs the whole tensor {whole}, of which each of {world_size} ranks takes {list(own.shape)}; "

@@ -10,7 +10,9 @@ The second is easy to get wrong. Xavier's std is sqrt(2 / (in + out)), and an in
 [out/p, in] takes out/p for out: 0.0255 instead of 0.0198 at p = 2. And with one seed all shards are the same numbers.
 """
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tplab.collectives import rank_and_size
-from tplab.sharding import Sharding, shard
+from tplab.sharding import Sharding
 
 InitMethod = Callable[[Tensor], object]
 
@@ -39,18 +41,45 @@ def init_parameter(
     if sharding is None or world_size == 1:
         init_method(parameter)
         return
-    shape = list(parameter.shape)
-    shape[sharding.dim] *= world_size
-    if per_rank:
-        seed = int(torch.randint(2**62, (), device="cpu"))  # the same on every rank
-        _draw_shard(parameter, shape, init_method, seed + rank)
-    else:
+    shape = sharding.whole_shape(parameter.shape, world_size)
+    if not per_rank:
         master = parameter.new_empty(shape)
         init_method(master)
-        parameter.copy_(shard(master, sharding.dim, rank, world_size, stride=sharding.stride))
+        parameter.copy_(sharding.shard(master, rank, world_size))
+        return
+    seed = int(torch.randint(2**62, (), device="cpu"))  # the same on every rank
+    if not sharding.blocks:
+        _draw_shard(parameter, shape, init_method, seed + rank)
+        return
+    lengths = [block.shard_length(world_size) for block in sharding.blocks]
+    for number, part in enumerate(parameter.split(lengths, sharding.dim)):
+        part_of = rank // sharding.blocks[number].copies(world_size)  # ranks with copies of a part draw the same
+        _draw_shard(part, shape, init_method, seed + number * world_size + part_of)
 
 
-def _draw_shard(parameter: nn.Parameter, shape: list[int], init_method: InitMethod, seed: int) -> None:
+def init_linear(
+    weight: nn.Parameter,
+    bias: nn.Parameter | None,
+    init_method: InitMethod | None,
+    group: ProcessGroup | None = None,
+    *,
+    per_rank: bool = False,
+) -> None:
+    """Fill weight [out, in] and bias [out], or this rank's shards of them, as `nn.Linear` does.
+
+    With an `init_method` the weight is filled by it and the bias with zeros.
+    """
+    sharding: Sharding | None = getattr(weight, "tensor_parallel", None)
+    whole = weight.shape if sharding is None else sharding.whole_shape(weight.shape, rank_and_size(group)[1])
+    bound = 1 / math.sqrt(whole[1]) if whole[1] else 0
+    init_weight = init_method or partial(nn.init.kaiming_uniform_, a=math.sqrt(5))
+    init_bias = nn.init.zeros_ if init_method else partial(nn.init.uniform_, a=-bound, b=bound)
+    init_parameter(weight, init_weight, group, per_rank=per_rank)
+    if bias is not None:
+        init_parameter(bias, init_bias, group, per_rank=per_rank)
+
+
+def _draw_shard(parameter: Tensor, shape: list[int], init_method: InitMethod, seed: int) -> None:
     """Let the init method see the whole shape, and fill only the shard."""
     stand_in = parameter.new_empty(shape, device="meta")  # a shape, for the method to take its std from, and no memory
     with _DrawOnShard(parameter, seed) as drawing:

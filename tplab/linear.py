@@ -20,8 +20,6 @@ Seed every rank alike before making layers, and all p hold the same matrix (see 
 (Shoeybi et al. 2019, "Megatron-LM", section 3; megatron/core/tensor_parallel/layers.py.)
 """
 
-import math
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -33,7 +31,8 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from tplab.checkpoint import full_state_dict, load_full_state_dict
-from tplab.initialization import InitMethod, init_parameter
+from tplab.collectives import rank_and_size
+from tplab.initialization import InitMethod, init_linear
 from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 from tplab.sharding import ShardedModule, Sharding, divide
 
@@ -78,12 +77,7 @@ class _ParallelLinear(ShardedModule):
 
     def reset_parameters(self) -> None:
         """Draw new values: as `nn.Linear` does, or with an `init_method` the weight by it and a bias of zero."""
-        bound = 1 / math.sqrt(self.in_features) if self.in_features else 0
-        init_weight = self.init_method or partial(nn.init.kaiming_uniform_, a=math.sqrt(5))
-        init_bias = nn.init.zeros_ if self.init_method else partial(nn.init.uniform_, a=-bound, b=bound)
-        init_parameter(self.weight, init_weight, self.group, per_rank=self.per_rank_init)
-        if self.bias is not None:
-            init_parameter(self.bias, init_bias, self.group, per_rank=self.per_rank_init)
+        init_linear(self.weight, self.bias, self.init_method, self.group, per_rank=self.per_rank_init)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
@@ -156,10 +150,7 @@ class ColumnParallelLinear(_ParallelLinear):
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"x {list(x.shape)} should be [.., {self.in_features}]: each rank needs all of x")
         added: Tensor | None = None if self.skip_bias_add else self.bias
-        if self.async_grad_allreduce and self.world_size > 1 and not torch.compiler.is_compiling():
-            y = _linear_with_async_allreduce(x, self.weight, added, self.group)  # [.., out/p]
-        else:
-            y = F.linear(copy_to_region(x, self.group), self.weight, added)  # [.., out/p]
+        y = column_linear(x, self.weight, added, self.group, self.async_grad_allreduce)  # [.., out/p]
         bias: Tensor | None = self.bias
         if self.gather_output:
             y = gather_from_region(y, self.group, stride=self.stride)  # [.., out]
@@ -215,7 +206,12 @@ class RowParallelLinear(_ParallelLinear):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
-def _linear_with_async_allreduce(x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None) -> Tensor:
+def column_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None, async_grad_allreduce: bool = False
+) -> Tensor:
+    """f, then the matmul with this rank's columns: x [.., in] replicated -> [.., out/p]."""
+    if not async_grad_allreduce or rank_and_size(group)[1] == 1 or torch.compiler.is_compiling():
+        return F.linear(copy_to_region(x, group), weight, bias)
     if torch.is_autocast_enabled(x.device.type):  # the backward multiplies by hand, so all operands need one dtype
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

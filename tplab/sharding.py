@@ -9,6 +9,12 @@ and a rank keeps its part of each. `stride` says how many there are:
 
     [ G | U ] along dim 1, p = 2, stride = 2:    rank 0: [ G_0 | U_0 ]    rank 1: [ G_1 | U_1 ]
 
+The matrices of attention differ in size, and a head must not be cut. `Block` says so for each of them: here 4 heads of
+Q and 2 of K and V. Where there are more ranks than heads, neighbouring ranks hold copies of the same head:
+
+    blocks Q, K, V of 4, 2, 2 units, p = 2:    rank 0: Q 0 1, K 0, V 0    rank 1: Q 2 3, K 1, V 1
+    p = 4:    rank 0: Q 0, K 0, V 0    rank 1: Q 1, K 0, V 0    rank 2: Q 2, K 1, V 1    rank 3: Q 3, K 1, V 1
+
 Everything here is pure: no rank talks to another. `tplab.checkpoint` gathers shards from their ranks.
 """
 
@@ -26,8 +32,40 @@ from tplab.collectives import rank_and_size
 
 
 @dataclass(frozen=True)
+class Block:
+    """One of the matrices of a fused tensor: `size` entries, in units of `unit` that stay whole (the rows of a head).
+
+    Each rank takes as many units as any other. With fewer units than ranks, each unit is held by `copies(p)`
+    neighbouring ranks. Both methods raise ValueError where neither comes out even. It means the same for every p.
+    """
+
+    size: int
+    unit: int = 1
+
+    def __post_init__(self) -> None:
+        if self.unit < 1 or self.size % self.unit:
+            raise ValueError(f"a block of size={self.size} isn't made of whole units of {self.unit}")
+
+    def copies(self, world_size: int) -> int:
+        """How many ranks hold the same part of this block."""
+        units = self.size // self.unit
+        if units and world_size % units == 0:
+            return world_size // units
+        if units % world_size == 0:
+            return 1
+        raise ValueError(
+            f"a block of {units} units of {self.unit} can't be divided over {world_size} ranks, nor copied to them "
+            "evenly: use a p that divides the number of units, or a multiple of it"
+        )
+
+    def shard_length(self, world_size: int) -> int:
+        """How many of the entries each rank holds."""
+        return self.size * self.copies(world_size) // world_size
+
+
+@dataclass(frozen=True)
 class Sharding:
-    """How a parameter was cut: along `dim`, into one part per rank of each of `stride` equal blocks.
+    """How a parameter was cut: along `dim`, into one part per rank of each of `stride` equal blocks, or of `blocks`.
 
     A parameter of which each rank holds only a shard says so itself: `param.tensor_parallel = Sharding(dim=0)`.
     A parameter without that attribute is replicated: every rank holds all of it.
@@ -36,6 +74,35 @@ class Sharding:
 
     dim: int
     stride: int = 1
+    blocks: tuple[Block, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Sharding(dim={self.dim}, " + (f"blocks={self.blocks})" if self.blocks else f"stride={self.stride})")
+
+    def shard(self, whole: Tensor, rank: int, world_size: int) -> Tensor:
+        """The part of `whole` that `rank` holds, as the function `shard` gives it, with `blocks` too."""
+        if not self.blocks:
+            return shard(whole, self.dim, rank, world_size, stride=self.stride)
+        sizes, copies = [block.size for block in self.blocks], [block.copies(world_size) for block in self.blocks]
+        if whole.shape[self.dim] != sum(sizes):
+            raise ValueError(f"blocks of {sizes} make {sum(sizes)} entries, got {whole.shape[self.dim]}")
+        matrices = zip(whole.split(sizes, self.dim), copies, strict=True)
+        return torch.cat([shard(m, self.dim, rank // c, world_size // c) for m, c in matrices], self.dim)
+
+    def unshard(self, shards: Sequence[Tensor]) -> Tensor:
+        """The whole tensor from the shards of all ranks, in rank order: undoes `shard`. Of copies the first counts."""
+        if not self.blocks:
+            return unshard(shards, self.dim, stride=self.stride)
+        lengths = [block.shard_length(len(shards)) for block in self.blocks]
+        parts = zip(*(part.split(lengths, self.dim) for part in shards), strict=True)  # of each block, its p parts
+        copies = [block.copies(len(shards)) for block in self.blocks]
+        return torch.cat([unshard(p[::c], self.dim) for p, c in zip(parts, copies, strict=True)], self.dim)
+
+    def whole_shape(self, shard_shape: Sequence[int], world_size: int) -> list[int]:
+        """The shape of the whole tensor of which each of p ranks holds a shard of `shard_shape`."""
+        shape = list(shard_shape)
+        shape[self.dim] = sum(b.size for b in self.blocks) if self.blocks else shape[self.dim] * world_size
+        return shape
 
 
 def divide(size: int, world_size: int, *, name: str = "size", unit: str = "elements") -> int:

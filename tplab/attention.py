@@ -1,0 +1,209 @@
+"""Chapter 06: attention, its heads shared out among the ranks, with one all-reduce forward and one backward.
+
+A head looks at the others nowhere: it has its own columns of Q, K and V, its own softmax, and its own rows of the
+output weight, where the heads are added up. So each rank computes whole heads, and g adds up what they say:
+
+    x -> f -> q_r, k_r, v_r -> softmax(q k^T / sqrt(d) + mask) v, head by head -> y_r Wo_r^T -> g, + b -> z
+
+    8 heads, p = 4:    rank 0: heads 0 1    rank 1: heads 2 3    rank 2: heads 4 5    rank 3: heads 6 7
+
+It is the MLP of chapter 05 with another middle: column-parallel, then row-parallel, and nothing sent in between.
+To cut inside a head would not do: its scores sum over all of d, and softmax(P + Q) is not softmax(P) + softmax(Q).
+
+Cross-attention takes Q from x and K, V from a `memory`, such as the encoder's output. There are two f then.
+
+Traffic, in elements: all-reduce of b s h forward (g), b s h backward (f); cross: and b t h backward for the memory.
+With fewer K, V heads than ranks also the gradient of their weight, see `tplab.qkv`.
+(Vaswani et al. 2017, arXiv 1706.03762; Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3b; Megatron:
+ParallelAttention, SelfAttention, CrossAttention.)
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from tplab.attention_mask import attention_mask, check_masks
+from tplab.collectives import rank_and_size
+from tplab.initialization import InitMethod
+from tplab.kv_cache import KVCache
+from tplab.linear import ColumnParallelLinear, Device, RowParallelLinear
+from tplab.mappings import copy_to_region
+from tplab.qkv import QKVParallelLinear, heads_on_rank
+from tplab.rotary import rotary_angles, rotate
+
+
+class RandomStates(Protocol):
+    """What dropout draws from: within `fork()` this rank's own random state, so that no two ranks drop alike."""
+
+    def fork(self) -> AbstractContextManager: ...
+
+
+class ParallelAttention(nn.Module):
+    """x [b, s, h] replicated -> z [b, s, h] replicated.
+
+    num_kv_heads          heads of K and V, each for a group of heads of Q; None: num_heads
+    head_dim              d; None: h / num_heads
+    attention_type        "self", or "cross": K and V come from a memory [b, t, h]
+    causal                a token sees itself and what stands before it
+    dropout               of the attention probabilities, while training
+    rotary_base           turn q and k by their positions with this base (Llama 2: 10000); None: no rotary positions
+    skip_bias_add         return (z without bias, bias)
+    init_method           fills the whole of [Wq; Wk; Wv] in place; None: as `nn.Linear` does
+    output_init_method    the same for Wo; None: `init_method`
+    per_rank_init, async_grad_allreduce    as in ColumnParallelLinear
+
+    Parameters: `qkv` [(num_heads + 2 num_kv_heads) d, h], for cross `q` and `kv`; `out` [h, num_heads d].
+    Raises ValueError if the ranks can't have whole heads, the same number each; it names the p that work.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        attention_type: str = "self",
+        causal: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+        rotary_base: float | None = None,
+        skip_bias_add: bool = False,
+        init_method: InitMethod | None = None,
+        output_init_method: InitMethod | None = None,
+        per_rank_init: bool = False,
+        async_grad_allreduce: bool = False,
+        group: ProcessGroup | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if attention_type not in ("self", "cross"):
+            raise ValueError(f"attention_type={attention_type!r} is not 'self' or 'cross'")
+        if attention_type == "cross" and (causal or rotary_base is not None):
+            raise ValueError("cross-attention has no causal mask and no rotary positions: x and memory are two texts")
+        if head_dim is None and hidden_size % num_heads:
+            raise ValueError(f"hidden_size={hidden_size} can't be divided into num_heads={num_heads} heads of one size")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout={dropout} should be in [0, 1)")
+        self.rank, self.world_size = rank_and_size(group)
+        self.heads, self.kv_heads = heads_on_rank(num_heads, num_kv_heads, self.world_size)
+        self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
+        self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
+        self.attention_type, self.causal, self.dropout = attention_type, causal, dropout
+        self.rotary_base = rotary_base
+        options: dict[str, Any] = {"per_rank_init": per_rank_init, "group": group, "device": device, "dtype": dtype}
+        first: dict[str, Any] = {"init_method": init_method, "async_grad_allreduce": async_grad_allreduce, **options}
+        if attention_type == "self":
+            self.qkv = QKVParallelLinear(hidden_size, num_heads, num_kv_heads, self.head_dim, bias, **first)
+        else:
+            self.q = ColumnParallelLinear(hidden_size, num_heads * self.head_dim, bias, **first)
+            self.kv = QKVParallelLinear(hidden_size, 0, num_kv_heads, self.head_dim, bias, **first)
+        self.out = RowParallelLinear(
+            num_heads * self.head_dim,
+            hidden_size,
+            bias,
+            skip_bias_add=skip_bias_add,
+            init_method=output_init_method or init_method,
+            **options,
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: KVCache | None = None,
+        rng: RandomStates | None = None,
+    ) -> Any:
+        """z [b, s, h], or (z, bias) with `skip_bias_add`. A query that may look at nothing gets zeros from its head.
+
+        memory              [b, t, h], for cross-attention; None where the cache holds its keys and values already
+        key_padding_mask    bool [b, t], True for padding (as in `nn.MultiheadAttention`)
+        attn_mask           numbers added to the scores, [s, t] or [b, heads, s, t], replicated; may need a gradient
+        positions           of the tokens, [s] or [b, s], for rotary; None: 0, 1, .. after those in the cache
+        cache               from `new_cache`: x is the next s tokens of a text whose earlier ones are in there
+        rng                 dropout's random states, whose `fork()` differs from rank to rank; None: torch's current
+                            state, in which ranks that were seeded alike drop the same places of different heads
+        """
+        self._check_inputs(x, memory, cache)
+        if self.attention_type == "self":
+            q, k, v = self._project(x, positions, 0 if cache is None else cache.length)
+            if cache is not None:
+                k, v = cache.append(k, v)  # [b, m, t, d]
+        else:
+            q = self.q(x).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)  # [b, n, s, d]
+            k, v = self._keys_and_values(memory, cache)  # [b, m, t, d]
+        y = self._attend(q, k, v, key_padding_mask, attn_mask, rng)  # [b, n, s, d]
+        return self.out(y.transpose(1, 2).flatten(2))  # [b, s, n d] -> [b, s, h]
+
+    def _project(self, x: Tensor, positions: Tensor | None, offset: int) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x)  # [b, n, s, d], [b, m, s, d] twice
+        if self.rotary_base is not None:
+            if positions is None:
+                positions = torch.arange(offset, offset + x.shape[1], device=x.device)  # [s]
+            angles = rotary_angles(positions, self.head_dim, self.rotary_base)
+            q, k = rotate(q, angles), rotate(k, angles)
+        return q, k, v
+
+    def _keys_and_values(self, memory: Tensor | None, cache: KVCache | None) -> tuple[Tensor, Tensor]:
+        if memory is None and cache is not None:
+            return cache.keys, cache.values
+        _, k, v = self.kv(memory)
+        return (k, v) if cache is None else cache.append(k, v)
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        rng: RandomStates | None,
+    ) -> Tensor:
+        (b, _, s, _), t = q.shape, k.shape[2]
+        check_masks(b, s, t, self.num_heads, key_padding_mask, attn_mask)
+        if attn_mask is not None:
+            attn_mask = copy_to_region(attn_mask, self.out.group).to(q.dtype)
+            if attn_mask.dim() == 4 and attn_mask.shape[1] > 1:
+                attn_mask = attn_mask.narrow(1, self.rank * self.heads, self.heads)  # [b, n, s, t]
+        mask, is_causal = attention_mask(s, t, self.causal, key_padding_mask, attn_mask, q.device)
+        dropout = self.dropout if self.training else 0.0
+        with rng.fork() if rng is not None and dropout else nullcontext():
+            return F.scaled_dot_product_attention(
+                q, k, v, mask, dropout, is_causal, enable_gqa=self.heads != self.kv_heads
+            )  # [b, n, s, d]
+
+    def new_cache(self, batch_size: int, max_length: int, dtype: torch.dtype | None = None) -> KVCache:
+        """Room for the keys and values of this rank's heads, of `max_length` tokens (cross: those of the memory)."""
+        weight = self.out.weight
+        shape = (batch_size, self.kv_heads, max_length, self.head_dim)
+        return KVCache(*shape, device=weight.device, dtype=dtype or weight.dtype)
+
+    def _check_inputs(self, x: Tensor, memory: Tensor | None, cache: KVCache | None) -> None:
+        for name, tensor in (("x", x), ("memory", memory)):
+            if tensor is not None and (tensor.dim() != 3 or tensor.shape[2] != self.hidden_size):
+                raise ValueError(
+                    f"{name} {list(tensor.shape)} should be [b, s, {self.hidden_size}]: each rank needs all of it"
+                )
+        if self.attention_type == "self":
+            if memory is not None:
+                raise ValueError("self-attention has no memory: make it with attention_type='cross'")
+        elif (memory is None) == (cache is None or not cache.length):
+            raise ValueError(
+                "cross-attention needs its memory once: as an argument, or in a cache that a call before has filled"
+            )
+
+    def extra_repr(self) -> str:
+        first = self.rank * self.heads
+        sizes = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}"
+        held = f"rank {self.rank} of {self.world_size} holds heads {first} to {first + self.heads - 1}"
+        return f"{self.attention_type}, {sizes}, {held}"

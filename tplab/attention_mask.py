@@ -1,0 +1,59 @@
+"""Chapter 06: which keys a query may look at. s queries, t keys; the queries are the last s of the t positions.
+
+    causal, s = t = 4        with a cache: s = 2 new tokens, t = 5         keys 0 and 1 are padding
+        x . . .                  x x x x .                                     . . x x
+        x x . .                  x x x x x                                     . . x x
+        x x x .                                                                . . x x
+        x x x x                                                                . . x x
+
+The middle one is where `is_causal=True` of `scaled_dot_product_attention` errs: it puts the triangle at the top left,
+as if the new tokens were tokens 0 and 1. Every rank builds the same mask for its heads, from the whole length.
+"""
+
+import torch
+from torch import Tensor
+
+
+def attention_mask(
+    s: int, t: int, causal: bool, key_padding_mask: Tensor | None, attn_mask: Tensor | None, device: torch.device
+) -> tuple[Tensor | None, bool]:
+    """(`attn_mask`, `is_causal`) for `scaled_dot_product_attention`: no mask at all where it can do without.
+
+    key_padding_mask    bool [b, t], True for padding, which no query looks at
+    attn_mask           numbers added to the scores, [s, t] or [b, heads, s, t] with 1 for what is the same
+    Returns bool (True: may look) [.., s, t], or the numbers with -inf for what is hidden.
+    """
+    may_look = None
+    if causal and s > 1 and not (s == t and key_padding_mask is None and attn_mask is None):
+        may_look = torch.ones(s, t, dtype=torch.bool, device=device).tril(t - s)  # [s, t]
+    if key_padding_mask is not None:
+        no_padding = ~key_padding_mask[:, None, None, :]  # [b, 1, 1, t]
+        may_look = no_padding if may_look is None else may_look & no_padding  # [b, 1, s, t]
+    if attn_mask is None:
+        return may_look, causal and may_look is None and s == t
+    return (attn_mask if may_look is None else attn_mask.masked_fill(~may_look, float("-inf"))), False
+
+
+def check_masks(
+    b: int, s: int, t: int, num_heads: int, key_padding_mask: Tensor | None, attn_mask: Tensor | None
+) -> None:
+    """Raise ValueError for a mask whose shape or meaning doesn't fit."""
+    if key_padding_mask is not None and (key_padding_mask.dtype != torch.bool or key_padding_mask.shape != (b, t)):
+        raise ValueError(
+            f"key_padding_mask should be bool [{b}, {t}], True for padding, got {key_padding_mask.dtype} "
+            f"{list(key_padding_mask.shape)}; t counts all keys, with those in the cache"
+        )
+    if attn_mask is None:
+        return
+    if not attn_mask.is_floating_point():
+        raise ValueError(
+            f"attn_mask is added to the scores, so it holds numbers (0 or -inf), got {attn_mask.dtype}: torch's own "
+            "functions disagree on what True means. Write torch.zeros(s, t).masked_fill(hidden, -torch.inf)."
+        )
+    whole = (s, t) if attn_mask.dim() == 2 else (b, num_heads, s, t)
+    fits = len(whole) == attn_mask.dim() and all(n in (1, w) for n, w in zip(attn_mask.shape, whole, strict=True))
+    if not fits:
+        raise ValueError(
+            f"attn_mask {list(attn_mask.shape)} should be [{s}, {t}] or [{b}, {num_heads}, {s}, {t}], with 1 for what "
+            "is the same for all; it has all heads, and each rank takes its own"
+        )
