@@ -1,6 +1,7 @@
 """Reports of `tplab check` name the learner's cells by exercise: the numbers there are not the notebook's."""
 
 import sys
+import tempfile
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from tplab.course.notebook import read_notebook
 from tplab.course.reports import readable_traceback
 from tplab.runtime import report
 
-CELL = "/tmp/ipykernel_123/456.py"
+CELL, OTHER = (f"{tempfile.gettempdir()}/ipykernel_123/{number}.py" for number in (456, 789))
 
 
 @pytest.fixture(scope="module")
@@ -60,5 +61,5 @@ def test_in_the_learners_own_notebook_a_cell_has_its_number(notebook) -> None:
 def test_a_named_cell_goes_by_its_name_and_the_others_by_none(notebook) -> None:
     report.name_cell(CELL, "your cell of exercise 4.2")
     assert report.cell_of(CELL) == "your cell of exercise 4.2"
-    assert report.cell_of("/tmp/ipykernel_123/789.py") == "another cell"
-    assert report.cell_of("/home/me/model.py") is None
+    assert report.cell_of(OTHER) == "another cell"
+    assert report.cell_of("model.py") is None
