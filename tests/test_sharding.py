@@ -11,7 +11,7 @@ from torch import nn
 from tests.reference import cut, random
 from tplab import launch
 from tplab.collectives import rank_and_size
-from tplab.sharding import ShardedModule, Sharding, divide, shard, shard_range, unshard
+from tplab.sharding import Block, ShardedModule, Sharding, divide, shard, shard_range, unshard
 
 
 def test_divide_is_exact_division():
@@ -233,3 +233,81 @@ def test_a_sharding_is_a_value():
     assert pickle.loads(pickle.dumps(Sharding(0, 2))) == copy.deepcopy(Sharding(0, 2)) == Sharding(0, 2)
     assert Sharding(0) != Sharding(1)
     assert len({Sharding(0), Sharding(0, 1)}) == 1
+
+
+# Blocks of different sizes, in units that stay whole
+
+# 4 heads of Q, 2 of K and of V, 3 rows each; which of them every rank holds, written down by hand
+QKV = Sharding(0, blocks=(Block(12, 3), Block(6, 3), Block(6, 3)))
+HELD = {
+    1: ["q0 q1 q2 q3 k0 k1 v0 v1"],
+    2: ["q0 q1 k0 v0", "q2 q3 k1 v1"],
+    4: ["q0 k0 v0", "q1 k0 v0", "q2 k1 v1", "q3 k1 v1"],
+}
+
+
+@pytest.mark.parametrize("p", HELD)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_each_block_is_cut_into_whole_units_and_shared_where_there_are_fewer_than_ranks(dim, p):
+    heads = {name: random((3, 5), name).movedim(0, dim) for name in HELD[1][0].split()}
+    whole = torch.cat(list(heads.values()), dim)
+    before = whole.clone()
+    sharding = Sharding(dim, blocks=QKV.blocks)
+    shards = [sharding.shard(whole, rank, p) for rank in range(p)]
+    for part, held in zip(shards, HELD[p], strict=True):
+        assert torch.equal(part, torch.cat([heads[name] for name in held.split()], dim))
+        assert part.is_contiguous()
+        assert sharding.whole_shape(part.shape, p) == list(whole.shape)
+    assert torch.equal(sharding.unshard(shards), whole)
+    shards[0].zero_()
+    assert torch.equal(whole, before)
+
+
+def test_a_block_knows_its_copies_and_its_length_for_every_p():
+    block = Block(24, unit=4)  # 6 heads
+    assert [(block.copies(p), block.shard_length(p)) for p in (1, 2, 3, 6, 12, 18)] == [
+        (1, 24), (1, 12), (1, 8), (1, 4), (2, 4), (3, 4),
+    ]  # fmt: skip
+    nothing = Block(0, unit=4)
+    assert [(nothing.copies(p), nothing.shard_length(p)) for p in (1, 4)] == [(1, 0), (1, 0)]
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_without_blocks_a_sharding_cuts_and_joins_by_its_stride(p, stride):
+    whole = random((2, 24), "by stride")
+    sharding = Sharding(1, stride)
+    shards = [sharding.shard(whole, rank, p) for rank in range(p)]
+    for rank, part in enumerate(shards):
+        assert torch.equal(part, cut(whole, 1, rank, p, stride))
+        assert sharding.whole_shape(part.shape, p) == [2, 24]
+    assert torch.equal(sharding.unshard(shards), whole)
+
+
+def test_blocks_are_part_of_a_shardings_value_and_text():
+    assert pickle.loads(pickle.dumps(QKV)) == copy.deepcopy(QKV) == QKV
+    assert Sharding(0, blocks=(Block(8),)) != Sharding(0)
+    assert len({QKV, copy.deepcopy(QKV), Sharding(0)}) == 2
+    assert repr(Sharding(0, 2)) == "Sharding(dim=0, stride=2)"
+    assert repr(Sharding(1, blocks=(Block(8, 2),))) == "Sharding(dim=1, blocks=(Block(size=8, unit=2, padded=False),))"
+
+
+def test_cutting_blocks_is_differentiable():
+    whole = random((24, 2), "gradcheck of blocks").requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: QKV.shard(x, 3, 4), whole)
+    assert torch.autograd.gradcheck(lambda x: QKV.unshard([x, x * 2]), random((12, 2), "part").requires_grad_())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Block(10, 4), "size=10 isn't made of whole units of 4"),
+        (lambda: Block(8, 0), "whole units of 0"),
+        (lambda: Block(24, 4).copies(4), "6 units of 4 can't be divided over 4 ranks, nor copied to them evenly"),
+        (lambda: Block(24, 4).shard_length(4), "a p that divides the number of units, or a multiple of it"),
+        (lambda: QKV.shard(torch.ones(12, 2), 0, 2), r"blocks of \[12, 6, 6\] make 24 entries, got 12"),
+    ],
+)
+def test_blocks_that_do_not_come_out_even_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,75 @@
+"""Who may look at whom: `tplab.attention_mask`, against masks drawn by hand, and what the kernel makes of them."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.reference import random
+from tplab.attention_mask import attention_mask
+
+CPU = torch.device("cpu")
+
+
+def drawn(*rows):
+    return torch.tensor([[mark == "x" for mark in row] for row in rows])
+
+
+def visible(s, t, causal, key_padding_mask=None, attn_mask=None):
+    """Which keys get a weight in the kernel: with equal scores, [b, s, t]."""
+    mask, is_causal = attention_mask(s, t, causal, key_padding_mask, attn_mask, CPU)
+    b = 1 if key_padding_mask is None else len(key_padding_mask)
+    q, k = torch.zeros(b, 1, s, t), torch.zeros(b, 1, t, t)
+    weights = F.scaled_dot_product_attention(q, k, torch.eye(t).expand(b, 1, t, t), mask, is_causal=is_causal)
+    return weights[:, 0] > 0
+
+
+@pytest.mark.parametrize(
+    ("s", "t", "rows"),
+    [
+        (4, 4, ["x...", "xx..", "xxx.", "xxxx"]),
+        (2, 5, ["xxxx.", "xxxxx"]),
+        (1, 3, ["xxx"]),
+        (1, 1, ["x"]),
+    ],
+)
+def test_causal_queries_are_the_last_of_the_positions(s, t, rows):
+    assert torch.equal(visible(s, t, causal=True)[0], drawn(*rows))
+
+
+def test_without_a_mask_all_is_visible():
+    assert torch.equal(visible(2, 3, causal=False)[0], drawn("xxx", "xxx"))
+
+
+PADDING = torch.tensor([[False, False, False, False], [True, True, False, False]])  # the second text begins later
+
+
+def test_padding_is_hidden_from_all_queries_of_its_text():
+    everything = visible(2, 4, False, PADDING)
+    assert torch.equal(everything[0], drawn("xxxx", "xxxx"))
+    assert torch.equal(everything[1], drawn("..xx", "..xx"))
+
+
+def test_padding_and_causal_go_together_and_a_query_that_sees_nothing_gets_zeros():
+    masked = visible(4, 4, True, PADDING)
+    assert torch.equal(masked[0], drawn("x...", "xx..", "xxx.", "xxxx"))
+    assert torch.equal(masked[1], drawn("....", "....", "..x.", "..xx"))
+
+
+def test_numbers_are_added_and_what_is_hidden_stays_hidden():
+    numbers = random((3, 4), "numbers").float()
+    numbers[2, 1] = -torch.inf
+    before = numbers.clone()
+    mask, is_causal = attention_mask(3, 4, True, None, numbers, CPU)
+    assert not is_causal
+    hidden = ~drawn("xx..", "xxx.", "x.xx")
+    assert torch.equal(mask == -torch.inf, hidden)
+    assert torch.equal(mask[~hidden], numbers[~hidden])
+    assert torch.equal(numbers, before)
+    assert torch.equal(visible(3, 4, True, None, numbers)[0], ~hidden)
+    assert torch.equal(visible(2, 4, True, PADDING, torch.zeros(2, 4))[1], drawn("..x.", "..xx"))
+
+
+def test_where_no_mask_is_needed_none_is_built_so_that_the_fast_kernels_stay():
+    assert attention_mask(4, 4, True, None, None, CPU) == (None, True)
+    assert attention_mask(1, 9, True, None, None, CPU) == (None, False)
+    assert attention_mask(4, 9, False, None, None, CPU) == (None, False)

@@ -1,0 +1,322 @@
+"""Fused queries, keys and values: `tplab.qkv`. Layouts of torch and Hugging Face, first values, copies of heads."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.reference import assert_close, random
+from tplab import launch
+from tplab.attention import ParallelAttention
+from tplab.checkpoint import full_state_dict, load_full_state_dict
+from tplab.qkv import QKVParallelLinear, heads_on_rank
+
+WORLD_SIZES = (1, 2, 4)
+HIDDEN, HEADS, DIM = 16, 8, 2
+
+
+def test_each_rank_has_whole_heads_and_at_least_one_of_k_and_v():
+    assert [heads_on_rank(8, 8, p) for p in (1, 2, 4, 8)] == [(8, 8), (4, 4), (2, 2), (1, 1)]
+    assert [heads_on_rank(8, 2, p) for p in (1, 2, 4, 8)] == [(8, 2), (4, 1), (2, 1), (1, 1)]
+    assert [heads_on_rank(12, 6, p) for p in (2, 3, 12)] == [(6, 3), (4, 2), (1, 1)]
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 3, 6, 12])
+def test_the_error_for_a_wrong_p_names_just_the_right_ones(num_kv_heads):
+    def works(p):
+        try:
+            return heads_on_rank(12, num_kv_heads, p) != ()
+        except ValueError:
+            return False
+
+    fits = [p for p in range(1, 13) if works(p)]
+    for p in set(range(1, 13)) - set(fits):
+        with pytest.raises(ValueError) as error:
+            heads_on_rank(12, num_kv_heads, p)
+        if "num_kv_heads" in str(error.value):
+            assert str(error.value).endswith(f"Use p in {', '.join(map(str, fits))}.")
+    with pytest.raises(ValueError, match=r"num_heads=12 can't be divided over 5 ranks.*Use p in 1, 2, 3, 4, 6, 12\."):
+        heads_on_rank(12, 12, 5)
+
+
+# Which head lives where: every head's rows hold its own number
+
+
+def _numbered(num_heads, num_kv_heads):
+    layer = QKVParallelLinear(3, num_heads, num_kv_heads, DIM)
+    names = [*range(num_heads), *range(100, 100 + num_kv_heads), *range(200, 200 + num_kv_heads)]
+    bias = torch.tensor(names, dtype=torch.float32).repeat_interleave(DIM)
+    load_full_state_dict(layer, {"weight": torch.zeros(len(bias), 3), "bias": bias})
+    return [part[0, :, 0, 0].int().tolist() for part in layer(torch.zeros(1, 1, 3))], layer.copies, str(layer)
+
+
+def test_the_heads_of_k_and_v_live_where_their_queries_live():
+    two = [heads for heads, _, _ in launch(_numbered, 2, args=(4, 2))]
+    assert two == [[[0, 1], [100], [200]], [[2, 3], [101], [201]]]
+    four = launch(_numbered, 4, args=(4, 2))
+    assert [heads for heads, _, _ in four] == [
+        [[0], [100], [200]], [[1], [100], [200]], [[2], [101], [201]], [[3], [101], [201]],
+    ]  # fmt: skip
+    assert [copies for _, copies, _ in four] == [2] * 4
+    assert "2 copies of each K, V head, rank 3 of 4 holds [1, 1, 1] heads of 2" in four[3][2]
+    assert launch(_numbered, 2, args=(0, 2))[1][0] == [[], [101], [201]]
+
+
+# First values
+
+
+def _initial(num_kv_heads, options):
+    outcomes = []
+    for option in options:
+        torch.manual_seed(11)
+        model = ParallelAttention(HIDDEN, HEADS, num_kv_heads, **option)
+        shards = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        outcomes.append((full_state_dict(model), shards, torch.rand(2)))
+    return outcomes
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+@pytest.mark.parametrize("num_kv_heads", [HEADS, 2])
+def test_the_first_values_are_those_of_plain_linears_with_the_same_seed_for_every_p(num_kv_heads, p):
+    torch.manual_seed(11)
+    qkv, out = nn.Linear(HIDDEN, (HEADS + 2 * num_kv_heads) * DIM), nn.Linear(HEADS * DIM, HIDDEN)
+    afterwards = torch.rand(2)
+    torch.manual_seed(11)
+    filled = nn.init.xavier_normal_(torch.empty_like(qkv.weight)), nn.init.normal_(torch.empty_like(out.weight))
+    options = [{}, {"init_method": nn.init.xavier_normal_, "output_init_method": nn.init.normal_}]
+    for (state, _, rest), (other, _, _) in launch(_initial, p, args=(num_kv_heads, options)):
+        assert list(state) == ["qkv.weight", "qkv.bias", "out.weight", "out.bias"]
+        for name, plain in zip(state, (qkv.weight, qkv.bias, out.weight, out.bias), strict=True):
+            assert torch.equal(state[name], plain)
+        assert torch.equal(rest, afterwards)
+        assert torch.equal(other["qkv.weight"], filled[0])
+        assert torch.equal(other["out.weight"], filled[1])
+        assert not other["qkv.bias"].any()
+        assert not other["out.bias"].any()
+
+
+def test_initialised_per_rank_copies_are_equal_and_all_else_differs():
+    width = 64  # of one head: [64, 256] a block, so that the std is known to a percent
+    options = [{"per_rank_init": True, "head_dim": width, "bias": False, "init_method": nn.init.xavier_normal_}]
+    ranks = [outcome[0] for outcome in launch(_initial_wide, 4, args=(options[0],))]
+    blocks = [shards["qkv.weight"].split([2 * width, width, width]) for shards, _ in ranks]
+    for rank, (q, k, v) in enumerate(blocks):
+        assert torch.equal(k, blocks[rank // 2 * 2][1])
+        assert torch.equal(v, blocks[rank // 2 * 2][2])
+        assert not torch.isclose(k, v).all(1).any()
+        std = (2 / (256 + 12 * width)) ** 0.5  # of the whole [Wq; Wk; Wv]
+        assert abs(torch.cat([q, k, v]).std() / std - 1) < 0.03
+        for other in range(rank):
+            assert (q == blocks[other][0]).float().mean() < 0.001
+    assert (blocks[0][1] == blocks[2][1]).float().mean() < 0.001
+    assert all(torch.equal(rest, ranks[0][1]) for _, rest in ranks)
+
+
+def _initial_wide(options):
+    torch.manual_seed(11)
+    model = ParallelAttention(256, HEADS, 2, **options)
+    return [({name: tensor.clone() for name, tensor in model.state_dict().items()}, torch.rand(2))]
+
+
+# Other people's layouts
+
+
+def _load_and_run(state, x, dy, cases):
+    outcomes = []
+    for (args, options), weights in zip(cases, state, strict=True):
+        model = ParallelAttention(*args, **options, dtype=x.dtype)
+        load_full_state_dict(model, weights)
+        leaf = x.clone().requires_grad_()
+        out = model(leaf)
+        out.backward(dy)
+        for parameter in model.parameters():
+            parameter.data = parameter.grad  # to gather the gradients as if they were weights
+        outcomes.append((out.detach(), leaf.grad, full_state_dict(model)))
+    return outcomes
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+def test_it_takes_the_weights_of_nn_multiheadattention_as_they_are(p):
+    torch.manual_seed(5)
+    plain = nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True, dtype=torch.float64)
+    nn.init.normal_(plain.in_proj_bias)
+    nn.init.normal_(plain.out_proj.bias)
+    x, dy = random((2, 5, HIDDEN), "x").requires_grad_(), random((2, 5, HIDDEN), "dy")
+    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    out, _ = plain(x, x, x, attn_mask=future, need_weights=False)
+    out.backward(dy)
+    names = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias"}
+    names |= {f"out_proj.{kind}": f"out.{kind}" for kind in ("weight", "bias")}
+    state = {names[name]: value for name, value in plain.state_dict().items()}
+    case = ((HIDDEN, HEADS), {"causal": True})
+    for ((ours, dx, gradients),) in launch(_load_and_run, p, args=([state], x.detach(), dy, [case])):
+        assert_close(ours, out.detach())
+        assert_close(dx, x.grad)
+        for name, parameter in plain.named_parameters():
+            assert_close(gradients[names[name]], parameter.grad)
+
+
+def hugging_face_llama(kv_heads, dtype):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+
+    config = LlamaConfig(
+        hidden_size=HIDDEN, num_attention_heads=HEADS, num_key_value_heads=kv_heads, head_dim=4, attention_bias=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        attn_implementation="sdpa",  # "eager" takes the softmax in float32
+    )  # fmt: skip
+    layer, rotary = LlamaAttention(config, 0).to(dtype), LlamaRotaryEmbedding(config)
+
+    def run(x):
+        future = torch.full((x.shape[1], x.shape[1]), -torch.inf, dtype=dtype).triu(1)
+        return layer(x, rotary(x, torch.arange(x.shape[1])[None]), future[None, None])[0]
+
+    return layer, run
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+def test_outputs_and_gradients_are_those_of_hugging_faces_llama(p):
+    x, dy = random((2, 6, HIDDEN), "x").requires_grad_(), random((2, 6, HIDDEN), "dy")
+    states, cases, expected = [], [], []
+    for kv_heads in (HEADS, 2, 1):
+        torch.manual_seed(kv_heads)
+        layer, run = hugging_face_llama(kv_heads, torch.float64)
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter, std=0.4)
+        x.grad = None
+        out = run(x)
+        out.backward(dy)
+        plain = dict(layer.named_parameters())
+        gradients = {name: parameter.grad for name, parameter in plain.items()}
+        states.append(ours_from_llama({name: parameter.detach() for name, parameter in plain.items()}))
+        cases.append(((HIDDEN, HEADS, kv_heads, 4), {"causal": True, "rotary_base": 500.0}))
+        expected.append((out.detach(), x.grad, ours_from_llama(gradients)))
+    for outcomes in launch(_load_and_run, p, args=(states, x.detach(), dy, cases)):
+        for (out, dx, gradients), (plain_out, plain_dx, plain_gradients) in zip(outcomes, expected, strict=True):
+            assert_close(out, plain_out)
+            assert_close(dx, plain_dx)
+            assert set(gradients) == set(plain_gradients)
+            for name, gradient in plain_gradients.items():
+                assert_close(gradients[name], gradient)
+
+
+def ours_from_llama(named):
+    state = {}
+    for kind in ("weight", "bias"):
+        state[f"qkv.{kind}"] = torch.cat([named[f"{part}_proj.{kind}"] for part in "qkv"])
+        state[f"out.{kind}"] = named[f"o_proj.{kind}"]
+    return state
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_outputs_and_gradients_are_those_of_hugging_faces_gpt2(p):
+    from transformers import GPT2Config
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+
+    torch.manual_seed(2)
+    config = GPT2Config(n_embd=HIDDEN, n_head=HEADS, attn_pdrop=0, resid_pdrop=0, attn_implementation="eager")
+    layer = GPT2Attention(config, layer_idx=0).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    x, dy = random((2, 6, HIDDEN), "x").requires_grad_(), random((2, 6, HIDDEN), "dy")
+    future = torch.full((6, 6), -torch.inf, dtype=torch.float64).triu(1)
+    out = layer(x, attention_mask=future[None, None])[0]
+    out.backward(dy)
+    names = {"c_attn": "qkv", "c_proj": "out"}
+
+    def ours(name, tensor):  # Conv1D keeps A as it is, [in, out]
+        module, kind = name.split(".")
+        return f"{names[module]}.{kind}", tensor.T.contiguous() if tensor.dim() == 2 else tensor
+
+    state = dict(ours(name, parameter.detach()) for name, parameter in layer.named_parameters())
+    plain_gradients = dict(ours(name, parameter.grad) for name, parameter in layer.named_parameters())
+    case = ((HIDDEN, HEADS), {"causal": True})
+    for ((our_out, dx, gradients),) in launch(_load_and_run, p, args=([state], x.detach(), dy, [case])):
+        assert_close(our_out, out.detach())
+        assert_close(dx, x.grad)
+        for name, gradient in plain_gradients.items():
+            assert_close(gradients[name], gradient)
+
+
+# From one p to another
+
+
+def _gather(seed):
+    torch.manual_seed(seed)
+    return full_state_dict(ParallelAttention(HIDDEN, HEADS, 2))
+
+
+def _load(state):
+    model = ParallelAttention(HIDDEN, HEADS, 2)
+    load_full_state_dict(model, state)
+    return full_state_dict(model), model.qkv.copies
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (4, 1)])
+def test_a_checkpoint_with_copies_fits_another_p(before, after):
+    state = launch(_gather, before, args=(3,))[0]
+    assert state["qkv.weight"].shape == ((HEADS + 4) * DIM, HIDDEN)  # a copied head is in it once
+    for loaded, copies in launch(_load, after, args=(state,)):
+        assert copies == (2 if after == 4 else 1)
+        assert all(torch.equal(loaded[name], state[name]) for name in state)
+
+
+def _wrong_state():
+    layer = QKVParallelLinear(HIDDEN, HEADS, 2, DIM, bias=False)
+    messages = []
+    for call in (lambda: load_full_state_dict(layer, layer.state_dict()), lambda: layer(torch.ones(1, 2, 3))):
+        try:
+            call()
+            messages.append("no error")
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_a_shard_in_place_of_the_whole_is_refused():
+    for shard_given, narrow in launch(_wrong_state, 4):
+        assert (
+            "weight needs the whole tensor [24, 16], of which each of 4 ranks takes [8, 16]; got [8, 16]" in shard_given
+        )
+        assert "x [1, 2, 3] should be [b, s, 16]" in narrow
+
+
+# Groups of copies
+
+
+def _groups():
+    world = dist.group.WORLD
+    first, second = QKVParallelLinear(HIDDEN, HEADS, 2, DIM), QKVParallelLinear(HIDDEN, 4, 2, 4)
+    everyone = QKVParallelLinear(HIDDEN, HEADS, 1, DIM)
+    nobody = QKVParallelLinear(HIDDEN, HEADS, 4, DIM)
+    twin = copy.deepcopy(nn.Sequential(first))[0]
+    return (
+        dist.get_process_group_ranks(first.copies_group),
+        first.copies_group is second.copies_group is twin.copies_group,
+        everyone.copies_group is world,
+        nobody.copies_group,
+        twin.weight.tensor_parallel == first.weight.tensor_parallel,
+    )
+
+
+def test_layers_share_one_process_group_for_each_number_of_copies():
+    results = launch(_groups, 4)
+    assert [result[0] for result in results] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert all(result[1:] == (True, True, None, True) for result in results)
+
+
+def _frozen():
+    layer = QKVParallelLinear(HIDDEN, HEADS, 1, DIM)
+    layer.weight.requires_grad_(False)
+    q, k, v = layer(torch.ones(1, 2, HIDDEN))
+    (q.sum() + k.sum() + v.sum()).backward()
+    return layer.weight.grad, layer.bias.grad
+
+
+def test_a_frozen_weight_gets_no_gradient_and_the_bias_keeps_its_own():
+    for weight, bias in launch(_frozen, 2):
+        assert weight is None
+        expected = torch.tensor([2.0] * (HEADS // 2 * DIM) + [4.0] * (2 * DIM))  # k and v: of both ranks
+        assert torch.equal(bias, expected)

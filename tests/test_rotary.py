@@ -1,0 +1,66 @@
+"""Rotary positions: `tplab.rotary`, by what they promise and against products of complex numbers."""
+
+import pytest
+import torch
+
+from tests.reference import assert_close, random
+from tplab.rotary import rotary_angles, rotate
+
+HEADS, LENGTH, DIM = 3, 6, 8
+
+
+def test_a_pair_is_number_i_with_number_i_plus_half_and_turns_as_a_complex_number():
+    x = random((2, HEADS, LENGTH, DIM), "x")
+    angles = random((LENGTH, DIM // 2), "angles")
+    turned = rotate(x, angles)
+    pairs = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angles), angles)
+    assert_close(turned, torch.cat([pairs.real, pairs.imag], -1))
+
+
+def test_the_angles_are_position_times_base_to_the_minus_2i_over_d():
+    angles = rotary_angles(torch.tensor([0, 1, 5]), DIM, base=16.0)
+    speeds = torch.tensor([1.0, 1 / 2, 1 / 4, 1 / 8])  # 16^(-2i/8)
+    assert torch.equal(angles, torch.tensor([0.0, 1.0, 5.0])[:, None] * speeds)
+    assert rotary_angles(torch.arange(6).view(2, 3), DIM).shape == (2, 3, DIM // 2)
+    assert rotary_angles(torch.tensor([1]), 4)[0, 1] == torch.tensor(0.01)  # the base is 10000
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_angles_are_float32_and_the_result_has_the_inputs_dtype(dtype):
+    angles = rotary_angles(torch.arange(LENGTH), DIM)
+    assert angles.dtype == torch.float32
+    assert rotate(random((2, HEADS, LENGTH, DIM), "x", dtype=dtype), angles).dtype == dtype
+
+
+def test_a_score_depends_on_the_distance_alone():
+    q, k = random((1, 1, 1, DIM), "q"), random((1, 1, 1, DIM), "k")
+
+    def score(m, n):
+        turn = [rotary_angles(torch.tensor([position]), DIM, 100.0) for position in (m, n)]
+        return (rotate(q, turn[0]) * rotate(k, turn[1])).sum()
+
+    assert_close(score(7, 4), score(103, 100), 1e-5)  # angles of 100 are known to 1e-5 in float32
+    assert abs(score(7, 4) - score(4, 7)) > 0.01
+    assert_close(score(0, 0), (q * k).sum())
+
+
+def test_lengths_stay_and_the_input_too():
+    x = random((2, HEADS, LENGTH, DIM), "x")
+    before = x.clone()
+    turned = rotate(x, rotary_angles(torch.arange(LENGTH), DIM))
+    assert torch.equal(x, before)
+    assert_close(turned.norm(dim=-1), x.norm(dim=-1), 1e-6)
+
+
+def test_each_text_can_have_positions_of_its_own():
+    x = random((2, HEADS, LENGTH, DIM), "x")
+    positions = torch.stack([torch.arange(LENGTH), torch.arange(LENGTH) * 3 + 1])
+    turned = rotate(x, rotary_angles(positions, DIM))
+    for text in range(2):
+        alone = rotate(x[text : text + 1], rotary_angles(positions[text], DIM))
+        assert torch.equal(turned[text : text + 1], alone)
+
+
+def test_an_odd_head_is_refused():
+    with pytest.raises(ValueError, match="head_dim=7 is odd"):
+        rotary_angles(torch.arange(3), 7)
