@@ -237,7 +237,7 @@ def test_without_a_topology_torch_says_which_gpus_reach_each_other(text):
     assert found.text == "every pair: memory reached directly"
     apart = gpus.links(with_gpus(2, reach=False).peers, text)
     assert apart
-    assert "through the main memory" in apart.text
+    assert apart.text.startswith("every pair: through the main memory. ")
     assert "NCCL sends through the main memory" in apart.text
 
 
@@ -326,6 +326,11 @@ def test_two_real_ranks_add_up():
 def test_a_launch_that_really_fails_is_told(monkeypatch):
     monkeypatch.setenv("TPLAB_RANK", "0")  # launch refuses inside a rank
     bad(trial.judge(trial.attempt([2])), "2 ranks can't be run", "inside a rank")
+
+
+def test_a_trial_that_crashes_is_told(monkeypatch):
+    monkeypatch.setattr(trial, "_TRY", "import sys; sys.exit(3) # {}")
+    bad(trial.judge(trial.attempt([2])), "2 ranks can't be run", "status 3")
 
 
 def test_a_launch_that_gives_wrong_sums_is_told(monkeypatch, capsys):

@@ -19,10 +19,10 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def started(monkeypatch, tmp_path):
+def started(monkeypatch, tmp_path_factory):
     """What would have been started: the program, its arguments, its environment, its folder."""
     calls = []
-    monkeypatch.chdir(tmp_path)  # the command goes elsewhere
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # and back afterwards
     monkeypatch.setattr(os, "execve", lambda *call: calls.append((*call, os.getcwd())) or sys.exit(0))
     return calls
 

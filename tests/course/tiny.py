@@ -132,7 +132,8 @@ def make_unexecuted(root: Path, text: str) -> Path:
     solution = skeleton(chapter, blank=False)
     for place, cell in enumerate(solution.cells):
         if "check" in cell.metadata.get("tplab", {}):
-            shows = f"Exercise {cell.metadata.tplab.check} passed: double_{cell.metadata.tplab.check[3:]}\n  Right: the value."
+            number = cell.metadata.tplab.check
+            shows = f"Exercise {number} passed: double_{number[3:]}\n  Right: the value."
             cell.outputs = [new_output("execute_result", data={"text/plain": shows}, execution_count=place)]
             cell.execution_count = place
     (root / "chapters").mkdir()
