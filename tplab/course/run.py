@@ -122,7 +122,8 @@ def end_all(find: Callable[[], list]) -> int:
             break
         for process in found:
             with suppress(psutil.Error):
-                foreign += not any(part in " ".join(process.cmdline()) for part in OURS)
+                command = " ".join(process.cmdline())  # empty while it ends
+                foreign += bool(command) and not any(part in command for part in OURS)
                 process.kill()
         psutil.wait_procs(found, timeout=GRACE)
     return foreign
