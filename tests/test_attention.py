@@ -349,7 +349,7 @@ def _with_dtensor(case):
 
 
 @pytest.mark.parametrize("p", [2, 4])
-def test_outputs_gradients_and_steps_equal_dtensors_which_sends_more(p):
+def test_outputs_gradients_and_steps_equal_dtensors_with_no_more_traffic(p):
     case = {"causal": True, "kv_heads": 4}
     for (ours, our_traffic), (theirs, their_traffic) in launch(_with_dtensor, p, args=(case,)):
         for name in ("out", "dx", "dout.weight", "out.weight", "out.bias"):
@@ -359,7 +359,9 @@ def test_outputs_gradients_and_steps_equal_dtensors_which_sends_more(p):
             assert_close(ours[f"{prefix}qkv.{kind}"], torch.cat([theirs[f"{prefix}{part}.{kind}"] for part in "qkv"]))
         assert our_traffic[0] == their_traffic[0]
         assert len(our_traffic[1]) == 1
-        assert len(their_traffic[1]) == 3  # one for each of q, k, v: they are three layers there
+        assert set(our_traffic[1]) <= set(
+            their_traffic[1]
+        )  # with torch 2.13 one for each of q, k, v: three layers there
 
 
 # Dropout
@@ -480,6 +482,7 @@ def _refusals(p):
         lambda: ParallelAttention(24, 6),
         lambda: ParallelAttention(16, 8, 3),
         lambda: ParallelAttention(16, 8, 0),
+        lambda: ParallelAttention(16, 0),
         lambda: ParallelAttention(20, 8),
         lambda: ParallelAttention(16, 8, attention_type="flash"),
         lambda: ParallelAttention(16, 8, attention_type="cross", causal=True),
@@ -518,6 +521,7 @@ def test_what_cannot_be_is_refused_with_the_numbers_and_what_would_work():
             "Use p in 1, 2, 3, 6.",
             "num_heads=8 can't share num_kv_heads=3 evenly",
             "num_heads=8 can't share num_kv_heads=0 evenly",
+            "num_heads=0 can't share num_kv_heads=0 evenly",
             "hidden_size=20 can't be divided into num_heads=8 heads of one size",
             "attention_type='flash' is not 'self' or 'cross'",
             "cross-attention has no causal mask and no rotary positions",

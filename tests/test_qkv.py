@@ -1,6 +1,7 @@
 """Fused queries, keys and values: `tplab.qkv`. Layouts of torch and Hugging Face, first values, copies of heads."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -320,3 +321,35 @@ def test_a_frozen_weight_gets_no_gradient_and_the_bias_keeps_its_own():
         assert weight is None
         expected = torch.tensor([2.0] * (HEADS // 2 * DIM) + [4.0] * (2 * DIM))  # k and v: of both ranks
         assert torch.equal(bias, expected)
+
+
+def _operations(gradient_function):
+    names, waiting = set(), [gradient_function]
+    while waiting:
+        node = waiting.pop()
+        names.add(type(node).__name__)
+        waiting += [previous for previous, _ in node.next_functions if previous is not None]
+    return names
+
+
+def _overlapping():
+    x = torch.ones(1, 2, HIDDEN, requires_grad=True)
+    outcomes = []
+    for attention_type in ("self", "cross"):
+        for overlap in (False, True):
+            model = ParallelAttention(HIDDEN, HEADS, attention_type=attention_type, async_grad_allreduce=overlap)
+            args = (x, None) if attention_type == "self" else (x.detach(), x)  # of cross, look at the memory's way
+            outcomes.append("_LinearAsyncBackward" in _operations(model(*args).grad_fn))
+            outcomes.append(model.q.async_grad_allreduce if attention_type == "cross" else overlap)
+    return outcomes
+
+
+def test_the_overlap_is_handed_to_the_first_layers():
+    assert list(launch(_overlapping, 2)) == [[False, False, True, True] * 2] * 2
+
+
+def test_an_attention_can_be_pickled():
+    twin = pickle.loads(pickle.dumps(ParallelAttention(HIDDEN, HEADS, 2)))
+    assert twin.qkv.weight.tensor_parallel.blocks[1].unit == DIM
+    assert twin(torch.ones(1, 2, HIDDEN)).shape == (1, 2, HIDDEN)
+    assert "num_heads=8, num_kv_heads=2, head_dim=2, rank 0 of 1 holds heads 0 to 7" in str(twin)

@@ -87,12 +87,12 @@ class ParallelAttention(nn.Module):
             raise ValueError(f"attention_type={attention_type!r} is not 'self' or 'cross'")
         if attention_type == "cross" and (causal or rotary_base is not None):
             raise ValueError("cross-attention has no causal mask and no rotary positions: x and memory are two texts")
-        if head_dim is None and hidden_size % num_heads:
-            raise ValueError(f"hidden_size={hidden_size} can't be divided into num_heads={num_heads} heads of one size")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout} should be in [0, 1)")
         self.rank, self.world_size = rank_and_size(group)
         self.heads, self.kv_heads = heads_on_rank(num_heads, num_kv_heads, self.world_size)
+        if head_dim is None and hidden_size % num_heads:
+            raise ValueError(f"hidden_size={hidden_size} can't be divided into num_heads={num_heads} heads of one size")
         self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.attention_type, self.causal, self.dropout = attention_type, causal, dropout

@@ -38,7 +38,7 @@ def heads_on_rank(num_heads: int, num_kv_heads: int, world_size: int) -> tuple[i
 
     Head i of Q belongs to head i // (num_heads / num_kv_heads) of K and V, and lives on the same rank.
     """
-    if num_kv_heads < 1 or num_heads % num_kv_heads:
+    if min(num_heads, num_kv_heads) < 1 or num_heads % num_kv_heads:
         raise ValueError(
             f"num_heads={num_heads} can't share num_kv_heads={num_kv_heads} evenly: each head of K and V serves the "
             "same number of heads of Q"
