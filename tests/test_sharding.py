@@ -284,6 +284,20 @@ def test_without_blocks_a_sharding_cuts_and_joins_by_its_stride(p, stride):
     assert torch.equal(sharding.unshard(shards), whole)
 
 
+@pytest.mark.parametrize(("p", "unit", "rows"), [(1, 1, 7), (2, 1, 8), (4, 1, 8), (1, 3, 9), (2, 3, 12), (4, 3, 12)])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_zeros_fill_a_padded_block_up_and_are_in_the_shards_only(dim, p, unit, rows):
+    whole = random((5, 5), "padded", dim).index_select(dim, torch.tensor([0, 1, 2, 3, 4, 0, 1]))  # 7 along dim
+    sharding = Sharding(dim, blocks=(Block(7, unit, padded=True),))
+    shards = [sharding.shard(whole, rank, p) for rank in range(p)]
+    zeros = whole.new_zeros(rows - 7, 5)
+    expected = torch.cat([whole, zeros if dim == 0 else zeros.T], dim)
+    assert all(torch.equal(part, want) for part, want in zip(shards, expected.chunk(p, dim), strict=True))
+    assert torch.equal(sharding.unshard(shards), whole)
+    assert sharding.whole_shape(shards[0].shape, p) == list(whole.shape)
+    assert sharding.blocks[0].copies(p) == 1
+
+
 def test_blocks_are_part_of_a_shardings_value_and_text():
     assert pickle.loads(pickle.dumps(QKV)) == copy.deepcopy(QKV) == QKV
     assert Sharding(0, blocks=(Block(8),)) != Sharding(0)

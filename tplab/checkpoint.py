@@ -30,10 +30,10 @@ def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dic
             state[name] = value
             continue
         sharding, tensor = _sharding_of(value), value.detach()
-        if sharding is None or world_size == 1:
+        if sharding is None:
             state[name] = tensor.clone()
         else:
-            state[name] = sharding.unshard(all_gather(tensor, group))
+            state[name] = sharding.unshard(all_gather(tensor, group) if world_size > 1 else [tensor])
     return state
 
 

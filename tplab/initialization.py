@@ -38,10 +38,10 @@ def init_parameter(
     """
     rank, world_size = rank_and_size(group)
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
-    if sharding is None or world_size == 1:
+    shape = list(parameter.shape) if sharding is None else sharding.whole_shape(parameter.shape, world_size)
+    if sharding is None or (world_size == 1 and shape == list(parameter.shape)):  # with padding a shard is larger
         init_method(parameter)
         return
-    shape = sharding.whole_shape(parameter.shape, world_size)
     if not per_rank:
         master = parameter.new_empty(shape)
         init_method(master)

@@ -37,17 +37,23 @@ class Block:
 
     Each rank takes as many units as any other. With fewer units than ranks, each unit is held by `copies(p)`
     neighbouring ranks. Both methods raise ValueError where neither comes out even. It means the same for every p.
+
+    `padded`, for a vocabulary: behind the `size` entries come zeros, until each rank takes as many whole units as any
+    other. They are in the shards only: the whole tensor never has them, so it is the same for every p.
     """
 
     size: int
     unit: int = 1
+    padded: bool = False
 
     def __post_init__(self) -> None:
-        if self.unit < 1 or self.size % self.unit:
+        if self.unit < 1 or (self.size % self.unit and not self.padded):
             raise ValueError(f"a block of size={self.size} isn't made of whole units of {self.unit}")
 
     def copies(self, world_size: int) -> int:
         """How many ranks hold the same part of this block."""
+        if self.padded:
+            return 1
         units = self.size // self.unit
         if units and world_size % units == 0:
             return world_size // units
@@ -59,8 +65,18 @@ class Block:
         )
 
     def shard_length(self, world_size: int) -> int:
-        """How many of the entries each rank holds."""
+        """How many of the entries each rank holds, zeros included."""
+        if self.padded:
+            return -(-self.size // (self.unit * world_size)) * self.unit  # rounded up
         return self.size * self.copies(world_size) // world_size
+
+    def pad(self, matrix: Tensor, dim: int, world_size: int) -> Tensor:
+        """The matrix with the zeros behind it that a padded block has over p ranks; any other block's as it is."""
+        if not self.padded:
+            return matrix
+        shape = list(matrix.shape)
+        shape[dim] = world_size * self.shard_length(world_size) - self.size
+        return torch.cat([matrix, matrix.new_zeros(shape)], dim)
 
 
 @dataclass(frozen=True)
@@ -86,7 +102,8 @@ class Sharding:
         sizes, copies = [block.size for block in self.blocks], [block.copies(world_size) for block in self.blocks]
         if whole.shape[self.dim] != sum(sizes):
             raise ValueError(f"blocks of {sizes} make {sum(sizes)} entries, got {whole.shape[self.dim]}")
-        matrices = zip(whole.split(sizes, self.dim), copies, strict=True)
+        blocks = zip(whole.split(sizes, self.dim), self.blocks, copies, strict=True)
+        matrices = [(block.pad(matrix, self.dim, world_size), c) for matrix, block, c in blocks]
         return torch.cat([shard(m, self.dim, rank // c, world_size // c) for m, c in matrices], self.dim)
 
     def unshard(self, shards: Sequence[Tensor]) -> Tensor:
@@ -96,7 +113,9 @@ class Sharding:
         lengths = [block.shard_length(len(shards)) for block in self.blocks]
         parts = zip(*(part.split(lengths, self.dim) for part in shards), strict=True)  # of each block, its p parts
         copies = [block.copies(len(shards)) for block in self.blocks]
-        return torch.cat([unshard(p[::c], self.dim) for p, c in zip(parts, copies, strict=True)], self.dim)
+        matrices = [unshard(p[::c], self.dim) for p, c in zip(parts, copies, strict=True)]
+        sizes = [block.size for block in self.blocks]
+        return torch.cat([m.narrow(self.dim, 0, size) for m, size in zip(matrices, sizes, strict=True)], self.dim)
 
     def whole_shape(self, shard_shape: Sequence[int], world_size: int) -> list[int]:
         """The shape of the whole tensor of which each of p ranks holds a shard of `shard_shape`."""

@@ -1,0 +1,222 @@
+"""Chapter 08: cross-entropy over a vocabulary that no rank holds whole.
+
+The loss of one token, with logits z_1 .. z_v of which each rank has v/p, and target t, needs three numbers from all:
+
+    loss = log(sum_i exp(z_i - m)) - (z_t - m)        m = max_i z_i
+
+    m      largest of the ranks' maxima        all-reduce (max), one number a token
+    S      sum of exp(z_i - m)                 all-reduce (sum), one number a token
+    z_t    the one rank that has t knows it    all-reduce (sum), one number a token
+
+The last two are sums, so they travel together. And a mean over tokens is linear in z_t: there it is enough to send
+the *total* of z_t - m, a single number. What travels, for n = b s tokens, beside the naive way:
+
+    gather the logits, then F.cross_entropy     n v numbers
+    here, reduction="none"                      n (max) + 2 n (sums)
+    here, reduction="mean" or "sum"             n (max) + n + 1 (sums)
+
+The maxima travel in the dtype of the logits, which holds them exactly; sums are taken and sent in float32 (float64 for
+float64). Label smoothing wants sum_i (z_i - m) as well; it enters the loss just as z_t does, and is sent within it.
+
+Each rank sums exp(z_i - m_r) with the maximum m_r of its own shard, while the logits of a few tokens are in the cache,
+and multiplies by exp(m_r - m) when m is known. So the logits are read once, and nothing of their size is made.
+
+The backward needs no traffic, since S and m are known: dz_i = (exp(z_i - m) / S - 1[i = t]) dloss, one read and one
+write. What autograd keeps is the logits and three numbers a token; only the gradient is new memory, a shard of logits.
+`overwrite_logits` writes it into the memory of the logits, so that there is one shard in all.
+(Shoeybi et al. 2019, "Megatron-LM", section 3; Milakov and Gimelshein 2018, "Online normalizer calculation for
+softmax"; Megatron: vocab_parallel_cross_entropy.)
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+
+from tplab.collectives import rank_and_size
+from tplab.token_ids import outside, raise_first
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+def vocab_parallel_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: Reduction = "mean",
+    vocab_size: int | None = None,
+    overwrite_logits: bool = False,
+    check_target: bool | None = None,
+    group: ProcessGroup | None = None,
+) -> Tensor:
+    """`F.cross_entropy` of logits [.., v/p], this rank's columns, and target [..], ids of the whole vocabulary.
+
+    ignore_index, label_smoothing, reduction    as in F.cross_entropy; smoothing spreads over the whole vocabulary
+    vocab_size          leave out the columns behind it, which only pad the table: they get a gradient of zero
+    overwrite_logits    the backward writes the gradient over the logits. For logits that nobody else needs: reading
+                        them afterwards gives the gradient, and a second backward raises RuntimeError
+    check_target        a target outside the vocabulary raises IndexError (True), or its loss and gradient are NaN
+                        (False). None: True on a CPU, False on a GPU, where True would wait at every call
+
+    Returns the loss, a scalar or [..] for "none", in float32 (float64 for float64), replicated. No gradient of the
+    gradient. Raises ValueError for shapes and options that don't fit. (Megatron: the same name, without vocab_size.)
+    """
+    rank, p = rank_and_size(group)
+    columns = logits.shape[-1] if logits.dim() else 0
+    vocab_size = p * columns if vocab_size is None else vocab_size
+    _check(logits, target, label_smoothing, reduction, vocab_size, p)
+    if overwrite_logits and logits.is_leaf and logits.requires_grad:
+        raise ValueError(
+            "overwrite_logits would destroy logits that are a leaf: their values are yours, not the loss's"
+        )
+    wrong = outside(target, vocab_size) & (target != ignore_index)
+    if target.device.type == "cpu" if check_target is None else check_target:
+        raise_first("target", target, wrong, vocab_size)
+    options = _Options(ignore_index, label_smoothing, reduction, vocab_size, overwrite_logits, rank * columns)
+    return _VocabParallelCrossEntropy.apply(logits, target, wrong, options, group)
+
+
+@dataclass(frozen=True)
+class _Options:
+    ignore_index: int
+    label_smoothing: float
+    reduction: Reduction
+    vocab_size: int
+    overwrite_logits: bool
+    start: int  # the first id of this rank
+
+    @property
+    def smooth(self) -> float:
+        """The part of the target's probability that each id of the vocabulary gets."""
+        return self.label_smoothing / self.vocab_size
+
+    def flatten(self, logits: Tensor) -> Tensor:
+        """[n, v/p], a view wherever the strides allow it, and without the columns that pad."""
+        width = logits.shape[-1]
+        mine = min(max(self.vocab_size - self.start, 0), width)
+        return logits.reshape(logits.shape[:-1].numel(), width)[:, :mine]
+
+
+class _VocabParallelCrossEntropy(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, wrong: Tensor, options: _Options, group: ProcessGroup | None
+    ) -> Tensor:
+        z = options.flatten(logits)  # [n, v/p]
+        target, wrong = target.reshape(-1).long(), wrong.reshape(-1)  # [n]
+        counted = target != options.ignore_index
+        my_max, my_sum, my_total = _sweep(z, with_total=options.smooth > 0)  # [n] each
+
+        highest = _all_reduce(my_max.to(logits.dtype, copy=True), dist.ReduceOp.MAX, group).to(my_max.dtype)  # [n], m
+        my_sum = my_sum * (my_max - highest).exp()
+        aimed = (1 - options.label_smoothing) * _target_logit(z, target - options.start, highest)
+        if options.smooth:
+            finite = my_max.masked_fill(my_max == -torch.inf, 0)
+            aimed = aimed + options.smooth * (my_total + z.shape[1] * (finite - highest))
+        aimed = aimed.masked_fill(~counted, 0).masked_fill(wrong, torch.nan)  # [n], this rank's share
+        if options.reduction != "none":
+            aimed = aimed.sum().view(1)
+        sums = _all_reduce(torch.cat([my_sum, aimed]), dist.ReduceOp.SUM, group)  # [n + 1] or [2 n]
+        sum_exp, aimed = sums.split([len(target), len(aimed)])
+
+        ctx.save_for_backward(logits, target, highest, sum_exp.masked_fill(wrong, torch.nan))
+        ctx.options = options
+        log_sum = sum_exp.log().masked_fill(~counted, 0)  # [n]
+        if options.reduction == "none":
+            return (log_sum - aimed).view(logits.shape[:-1])
+        loss = log_sum.sum() - aimed[0]
+        return loss / counted.sum() if options.reduction == "mean" else loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dloss: Tensor) -> tuple:
+        logits, target, highest, sum_exp = ctx.saved_tensors
+        options: _Options = ctx.options
+        counted = target != options.ignore_index
+        if options.reduction == "mean":
+            dloss = dloss / counted.sum()
+        dloss = dloss.reshape(-1).expand(len(target)).masked_fill(~counted, 0)  # [n]
+
+        z = options.flatten(logits)  # [n, v/p]
+        dlogits = (
+            logits if options.overwrite_logits else torch.empty_like(logits, memory_format=torch.contiguous_format)
+        )
+        dz = options.flatten(dlogits)
+        mine, column = _columns(target - options.start, z.shape[1])
+        hit = torch.where(mine, (options.label_smoothing - 1) * dloss, 0)  # [n]
+        scale = dloss / sum_exp  # [n]
+        for rows in _blocks(z):
+            part = (z[rows] - highest[rows, None]).exp_().mul_(scale[rows, None])
+            if options.smooth:
+                part -= options.smooth * dloss[rows, None]
+            dz[rows] = part.scatter_add_(1, column[rows, None], hit[rows, None]) if z.shape[1] else part
+        dlogits[..., z.shape[1] :] = 0
+        return dlogits, None, None, None, None
+
+
+def _sweep(z: Tensor, with_total: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row of z [n, v/p]: its maximum m, sum of exp(z - m), and sum of z - m (0 for m where m is -inf)."""
+    found = [z.new_empty(len(z), dtype=_sum_dtype(z.dtype)) for _ in range(3)]
+    for rows in _blocks(z):
+        part = z[rows]
+        largest = part.amax(1, keepdim=True) if part.shape[1] else part.new_full((len(part), 1), -torch.inf)
+        shifted = part - largest.to(found[0].dtype).masked_fill(largest == -torch.inf, 0)
+        found[0][rows] = largest[:, 0]
+        if with_total:
+            found[2][rows] = shifted.sum(1)
+        found[1][rows] = shifted.exp_().sum(1)
+    return found[0], found[1], found[2]
+
+
+def _target_logit(z: Tensor, column: Tensor, highest: Tensor) -> Tensor:
+    """z_t - m [n] where this rank has column t of the vocabulary, 0 elsewhere."""
+    if not z.shape[1]:
+        return torch.zeros_like(highest)
+    mine, column = _columns(column, z.shape[1])
+    return torch.where(mine, z.gather(1, column[:, None])[:, 0] - highest, 0)
+
+
+def _columns(column: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Which of the columns [n] this rank has, and the columns, 0 where it has not."""
+    foreign = outside(column, width)
+    return ~foreign, column.masked_fill(foreign, 0)
+
+
+def _blocks(z: Tensor) -> list[slice]:
+    """Rows of z, a few at a time: as many as stay in a CPU's cache, or as keep a GPU busy."""
+    elements = 2**25 if z.is_cuda else 2**17
+    rows = max(1, len(z) if torch.compiler.is_compiling() else elements // max(1, z.shape[1]))
+    return [slice(first, first + rows) for first in range(0, len(z), rows)]
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _all_reduce(x: Tensor, op: Any, group: ProcessGroup | None) -> Tensor:
+    if rank_and_size(group)[1] > 1 and x.numel():
+        x = x.contiguous()
+        dist.all_reduce(x, op, group)
+    return x
+
+
+def _check(logits: Tensor, target: Tensor, label_smoothing: float, reduction: str, vocab_size: int, p: int) -> None:
+    if logits.dim() == 0 or logits.shape[:-1] != target.shape:
+        raise ValueError(
+            f"logits {list(logits.shape)} should be [.., v/p], with the [..] of target {list(target.shape)}"
+        )
+    if target.is_floating_point():
+        raise ValueError(f"target should hold ids, in whole numbers, not {target.dtype}")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing={label_smoothing} is not between 0 and 1")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none'")
+    if not 0 < vocab_size <= p * logits.shape[-1]:
+        raise ValueError(f"vocab_size={vocab_size} doesn't fit {p} ranks with {logits.shape[-1]} columns each")

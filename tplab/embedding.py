@@ -1,0 +1,139 @@
+"""Chapter 07: the table of token vectors, cut by rows, and the output layer that uses the same rows.
+
+Rank r holds the rows of the ids from start to stop, for every one of h columns. It looks up what it has, puts zeros
+where another rank has the row, and g adds up: to every vector exactly one rank contributes.
+
+    E [v, h], v = 6, p = 2         ids    [  1    4    0  ]
+    rank 0: rows 0 1 2      E_0, masked   [ E[1]  0   E[0] ]
+    rank 1: rows 3 4 5      E_1, masked   [  0   E[4]  0   ]     -> g -> [ E[1] E[4] E[0] ] on every rank
+
+The output layer has a vector for each token too, logits = X E^T, and may use the same E (Press and Wolf 2017). There
+E^T is cut by columns: a column-parallel layer, whose shard of the logits the loss of chapter 08 takes as it is.
+
+    X -> f -> X E_r^T -> logits_r [b, s, v/p]
+
+Both uses add to the gradient of the one parameter, each on the rank that has the row: tying costs no traffic.
+
+                       forward                           backward
+    embedding          all-reduce of b s h elements      none
+    parallel_logits    none (gather: all-gather)         all-reduce of b s h elements
+
+v is padded to a multiple of 128 p, so that every rank has as many rows, in a number that matrix units like. Padding is
+never looked up, never trained, and in no checkpoint: `full_state_dict` gives E [v, h] whatever p is.
+(Shoeybi et al. 2019, "Megatron-LM", section 3; Megatron: VocabParallelEmbedding, parallel_lm_logits.)
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from tplab.initialization import InitMethod, init_parameter
+from tplab.linear import Device, column_linear
+from tplab.mappings import gather_from_region, reduce_from_region
+from tplab.sharding import Block, ShardedModule, Sharding
+from tplab.token_ids import IdCheck, When
+
+
+def pad_vocab_size(vocab_size: int, world_size: int, multiple: int = 128) -> int:
+    """The rows of the padded table: `vocab_size` rounded up to a multiple of `multiple` times p.
+
+    pad_vocab_size(50257, 2) is 50432: 197 times 256.
+    """
+    return world_size * Block(vocab_size, multiple, padded=True).shard_length(world_size)
+
+
+class VocabParallelEmbedding(ShardedModule):
+    """ids [..] -> their vectors [.., h], replicated: `nn.Embedding`, of which each rank holds the rows start to stop.
+
+    padding_idx      this id's vector starts as zeros and gets no gradient, as in nn.Embedding
+    multiple         the table is padded to a multiple of this times p (1: to a multiple of p)
+    check_ids        "now": an id < 0 or >= num_embeddings raises IndexError in this call; "later": its vector is NaN,
+                     and the next call raises. None: "later" on a GPU, where "now" would wait (see `tplab.token_ids`)
+    init_method      fills the whole table in place; None: normal numbers, as in nn.Embedding
+    per_rank_init    draw only this rank's rows (see `tplab.initialization`)
+
+    Parameter: `weight` [v/p, h], v padded. Raises ValueError for a padding_idx outside the vocabulary.
+    (Megatron: the same name; it gives an id outside the vocabulary a vector of zeros.)
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        multiple: int = 128,
+        check_ids: When | None = None,
+        init_method: InitMethod | None = None,
+        per_rank_init: bool = False,
+        group: ProcessGroup | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(group)
+        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+            raise ValueError(f"padding_idx={padding_idx} isn't one of the {num_embeddings} ids")
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        self.init_method, self.per_rank_init = init_method, per_rank_init
+        self.check_ids = IdCheck(num_embeddings, check_ids)
+        rows = pad_vocab_size(num_embeddings, self.world_size, multiple) // self.world_size
+        self.start, self.stop = self.rank * rows, (self.rank + 1) * rows
+        weight = nn.Parameter(torch.empty(rows, embedding_dim, device=device, dtype=dtype))  # [v/p, h]
+        self.register_shard("weight", weight, Sharding(0, blocks=(Block(num_embeddings, multiple, padded=True),)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new values as `nn.Embedding` does, or by `init_method`; zeros for padding_idx and for the padding."""
+        init_parameter(self.weight, self.init_method or nn.init.normal_, self.group, per_rank=self.per_rank_init)
+        with torch.no_grad():
+            self.weight[max(0, self.num_embeddings - self.start) :].zero_()
+            if (row := self._local_padding_idx()) is not None:
+                self.weight[row].zero_()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        wrong = self.check_ids(ids)  # [b, s] or None
+        foreign = (ids < self.start) | (ids >= self.stop)  # [b, s]: another rank has the row
+        row = (ids - self.start).masked_fill(foreign, 0)  # [b, s]: any row will do there
+        vectors = F.embedding(row, self.weight, self._local_padding_idx())  # [b, s, h]
+        vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)
+        if wrong is not None:
+            vectors = vectors.masked_fill(wrong.unsqueeze(-1), torch.nan)
+        return reduce_from_region(vectors, self.group)  # [b, s, h]
+
+    def _local_padding_idx(self) -> int | None:
+        mine = self.padding_idx is not None and self.start <= self.padding_idx < self.stop
+        return self.padding_idx - self.start if mine and self.padding_idx is not None else None
+
+    def extra_repr(self) -> str:
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        mine = f"rank {self.rank} of {self.world_size} holds rows {self.start} to {self.stop - 1}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, {mine}"
+
+
+def parallel_logits(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    gather: bool = False,
+    vocab_size: int | None = None,
+    async_grad_allreduce: bool = False,
+    group: ProcessGroup | None = None,
+) -> Tensor:
+    """x [.., h] replicated, this rank's rows of the table [v/p, h] -> its logits x E_r^T [.., v/p].
+
+    bias                    [v/p], this rank's part, to be added
+    gather                  give every rank all logits [.., v], to choose the next token: one all-gather
+    vocab_size              with gather: drop the columns behind it, which only pad the table
+    async_grad_allreduce    as in ColumnParallelLinear
+
+    Pass `embedding.weight` for a tied output layer. (Megatron: parallel_lm_logits.)
+    """
+    if x.shape[-1:] != weight.shape[-1:]:
+        raise ValueError(f"x {list(x.shape)} should be [.., {weight.shape[-1]}], for a table {list(weight.shape)}")
+    logits = column_linear(x, weight, bias, group, async_grad_allreduce)  # [.., v/p]
+    return gather_from_region(logits, group)[..., :vocab_size] if gather else logits
