@@ -66,6 +66,13 @@ def test_cell_out_of_time_is_interrupted_and_the_next_one_counts(tmp_path):
     assert seconds < 40
 
 
+def test_kernel_that_answers_no_more_fails(tmp_path):
+    """Without sys.stderr, ipykernel runs a cell, says that it is idle, and never replies."""
+    rows, _ = run(tmp_path, code("import sys; sys.stderr = None", "a"), code("1", "b"), timeout=5)
+    assert rows["b"]["outcome"] == "failed"
+    assert rows["b"]["message"].startswith("Timeout of 5 seconds")
+
+
 def test_comments_in_a_cell_do_not_change_what_nbval_does(tmp_path):
     result = [{"output_type": "execute_result", "data": {"text/plain": "2"}, "metadata": {}, "execution_count": 1}]
     cells = [

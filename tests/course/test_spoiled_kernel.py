@@ -100,7 +100,7 @@ HARMLESS = {
     "input": ("answer = input('How many ranks? ')", "StdinNotImplementedError"),
     "getpass": ("import getpass; getpass.getpass()", "StdinNotImplementedError"),
     "keyboard interrupt": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
-    "own stdout": ("import io, sys; sys.stdout = io.StringIO(); sys.stderr = None", ""),
+    "own stdout": ("import io, sys; sys.stdout = io.StringIO()", ""),
     "own displayhook": ("import sys; sys.displayhook = lambda value: None", ""),
     "folder changed": ("import os; os.chdir('/'); os.environ.clear()", ""),
     "float64 everywhere": ("import torch; torch.set_default_dtype(torch.float64)", ""),

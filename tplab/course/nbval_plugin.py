@@ -190,6 +190,9 @@ class ChapterCell(nbval.IPyNbCell):
             self.config.option.nbval_cell_timeout = limit
             if hasattr(kernel, "km"):  # else nbval has given the kernel up
                 self.parent.timed_out = False
+        if not kernel.reply:  # it says that it is idle and has never answered, as without sys.stderr
+            waited = min(limit, self.marks.get("timeout", limit))
+            self.raise_cell_error(f"Timeout of {waited:g} seconds exceeded: no answer from the kernel")
         if kernel.beside and kernel.guard_error:
             self.raise_cell_error("{ename}: {evalue}".format(**kernel.guard_error))
         if kernel.reply.get("status") == "error" and not self.options["check_exception"]:
