@@ -385,6 +385,9 @@ def test_an_init_method_fills_the_table_but_for_its_padding():
 
 
 def test_drawn_per_rank_shards_differ():
+    torch.manual_seed(11)
+    expected = nn.Embedding(VOCAB, HIDDEN).weight
+    assert torch.equal(_initial({"per_rank_init": True})[1]["weight"], expected)  # the only rank draws all of it
     (first, _, after), (second, _, again) = launch(_initial, 2, args=({"per_rank_init": True, "multiple": 1},))
     assert len({float(number) for number in torch.cat([first, second[:-1]]).flatten()}) == VOCAB * HIDDEN
     assert torch.equal(after, again)

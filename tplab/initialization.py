@@ -42,7 +42,7 @@ def init_parameter(
     if sharding is None or (world_size == 1 and shape == list(parameter.shape)):  # with padding a shard is larger
         init_method(parameter)
         return
-    if not per_rank:
+    if not per_rank or world_size == 1:
         master = parameter.new_empty(shape)
         init_method(master)
         parameter.copy_(sharding.shard(master, rank, world_size))
