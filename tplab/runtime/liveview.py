@@ -66,7 +66,7 @@ def _look(board: Board, rank: int, dead: bool) -> Now:
     if entry.kind in ("send", "recv"):
         side = "to" if entry.kind == "send" else "from"
         return Now(rank, "waiting", f"{entry.kind} {side} {f'rank {entry.peer}' if entry.peer >= 0 else 'any rank'}")
-    absent = tuple(other for other in entry.members if other != rank and not board.has_entered(other, entry))
+    absent = tuple(other for other in entry.members if not board.has_entered(other, entry))
     return Now(rank, "waiting" if absent else "communicating", f"{entry.kind} #{entry.number}", absent)
 
 
