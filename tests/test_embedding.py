@@ -151,13 +151,19 @@ def _in_groups():
     twin = copy.deepcopy(module)
     first, second = train(module)[0], train(twin)[0]
     assert all(torch.equal(first[name], second[name]) for name in first)
-    return first
+    x = random((2, HIDDEN), "x").requires_grad_()
+    logits = parallel_logits(x, parallel({"multiple": 1}, group).weight, gather=True, vocab_size=VOCAB, group=group)
+    logits.backward(random((2, VOCAB), "dlogits", dist.get_rank() % 2))
+    return first, logits.detach(), x.grad
 
 
 def test_two_groups_side_by_side_are_two_tables():
     results = launch(_in_groups, 4)
-    for members in ([0, 2], [1, 3]):
-        assert_equals_plain([results[rank] for rank in members], {"multiple": 1})
+    for number, members in enumerate([[0, 2], [1, 3]]):
+        assert_equals_plain([results[rank][0] for rank in members], {"multiple": 1})
+        for rank in members:
+            assert_close(results[rank][1], random((2, HIDDEN), "x") @ table().T)
+            assert_close(results[rank][2], random((2, VOCAB), "dlogits", number) @ table())
 
 
 def _with_dtensor():
@@ -194,6 +200,7 @@ def _logits(cases):
         bias = rows_of(random((VOCAB, 1), "bias"), rank, p)[:, 0].clone().requires_grad_()
         with record() as forward:
             out = parallel_logits(x, weight, bias, **options)
+        assert ("Async" in out.grad_fn.name()) == (p > 1 and "async_grad_allreduce" in options)
         dy = F.pad(random((2, 5, VOCAB), "dlogits"), (0, p * len(weight) - VOCAB))
         dy = dy[..., : out.shape[-1]] if options.get("gather") else dy.chunk(p, -1)[rank]
         with record() as backward:
