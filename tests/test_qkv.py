@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections import Counter
 
 import pytest
 import torch
@@ -24,22 +25,29 @@ def test_each_rank_has_whole_heads_and_at_least_one_of_k_and_v():
     assert [heads_on_rank(12, 6, p) for p in (2, 3, 12)] == [(6, 3), (4, 2), (1, 1)]
 
 
-@pytest.mark.parametrize("num_kv_heads", [1, 2, 3, 6, 12])
-def test_the_error_for_a_wrong_p_names_just_the_right_ones(num_kv_heads):
-    def works(p):
-        try:
-            return heads_on_rank(12, num_kv_heads, p) != ()
-        except ValueError:
-            return False
+def fits(num_kv_heads, p):
+    """Whether p ranks can share 12 heads: as many of Q on each, as many of K and V, and each of these as often."""
+    if 12 % p:
+        return False
+    queries = [range(rank * 12 // p, (rank + 1) * 12 // p) for rank in range(p)]
+    held = [{query * num_kv_heads // 12 for query in own} for own in queries]
+    often = Counter(head for own in held for head in own)
+    return len({len(own) for own in held}) == 1 and len(set(often.values())) == 1
 
-    fits = [p for p in range(1, 13) if works(p)]
-    for p in set(range(1, 13)) - set(fits):
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 3, 4, 6, 12])
+def test_a_p_that_does_not_fit_is_refused_with_those_that_do(num_kv_heads):
+    for p in range(1, 14):
+        if fits(num_kv_heads, p):
+            assert heads_on_rank(12, num_kv_heads, p) == (12 // p, max(1, num_kv_heads // p))
+            continue
         with pytest.raises(ValueError) as error:
             heads_on_rank(12, num_kv_heads, p)
-        if "num_kv_heads" in str(error.value):
-            assert str(error.value).endswith(f"Use p in {', '.join(map(str, fits))}.")
-    with pytest.raises(ValueError, match=r"num_heads=12 can't be divided over 5 ranks.*Use p in 1, 2, 3, 4, 6, 12\."):
-        heads_on_rank(12, 12, 5)
+        name, which = ("num_heads=12", (1, 2, 3, 4, 6, 12))
+        if 12 % p == 0:
+            name, which = f"num_kv_heads={num_kv_heads}", [q for q in range(1, 13) if fits(num_kv_heads, q)]
+        assert str(error.value).startswith(f"{name} can't be divided over {p} ranks")
+        assert str(error.value).endswith(f"Use p in {', '.join(map(str, which))}.")
 
 
 # Which head lives where: every head's rows hold its own number
@@ -119,6 +127,29 @@ def _initial_wide(options):
     torch.manual_seed(11)
     model = ParallelAttention(256, HEADS, 2, **options)
     return [({name: tensor.clone() for name, tensor in model.state_dict().items()}, torch.rand(2))]
+
+
+def _refused_without_the_whole_matrix():
+    messages = []
+    for attention_type in ("self", "cross"):
+        for which in ("init_method", "output_init_method"):
+            options = {"init_method": nn.init.normal_, which: nn.init.orthogonal_}
+            try:
+                ParallelAttention(HIDDEN, HEADS, 2, attention_type=attention_type, per_rank_init=True, **options)
+                messages.append("no error")
+            except ValueError as error:
+                messages.append(str(error))
+    try:
+        QKVParallelLinear(HIDDEN, 0, 2, DIM, per_rank_init=True, init_method=nn.init.orthogonal_)
+    except ValueError as error:
+        messages.append(str(error))
+    return messages
+
+
+def test_per_rank_init_reaches_all_layers():
+    for messages in launch(_refused_without_the_whole_matrix, 2):
+        assert len(messages) == 5
+        assert all("per_rank_init can't draw a shard with this init_method" in message for message in messages)
 
 
 # Other people's layouts
