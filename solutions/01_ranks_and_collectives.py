@@ -4,8 +4,8 @@
 # **The question.** Several processes, each with memory of its own, each hold a tensor. How do they add them up, so that every one of them
 # has the sum, and how much has to be sent for it?
 #
-# Everything in this course ends in that question. By the end of the chapter you have written the answer that is used from laptops to the largest
-# clusters, the *ring all-reduce*, from nothing but "send" and "receive"; you have counted its bytes; and you can read the report of a program in
+# Everything in this course ends in that question. By the end of the chapter you have written the classic answer, the
+# *ring all-reduce*, from nothing but "send" and "receive"; you have counted its bytes; and you can read the report of a program in
 # which processes wait for each other for ever, which is the way most first distributed programs end.
 #
 # You need PyTorch. You need not have written distributed code. About 90 minutes.
@@ -310,8 +310,8 @@ with show_failure():
 predict("1.d", odd_rank=2, number_of_the_all_reduce=3, skipped_step=1, paired_with_its_step=2)
 
 # %% [markdown]
-# So the deadlock is the lucky case. Collectives are matched by their *order*, not by their meaning: the sum of step 1 silently has a gradient of step 2 in it, and had the run
-# been one step longer everywhere but on rank 2, nobody would have noticed. The remedy: all ranks decide together, with an all-reduce of the flag "is finite".
+# So the deadlock is the lucky case. Collectives are matched by their *order*, not by their meaning: the sum of step 1 silently has a gradient of step 2 in it, and had
+# every other rank skipped a step too, whichever, nobody would have noticed. The remedy: all ranks decide together, with an all-reduce of the flag "is finite".
 #
 # **Third.** Ten examples for four ranks. The second collective collects the predictions.
 
@@ -541,7 +541,7 @@ def ring_all_reduce(x: torch.Tensor) -> torch.Tensor:
 check("1.4", ring_all_reduce)
 
 # %% [markdown]
-# That is the algorithm behind most all-reduces in the world. What you wrote is also in `tplab.collectives`, with any group, and for sizes that `p` does not divide.
+# NCCL's ring is this algorithm (section 7 says what it adds). What you wrote is also in `tplab.collectives`, with any group, and for sizes that `p` does not divide.
 #
 # ## 5 · Measure it: bytes
 #

@@ -294,6 +294,21 @@ def scatter(out, parts, src):
 """,
         "only start a message",
     ),
+    wrong_scatter(
+        "starts and does not wait, on the others only",
+        SCATTER.replace("dist.recv(", "dist.irecv("),
+        "only start a message",
+    ),
+    wrong_scatter(
+        "the root sends to itself too",
+        SCATTER.replace("        if other != src:\n            dist.send", "        dist.send"),
+        "with itself",
+    ),
+    wrong_scatter(
+        "the root receives from itself too",
+        SCATTER.replace("    return out.copy_(parts[src])", "    dist.recv(out, src)\n    return out"),
+        "with itself",
+    ),
     wrong_gather(
         "the root's own comes last",
         """
@@ -421,6 +436,21 @@ def gather(x, dst):
     return parts
 """,
         "Who has to send, to whom, and how often",
+    ),
+    wrong_gather(
+        "one tensor, and no list",
+        GATHER.replace("    return parts\n", "    return torch.stack(parts)\n"),
+        "A list of p tensors is wanted",
+    ),
+    wrong_gather(
+        "does not wait",
+        GATHER.replace("dist.recv(", "dist.irecv("),
+        "only start a message",
+    ),
+    wrong_gather(
+        "the root receives from itself too",
+        GATHER.replace("        if other != dst:\n            dist.recv", "        dist.recv"),
+        "with itself",
     ),
     # ------------------------------------------------------------------ 1.2
     wrong_reduce_scatter(
@@ -574,6 +604,11 @@ def ring_reduce_scatter(x):
             "row = (row - 1) % p; total = received + x[row]",
         ),
         "only start a message",
+    ),
+    wrong_reduce_scatter(
+        "a loop that ends one step early",
+        reduce_scatter(START, GO, steps="p - 2"),
+        "how often does it run for this p",
     ),
     wrong_reduce_scatter(
         "rank 0 takes no part",
@@ -1009,6 +1044,22 @@ def tree_seconds(n, world_size, alpha, beta):
     return (world_size - 1).bit_length() * (alpha + beta * n)
 """,
         "And the way back",
+    ),
+    wrong_costs(
+        "tree with a level too many",
+        """
+def tree_seconds(n, world_size, alpha, beta):
+    return 2 * world_size.bit_length() * (alpha + beta * n)
+""",
+        "That is one level too many",
+    ),
+    wrong_costs(
+        "tree with levels rounded down, p = 8 right",
+        """
+def tree_seconds(n, world_size, alpha, beta):
+    return 2 * (world_size.bit_length() - 1) * (alpha + beta * n)
+""",
+        "wrong (right at p = 8).",
     ),
     wrong_costs(
         "tree with the levels rounded down",

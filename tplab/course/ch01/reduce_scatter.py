@@ -30,7 +30,8 @@ _WHO = {0: "its own", 1: "its left neighbour's"}
 
 _TABLE = (
     "Write the table for p = 3: at each step, which row does each rank send, which row comes in, and which of its own "
-    "rows has to be added to that one? After the last step rank r must hold row r."
+    "rows has to be added to that one? After the last step rank r must hold row r. (And is the tensor that you receive "
+    "into another one than the one you send?)"
 )
 
 

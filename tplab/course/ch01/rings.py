@@ -36,6 +36,17 @@ STUCK = (
 )
 
 
+LOST = (
+    "Both halves of a message were started, and yet it does not arrive. Does every isend "
+    "and irecv have its wait()? A request that is thrown away may take its message with it."
+)
+TO_ITSELF = (
+    "With whom does this rank exchange a message in that line: with itself? What a rank has for itself, it "
+    "only copies. Which ranks must not come to that line?"
+)
+_SELF_SAID = ("destination rank should not be the same", "Pair is not connected")  # torch of a send, gloo of a recv
+
+
 def check_ring(
     number: str,
     function: Ring,
@@ -87,12 +98,14 @@ def unwaited(noted: Observed) -> bool:
 
 
 def run_on_ranks(program: Callable[..., Any], p: int, *args: Any) -> Results:
-    """`run_ranks`, with a question about sends and receives where the ranks wait for each other."""
+    """`run_ranks`, with a question about sends and receives where ranks wait for each other, or one for itself."""
     try:
         return run_ranks(program, p, *args)
     except CheckFailed as failure:
         if isinstance(failure.__cause__, Deadlock):
-            failure.question = STUCK
+            failure.question = LOST if failure.report.startswith("not finished") else STUCK
+        elif any(words in failure.report for words in _SELF_SAID):
+            failure.question = TO_ITSELF
         raise
 
 
@@ -151,7 +164,8 @@ TORCH_DID_IT = Question(
 
 SILENT = Question(
     lambda d: any(row.name.endswith("traffic") and row.kind == "no traffic" for row in d),
-    "Nothing was sent. The other ranks' numbers are in the memory of other processes: what brings them here?",
+    "Nothing was sent. The other ranks' numbers are in the memory of other processes: what brings them here? If your "
+    "loop does: how often does it run for this p?",
 )
 
 FAR = Question(

@@ -25,7 +25,10 @@ from tplab.runtime import device, record
 
 Scatter = Callable[[Tensor, list[Tensor] | None, int], Tensor]
 Gather = Callable[[Tensor, int], list[Tensor] | None]
+Case = tuple[int, list[Tensor], list[Tensor]]  # root, what it scatters, what is gathered
 SHAPES = ((5,), (2, 3))
+_OF_SCATTER = ("out", "returned", "scatter traffic")
+_OF_GATHER = ("gathered", "gather traffic")
 
 _FIRST = "the first one of the parts"
 _NEXT = "the part of the next rank"
@@ -72,6 +75,10 @@ _QUESTIONS = (
         "Only rank dst gathers. What do the other ranks return?",
     ),
     Question(
+        lambda d: any("where a list" in row.text for row in d if row.name == "gathered"),
+        "A list of p tensors is wanted. Which line makes something else of it?",
+    ),
+    Question(
         lambda d: "gathered" in d.names,
         "The list is in rank order, with rank dst's own tensor at its own place. Whose tensor stands where in yours? "
         "([buffer] * p is p times the same tensor.)",
@@ -102,41 +109,47 @@ def scatter_and_gather(scatter: Scatter, gather: Gather) -> Verdict:
             )
             for root, shape in zip(roots, (SHAPES * 2)[: len(roots)], strict=True)
         ]
-        seen = run_on_ranks(_run, p, scatter, gather, cases)
-        for index, (root, parts, xs) in enumerate(cases):
-            verify(
-                "1.1",
-                p,
-                [noted[index] for noted in seen],
-                [_right(root, parts, xs, rank, p) for rank in range(p)],
-                questions=_QUESTIONS,
-                lookalikes={"out": _lookalikes(parts)} if p > 1 else {},
-                note=f"src = dst = {root}",
-            )
+        if p == ORDER[0]:  # first each alone: a message that nobody waits for can stop whatever comes after it
+            _check(p, scatter, None, cases[:1])
+            _check(p, None, gather, cases[:1])
+        _check(p, scatter, gather, cases)
     return Verdict("From and to any rank, with p - 1 messages each.")
 
 
-def _run(scatter: Scatter, gather: Gather, cases: Sequence[tuple[int, list[Tensor], list[Tensor]]]) -> list[Observed]:
+def _check(p: int, scatter: Scatter | None, gather: Gather | None, cases: Sequence[Case]) -> None:
+    """Either may be None: then only the other is called."""
+    seen = run_on_ranks(_run, p, scatter, gather, cases)
+    for index, (root, parts, xs) in enumerate(cases):
+        expected = [_right(root, parts, xs, rank, p) for rank in range(p)]
+        names = (_OF_SCATTER if scatter else ()) + (_OF_GATHER if gather else ())
+        verify(
+            "1.1",
+            p,
+            [noted[index] for noted in seen],
+            [{name: right[name] for name in names} for right in expected],
+            questions=_QUESTIONS,
+            lookalikes={"out": _lookalikes(parts)} if p > 1 else {},
+            note=" = ".join(["src"] * bool(scatter) + ["dst"] * bool(gather) + [str(root)]),
+        )
+
+
+def _run(scatter: Scatter | None, gather: Gather | None, cases: Sequence[Case]) -> list[Observed]:
     rank, noted = dist.get_rank(), []
     for root, parts, xs in cases:
         given = [part.to(device()) for part in parts] if rank == root else None
         out = torch.full_like(parts[0], 7.0, device=device())
         x = xs[rank].to(device())
         before = Snapshot(x=x, **{f"parts[{index}]": part for index, part in enumerate(given or [])})
-        with record() as scattering:
-            returned = scatter(out, given, root)
-        with record() as gathering:
-            gathered = gather(x, root)
-        noted.append(
-            {
-                "out": out,
-                "returned": returned,
-                "scatter traffic": traffic(scattering),
-                "gathered": gathered,
-                "gather traffic": traffic(gathering),
-                "inputs unchanged": before.changed(),
-            }
-        )
+        case: dict[str, Any] = {}
+        if scatter:
+            with record() as section:
+                returned = scatter(out, given, root)
+            case |= {"out": out, "returned": returned, "scatter traffic": traffic(section)}
+        if gather:
+            with record() as section:
+                gathered = gather(x, root)
+            case |= {"gathered": gathered, "gather traffic": traffic(section)}
+        noted.append(case | {"inputs unchanged": before.changed()})
         if unwaited(noted[-1]):
             break  # what comes next might wait for it for ever
     return noted

@@ -23,7 +23,7 @@ SYMPTOMS = [
     ),
     Symptom(
         "The received tensor holds old numbers, now and then",
-        "irecv was started and not waited for",
+        "irecv was started and not waited for, or receives into the tensor that is still being sent",
         "1.2",
     ),
     Symptom(
