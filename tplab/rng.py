@@ -1,0 +1,235 @@
+"""Chapter 09: random numbers that are alike where the ranks should be alike, and differ where they should differ.
+
+Where activations are replicated, every rank must drop the same places, or the replicas are no longer one model. Where
+they are sharded, every rank must drop places of its own: with the same random state everywhere, rank 1 would drop in
+its heads what rank 0 drops in other ones, and p ranks would draw only 1/p of the random numbers that the model needs.
+
+    one row of activations, p = 2      rank 0        rank 1
+    replicated [h], same mask          x . x x       x . x x
+    sharded [h/p], masks differ        . x           x x
+
+So each rank has three random states, all from one seed:
+
+    current         seed               what torch draws from anyway: first values (see `tplab.initialization`)
+    "replicated"    seed + 1359        alike on all ranks
+    "sharded"       seed + 2718 + r    of rank r alone (Megatron: "model-parallel-rng", with the same 2718)
+
+`fork` is how one of the two is drawn from: it lays the state into torch's generators, and when the block ends, also by
+an exception, it keeps where that state has got to and lays the former one back. "replicated" has a state of its own,
+because a rank that draws one more number from the current one, for a log message say, would have other masks from then.
+
+Activation checkpointing runs a layer a second time, in backward, and has to drop the same places again. torch's own
+lays back the current state, but knows of no other, so the second run would draw a mask that is further on in "sharded":
+no error, and wrong gradients. `checkpoint` lays back all of them.
+(Shoeybi et al. 2019, "Megatron-LM", section 3; Megatron: CudaRNGStatesTracker, model_parallel_cuda_manual_seed and
+checkpoint, in megatron/core/tensor_parallel/random.py.)
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from tplab.collectives import rank_and_size
+from tplab.runtime import device
+
+REPLICATED_OFFSET = 1359
+SHARDED_OFFSET = 2718
+
+State = dict[str, Tensor]  # "cpu", and "cuda" where a GPU is in use -> the state of its generator, bytes
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """Where the numbers of a name come from: the seeds of all ranks; one seed, or with `per_rank` one for each."""
+
+    seeds: range
+    per_rank: bool
+
+
+class RNGTracker:
+    """Random states with names, of which `fork` lets torch draw. `seed_all` makes one with the two that layers need.
+
+    A state covers the CPU and this rank's GPU. Nothing here talks to another rank.
+    """
+
+    def __init__(self, group: ProcessGroup | None = None) -> None:
+        self.rank, self.world_size = rank_and_size(group)
+        self._streams: dict[str, _Stream] = {}
+        self._states: dict[str, State] = {}  # replaced, never written into: `checkpoint` keeps earlier ones
+        self._current: str | None = None  # the name whose state is in torch's generators now
+
+    def add(self, name: str, seed: int, *, per_rank: bool = False) -> None:
+        """A new state, from `seed` on every rank, or with `per_rank` from seed + rank.
+
+        Raises ValueError if there is one of that name, or if two names would draw the same numbers on any two ranks.
+        """
+        if name in self._streams:
+            raise ValueError(f"there is a random state {name!r} already")
+        seeds = range(seed, seed + (self.world_size if per_rank else 1))
+        for other, stream in self._streams.items():
+            if max(seeds.start, stream.seeds.start) < min(seeds.stop, stream.seeds.stop):
+                raise ValueError(
+                    f"{name!r} with {_words(seeds)} would draw the same numbers as {other!r} with "
+                    f"{_words(stream.seeds)}: choose another seed"
+                )
+        self._streams[name] = _Stream(seeds, per_rank)
+        self._states = {**self._states, name: {}}
+
+    @contextmanager
+    def fork(self, name: str = "sharded") -> Iterator[None]:
+        """Within it torch draws from the state `name`, which goes on where it was left; outside nothing has changed.
+
+        Forks may stand inside each other, of the same name too. Raises ValueError if there is no such state.
+        """
+        if name not in self._streams:
+            raise ValueError(
+                f"there is no random state {name!r}, only {list(self._streams)}: add({name!r}, seed) makes one, and "
+                "seed_all(seed) makes 'replicated' and 'sharded'"
+            )
+        generators = _generators()
+        outer, before = self._current, _read(generators)
+        if outer is not None:
+            self._keep(outer, before)
+        _write(generators, self._state(name, generators))
+        self._current = name
+        try:
+            yield
+        finally:
+            self._keep(name, _read(generators))
+            _write(generators, before if outer is None else self._states[outer])
+            self._current = outer
+
+    def state_dict(self) -> dict[str, State]:
+        """The states as they are, to be saved: "replicated", and for one that is `per_rank` "sharded.rank2".
+
+        The names of all ranks together are the whole. `torch.distributed.checkpoint` saves them side by side, and so
+        does one file with all of them. Torch's current state is not in it: `torch.get_rng_state()`.
+        """
+        generators = _generators()
+        if self._current is not None:
+            self._keep(self._current, _read(generators))
+        return {self._key(name): self._state(name, generators) for name in self._streams}
+
+    def load_state_dict(self, state: Mapping[str, State], *, strict: bool = True) -> None:
+        """Go on from what `state_dict` returned on this rank, or from a dict with those of all ranks.
+
+        A run with more ranks than the saved one has states that nobody saved. `strict=False` leaves them as they are;
+        if `seed_all` made them from the seed of the saved run, they differ from all others. A GPU that the saved run
+        did not have starts from the seed. Raises ValueError if `strict` and a state of this rank is missing,
+        RuntimeError within `fork`.
+        """
+        if self._current is not None:
+            raise RuntimeError(f"load_state_dict within fork({self._current!r}), which would undo it when it ends")
+        missing = [key for name in self._streams if (key := self._key(name)) not in state]
+        if missing and strict:
+            raise ValueError(
+                f"rank {self.rank} needs the random states {missing}, which are not among {sorted(state)}. What is "
+                "per rank has to be saved from every rank. strict=False leaves missing states as they are"
+            )
+        for name in self._streams:
+            if (key := self._key(name)) in state:
+                self._states = {**self._states, name: {kind: saved.clone() for kind, saved in state[key].items()}}
+
+    def _key(self, name: str) -> str:
+        return f"{name}.rank{self.rank}" if self._streams[name].per_rank else name
+
+    def _seed(self, name: str) -> int:
+        stream = self._streams[name]
+        return stream.seeds[self.rank if stream.per_rank else 0]
+
+    def _state(self, name: str, generators: dict[str, torch.Generator]) -> State:
+        """A device that was never drawn from is still at its seed."""
+        state = dict(self._states[name])
+        for kind, generator in generators.items():
+            if kind not in state:
+                state[kind] = torch.Generator(generator.device).manual_seed(self._seed(name)).get_state()
+        return state
+
+    def _keep(self, name: str, state: State) -> None:
+        self._states = {**self._states, name: {**self._states[name], **state}}
+
+
+def seed_all(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
+    """Set torch's current state to `seed` and return the states "replicated" and "sharded", as drawn above.
+
+    All ranks of the group call it with the same seed. Models side by side (data-parallel replicas, pipeline stages)
+    want seeds 10,000 apart: with seeds one apart, rank 1 of the first would draw the masks of rank 0 of the second.
+    """
+    torch.manual_seed(seed)
+    tracker = RNGTracker(group)
+    tracker.add("replicated", seed + REPLICATED_OFFSET)
+    tracker.add("sharded", seed + SHARDED_OFFSET, per_rank=True)
+    return tracker
+
+
+def dropout(
+    x: Tensor, p: float = 0.5, training: bool = True, *, sharded: bool, rng: RNGTracker | None = None
+) -> Tensor:
+    """`F.dropout` of activations x [..] that are replicated, or `sharded`: places alike on all ranks, or each its own.
+
+    rng: where to draw from; None: torch's current state, whatever x is.
+    """
+    if rng is None or not training or not p:
+        return F.dropout(x, p, training)
+    with rng.fork("sharded" if sharded else "replicated"):
+        return F.dropout(x, p)
+
+
+def checkpoint(function: Callable, *args: Any, tracker: RNGTracker, **kwargs: Any) -> Any:
+    """function(*args, **kwargs), which keeps only its inputs and is run again in backward, with the same dropout.
+
+    As `torch.utils.checkpoint.checkpoint` with `use_reentrant=False`, whose options may be given too. What the second
+    run draws leaves no trace: afterwards all states are as if there had been only the first. It stops as soon as
+    backward has what it needs: a g at the very end of the function is not sent again, but one before a dropout is.
+    """
+
+    def contexts() -> tuple:
+        return nullcontext(), _Replay(tracker)
+
+    run = torch.compiler.disable(torch_checkpoint)  # in a compiled model it breaks the graph: no state fits in one
+    return run(function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+class _Replay:
+    """Within it, the tracker's states are as they were when this was made. It may be entered any number of times."""
+
+    def __init__(self, tracker: RNGTracker) -> None:
+        self.tracker = tracker
+        self.then = tracker._states, tracker._current
+        self.outside: list[tuple[dict[str, State], str | None]] = []
+
+    def __enter__(self) -> None:
+        self.outside.append((self.tracker._states, self.tracker._current))
+        self.tracker._states, self.tracker._current = self.then
+
+    def __exit__(self, *exception: object) -> None:
+        self.tracker._states, self.tracker._current = self.outside.pop()
+
+
+def _generators() -> dict[str, torch.Generator]:
+    """What torch draws from here: the CPU's generator, and that of this rank's GPU where one is in use."""
+    generators = {"cpu": torch.default_generator}
+    if torch.cuda.is_initialized() or device().type == "cuda":
+        torch.cuda.init()
+        generators["cuda"] = torch.cuda.default_generators[torch.cuda.current_device()]
+    return generators
+
+
+def _read(generators: dict[str, torch.Generator]) -> State:
+    return {kind: generator.get_state() for kind, generator in generators.items()}
+
+
+def _write(generators: dict[str, torch.Generator], state: State) -> None:
+    for kind, generator in generators.items():
+        generator.set_state(state[kind])
+
+
+def _words(seeds: range) -> str:
+    return f"seed {seeds.start}" if len(seeds) == 1 else f"seeds {seeds.start} to {seeds.stop - 1}"
