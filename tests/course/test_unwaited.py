@@ -1,18 +1,24 @@
-"""A message that its sender starts and forgets gets lost: no diagnosis can tell, so the check of 1.1 asks for it."""
-
-from functools import partial
+"""A message that its sender starts and forgets may get lost: the run ends by its time limit, and the check asks why."""
 
 import pytest
 
-from tests.wrong_answers import load_chapter_namespace, run_check
-from tests.wrong_answers.ch01 import GATHER, SCATTER
-from tplab.course import trying
+from tplab.course.ch01 import rings
 from tplab.course.verdict import CheckFailed
+from tplab.runtime import Deadlock
 
 
-def test_a_send_that_nobody_waits_for_is_asked_for_when_the_time_is_over(monkeypatch):
-    monkeypatch.setattr(trying, "launch", partial(trying.launch, timeout=5))
-    forgotten = SCATTER.replace("dist.send(", "dist.isend(") + GATHER
+@pytest.mark.parametrize(
+    ("report", "question"),
+    [  # tests/runtime/test_failures.py has these words from real runs
+        ("not finished after 60 s (timeout=60). Where the ranks were:", rings.LOST),
+        ("the ranks wait for what never comes:", rings.STUCK),
+    ],
+)
+def test_the_question_where_ranks_wait_tells_a_lost_message_from_a_missing_one(monkeypatch, report, question):
+    def run_ranks(*_):
+        raise CheckFailed("the ranks wait for each other.", report=report) from Deadlock(report)
+
+    monkeypatch.setattr(rings, "run_ranks", run_ranks)
     with pytest.raises(CheckFailed) as failure:
-        run_check("1.1", load_chapter_namespace("1.1", {"1.1": forgotten}))
-    assert "wait()" in failure.value.question or "only start a message" in failure.value.question
+        rings.run_on_ranks(print, 2)
+    assert failure.value.question == question
