@@ -13,7 +13,7 @@
 #
 # **What you will have built.** The *memory bill* of a GPT: three small functions that turn its configuration into bytes, and say how many GPUs must share it. Every term is measured first, on a small model that runs here.
 #
-# You need PyTorch, and nothing else. No GPU, no distributed code: this chapter counts. About 60 minutes.
+# You need PyTorch, and nothing else. No GPU, no distributed code: this chapter counts. About 75 minutes.
 
 # %% tags=["setup"]
 import math
@@ -422,7 +422,7 @@ viz.timeline(runs["pipeline"], title="pipeline parallelism: a wait for the neigh
 # | pipeline size `q` | of $L/q$ layers | of $L/q$ layers, for up to `q` micro-batches |
 # | tensor parallel size `p` | matrices divided by `p`; small vectors whole | partly divided |
 #
-# "Partly": inside attention and MLP each rank computes with its own slice. Between them, at the norms, the dropouts and the inputs of the first matrices, every rank holds the same `[b, s, h]`. The formula splits accordingly (Korthikanti et al. 2022, equation 2, where `p` is called `t`):
+# "Partly": inside attention and MLP each rank computes with its own slice. Between them, at the norms, the dropouts and the inputs of `q`, `k`, `v` and `up`, every rank holds the same `[b, s, h]`. The formula splits accordingly (Korthikanti et al. 2022, equation 2, where `p` is called `t`):
 #
 # $$sbh\left(34 + 5\,\frac{as}{h}\right) \quad\longrightarrow\quad sbh\left(10 + \frac{24}{p} + 5\,\frac{as}{hp}\right)$$
 #
@@ -432,7 +432,7 @@ viz.timeline(runs["pipeline"], title="pipeline parallelism: a wait for the neigh
 predict("0.d", bytes=23)
 
 # %% [markdown]
-# The calculator. It draws what the first and the last pipeline stage hold, with Adam in mixed precision, and which part no longer fits. `p` is the tensor-parallel size; each replica takes as many micro-batches as there are stages.
+# The calculator. It draws what the first and the last pipeline stage hold, with Adam in mixed precision, and which part no longer fits. `p` is the tensor-parallel size, `data` the number of copies of the whole model (**replicas**); each replica takes as many micro-batches as there are stages.
 #
 # Three things to try. (1) Turn only `data`: which bar moves? (2) Turn `sequence` up: which part grows fastest? (3) Set 96 layers, hidden 12288 and sequence 2048: that is GPT-3. What is the smallest number of GPUs of 80 GB that you can train it on?
 
@@ -562,7 +562,7 @@ def rank_bytes(config: GPTConfig, p: int, micro_batch: int = 1) -> int:
 def smallest_p(config: GPTConfig, gpu_bytes: int, micro_batch: int = 1, largest: int = 8) -> int:
     """The smallest p from 1 to `largest` that divides num_heads and for which rank_bytes is at most gpu_bytes.
 
-    Raises ValueError, naming the largest p that divides num_heads and the bytes that a rank needs there, if none fits.
+    Raises ValueError if none fits, naming the largest p that was tried and the bytes that a rank needs there.
     """
     ### BEGIN SOLUTION
     sizes = [p for p in range(1, largest + 1) if config.num_heads % p == 0]
@@ -612,8 +612,9 @@ viz.live_memory(meter, title="10 MB: the model fits, its optimizer does not")
 # **Second.** A validation loop that adds up the loss. It only reads the model; nobody calls `backward`.
 
 # %%
-model = GPT(SMALL)
 with MemoryMeter() as meter:
+    meter.mark("build")
+    model = GPT(SMALL)
     total = torch.zeros(())
     for index, (ids, targets) in enumerate(corpus.byte_batches(text, SMALL.seq_length, 4, 4, seed=0)):
         meter.mark(f"batch {index}")
@@ -621,10 +622,12 @@ with MemoryMeter() as meter:
 viz.live_memory(meter, title="total = total + model(ids, targets)")
 
 # %% [markdown]
-# A staircase. `total` is the result of all batches, so it keeps the graph of all of them, with all activations. It dies at some batch far into the validation set. The same loop under `torch.no_grad()` keeps nothing:
+# A staircase. `total` is the result of all batches, so it keeps the graph of all of them, with all activations. It dies at some batch far into the validation set. The same loop under `torch.no_grad()` keeps nothing but the weights:
 
 # %%
 with MemoryMeter() as meter, torch.no_grad():
+    meter.mark("build")
+    model = GPT(SMALL)
     total = torch.zeros(())
     for index, (ids, targets) in enumerate(corpus.byte_batches(text, SMALL.seq_length, 4, 4, seed=0)):
         meter.mark(f"batch {index}")
@@ -739,12 +742,12 @@ viz.bill(
 )
 
 # %% [markdown]
-# That is 128 GPUs for one copy of the model. More GPUs than these are for data parallelism.
+# That is 128 GPUs for one copy of the model. The activations are about as large in all three bars: the first of `q` stages has `1/q` of the layers, but keeps them for `q` micro-batches. More GPUs than these are for data parallelism.
 #
 # ## 9 · In the wild
 #
 # - **Megatron-LM** has this bill as a function: `report_theoretical_memory` in `megatron/training/theoretical_memory_usage.py`. It counts 18 bytes a parameter, and 6 + 12/d with its distributed optimizer, which divides the optimizer state over `d` data-parallel ranks.
-# - **PyTorch** shows the real thing: `torch.cuda.memory_allocated()` and `max_memory_allocated()` on a GPU, `torch.cuda.memory._record_memory_history()` for a picture of every allocation, and `MemTracker` in `torch.distributed._tools`, which, like our meter, follows tensors by dispatch. What the GPU reports is more than the bill: the allocator rounds up and keeps freed
+# - **PyTorch** shows the real thing: `torch.cuda.memory_allocated()` and `max_memory_allocated()` on a GPU, `torch.cuda.memory._record_memory_history()` for a picture of every allocation, and `MemTracker` in `torch.distributed._tools`, which, like our meter, sees each tensor that an operation creates. What the GPU reports is more than the bill: the allocator rounds up and keeps freed
 #   memory in reserve, and libraries need buffers of their own.
 # - **Fewer activations.** `torch.utils.checkpoint` keeps only the input of a layer and computes the rest again in the backward pass; Megatron's *selective* recomputation does so for the scores only. Sequence parallelism (chapter 12) divides the 10 as well.
 # - **Fewer states.** ZeRO (DeepSpeed) and FSDP2 (`torch.distributed.fsdp.fully_shard`) divide the 16 bytes over the data-parallel ranks: chapter 14.

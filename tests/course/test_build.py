@@ -4,6 +4,7 @@ import json
 import tempfile
 
 import pytest
+from nbformat.v4 import new_output
 
 from tests.course import tiny
 from tplab.course import build, outputs
@@ -237,6 +238,20 @@ def test_widget_leaves_a_still_picture_and_no_state(built):
     assert "widget-state" not in text
     widget = [cell for cell in cells(built, "solutions").values() if "explore" in cell["metadata"].get("tags", [])]
     assert "image/png" in widget[0]["outputs"][0]["data"]
+
+
+def test_still_picture_of_a_widget_keeps_its_width():
+    size = {"image/png": {"width": 730, "height": 200}}
+    picture = {"output_type": "display_data", "data": {"image/png": "AAAA"}, "metadata": {**size, "other": 1}}
+    widgets = {
+        "box": {"state": {"children": ["IPY_MODEL_slider", "IPY_MODEL_output"]}},
+        "slider": {"state": {}},
+        "output": {"state": {"outputs": [picture]}},
+    }
+    view = new_output("display_data", data={outputs.WIDGET_VIEW: {"model_id": "box"}})
+    (shown,) = outputs.storable([view], widgets)
+    assert shown.data == {"image/png": "AAAA"}
+    assert shown.metadata == size
 
 
 def test_large_notebook_is_refused(tmp_path, monkeypatch, capsys):

@@ -249,6 +249,12 @@ def test_verdicts_say_what_is_the_matter(root, learner):
     assert notes == []
 
 
+def test_torch_that_loads_its_compiler_during_a_check_is_no_change(root, learner):
+    learner.answer(1, "import torch._dynamo; return 2 * x")
+    said, _ = verdicts(root, learner, exercises=["90.1"])
+    assert (said["90.1"].status, said["90.1"].text) == ("passed", "")
+
+
 def test_waiting_for_an_earlier_exercise(root, learner):
     learner.answer(2, "return double_1(x)")
     said, _ = verdicts(root, learner)

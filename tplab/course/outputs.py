@@ -75,7 +75,9 @@ def storable(outputs: list, widgets: dict) -> list:
         elif "data" in output:
             view = output.data.pop(WIDGET_VIEW, None)
             if view:
-                output.data.update(still_picture(widgets, view["model_id"]))
+                data, metadata = still_picture(widgets, view["model_id"])
+                output.data.update(data)
+                output.metadata.update(metadata)
             for kind in ("text/plain", "text/html"):
                 if kind in output.data:
                     output.data[kind] = redact(output.data[kind])
@@ -83,17 +85,19 @@ def storable(outputs: list, widgets: dict) -> list:
     return kept
 
 
-def still_picture(widgets: dict, reference: str, seen: tuple[str, ...] = ()) -> dict[str, str]:
-    """The first picture inside a widget: interact() keeps it in an Output widget among its children."""
+def still_picture(widgets: dict, reference: str, seen: tuple[str, ...] = ()) -> tuple[dict, dict]:
+    """Data and metadata (its width) of the first picture inside a widget: explore() keeps it in an Output widget."""
     name = reference.removeprefix("IPY_MODEL_")
     state = widgets.get(name, {}).get("state", {})
     for output in state.get("outputs", []):
-        if "image/png" in output.get("data", {}):
-            return {"image/png": output["data"]["image/png"]}
+        parts = output.get("data", {}), output.get("metadata", {})
+        if "image/png" in parts[0]:
+            data, metadata = ({kind: part[kind] for kind in part if kind == "image/png"} for part in parts)
+            return data, metadata
     for child in state.get("children", []):
-        if child not in seen and (picture := still_picture(widgets, child, (*seen, reference))):
+        if child not in seen and (picture := still_picture(widgets, child, (*seen, reference)))[0]:
             return picture
-    return {}
+    return {}, {}
 
 
 def redact(text: str) -> str:

@@ -39,8 +39,11 @@ def bill(
             for name, size in parts.items():
                 _part(axes, place, left, size / _GB, name, capacity)
                 left += size / _GB
+            right = min(left, most)
+            if capacity and abs(right - capacity / _GB) < 0.02 * most:  # the text would hide the dashed line
+                right = max(right, capacity / _GB)
             axes.text(
-                min(left, most) + 0.012 * most, place, _verdict(totals[label], parts, capacity), va="center",
+                right + 0.012 * most, place, _verdict(totals[label], parts, capacity), va="center",
                 color=RED if capacity and totals[label] > capacity else INK, fontsize=9, zorder=4,
                 bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"},
             )  # fmt: skip
@@ -73,10 +76,13 @@ def live_memory(meter: Any, *, title: str | None = None) -> Picture:
             axes.axvline(place, color=FAINT, linewidth=0.8, linestyle=(0, (3, 2)))
             row = next((row for row, at in enumerate(rows) if place - at > 0.19 * len(curve)), len(rows))
             rows[row : row + 1] = [place]
-            axes.text(place + 0.006 * len(curve), top * (0.985 - 0.07 * row), name, fontsize=9, va="top")
+            axes.text(
+                place + 0.006 * len(curve), top * (0.985 - 0.07 * row), name, fontsize=9, va="top", zorder=4,
+                bbox={"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none"},
+            )  # fmt: skip
         if meter.capacity:
             axes.axhline(meter.capacity / 1e6, color=RED, linewidth=1.6, linestyle=(0, (4, 2)))
-            axes.text(len(curve) * 0.006, meter.capacity / 1e6, "all there is", color=RED, va="top")
+            axes.text(len(curve) * 0.006, meter.capacity / 1e6 - 0.015 * top, "all there is", color=RED, va="top")
         axes.set_ylim(0, top)
         axes.set_xlim(0, len(curve))
         axes.set_ylabel("MB live")

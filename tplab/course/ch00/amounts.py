@@ -35,7 +35,7 @@ def expect(
         got, ask = f"got {_described(seen)}, not a number", f"{call} should return one whole number. What does yours?"
     else:
         got = f"got {_written(seen)}, right is {right:,}: {_written(abs(seen - right))} too {_much(seen, right)}"
-        close = (question for value, question in suspects if abs(seen - value) < 1)
+        close = (question for value, question in suspects if abs(seen - value) < 1 and bool(seen) == bool(value))
         ask = next(close, otherwise)
     raise CheckFailed(f"Exercise {number}: {call} is wrong.", rows=[(name, "", got)], report=where, question=ask)
 
@@ -58,7 +58,9 @@ def _much(seen: float, right: int) -> str:
 
 
 def _written(value: float) -> str:
-    return f"{round(value):,}" if float(value).is_integer() else f"{value:,.2f}"
+    if float(value).is_integer():
+        return f"{round(value):,}"
+    return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
 
 
 def _described(value: Any) -> str:

@@ -32,6 +32,7 @@ def smallest(rank_bytes: RankBytes, smallest_p: Callable[..., int]) -> Verdict:
         expect("0.3", call, "the bytes on a rank", seen, right, _suspects(config, p, batch), ask)
     for _ in range(4):
         _check_search(smallest_p, _config(generator, 12), 2 * pick(generator, 1, 2))
+    _check_defaults(smallest_p, _config(generator, 12))
     return Verdict("What does not get smaller with p decides how far it helps.")
 
 
@@ -47,7 +48,7 @@ def _config(generator: torch.Generator, p: int) -> GPTConfig:
         hidden_size=heads * 2 * pick(generator, 2, 5),
         num_heads=heads,
         vocab_size=12 * pick(generator, 20, 40) + 1,  # no p but 1 divides it
-        seq_length=pick(generator, 20, 60),
+        seq_length=pick(generator, 24, 60),  # at 22 the table of positions has as many numbers as all norms
     )
 
 
@@ -63,7 +64,8 @@ def _otherwise(config: GPTConfig, p: int, batch: int, seen: Any) -> str:
     if p == 1:
         return (
             f"Here nothing is divided: {count(plain_gpt(config)):,} parameters of 16 bytes are {states:,}, and the "
-            f"activations of all layers {kept:,}. Which of the two is off in yours? (micro_batch is b.)"
+            f"activations of all layers {kept:,}. Which of the two is off in yours? (micro_batch is b; the "
+            "number of parameters is that of exercise 0.1.)"
         )
     return (
         f"The states are {states:,} bytes, the activations {kept:,}. Print both in yours: which is off? For the "
@@ -150,7 +152,8 @@ def _check_search(smallest_p: Callable[..., int], config: GPTConfig, batch: int)
             call = f"smallest_p({spelled(config)}, gpu_bytes={capacity}, micro_batch={batch}, largest={largest})"
             if fits is None:
                 ask = (
-                    f"At p = {right} a rank still needs {size} bytes. What should come after the loop, when no p fits?"
+                    f"At p = {right}, the largest up to {largest} that divides num_heads = {config.num_heads}, a rank "
+                    f"still needs {size} bytes. What should come after the loop, when no p fits?"
                 )
                 _must_refuse(smallest_p, (config, capacity, batch, largest), call, ask, (right, size))
                 continue
@@ -165,6 +168,17 @@ def _check_search(smallest_p: Callable[..., int], config: GPTConfig, batch: int)
     call = f"smallest_p({spelled(config)}, gpu_bytes={capacity}, micro_batch={batch}, largest=2)"
     ask = "p = 3 would fit, but `largest` is 2, so only 1 and 2 may be tried. Which p does your loop try?"
     _must_refuse(smallest_p, (config, capacity, batch, 2), call, ask, (2, needs[2]))
+
+
+def _check_defaults(smallest_p: Callable[..., int], config: GPTConfig) -> None:
+    """Without micro_batch and largest: one sequence, and p = 6 is tried."""
+    capacity = measured(config, 6, 1)
+    call = f"smallest_p({spelled(config)}, gpu_bytes={capacity})"
+    ask = f"micro_batch is 1 and largest is 8 when they are left out; at p = 6 a rank needs {capacity} bytes then."
+    with calling(call, ask):
+        found = smallest_p(config, capacity)
+    if found != 6:
+        fail("0.3", f"{call} returned {found!r}; right is 6.", f"{ask} What does your first line say?")
 
 
 def _must_refuse(
@@ -182,6 +196,7 @@ def _must_refuse(
 
     must_refuse("0.3", tell, ask, what=call)
     plain = re.sub(r"(?<=\d)[,_' ](?=\d{3})", "", told[0])
+    ask = f"{says[0]} is the largest p that was tried, and a rank needs {says[1]} bytes there. What does yours name?"
     if missing := [str(number) for number in says if number not in map(int, re.findall(r"\d+", plain))]:
         fail("0.3", f"{call} raises ValueError, but its message does not name {names(missing)}.", ask, told[0])
 
@@ -193,6 +208,8 @@ def _next(needs: dict[int, int], p: int) -> int | None:
 def _ask(found: Any, right: int, needs: dict[int, int], config: GPTConfig, capacity: int) -> str:
     if not isinstance(found, int) or isinstance(found, bool):
         return "It should return one whole number, p. What does your last line return?"
+    if found in needs.values():
+        return "That is what a rank needs, in bytes. Which p is it?"
     if found not in needs:
         return f"Does {found} divide num_heads = {config.num_heads}? Each rank takes whole heads."
     if needs[found] > capacity:

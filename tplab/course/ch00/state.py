@@ -17,6 +17,10 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 PARTS = ("weights", "gradients", "optimizer")
 _COPY = "The optimizer's copy of the weights is in float32. How many bytes has a number?"
 _AVERAGES = "Is what the optimizer remembers in 16 bits or in float32? Section 2 measures it."
+_GONE = (
+    "That is as much as all three entries together, or as the optimizer with float32 gradients. But those are gone "
+    "after the step, and this entry is one of three. What does the optimizer keep?"
+)
 _RAISED = 'The second argument is "sgd", "momentum" or "adam", the third True or False. What does that line expect?'
 
 
@@ -77,7 +81,10 @@ def _suspects(part: str, n: int, optimizer: str, mixed: bool, measured: Mapping[
     right = measured[part]
     total = sum(measured.values())
     suspects: list[Suspect] = [(n, "Count bytes, not numbers.")] if right != n else []
-    suspects.append((total, "That is all three together. This entry is one of them."))
+    if part == "optimizer" and mixed:
+        suspects.append((total, _GONE))  # and so much it is with gradients in float32
+    else:
+        suspects.append((total, "That is all three together. This entry is one of them."))
     if part != "optimizer":
         bits = "In mixed precision weights and gradients are 16-bit numbers. How many bytes has one?"
         suspects += [
@@ -102,4 +109,5 @@ def _suspects(part: str, n: int, optimizer: str, mixed: bool, measured: Mapping[
     if optimizer == "adam":
         suspects.append((right - 4 * n, "Adam keeps two running averages: of the gradients, and of their squares."))
         suspects.append((right - 8 * n, "Adam remembers something of earlier gradients. What?"))
+        suspects.append((right + 4 * n, "In float32 there is no copy of the weights. What does Adam keep of its own?"))
     return suspects
