@@ -1,0 +1,625 @@
+"""Random states of the ranks: `tplab.rng`, against plain torch seeded for one rank at a time.
+
+What a state should give is drawn here by `torch.manual_seed` with the documented seed and F.dropout, on one process.
+"""
+
+import copy
+import pickle
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.utils.checkpoint
+from torch import nn
+from torch.nn import functional as F
+
+from tests.reference import assert_close, cut, random
+from tplab import launch, record
+from tplab import rng as rng_module
+from tplab.attention import ParallelAttention
+from tplab.checkpoint import full_state_dict, load_full_state_dict
+from tplab.mlp import ParallelMLP
+from tplab.rng import RNGTracker, checkpoint, dropout, seed_all
+
+WORLD_SIZES = (1, 2, 4)
+SEED = 5
+SIZE = 10_000  # numbers that are dropped or not: two independent masks agree in half of them, give or take 1.5 %
+
+
+def drawn(seed, times, size=SIZE):
+    """The first few dropouts of ones after a seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return [F.dropout(torch.ones(size), 0.5) for _ in range(times)]
+
+
+def assert_same(actual, expected):
+    assert len(actual) == len(expected)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+def assert_unlike(masks):
+    for number, first in enumerate(masks):
+        for second in masks[:number]:
+            assert 0.45 < float((first == second).float().mean()) < 0.55
+
+
+# Seeds
+
+
+def _draw_in_turn(seed, groups=None):
+    group = None
+    if groups:
+        group = [dist.new_group(ranks) for ranks in groups][dist.get_rank() % len(groups)]
+        seed += 10_000 * (dist.get_rank() % len(groups))
+    tracker = seed_all(seed, group)
+    if tracker.rank == 0:
+        with tracker.fork("replicated"):
+            pass  # a fork in which nothing is drawn changes nothing
+    x, kept = torch.ones(SIZE), {"current": [], "replicated": [], "sharded": []}
+    for _ in range(3):
+        kept["replicated"].append(dropout(x, 0.5, sharded=False, rng=tracker))
+        kept["current"].append(dropout(x, 0.5, sharded=True))
+        kept["sharded"].append(dropout(x, 0.5, sharded=True, rng=tracker))
+    return kept
+
+
+def assert_drawn_as_documented(results, seed):
+    for rank, kept in enumerate(results):
+        assert_same(kept["current"], drawn(seed, 3))
+        assert_same(kept["replicated"], drawn(seed + 1359, 3))
+        assert_same(kept["sharded"], drawn(seed + 2718 + rank, 3))
+    assert_unlike([mask for kept in results for mask in kept["sharded"]])
+    assert_unlike([masks[0] for masks in results[0].values()])
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+def test_replicated_dropout_is_alike_on_all_ranks_and_for_every_p_and_sharded_dropout_nowhere(p):
+    results = launch(_draw_in_turn, p, args=(SEED,))
+    assert len(results) == p
+    assert_drawn_as_documented(results, SEED)
+
+
+def test_ranks_are_counted_within_their_group():
+    results = launch(_draw_in_turn, 4, args=(SEED, [[0, 2], [1, 3]]))
+    assert_drawn_as_documented([results[0], results[2]], SEED)
+    assert_drawn_as_documented([results[1], results[3]], SEED + 10_000)
+    assert_unlike([result["sharded"][0] for result in results])
+
+
+def test_without_a_process_group_there_is_one_rank():
+    assert_drawn_as_documented([_draw_in_turn(SEED)], SEED)
+
+
+def _draw_more_on_rank_0():
+    tracker = seed_all(SEED)
+    if tracker.rank == 0:
+        torch.rand(7)
+    return [dropout(torch.ones(SIZE), 0.5, sharded=False, rng=tracker)], torch.rand(3)
+
+
+def test_replicated_dropout_stays_alike_when_a_rank_draws_more_from_the_current_state():
+    results = launch(_draw_more_on_rank_0, 2)
+    for masks, _ in results:
+        assert_same(masks, drawn(SEED + 1359, 1))
+    assert not torch.equal(results[0][1], results[1][1])
+
+
+def _first_values():
+    results = []
+    for per_rank_init in (False, True):
+        tracker = seed_all(SEED)
+        state = full_state_dict(ParallelMLP(8, 16, per_rank_init=per_rank_init))
+        results.append((list(state.values()), torch.rand(3), dropout(torch.ones(SIZE), sharded=True, rng=tracker)))
+    return results
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+def test_first_values_come_from_the_current_state_for_every_p_and_move_no_other(p):
+    torch.manual_seed(SEED)
+    plain = [nn.Linear(8, 16), nn.Linear(16, 8)]
+    expected = [parameter for layer in plain for parameter in layer.parameters()]
+    afterwards = torch.rand(3)
+    results = launch(_first_values, p)
+    for rank, (master, per_rank) in enumerate(results):
+        assert_same([*master[0], master[1]], [*expected, afterwards])
+        assert_same([*per_rank[0], per_rank[1]], [*results[0][1][0], results[0][1][1]])  # alike on all ranks
+        assert_same([master[2], per_rank[2]], drawn(SEED + 2718 + rank, 1) * 2)
+
+
+# Dropout
+
+
+def test_dropout_is_torchs_but_for_the_state_it_draws_from():
+    tracker = seed_all(SEED)
+    x = random((SIZE,), "x")
+    before = tracker.state_dict()
+    assert dropout(x, 0.5, False, sharded=True, rng=tracker) is x
+    assert torch.equal(dropout(x, 0.0, sharded=True, rng=tracker), x)
+    assert torch.equal(tracker.state_dict()["sharded.rank0"]["cpu"], before["sharded.rank0"]["cpu"])  # nothing drawn
+    assert torch.equal(dropout(x, 1.0, sharded=True, rng=tracker), torch.zeros(SIZE, dtype=torch.float64))
+    y = dropout(x, 0.2, sharded=False, rng=tracker)
+    assert_close(y[y != 0], x[y != 0] / 0.8)
+    assert 0.77 < float((y != 0).double().mean()) < 0.83
+    with pytest.raises(ValueError, match="dropout probability has to be between 0 and 1"):
+        dropout(x, 1.5, sharded=True, rng=tracker)
+    with pytest.raises(TypeError, match="sharded"):
+        dropout(x, 0.5, rng=tracker)
+
+
+# Forks
+
+
+def test_a_fork_ends_as_it_should_after_an_exception_too():
+    tracker = seed_all(SEED)
+    x = torch.ones(SIZE)
+
+    def draw_and_fail():
+        with tracker.fork():
+            F.dropout(x, 0.5)
+            raise KeyError("an exception of the function")
+
+    with pytest.raises(KeyError, match="an exception of the function"):
+        draw_and_fail()
+    assert_same([F.dropout(x, 0.5)], drawn(SEED, 1))
+    assert_same([dropout(x, sharded=True, rng=tracker)], drawn(SEED + 2718, 2)[1:])
+
+
+def test_forks_within_each_other_each_go_on_where_their_state_was_left():
+    tracker = seed_all(SEED)
+    x = torch.ones(SIZE)
+    kept = {"current": [F.dropout(x)], "replicated": [], "sharded": []}
+    with tracker.fork("sharded"):
+        kept["sharded"].append(F.dropout(x))
+        with tracker.fork("replicated"):
+            kept["replicated"].append(F.dropout(x))
+            with tracker.fork("sharded"):
+                kept["sharded"].append(F.dropout(x))
+            kept["replicated"].append(F.dropout(x))
+        kept["sharded"].append(F.dropout(x))
+        with tracker.fork("sharded"):
+            kept["sharded"].append(F.dropout(x))
+        kept["sharded"].append(F.dropout(x))
+    kept["current"].append(F.dropout(x))
+    for name, seed in (("current", SEED), ("replicated", SEED + 1359), ("sharded", SEED + 2718)):
+        assert_same(kept[name], drawn(seed, len(kept[name])))
+
+
+def test_a_state_of_ones_own_is_added_under_a_name():
+    tracker = RNGTracker()
+    tracker.add("experts", 77)
+    with tracker.fork("experts"):
+        assert_same([F.dropout(torch.ones(SIZE))], drawn(77, 1))
+    with pytest.raises(ValueError, match=r"no random state 'sharded', only \['experts'\].*seed_all\(seed\) makes"):
+        with tracker.fork():
+            pass
+    with pytest.raises(ValueError, match="there is a random state 'experts' already"):
+        tracker.add("experts", 78)
+
+
+def _add_two(first, second):
+    tracker = RNGTracker()
+    tracker.add("a", **first)
+    try:
+        tracker.add("b", **second)
+    except ValueError as error:
+        return str(error)
+
+
+def _add_pairs():
+    pairs = [
+        ({"seed": 3}, {"seed": 3}),
+        ({"seed": 3, "per_rank": True}, {"seed": 6}),
+        ({"seed": 3, "per_rank": True}, {"seed": 0, "per_rank": True}),
+        ({"seed": 3, "per_rank": True}, {"seed": 7}),
+        ({"seed": 3, "per_rank": True}, {"seed": -1, "per_rank": True}),
+    ]
+    return [_add_two(*pair) for pair in pairs]
+
+
+def test_states_that_would_draw_the_same_numbers_on_any_two_ranks_are_refused_on_all():
+    for same, above, below, *apart in launch(_add_pairs, 4):
+        assert same == "'b' with seed 3 would draw the same numbers as 'a' with seed 3: choose another seed"
+        assert above == "'b' with seed 6 would draw the same numbers as 'a' with seeds 3 to 6: choose another seed"
+        assert "'b' with seeds 0 to 3 would draw the same numbers as 'a' with seeds 3 to 6" in below
+        assert apart == [None, None]
+    assert _add_pairs()[1:] == [None] * 4  # one rank has one seed
+
+
+# Saved and gone on from
+
+
+def _go_on(tracker, times=2):
+    x = torch.ones(SIZE)
+    kept = [dropout(x, sharded=sharded, rng=tracker) for _ in range(times) for sharded in (False, True)]
+    return kept[::2], kept[1::2]
+
+
+def test_a_saved_state_goes_on_where_it_was_and_is_no_part_of_the_tracker(tmp_path):
+    tracker = seed_all(SEED)
+    fresh = tracker.state_dict()
+    _go_on(tracker)
+    torch.save(tracker.state_dict(), tmp_path / "rng.pt")
+    for _ in range(2):  # what was loaded once is not changed by what is drawn from it
+        state = torch.load(tmp_path / "rng.pt")
+        for other in (seed_all(SEED), seed_all(1234), tracker, copy.deepcopy(tracker)):
+            for _ in range(2):
+                other.load_state_dict(state)
+                replicated, sharded = _go_on(other)
+                assert_same(replicated, drawn(SEED + 1359, 4)[2:])
+                assert_same(sharded, drawn(SEED + 2718, 4)[2:])
+    tracker.load_state_dict(fresh)
+    assert_same(_go_on(pickle.loads(pickle.dumps(tracker)))[1], drawn(SEED + 2718, 2))
+
+
+def test_within_a_fork_the_state_that_is_saved_is_the_present_one_and_nothing_can_be_loaded():
+    tracker = seed_all(SEED)
+    with tracker.fork():
+        F.dropout(torch.ones(SIZE))
+        state = tracker.state_dict()
+        with pytest.raises(RuntimeError, match=r"load_state_dict within fork\('sharded'\), which would undo it"):
+            tracker.load_state_dict(state)
+    tracker = seed_all(SEED)
+    tracker.load_state_dict(state)
+    assert_same(_go_on(tracker, 1)[1], drawn(SEED + 2718, 2)[1:])
+
+
+def _states_after_two():
+    tracker = seed_all(SEED)
+    _go_on(tracker)
+    return tracker.state_dict()
+
+
+def _load(states, strict):
+    tracker = seed_all(SEED)
+    try:
+        tracker.load_state_dict(states, strict=strict)
+    except ValueError as error:
+        return str(error)
+    return _go_on(tracker)
+
+
+def assert_went_on(results, saved_ranks):
+    for rank, (replicated, sharded) in enumerate(results):
+        assert_same(replicated, drawn(SEED + 1359, 4)[2:])
+        expected = drawn(SEED + 2718 + rank, 4)
+        assert_same(sharded, expected[2:] if rank < saved_ranks else expected[:2])
+
+
+def test_a_state_of_another_rank_is_refused_and_more_ranks_than_were_saved_start_from_their_seeds():
+    states = launch(_states_after_two, 2)
+    first, second = launch(_load, 2, args=(states[0], True))
+    assert_went_on([first], 2)
+    assert second.startswith("rank 1 needs the random states ['sharded.rank1'], which are not among ['replicated', ")
+    assert "saved from every rank" in second
+    whole = states[0] | states[1]
+    assert_went_on(launch(_load, 2, args=(whole, True)), 2)
+    assert_went_on(launch(_load, 1, args=(whole, True)), 2)
+    more = launch(_load, 4, args=(whole, False))
+    assert_went_on(more, 2)
+    assert_unlike([sharded[0] for _, sharded in more])
+
+
+def _save_distributed(path):
+    tracker = seed_all(SEED)
+    _go_on(tracker)
+    dcp.save({"rng": tracker.state_dict()}, checkpoint_id=path)
+
+
+def _load_distributed(path):
+    tracker = seed_all(SEED)
+    state = {"rng": tracker.state_dict()}
+    dcp.load(state, checkpoint_id=path, planner=dcp.DefaultLoadPlanner(allow_partial_load=True))
+    tracker.load_state_dict(state["rng"])
+    return _go_on(tracker)
+
+
+def test_torchs_distributed_checkpoint_saves_the_states_of_all_ranks_and_loads_them_on_fewer_and_more(tmp_path):
+    launch(_save_distributed, 2, args=(str(tmp_path),))
+    for p in WORLD_SIZES:
+        assert_went_on(launch(_load_distributed, p, args=(str(tmp_path),)), 2)
+
+
+# Run again in backward. Where x is 1, dropout(x)² has the gradient 2 dropout(x)², if both runs dropped the same places
+
+STATES = [("current",), ("replicated",), ("sharded",), ("sharded", "current", "replicated", "sharded")]
+
+
+def squared(x, states, rng):
+    for state in states:
+        x = F.dropout(x, 0.3) if state == "current" else dropout(x, 0.3, sharded=state == "sharded", rng=rng)
+    return x**2
+
+
+def ones():
+    return torch.ones(SIZE, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("states", STATES)
+def test_run_again_it_drops_the_same_and_leaves_no_trace(states):
+    tracker = seed_all(SEED)
+    plain = [squared(ones(), states, tracker) for _ in range(4)]
+    afterwards = tracker.state_dict(), torch.get_rng_state()
+    tracker = seed_all(SEED)
+    for first in (0, 2):  # two forwards, then their backwards, the last one first and each of them twice
+        xs = [ones(), ones()]
+        outs = [checkpoint(squared, x, states, rng=tracker, tracker=tracker) for x in xs]
+        assert_same(outs, plain[first : first + 2])
+        for x, out in reversed(list(zip(xs, outs, strict=True))):
+            for times in (1, 2):
+                out.sum().backward(retain_graph=times == 1)
+                assert_close(x.grad, times * 2 * out.detach())
+    for name, state in tracker.state_dict().items():
+        assert torch.equal(state["cpu"], afterwards[0][name]["cpu"])
+    assert torch.equal(torch.get_rng_state(), afterwards[1])
+
+
+@pytest.mark.parametrize("states", STATES)
+def test_torchs_own_checkpoint_lays_back_the_current_state_only(states):
+    x = ones()
+    out = torch.utils.checkpoint.checkpoint(squared, x, states, seed_all(SEED), use_reentrant=False)
+    out.sum().backward()
+    right = float((x.grad == 2 * out.detach()).double().mean())
+    assert right == 1 if states == ("current",) else right < 0.95
+
+
+def test_what_happens_inside_is_freed_and_done_again():
+    seen = []
+
+    def function(x, *, factor):
+        y = dropout(x, 0.3, sharded=True, rng=tracker) * factor
+        seen.append(weakref.ref(y))
+        return y**2, "no tensor"
+
+    tracker = seed_all(SEED)
+    x = ones()
+    out, words = checkpoint(function, x, factor=3, tracker=tracker)
+    assert words == "no tensor"
+    assert [y() for y in seen] == [None]
+    out.sum().backward()
+    assert len(seen) == 2
+    assert_close(x.grad, 2 * out.detach())
+    with torch.no_grad():
+        out, _ = checkpoint(function, x, factor=3, tracker=tracker)
+    assert not out.requires_grad
+    assert len(seen) == 3
+
+
+def _within_each_other(tracker, checkpointed):
+    def call(function, *args):
+        return checkpoint(function, *args, tracker=tracker) if checkpointed else function(*args)
+
+    def outer(x):
+        x = dropout(x, 0.3, sharded=True, rng=tracker)
+        x = call(squared, x, ("sharded", "replicated", "current"), tracker)
+        return dropout(x, 0.3, sharded=True, rng=tracker)
+
+    x = ones()
+    with tracker.fork("sharded"):
+        inside = call(outer, x)
+    outside = call(outer, x)
+    with tracker.fork("replicated"):
+        (inside + outside).sum().backward()
+        replicated = F.dropout(ones(), 0.3)
+    afterwards = [replicated, dropout(ones(), sharded=True, rng=tracker), torch.rand(3)]
+    return [inside.detach(), outside.detach(), *afterwards], x.grad
+
+
+def test_checkpoints_may_stand_within_checkpoints_and_forks_and_backward_within_forks():
+    outcomes, dx = _within_each_other(seed_all(SEED), checkpointed=True)
+    assert_close(dx, 2 * (outcomes[0] + outcomes[1]))
+    assert_same(outcomes, _within_each_other(seed_all(SEED), checkpointed=False)[0])
+
+
+def test_an_exception_in_either_run_leaves_the_states_as_they_were():
+    def function(x, fails):
+        y = dropout(x, 0.3, sharded=True, rng=tracker)
+        with tracker.fork("replicated"):
+            F.dropout(y)
+            if fails.pop():
+                raise KeyError("an exception of the function")
+        return y**2
+
+    x, tracker = ones(), seed_all(SEED)
+    with pytest.raises(KeyError, match="an exception of the function"):
+        checkpoint(function, x, [True], tracker=tracker)
+    out = checkpoint(function, x, [True, False], tracker=tracker)
+    with pytest.raises(KeyError, match="an exception of the function"):
+        out.sum().backward()
+    with tracker.fork("replicated"):
+        assert_same([F.dropout(torch.ones(SIZE))], drawn(SEED + 1359, 3)[2:])
+    assert_same([torch.rand(3)], [torch.rand(3, generator=torch.Generator().manual_seed(SEED))])
+
+
+# A layer: attention whose probabilities are dropped, an MLP, and dropout of what both add to x
+
+HIDDEN, HEADS, BATCH, SEQUENCE, RATE = 16, 8, 2, 5, 0.3
+STEPS = 2
+
+
+class Layer(nn.Module):
+    def __init__(self, ends_with_dropout=True):
+        super().__init__()
+        self.attention = ParallelAttention(HIDDEN, HEADS, dropout=RATE, dtype=torch.float64)
+        self.mlp = ParallelMLP(HIDDEN, dtype=torch.float64)
+        self.ends_with_dropout = ends_with_dropout
+
+    def forward(self, x, rng):
+        x = x + dropout(self.attention(x, rng=rng), RATE, sharded=False, rng=rng)
+        y = self.mlp(x)
+        return x + (dropout(y, RATE, sharded=False, rng=rng) if self.ends_with_dropout else y)
+
+
+def whole_state():
+    shapes = {"attention.qkv": (3 * HIDDEN, HIDDEN), "attention.out": (HIDDEN, HIDDEN)}
+    shapes |= {"mlp.up": (4 * HIDDEN, HIDDEN), "mlp.down": (HIDDEN, 4 * HIDDEN)}
+    state = {f"{name}.weight": random(shape, name) / 3 for name, shape in shapes.items()}
+    return state | {f"{name}.bias": random(shape[:1], name, "bias") for name, shape in shapes.items()}
+
+
+def plain_steps(p):
+    """On one process, as p ranks should do it: each rank's heads are dropped from the seed of that rank."""
+    weights = {name: tensor.requires_grad_() for name, tensor in whole_state().items()}
+    torch.manual_seed(SEED + 1359)
+    masks = [F.dropout(torch.ones(BATCH, SEQUENCE, HIDDEN, dtype=torch.float64), RATE) for _ in range(2 * STEPS)]
+    kept = []
+    for rank in range(p):
+        torch.manual_seed(SEED + 2718 + rank)
+        shape = (BATCH, HEADS // p, SEQUENCE, SEQUENCE)
+        kept.append([F.dropout(torch.ones(shape, dtype=torch.float64), RATE) for _ in range(STEPS)])
+    results = []
+    for step in range(STEPS):
+        x = random((BATCH, SEQUENCE, HIDDEN), "x", step).requires_grad_()
+        qkv = F.linear(x, weights["attention.qkv.weight"], weights["attention.qkv.bias"])
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))  # [b, heads, s, d]
+        probabilities = (q @ k.transpose(2, 3) / (HIDDEN / HEADS) ** 0.5).softmax(-1)
+        y = probabilities * torch.cat([masks_of_rank[step] for masks_of_rank in kept], 1) @ v
+        y = F.linear(y.transpose(1, 2).flatten(2), weights["attention.out.weight"], weights["attention.out.bias"])
+        z = x + y * masks[2 * step]
+        y = F.linear(z, weights["mlp.up.weight"], weights["mlp.up.bias"])
+        y = F.linear(F.gelu(y), weights["mlp.down.weight"], weights["mlp.down.bias"])
+        out = z + y * masks[2 * step + 1]
+        out.backward(random(out.shape, "dy", step))
+        results.append({"out": out.detach(), "x": x.grad})
+        results[-1] |= {name: weight.grad.clone() for name, weight in weights.items()}
+        for weight in weights.values():
+            weight.grad = None
+    return results
+
+
+def _layer_steps(run_again, backend=None):
+    tracker, layer = seed_all(SEED), Layer()
+    load_full_state_dict(layer, whole_state())
+    if backend:
+        layer.compile(backend=backend)
+    results = []
+    for step in range(STEPS):
+        x = random((BATCH, SEQUENCE, HIDDEN), "x", step).requires_grad_()
+        out = checkpoint(layer, x, rng=tracker, tracker=tracker) if run_again else layer(x, tracker)
+        out.backward(random(out.shape, "dy", step))
+        results.append({"out": out.detach(), "x": x.grad})
+        results[-1] |= {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}
+        layer.zero_grad()
+    return results
+
+
+CUTS = {"attention.qkv": (0, 3), "attention.out": (1, 1), "mlp.up": (0, 1), "mlp.down": (1, 1)}
+
+
+def assert_equals_plain(results):
+    p = len(results)
+    for step, expected in enumerate(plain_steps(p)):
+        for rank, result in enumerate(results):
+            assert set(result[step]) == set(expected)
+            for name, whole in expected.items():
+                layer, _, kind = name.rpartition(".")
+                if layer in CUTS and (kind == "weight" or CUTS[layer][0] == 0):
+                    whole = cut(whole, CUTS[layer][0], rank, p, CUTS[layer][1])
+                assert_close(result[step][name], whole)
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+@pytest.mark.parametrize("run_again", [False, True])
+def test_a_layers_outputs_and_gradients_equal_a_plain_ones_with_the_masks_of_all_ranks(run_again, p):
+    results = launch(_layer_steps, p, args=(run_again,))
+    assert len(results) == p
+    assert_equals_plain(results)
+
+
+def _compiled_layers():
+    compiled = [_layer_steps(run_again, "aot_eager") for run_again in (False, True)]
+    tracker, layer = seed_all(SEED), Layer()
+    load_full_state_dict(layer, whole_state())
+
+    @torch.compile(backend="aot_eager")
+    def around_the_checkpoint(x):
+        return checkpoint(layer, x * 1.0, rng=tracker, tracker=tracker)
+
+    x = random((BATCH, SEQUENCE, HIDDEN), "x", 0).requires_grad_()
+    out = around_the_checkpoint(x)
+    out.backward(random(out.shape, "dy", 0))
+    return compiled, out.detach(), x.grad
+
+
+@pytest.mark.slow
+def test_compiled_layers_and_checkpoints_within_a_compiled_model_draw_the_same():
+    results = launch(_compiled_layers, 2, timeout=240)
+    for number in range(2):
+        assert_equals_plain([compiled[number] for compiled, _, _ in results])
+    expected = plain_steps(2)[0]
+    for _, out, dx in results:
+        assert_close(out, expected["out"])
+        assert_close(dx, expected["x"])
+
+
+def _layer_traffic(ends_with_dropout):
+    tracker, layer = seed_all(SEED), Layer(ends_with_dropout)
+    counts = []
+    for run_again in (False, True):
+        x = random((BATCH, SEQUENCE, HIDDEN), "x").requires_grad_()
+        with record() as forward:
+            out = checkpoint(layer, x, rng=tracker, tracker=tracker) if run_again else layer(x, tracker)
+        with record() as backward:
+            out.sum().backward()
+        counts.append([[(call.kind, call.bytes) for call in section] for section in (forward, backward)])
+    return counts
+
+
+def test_running_a_layer_again_sends_its_forward_again_but_for_a_last_g():
+    one = ("all_reduce", BATCH * SEQUENCE * HIDDEN * 8)
+    for ends_with_dropout, again in ((True, 2), (False, 1)):
+        for counts in launch(_layer_traffic, 2, args=(ends_with_dropout,)):
+            assert counts == [[[one] * 2, [one] * 2], [[one] * 2, [one] * (2 + again)]]
+
+
+# On a GPU
+
+
+def test_every_generator_of_a_rank_is_kept_and_laid_back(monkeypatch):
+    """A second generator of the CPU stands for the GPU's, so that this is seen without one."""
+    gpu = torch.Generator().manual_seed(99)
+    expected = torch.rand(4, generator=torch.Generator().manual_seed(99))
+    tracker = seed_all(SEED)
+    with tracker.fork():
+        F.dropout(torch.ones(SIZE))  # before the GPU was used
+    monkeypatch.setattr(rng_module, "_generators", lambda: {"cpu": torch.default_generator, "cuda": gpu})
+    from_seed = torch.rand(12, generator=torch.Generator().manual_seed(SEED + 2718))
+    with tracker.fork():
+        first = torch.rand(4, generator=gpu)
+        with tracker.fork("replicated"):
+            torch.rand(4, generator=gpu)
+    saved = tracker.state_dict()
+    with tracker.fork():
+        second = torch.rand(4, generator=gpu)
+    assert torch.equal(torch.rand(4, generator=gpu), expected)
+    assert_same([first, second], [from_seed[:4], from_seed[4:8]])
+    assert set(saved["sharded.rank0"]) == {"cpu", "cuda"}
+    tracker.load_state_dict(saved)
+    with tracker.fork():
+        assert torch.equal(torch.rand(4, generator=gpu), second)
+        assert torch.equal(F.dropout(torch.ones(SIZE)), drawn(SEED + 2718, 2)[1])
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_dropout_comes_from_the_states_and_is_replayed():
+    x = torch.ones(SIZE, device="cuda", requires_grad=True)
+    expected = {}
+    for name, seed in (("current", SEED), ("replicated", SEED + 1359), ("sharded", SEED + 2718)):
+        torch.manual_seed(seed)
+        expected[name] = [F.dropout(x.detach(), 0.5) for _ in range(2)]
+    tracker = seed_all(SEED)
+    for number in range(2):
+        assert torch.equal(dropout(x, sharded=False, rng=tracker), expected["replicated"][number])
+        assert torch.equal(F.dropout(x), expected["current"][number])
+        assert torch.equal(dropout(x, sharded=True, rng=tracker), expected["sharded"][number])
+    for states in STATES:
+        x.grad = None
+        out = checkpoint(squared, x, states, rng=tracker, tracker=tracker)
+        out.sum().backward()
+        torch.testing.assert_close(x.grad, 2 * out.detach())
+    state = tracker.state_dict()
+    first = dropout(x, sharded=True, rng=tracker)
+    tracker.load_state_dict(state)
+    assert torch.equal(dropout(x, sharded=True, rng=tracker), first)
