@@ -123,6 +123,30 @@ def test_messages_name_both_ends() -> None:
     ]
 
 
+def test_a_receive_from_anyone_is_counted_with_the_messages_of_its_sender() -> None:
+    def program() -> float:
+        if dist.get_rank() == 1:
+            for value in (7.0, 5.0):
+                dist.send(torch.full((2,), value), dst=0)
+            return 0
+        if dist.get_rank() == 0:
+            first, second = torch.empty(2), torch.empty(2)
+            dist.recv(first)
+            dist.recv(second, src=1)
+            return (first - second).sum().item()
+        return 0
+
+    results = tplab.launch(program, 3, backend="gloo")
+    assert results[0] == 4
+    assert [(c.number, c.group, c.peer) for c in results.record.of_rank(0)] == [(1, (1, 0), 1), (2, (1, 0), 1)]
+
+
+@pytest.mark.parametrize("peer", [-1, 2])
+def test_a_message_to_a_rank_that_does_not_exist_is_refused(peer: int) -> None:
+    with pytest.raises(tplab.RankError, match=f"names rank {peer} of a group of 2: its ranks are 0 to 1"):
+        tplab.launch(lambda: dist.send(torch.ones(2), dst=peer), 2, backend="gloo")
+
+
 def test_batched_messages_and_receives_from_anyone_are_seen() -> None:
     def program() -> None:
         other = 1 - dist.get_rank()
@@ -136,7 +160,7 @@ def test_batched_messages_and_receives_from_anyone_are_seen() -> None:
 
     record = tplab.launch(program, 2).record
     assert Counter((c.kind, c.peer, c.numel) for c in record.of_rank(1)) == Counter(
-        [("send", 0, 2), ("recv", 0, 2), ("recv", None, 5)]
+        [("send", 0, 2), ("recv", 0, 2), ("recv", 0, 5)]
     )
 
 

@@ -152,6 +152,8 @@ def _wrap_wait() -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         recorder.waits(entered)
         result = original(self, *args, **kwargs)
+        if entered.tag is not None:
+            recorder.came_from(entered, self._source_rank())
         recorder.has_waited(entered)
         return result
 

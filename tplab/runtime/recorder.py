@@ -49,11 +49,12 @@ class _Known(NamedTuple):
 class _Entered:
     """One collective while it runs."""
 
-    __slots__ = ("end", "known", "number", "slot", "start")
+    __slots__ = ("end", "known", "number", "slot", "start", "tag")
 
     def __init__(self, known: _Known, number: int, slot: int | None, start: float) -> None:
         self.known, self.number, self.slot, self.start = known, number, slot, start
         self.end: float | None = None
+        self.tag: int | None = None  # of a receive from anyone, as long as it is not known from whom
 
     def collective(self, rank: int, origin: float) -> Collective:
         kind, group, shape, dtype, size, op, peer, where = self.known.described
@@ -101,16 +102,22 @@ class Recorder:
     ) -> _Entered:
         """A rank enters a send or receive; `peer` counts within the group (None: from anyone)."""
         members = self._members_of(group, group.group_name)
+        if peer is not None and not 0 <= peer < len(members):
+            raise ValueError(
+                f"{kind} names rank {peer} of a group of {len(members)}: its ranks are 0 to {len(members) - 1}"
+            )
         other = None if peer is None else members[peer]
         frame = caller()
         key = (kind, other, tag, layout(tensors), frame and (id(frame.f_code), frame.f_lasti))
         sender, receiver = (self.rank, other) if kind == "send" else (other, self.rank)
-        channel = _FROM_ANYONE if other is None else f"{sender}>{receiver} tag {tag}"
+        channel = _FROM_ANYONE if other is None else _channel(sender, receiver, tag)
         known = self._known.get(key)
         if known is None:
             pair = members if other is None else (sender, receiver)
             known = self._know(key, channel, kind, pair, tensors, 1, None, other, describe(tensors), frame)
-        return self._enter(channel, known)
+        entered = self._enter(channel, known)
+        entered.tag = tag if other is None else None
+        return entered
 
     def _know(
         self, key: tuple[Any, ...], channel: str, kind: str, members: tuple[Any, ...], tensors: Sequence[Tensor],
@@ -134,7 +141,7 @@ class Recorder:
 
     def _enter(self, channel: str, known: _Known) -> _Entered:
         number = 0
-        if channel != _FROM_ANYONE:  # which sender that pairs with is not known: numbers don't tell who belongs to whom
+        if channel != _FROM_ANYONE:  # a receive from anyone gets its number when it is known whose message it was
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
         slot = None
         if self.board is not None:
@@ -180,6 +187,17 @@ class Recorder:
             self.board.set_waiting(self.rank, None)
         self.completed(entered)
 
+    def came_from(self, entered: _Entered, source: int) -> None:
+        """A receive from anyone has completed: it was a message of the `source`-th member of its group."""
+        kind, members, shape, dtype, size, op, _, where = entered.known.described
+        sender, pair = members[source], (members[source], self.rank)
+        channel = _channel(sender, self.rank, entered.tag)
+        entered.number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
+        call = Call(channel, kind, f"{list(shape)} {dtype}", pair, where, sender)
+        entered.known = _Known(call, (), (kind, pair, shape, dtype, size, op, sender, where))
+        if self.board is not None:
+            self.board.write(self.rank, call, entered.number)
+
     def of_work(self, work: Any) -> _Entered | None:
         if self._latest is not None and self._latest[0]() is work:
             return self._latest[1]
@@ -200,3 +218,7 @@ class Recorder:
         if name not in self._members:
             self._members[name] = tuple(dist.get_process_group_ranks(group))
         return self._members[name]
+
+
+def _channel(sender: int | None, receiver: int | None, tag: int | None) -> str:
+    return f"{sender}>{receiver} tag {tag}"
