@@ -120,12 +120,14 @@ def test_the_bytes_are_those_of_the_formula():
     assert cache.nbytes == 2 * math.prod((3, 4, 10, 8)) * 2
 
 
-def test_values_and_keys_are_kept_apart():
-    cache = KVCache(1, 1, 3, 2)
+def test_keys_and_values_are_kept_apart_in_place_and_no_more_than_there_are_is_returned():
+    cache = KVCache(1, 1, 5, 2)
+    place = cache.keys.untyped_storage().data_ptr()
     for token in range(3):
         keys, values = cache.append(torch.full((1, 1, 1, 2), token + 1.0), torch.full((1, 1, 1, 2), -token - 1.0))
     assert keys[0, 0, :, 0].tolist() == [1, 2, 3]
     assert values[0, 0, :, 0].tolist() == [-1, -2, -3]
+    assert keys.untyped_storage().data_ptr() == place
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,7 @@ def test_values_and_keys_are_kept_apart():
     [
         (lambda c, t: (c.append(t, t), c.append(t, t)), r"3 tokens are cached, and 3 more don't fit into max_length=5"),
         (lambda c, t: c.append(t[:1], t[:1]), r"takes keys and values \[2, 4, 3, 6\], got \[1, 4, 3, 6\]"),
+        (lambda c, t: c.append(t[:1], t), r"got \[1, 4, 3, 6\] and \[2, 4, 3, 6\]"),
         (lambda c, t: c.append(t, t[:, :, :2]), r"\[2, 4, 3, 6\] and \[2, 4, 2, 6\]"),
         (lambda c, t: c.append(t[:, :1], t[:, :1]), r"takes keys and values \[2, 4, 3, 6\], got \[2, 1, 3, 6\]"),
         (lambda c, t: c.truncate(1), "can't keep 1 of 0 cached tokens"),
