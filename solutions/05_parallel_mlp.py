@@ -701,7 +701,7 @@ for p in (1, 2, 4):
 viz.table(rows)
 
 # %% [markdown]
-# The seconds will probably disappoint you. The ranks share the cores of one machine, so together they have no more arithmetic than one process had, and they wait for each other on top. Where the time goes, for three steps on two ranks:
+# The seconds will probably disappoint you. The ranks share the cores of one machine. What is sharded they divide among them, but each of them also does everything that is replicated, and they wait for each other on top. Where the time goes, for three steps on two ranks:
 
 
 # %%
