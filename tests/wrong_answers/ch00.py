@@ -213,7 +213,7 @@ SMALLEST = [
     ("an error that does not name p", search(("even at p = {sizes[-1]} ", "")), "its message does not name"),
     ("the state divided by the GPU", "def smallest_p(config, gpu_bytes, micro_batch=1, largest=8):\n    return math.ceil(rank_bytes(config, 1, micro_batch) / gpu_bytes)\n" + RANK, "At p = 2 a rank needs"),
     ("names largest, which was not tried", search(("even at p = {sizes[-1]}", "even at p = {largest}")), "is the largest p that was tried"),
-    ("cuts the hidden size, not the heads", search(("config.num_heads % p", "config.hidden_size % p")), "divides num_heads"),
+    ("cuts the hidden size, not the heads", search(("config.num_heads % p", "config.hidden_size % p")), "num_heads = 12"),
     ("returns the bytes", search(("return p", "return rank_bytes(config, p, micro_batch)")), "Which p is it"),
     ("two sequences if not told", search(("micro_batch=1, largest", "micro_batch=2, largest")), "micro_batch is 1 and largest is 8"),
     ("up to 4 if not told", search(("largest=8", "largest=4")), "micro_batch is 1 and largest is 8"),
