@@ -137,6 +137,10 @@ def _layouts():
         losses = vocab_parallel_cross_entropy(view(leaf), targets().T.contiguous().T, reduction="none")
         losses.sum().backward()  # an expanded gradient, with strides of 0
         outcomes.append((losses.detach(), of_gradient(leaf.grad).clone()))
+    transposed = (leaf := z.transpose(0, 1).clone().requires_grad_()).transpose(0, 1)
+    losses = vocab_parallel_cross_entropy(transposed, targets(), reduction="none", overwrite_logits=True)
+    losses.sum().backward()
+    outcomes.append((losses.detach(), leaf.grad.transpose(0, 1).clone()))
     return outcomes
 
 
@@ -144,7 +148,7 @@ def test_layouts_do_not_matter():
     ones = torch.ones(SHAPE, dtype=torch.float64)
     wanted = [plain(whole_logits(), targets(), ones, reduction="none")] * 3
     loss, gradient = plain(whole_logits()[:1].expand(3, -1, -1), targets(), ones, reduction="none")
-    wanted.append((loss, gradient.sum(0, keepdim=True)))
+    wanted += [(loss, gradient.sum(0, keepdim=True)), wanted[0]]
     for rank, outcomes in enumerate(launch(_layouts, 2)):
         for (got_loss, got_gradient), (loss, gradient) in zip(outcomes, wanted, strict=True):
             assert_close(got_loss, loss)

@@ -68,23 +68,22 @@ def vocab_parallel_cross_entropy(
     Returns the loss, a scalar or [..] for "none", in float32 (float64 for float64), replicated. No gradient of the
     gradient. Raises ValueError for shapes and options that don't fit. (Megatron: the same name, without vocab_size.)
     """
-    rank, p = rank_and_size(group)
-    columns = logits.shape[-1] if logits.dim() else 0
-    vocab_size = p * columns if vocab_size is None else vocab_size
-    _check(logits, target, label_smoothing, reduction, vocab_size, p)
+    if logits.dim() == 0 or logits.shape[:-1] != target.shape:
+        raise ValueError(
+            f"logits {list(logits.shape)} should be [.., v/p], with the [..] of target {list(target.shape)}"
+        )
+    columns = logits.shape[-1]
+    options = Options.of(columns, ignore_index, label_smoothing, reduction, vocab_size, overwrite_logits, group)
     if overwrite_logits and logits.is_leaf and logits.requires_grad:
         raise ValueError(
             "overwrite_logits would destroy logits that are a leaf: their values are yours, not the loss's"
         )
-    wrong = outside(target, vocab_size) & (target != ignore_index)
-    if target.device.type == "cpu" if check_target is None else check_target:
-        raise_first("target", target, wrong, vocab_size)
-    options = _Options(ignore_index, label_smoothing, reduction, vocab_size, overwrite_logits, rank * columns)
+    wrong = wrong_targets(target, options, check_target)
     return _VocabParallelCrossEntropy.apply(logits, target, wrong, options, group)
 
 
 @dataclass(frozen=True)
-class _Options:
+class Options:
     ignore_index: int
     label_smoothing: float
     reduction: Reduction
@@ -92,73 +91,114 @@ class _Options:
     overwrite_logits: bool
     start: int  # the first id of this rank
 
+    @staticmethod
+    def of(
+        columns: int, ignore_index: int, label_smoothing: float, reduction: Reduction, vocab_size: int | None,
+        overwrite_logits: bool, group: ProcessGroup | None,
+    ) -> "Options":  # fmt: skip
+        rank, p = rank_and_size(group)
+        vocab_size = p * columns if vocab_size is None else vocab_size
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing={label_smoothing} is not between 0 and 1")
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none'")
+        if not 0 < vocab_size <= p * columns:
+            raise ValueError(f"vocab_size={vocab_size} doesn't fit {p} ranks with {columns} columns each")
+        return Options(ignore_index, label_smoothing, reduction, vocab_size, overwrite_logits, rank * columns)
+
     @property
     def smooth(self) -> float:
         """The part of the target's probability that each id of the vocabulary gets."""
         return self.label_smoothing / self.vocab_size
 
-    def flatten(self, logits: Tensor) -> Tensor:
-        """[n, v/p], a view wherever the strides allow it, and without the columns that pad."""
-        width = logits.shape[-1]
-        mine = min(max(self.vocab_size - self.start, 0), width)
-        return logits.reshape(logits.shape[:-1].numel(), width)[:, :mine]
+    def width(self, columns: int) -> int:
+        """How many of this rank's columns are no padding."""
+        return min(max(self.vocab_size - self.start, 0), columns)
 
 
 class _VocabParallelCrossEntropy(Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, wrong: Tensor, options: _Options, group: ProcessGroup | None
+        ctx: Any, logits: Tensor, target: Tensor, wrong: Tensor, options: Options, group: ProcessGroup | None
     ) -> Tensor:
-        z = options.flatten(logits)  # [n, v/p]
-        target, wrong = target.reshape(-1).long(), wrong.reshape(-1)  # [n]
-        counted = target != options.ignore_index
-        my_max, my_sum, my_total = _sweep(z, with_total=options.smooth > 0)  # [n] each
-
-        highest = _all_reduce(my_max.to(logits.dtype, copy=True), dist.ReduceOp.MAX, group).to(my_max.dtype)  # [n], m
-        my_sum = my_sum * (my_max - highest).exp()
-        aimed = (1 - options.label_smoothing) * _target_logit(z, target - options.start, highest)
-        if options.smooth:
-            finite = my_max.masked_fill(my_max == -torch.inf, 0)
-            aimed = aimed + options.smooth * (my_total + z.shape[1] * (finite - highest))
-        aimed = aimed.masked_fill(~counted, 0).masked_fill(wrong, torch.nan)  # [n], this rank's share
-        if options.reduction != "none":
-            aimed = aimed.sum().view(1)
-        sums = _all_reduce(torch.cat([my_sum, aimed]), dist.ReduceOp.SUM, group)  # [n + 1] or [2 n]
-        sum_exp, aimed = sums.split([len(target), len(aimed)])
-
-        ctx.save_for_backward(logits, target, highest, sum_exp.masked_fill(wrong, torch.nan))
+        flat, target, wrong = flatten(logits), target.reshape(-1).long(), wrong.reshape(-1)
+        loss, highest, sum_exp = forward_of_rows(flat, target, wrong, options, group)
+        ctx.save_for_backward(logits, target, highest, sum_exp)
         ctx.options = options
-        log_sum = sum_exp.log().masked_fill(~counted, 0)  # [n]
         if options.reduction == "none":
-            return (log_sum - aimed).view(logits.shape[:-1])
-        loss = log_sum.sum() - aimed[0]
-        return loss / counted.sum() if options.reduction == "mean" else loss
+            return loss.view(logits.shape[:-1])
+        return loss / (target != options.ignore_index).sum() if options.reduction == "mean" else loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple:
         logits, target, highest, sum_exp = ctx.saved_tensors
-        options: _Options = ctx.options
-        counted = target != options.ignore_index
-        if options.reduction == "mean":
-            dloss = dloss / counted.sum()
-        dloss = dloss.reshape(-1).expand(len(target)).masked_fill(~counted, 0)  # [n]
-
-        z = options.flatten(logits)  # [n, v/p]
+        if ctx.options.reduction == "mean":
+            dloss = dloss / (target != ctx.options.ignore_index).sum()
+        flat = flatten(logits)
         dlogits = (
-            logits if options.overwrite_logits else torch.empty_like(logits, memory_format=torch.contiguous_format)
+            flat if ctx.options.overwrite_logits else torch.empty_like(flat, memory_format=torch.contiguous_format)
         )
-        dz = options.flatten(dlogits)
-        mine, column = _columns(target - options.start, z.shape[1])
-        hit = torch.where(mine, (options.label_smoothing - 1) * dloss, 0)  # [n]
-        scale = dloss / sum_exp  # [n]
-        for rows in _blocks(z):
-            part = (z[rows] - highest[rows, None]).exp_().mul_(scale[rows, None])
-            if options.smooth:
-                part -= options.smooth * dloss[rows, None]
-            dz[rows] = part.scatter_add_(1, column[rows, None], hit[rows, None]) if z.shape[1] else part
-        dlogits[..., z.shape[1] :] = 0
-        return dlogits, None, None, None, None
+        gradient_of_rows(dlogits, flat, target, highest, sum_exp, dloss.reshape(-1), ctx.options)
+        return dlogits.view(logits.shape), None, None, None, None
+
+
+def wrong_targets(target: Tensor, options: Options, check: bool | None) -> Tensor:
+    """Which targets are outside the vocabulary, bool [..]; IndexError for the first of them as `check_target` says."""
+    if target.is_floating_point():
+        raise ValueError(f"target should hold ids, in whole numbers, not {target.dtype}")
+    wrong = outside(target, options.vocab_size) & (target != options.ignore_index)
+    if target.device.type == "cpu" if check is None else check:
+        raise_first("target", target, wrong, options.vocab_size)
+    return wrong
+
+
+def flatten(logits: Tensor) -> Tensor:
+    """[.., v/p] -> [n, v/p], a view wherever the strides allow it."""
+    return logits.reshape(logits.shape[:-1].numel(), logits.shape[-1])
+
+
+def forward_of_rows(
+    logits: Tensor, target: Tensor, wrong: Tensor, options: Options, group: ProcessGroup | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of logits [n, v/p]: the loss, [n] for "none", else the total; m [n]; and S [n], NaN where a target is wrong."""
+    z = logits[:, : options.width(logits.shape[1])]
+    counted = target != options.ignore_index
+    my_max, my_sum, my_total = _sweep(z, with_total=options.smooth > 0)  # [n] each
+
+    highest = _all_reduce(my_max.to(logits.dtype, copy=True), dist.ReduceOp.MAX, group).to(my_max.dtype)  # [n], m
+    my_sum = my_sum * (my_max - highest).exp()
+    aimed = (1 - options.label_smoothing) * _target_logit(z, target - options.start, highest)
+    if options.smooth:
+        finite = my_max.masked_fill(my_max == -torch.inf, 0)
+        aimed = aimed + options.smooth * (my_total + z.shape[1] * (finite - highest))
+    aimed = aimed.masked_fill(~counted, 0).masked_fill(wrong, torch.nan)  # [n], this rank's share
+    if options.reduction != "none":
+        aimed = aimed.sum().view(1)
+    sums = _all_reduce(torch.cat([my_sum, aimed]), dist.ReduceOp.SUM, group)  # [n + 1] or [2 n]
+    sum_exp, aimed = sums.split([len(target), len(aimed)])
+    log_sum = sum_exp.log().masked_fill(~counted, 0)  # [n]
+    loss = log_sum - aimed if options.reduction == "none" else log_sum.sum() - aimed[0]
+    return loss, highest, sum_exp.masked_fill(wrong, torch.nan)
+
+
+def gradient_of_rows(
+    dlogits: Tensor, logits: Tensor, target: Tensor, highest: Tensor, sum_exp: Tensor, dloss: Tensor, options: Options
+) -> None:
+    """Fill dlogits [n, v/p], which may be the logits themselves; dloss [n], or [1] for all rows."""
+    z = logits[:, : options.width(logits.shape[1])]
+    dloss = dloss.expand(len(target)).masked_fill(target == options.ignore_index, 0)  # [n]
+    mine, column = _columns(target - options.start, z.shape[1])
+    hit = torch.where(mine, (options.label_smoothing - 1) * dloss, 0)  # [n]
+    scale = dloss / sum_exp  # [n]
+    for rows in _blocks(z):
+        part = (z[rows] - highest[rows, None]).exp_().mul_(scale[rows, None])
+        if options.smooth:
+            part -= options.smooth * dloss[rows, None]
+        if z.shape[1]:
+            part.scatter_add_(1, column[rows, None], hit[rows, None])
+        dlogits[rows, : z.shape[1]] = part
+    dlogits[:, z.shape[1] :] = 0
 
 
 def _sweep(z: Tensor, with_total: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -205,18 +245,3 @@ def _all_reduce(x: Tensor, op: Any, group: ProcessGroup | None) -> Tensor:
         x = x.contiguous()
         dist.all_reduce(x, op, group)
     return x
-
-
-def _check(logits: Tensor, target: Tensor, label_smoothing: float, reduction: str, vocab_size: int, p: int) -> None:
-    if logits.dim() == 0 or logits.shape[:-1] != target.shape:
-        raise ValueError(
-            f"logits {list(logits.shape)} should be [.., v/p], with the [..] of target {list(target.shape)}"
-        )
-    if target.is_floating_point():
-        raise ValueError(f"target should hold ids, in whole numbers, not {target.dtype}")
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing={label_smoothing} is not between 0 and 1")
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none'")
-    if not 0 < vocab_size <= p * logits.shape[-1]:
-        raise ValueError(f"vocab_size={vocab_size} doesn't fit {p} ranks with {logits.shape[-1]} columns each")

@@ -1,0 +1,223 @@
+"""parallel_linear_cross_entropy: `tplab.linear_cross_entropy`, against a matmul and F.cross_entropy on one process."""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.reference import assert_close, random
+from tplab import launch, record
+from tplab.linear_cross_entropy import parallel_linear_cross_entropy
+from tplab.memory_meter import MemoryMeter, saved_for_backward
+
+WORLD_SIZES = (1, 2, 4)
+COLUMNS, HIDDEN, SHAPE = 24, 6, (3, 5)
+N = 15
+OPTIONS = [
+    dict(zip(("reduction", "label_smoothing", "vocab_size", "ignore_index"), values, strict=True))
+    for values in itertools.product(["mean", "sum"], [0.0, 0.1], [None, 17], [-100, 3])
+]
+BLOCKS = [1, 4, 15, 512]  # tokens at once: 4 leaves a rest
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    return random((*SHAPE, HIDDEN), "x").to(dtype), random((COLUMNS, HIDDEN), "weight").to(dtype)
+
+
+def targets(vocab_size: int | None, ignore_index: int = -100) -> Tensor:
+    flat = torch.arange(N) * 7 % (vocab_size or COLUMNS)
+    flat[2::7] = ignore_index
+    return flat.view(SHAPE)
+
+
+def plain(x: Tensor, weight: Tensor, target: Tensor, dloss: Tensor, vocab_size: int | None = None, **options):
+    x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    logits = (x @ weight.T)[..., :vocab_size].flatten(0, -2)
+    loss = F.cross_entropy(logits, target.flatten(), **options)
+    loss.backward(dloss)
+    return loss.detach(), x.grad, weight.grad
+
+
+def ours(x: Tensor, weight: Tensor, target: Tensor, dloss: Tensor, group=None, **options):
+    rank, p = dist.get_rank(group), dist.get_world_size(group)
+    x, weight = x.clone().requires_grad_(), weight.chunk(p)[rank].clone().requires_grad_()
+    before = x.detach().clone(), weight.detach().clone(), target.clone()
+    with record() as forward:
+        loss = parallel_linear_cross_entropy(x, weight, target, group=group, **options)
+    with record() as backward:
+        loss.backward(dloss.to(loss.dtype))
+    assert all(torch.equal(one, other) for one, other in zip(before, (x, weight, target), strict=True))
+    traffic = [[(c.kind, c.op, c.bytes) for c in section] for section in (forward, backward)]
+    return loss.detach(), x.grad, weight.grad, traffic
+
+
+def _all_options():
+    outcomes = []
+    for options, block in itertools.product(OPTIONS, BLOCKS):
+        target = targets(options["vocab_size"], options["ignore_index"])
+        outcomes.append(ours(*inputs(), target, random((), "dloss"), tokens_at_once=block, **options))
+    return outcomes
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+def test_loss_gradients_and_traffic_for_every_combination_of_options(p):
+    results = launch(_all_options, p)
+    assert len(results) == p
+    for number, (options, block) in enumerate(itertools.product(OPTIONS, BLOCKS)):
+        target = targets(options["vocab_size"], options["ignore_index"])
+        loss, dx, dw = plain(*inputs(), target, random((), "dloss"), **options)
+        sent = []
+        for first in range(0, N, block):
+            tokens = min(block, N - first)
+            sent += [("all_reduce", "max", 8 * tokens), ("all_reduce", "sum", 8 * (tokens + 1))]
+        for rank, result in enumerate(results):
+            got_loss, got_dx, got_dw, traffic = result[number]
+            assert_close(got_loss, loss)
+            assert_close(got_dx, dx)
+            assert_close(got_dw, dw.chunk(p)[rank])
+            assert traffic == ([sent, [("all_reduce", "sum", 8 * N * HIDDEN)]] if p > 1 else [[], []])
+
+
+def _odd_inputs():
+    x, weight = inputs()
+    one = torch.tensor(1.0, dtype=torch.float64)
+    rank = dist.get_rank()
+    mine = weight.chunk(2)[rank]
+    transposed = x.transpose(0, 1).contiguous().requires_grad_()  # its transpose is x, not contiguous
+    parallel_linear_cross_entropy(transposed.transpose(0, 1), mine, targets(None), tokens_at_once=4).backward()
+    frozen_weight = x.clone().requires_grad_()
+    parallel_linear_cross_entropy(frozen_weight, mine, targets(None), tokens_at_once=4).backward()
+    frozen_x = mine.clone().requires_grad_()
+    with record() as sent:
+        parallel_linear_cross_entropy(x, frozen_x, targets(None), tokens_at_once=4).backward()
+    with torch.no_grad():
+        loss = parallel_linear_cross_entropy(x, mine, targets(None), tokens_at_once=4)
+    empty = ours(x[:0], weight, targets(None)[:0], one, reduction="sum")
+    ignored = ours(x, weight, torch.full(SHAPE, -100), one)
+    gradients = transposed.grad.transpose(0, 1).contiguous(), frozen_weight.grad, frozen_x.grad
+    return gradients, loss, len(sent), empty, ignored
+
+
+def test_strided_frozen_empty_and_ignored_inputs_give_what_torch_gives():
+    loss, dx, dw = plain(*inputs(), targets(None), torch.tensor(1.0, dtype=torch.float64))
+    for rank, (gradients, got_loss, sent, empty, ignored) in enumerate(launch(_odd_inputs, 2)):
+        for got, want in zip(gradients, (dx, dx, dw.chunk(2)[rank]), strict=True):
+            assert_close(got, want)
+        assert_close(got_loss, loss)
+        assert sent == 2 * 4  # dX isn't wanted, so it isn't sent
+        assert empty[0] == 0
+        assert empty[1].shape == (0, 5, HIDDEN)
+        assert not empty[2].any()
+        assert ignored[0].isnan()
+        assert not ignored[1].any()
+        assert not ignored[2].any()
+
+
+def _lower(dtype):
+    return ours(*inputs(dtype), targets(None), torch.tensor(1.0), tokens_at_once=4)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-5)])
+def test_lower_precisions_differ_by_rounding_and_the_loss_is_in_float32(dtype, tolerance):
+    x, weight = (tensor.double() for tensor in inputs(dtype))
+    loss, dx, dw = plain(x, weight, targets(None), torch.tensor(1.0, dtype=torch.float64))
+    for rank, (got_loss, got_dx, got_dw, _) in enumerate(launch(_lower, 2, args=(dtype,))):
+        assert_close(got_loss, loss.float(), tolerance)
+        assert_close(got_dx, dx.to(dtype), tolerance)
+        assert_close(got_dw, dw.chunk(2)[rank].to(dtype), tolerance)
+
+
+def _in_groups():
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    number = dist.get_rank() % 2
+    x, weight = inputs()
+    return ours(x * (number + 1), weight, targets(None), torch.tensor(1.0), group=groups[number])[:3]
+
+
+def test_two_groups_side_by_side_are_two_losses():
+    results = launch(_in_groups, 4)
+    x, weight = inputs()
+    for number, members in enumerate(([0, 2], [1, 3])):
+        loss, dx, dw = plain(x * (number + 1), weight, targets(None), torch.tensor(1.0, dtype=torch.float64))
+        for rank, member in enumerate(members):
+            for got, want in zip(results[member], (loss, dx, dw.chunk(2)[rank]), strict=True):
+                assert_close(got, want)
+
+
+TOKENS, WIDTH, BLOCK = 1024, 2048, 64  # all logits of a rank: 8 MB; those of a block: 0.5 MB
+
+
+def _memory():
+    x = random((TOKENS, 8), "x", dtype=torch.float32).requires_grad_()
+    weight = random((WIDTH, 8), "weight", dist.get_rank(), dtype=torch.float32).requires_grad_()
+    target = torch.arange(TOKENS) * 3
+    with MemoryMeter() as meter, saved_for_backward() as kept:
+        loss = parallel_linear_cross_entropy(x, weight, target, tokens_at_once=BLOCK)
+        loss.backward()
+    try:
+        loss = parallel_linear_cross_entropy(x, weight, target, tokens_at_once=BLOCK)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        second = "done"
+    except RuntimeError as error:
+        second = str(error)
+    return meter.peak, kept.bytes, second
+
+
+def test_there_are_never_more_logits_than_those_of_a_block_and_a_second_backward_is_refused():
+    inputs_and_gradients = 2 * 4 * 8 * (TOKENS + WIDTH)
+    of_a_block = 4 * BLOCK * WIDTH
+    for peak, kept, second in launch(_memory, 2):
+        assert kept == inputs_and_gradients / 2  # the gradients
+        assert peak < inputs_and_gradients + 2.5 * of_a_block + 64 * TOKENS  # while exp is taken there are two
+        assert "modified by an inplace operation" in second
+
+
+def _wrong_target(check_target):
+    target = targets(None)
+    target[1, 3] = COLUMNS
+    try:
+        one = torch.tensor(1.0)
+        return ours(*inputs(), target, one, reduction="sum", tokens_at_once=4, check_target=check_target)
+    except IndexError as error:
+        return str(error)
+
+
+def test_a_target_outside_the_vocabulary_raises_with_its_place_or_costs_nan():
+    for message in launch(_wrong_target, 2, args=(None,)):
+        assert message == "target 24 at [1, 3] of [3, 5] is outside the vocabulary: its 24 ids are 0 to 23"
+    for loss, dx, dw, _ in launch(_wrong_target, 2, args=(False,)):
+        assert loss.isnan()
+        assert dx[1, 3].isnan().all()
+        assert int(dx.isnan().any(-1).sum()) == 1
+        assert dw.isnan().all()
+
+
+def test_without_a_process_group_it_is_a_plain_output_layer_and_loss():
+    x, weight = (tensor.requires_grad_() for tensor in inputs())
+    with record() as sent:
+        loss = parallel_linear_cross_entropy(x, weight, targets(None), tokens_at_once=4)
+        loss.backward()
+    want, dx, dw = plain(*inputs(), targets(None), torch.tensor(1.0, dtype=torch.float64))
+    for got, expected in [(loss.detach(), want), (x.grad, dx), (weight.grad, dw)]:
+        assert_close(got, expected)
+    assert not sent
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"target": targets(None)[:2]}, r"x \[3, 5, 6\], weight \[24, 6\] and target \[2, 5\] should be"),
+        ({"weight": torch.ones(24, 5)}, r"weight \[24, 5\] .* should be \[.., h\], \[v/p, h\] and \[..\]"),
+        ({"reduction": "none"}, "reduction='none' is not one of 'mean', 'sum'"),
+        ({"tokens_at_once": 0}, "tokens_at_once=0: a block has at least one token"),
+        ({"vocab_size": 25}, "vocab_size=25 doesn't fit 1 ranks with 24 columns each"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_numbers(change, message):
+    x, weight = inputs()
+    with pytest.raises(ValueError, match=message):
+        parallel_linear_cross_entropy(**{"x": x, "weight": weight, "target": targets(None), **change})

@@ -1,0 +1,105 @@
+"""Chapter 08: the output layer and its loss in one, a few tokens at a time, so that nobody ever holds all logits.
+
+With the loss of `tplab.cross_entropy` a rank holds one shard of logits, [n, v/p], or two. For a vocabulary of 128256, 8
+ranks and 8192 tokens in bfloat16 that is 263 MB each. Nothing but the loss reads the logits, so they can be made, used
+and forgotten in blocks of tokens:
+
+    for each block X_b [c, h]      Z = X_b E_r^T [c, v/p],   its loss, and dZ over Z        (two all-reduces, 2 c + 1)
+                                   dX_b = dZ E_r [c, h],     dE_r += dZ^T X_b [v/p, h]
+
+So the gradients are there when the forward is over; the backward multiplies them by dloss, and f adds up dX. Three
+matrix products, as in the plain way, and the same traffic but for one number a block. Each block reads and writes dE_r
+once more: too small a block costs time.
+
+    memory beyond x, E_r, their gradients:     c v/p  in place of  n v/p
+(Hsu et al. 2024, "Liger Kernel", section 3.2, on one GPU; here the loss is spread over ranks.)
+"""
+
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from tplab.collectives import rank_and_size
+from tplab.cross_entropy import Options, forward_of_rows, gradient_of_rows, wrong_targets
+
+
+def parallel_linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: Literal["mean", "sum"] = "mean",
+    vocab_size: int | None = None,
+    tokens_at_once: int = 512,
+    check_target: bool | None = None,
+    group: ProcessGroup | None = None,
+) -> Tensor:
+    """vocab_parallel_cross_entropy(parallel_logits(x, weight), target) of x [.., h], this rank's rows [v/p, h].
+
+    tokens_at_once    c, the tokens in a block
+    The other options, and the result, as in `vocab_parallel_cross_entropy`.
+
+    The weight's gradient is summed over the blocks in the weight's dtype. A second backward raises RuntimeError: the
+    first multiplies the gradients in place. Raises ValueError for reduction="none", which has a dloss for each token.
+    """
+    if x.shape[:-1] != target.shape or x.shape[-1:] != weight.shape[1:]:
+        shapes = f"x {list(x.shape)}, weight {list(weight.shape)} and target {list(target.shape)}"
+        raise ValueError(f"{shapes} should be [.., h], [v/p, h] and [..]")
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum'")
+    if tokens_at_once < 1:
+        raise ValueError(f"tokens_at_once={tokens_at_once}: a block has at least one token")
+    options = Options.of(len(weight), ignore_index, label_smoothing, reduction, vocab_size, True, group)
+    wrong = wrong_targets(target, options, check_target)
+    return _LinearCrossEntropy.apply(x, weight, target, wrong, options, tokens_at_once, group)
+
+
+class _LinearCrossEntropy(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, target: Tensor, wrong: Tensor, options: Options, tokens_at_once: int,
+        group: ProcessGroup | None,
+    ) -> Tensor:  # fmt: skip
+        rows, target, wrong = x.reshape(-1, x.shape[-1]), target.reshape(-1).long(), wrong.reshape(-1)
+        count = (target != options.ignore_index).sum() if options.reduction == "mean" else target.new_ones(())
+        need_dx, need_dw = ctx.needs_input_grad[:2]
+        dx = torch.empty_like(rows, memory_format=torch.contiguous_format) if need_dx else None  # [n, h]
+        dw = torch.zeros_like(weight) if need_dw else None  # [v/p, h]
+        total: Tensor | float = 0.0
+        for first in range(0, max(1, len(rows)), tokens_at_once):
+            block = slice(first, first + tokens_at_once)
+            z = F.linear(rows[block], weight)  # [c, v/p]
+            loss, highest, sum_exp = forward_of_rows(z, target[block], wrong[block], options, group)
+            total = total + loss
+            if dx is None and dw is None:
+                continue
+            dloss = 1 / count.to(loss.dtype).view(1)
+            gradient_of_rows(z, z, target[block], highest, sum_exp, dloss, options)  # z is dz now
+            if dx is not None:
+                torch.mm(z, weight, out=dx[block])  # [c, h], partial
+            if dw is not None:
+                dw.addmm_(z.T, rows[block])
+        ctx.save_for_backward(dx, dw)
+        ctx.shape, ctx.group = x.shape, group
+        return total / count if options.reduction == "mean" else total  # type: ignore[return-value]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dloss: Tensor) -> tuple:
+        dx, dw = ctx.saved_tensors
+        if dw is not None:
+            dw.mul_(dloss)
+        if dx is not None:
+            dx.mul_(dloss)
+            if rank_and_size(ctx.group)[1] > 1:
+                dist.all_reduce(dx, group=ctx.group)
+            dx = dx.view(ctx.shape)
+        return dx, dw, None, None, None, None, None
