@@ -473,6 +473,13 @@ def test_autocast_gives_the_dtypes_and_about_the_numbers_of_plain_attention():
             assert_close(result[number]["dout.weight"], cut(plain["dout.weight"], 1, rank, 2), 2**-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_of_another_dtype_may_be_added(dtype):
+    model = make(CASES["plain"], dtype=dtype)
+    x, numbers = random((BATCH, SEQUENCE, HIDDEN), "x", dtype=dtype), random((SEQUENCE, SEQUENCE), "numbers")
+    assert torch.equal(model(x, attn_mask=numbers), model(x, attn_mask=numbers.to(dtype)))
+
+
 # What is refused
 
 
