@@ -110,12 +110,12 @@ class RNGTracker:
         """The states as they are, to be saved: "replicated", and for one that is `per_rank` "sharded.rank2".
 
         The names of all ranks together are the whole. `torch.distributed.checkpoint` saves them side by side, and so
-        does one file with all of them. Torch's current state is not in it: `torch.get_rng_state()`.
+        does one file with all of them. They are copies. Torch's current state is not there: `torch.get_rng_state()`.
         """
         generators = _generators()
         if self._current is not None:
             self._keep(self._current, _read(generators))
-        return {self._key(name): self._state(name, generators) for name in self._streams}
+        return {self._key(name): _copy(self._state(name, generators)) for name in self._streams}
 
     def load_state_dict(self, state: Mapping[str, State], *, strict: bool = True) -> None:
         """Go on from what `state_dict` returned on this rank, or from a dict with those of all ranks.
@@ -135,7 +135,7 @@ class RNGTracker:
             )
         for name in self._streams:
             if (key := self._key(name)) in state:
-                self._states = {**self._states, name: {kind: saved.clone() for kind, saved in state[key].items()}}
+                self._states = {**self._states, name: _copy(state[key])}
 
     def _key(self, name: str) -> str:
         return f"{name}.rank{self.rank}" if self._streams[name].per_rank else name
@@ -224,6 +224,10 @@ def _generators() -> dict[str, torch.Generator]:
 
 def _read(generators: dict[str, torch.Generator]) -> State:
     return {kind: generator.get_state() for kind, generator in generators.items()}
+
+
+def _copy(state: State) -> State:
+    return {kind: numbers.clone() for kind, numbers in state.items()}
 
 
 def _write(generators: dict[str, torch.Generator], state: State) -> None:
