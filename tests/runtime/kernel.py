@@ -58,13 +58,13 @@ class Notebook:
     def run(self, source: str) -> Cell:
         return self.finish(self.start(source))
 
-    def wait_until_shown(self, request: str, words: str) -> None:
-        """Wait until the running cell has shown these words."""
+    def wait_until_shown(self, request: str, words: str) -> str:
+        """Wait until the running cell has shown these words; returns all that it showed with them."""
         end = time.monotonic() + 120
         while time.monotonic() < end:
             message = self.client.get_iopub_msg(timeout=120)
             if message["parent_header"].get("msg_id") == request and words in str(message["content"]):
-                return
+                return str(message["content"])
         raise TimeoutError(words)
 
 
