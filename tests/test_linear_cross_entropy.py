@@ -147,13 +147,13 @@ def test_two_groups_side_by_side_are_two_losses():
                 assert_close(got, want)
 
 
-TOKENS, WIDTH, BLOCK = 1024, 2048, 64  # all logits of a rank: 8 MB; those of a block: 0.5 MB
+TOKENS, WIDTH, BLOCK = 320, 16384, 64  # all logits of a rank: 21 MB; those of a block: 4 MB
 
 
 def _memory():
     x = random((TOKENS, 8), "x", dtype=torch.float32).requires_grad_()
     weight = random((WIDTH, 8), "weight", dist.get_rank(), dtype=torch.float32).requires_grad_()
-    target = torch.arange(TOKENS) * 3
+    target = torch.arange(TOKENS) * 99
     with MemoryMeter() as meter, saved_for_backward() as kept:
         loss = parallel_linear_cross_entropy(x, weight, target, tokens_at_once=BLOCK)
         loss.backward()
@@ -172,7 +172,7 @@ def test_there_are_never_more_logits_than_those_of_a_block_and_a_second_backward
     of_a_block = 4 * BLOCK * WIDTH
     for peak, kept, second in launch(_memory, 2):
         assert kept == inputs_and_gradients / 2  # the gradients
-        assert peak < inputs_and_gradients + 2.5 * of_a_block + 64 * TOKENS  # while exp is taken there are two
+        assert peak < inputs_and_gradients + 1.4 * of_a_block  # exp is taken of a few rows at a time
         assert "modified by an inplace operation" in second
 
 

@@ -23,7 +23,8 @@ and multiplies by exp(m_r - m) when m is known. So the logits are read once, and
 
 The backward needs no traffic, since S and m are known: dz_i = (exp(z_i - m) / S - 1[i = t]) dloss, one read and one
 write. What autograd keeps is the logits and three numbers a token; only the gradient is new memory, a shard of logits.
-`overwrite_logits` writes it into the memory of the logits, so that there is one shard in all.
+With `overwrite_logits` the gradient takes the memory of the logits, so that there is one shard in all. In float32 the
+exponentials wait there too, from the forward on, and aren't computed twice.
 (Shoeybi et al. 2019, "Megatron-LM", section 3; Milakov and Gimelshein 2018, "Online normalizer calculation for
 softmax"; Megatron: vocab_parallel_cross_entropy.)
 """
@@ -60,8 +61,8 @@ def vocab_parallel_cross_entropy(
 
     ignore_index, label_smoothing, reduction    as in F.cross_entropy; smoothing spreads over the whole vocabulary
     vocab_size          leave out the columns behind it, which only pad the table: they get a gradient of zero
-    overwrite_logits    the backward writes the gradient over the logits. For logits that nobody else needs: reading
-                        them afterwards gives the gradient, and a second backward raises RuntimeError
+    overwrite_logits    the exponentials, then the gradient, are written over the logits: for logits that nobody else
+                        needs. A second backward, or one of another function that saved them, raises RuntimeError
     check_target        a target outside the vocabulary raises IndexError (True), or its loss and gradient are NaN
                         (False). None: True on a CPU, False on a GPU, where True would wait at every call
 
@@ -115,16 +116,21 @@ class Options:
         """How many of this rank's columns are no padding."""
         return min(max(self.vocab_size - self.start, 0), columns)
 
+    def hold_exponentials(self, z: Tensor) -> bool:
+        """Whether the forward leaves exp(z - base) in place of z: not in a dtype that would round it off."""
+        return self.overwrite_logits and z.dtype == _sum_dtype(z)
+
 
 class _VocabParallelCrossEntropy(Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, target: Tensor, wrong: Tensor, options: Options, group: ProcessGroup | None
     ) -> Tensor:
-        flat, target, wrong = flatten(logits), target.reshape(-1).long(), wrong.reshape(-1)
-        loss, highest, sum_exp = forward_of_rows(flat, target, wrong, options, group)
-        ctx.save_for_backward(logits, target, highest, sum_exp)
-        ctx.options = options
+        flat = logits.detach().reshape(target.numel(), logits.shape[-1])  # [n, v/p], a view if the strides allow it
+        target = target.reshape(-1).long()  # [n]
+        loss, base, factor = forward_of_rows(flat, target, wrong.reshape(-1), options, group)
+        ctx.save_for_backward(flat, target, base, factor)
+        ctx.options, ctx.shape = options, logits.shape
         if options.reduction == "none":
             return loss.view(logits.shape[:-1])
         return loss / (target != options.ignore_index).sum() if options.reduction == "mean" else loss
@@ -132,15 +138,12 @@ class _VocabParallelCrossEntropy(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple:
-        logits, target, highest, sum_exp = ctx.saved_tensors
+        flat, target, base, factor = ctx.saved_tensors
         if ctx.options.reduction == "mean":
             dloss = dloss / (target != ctx.options.ignore_index).sum()
-        flat = flatten(logits)
-        dlogits = (
-            flat if ctx.options.overwrite_logits else torch.empty_like(flat, memory_format=torch.contiguous_format)
-        )
-        gradient_of_rows(dlogits, flat, target, highest, sum_exp, dloss.reshape(-1), ctx.options)
-        return dlogits.view(logits.shape), None, None, None, None
+        dflat = flat if ctx.options.overwrite_logits else torch.empty_like(flat, memory_format=torch.contiguous_format)
+        gradient_of_rows(dflat, flat, target, base, factor, dloss.reshape(-1), ctx.options)
+        return dflat.view(ctx.shape), None, None, None, None
 
 
 def wrong_targets(target: Tensor, options: Options, check: bool | None) -> Tensor:
@@ -153,74 +156,73 @@ def wrong_targets(target: Tensor, options: Options, check: bool | None) -> Tenso
     return wrong
 
 
-def flatten(logits: Tensor) -> Tensor:
-    """[.., v/p] -> [n, v/p], a view wherever the strides allow it."""
-    return logits.reshape(logits.shape[:-1].numel(), logits.shape[-1])
-
-
 def forward_of_rows(
     logits: Tensor, target: Tensor, wrong: Tensor, options: Options, group: ProcessGroup | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of logits [n, v/p]: the loss, [n] for "none", else the total; m [n]; and S [n], NaN where a target is wrong."""
+    """Of logits [n, v/p]: the loss, [n] for "none", else the total; and base and factor [n] for the gradient:
+
+    softmax = exp(z - base) factor, NaN where a target is wrong. Overwrites the logits if they `hold_exponentials`.
+    """
     z = logits[:, : options.width(logits.shape[1])]
-    counted = target != options.ignore_index
-    my_max, my_sum, my_total = _sweep(z, with_total=options.smooth > 0)  # [n] each
+    mine, column = _columns(target - options.start, z.shape[1])
+    aimed = z.gather(1, column[:, None])[:, 0] if z.shape[1] else z.new_zeros(len(z))  # [n]; before z is overwritten
+    my_max, my_sum, my_total = _sweep(z, options)  # [n] each
 
     highest = _all_reduce(my_max.to(logits.dtype, copy=True), dist.ReduceOp.MAX, group).to(my_max.dtype)  # [n], m
-    my_sum = my_sum * (my_max - highest).exp()
-    aimed = (1 - options.label_smoothing) * _target_logit(z, target - options.start, highest)
+    base, to_highest = _finite(my_max), (my_max - highest).exp()
+    aimed = (1 - options.label_smoothing) * torch.where(mine, aimed - highest, 0)
     if options.smooth:
-        finite = my_max.masked_fill(my_max == -torch.inf, 0)
-        aimed = aimed + options.smooth * (my_total + z.shape[1] * (finite - highest))
+        aimed = aimed + options.smooth * (my_total + z.shape[1] * (base - highest))
+    counted = target != options.ignore_index
     aimed = aimed.masked_fill(~counted, 0).masked_fill(wrong, torch.nan)  # [n], this rank's share
     if options.reduction != "none":
         aimed = aimed.sum().view(1)
-    sums = _all_reduce(torch.cat([my_sum, aimed]), dist.ReduceOp.SUM, group)  # [n + 1] or [2 n]
+    sums = _all_reduce(torch.cat([my_sum * to_highest, aimed]), dist.ReduceOp.SUM, group)  # [n + 1] or [2 n]
     sum_exp, aimed = sums.split([len(target), len(aimed)])
     log_sum = sum_exp.log().masked_fill(~counted, 0)  # [n]
     loss = log_sum - aimed if options.reduction == "none" else log_sum.sum() - aimed[0]
-    return loss, highest, sum_exp.masked_fill(wrong, torch.nan)
+    return loss, base, (to_highest / sum_exp).masked_fill(wrong, torch.nan)
 
 
 def gradient_of_rows(
-    dlogits: Tensor, logits: Tensor, target: Tensor, highest: Tensor, sum_exp: Tensor, dloss: Tensor, options: Options
+    dlogits: Tensor, logits: Tensor, target: Tensor, base: Tensor, factor: Tensor, dloss: Tensor, options: Options
 ) -> None:
     """Fill dlogits [n, v/p], which may be the logits themselves; dloss [n], or [1] for all rows."""
     z = logits[:, : options.width(logits.shape[1])]
     dloss = dloss.expand(len(target)).masked_fill(target == options.ignore_index, 0)  # [n]
     mine, column = _columns(target - options.start, z.shape[1])
     hit = torch.where(mine, (options.label_smoothing - 1) * dloss, 0)  # [n]
-    scale = dloss / sum_exp  # [n]
+    scale = factor * dloss  # [n]
     for rows in _blocks(z):
-        part = (z[rows] - highest[rows, None]).exp_().mul_(scale[rows, None])
+        exponentials = z[rows] if options.hold_exponentials(z) else (z[rows] - base[rows, None]).exp_()
+        part = exponentials.mul_(scale[rows, None])
         if options.smooth:
             part -= options.smooth * dloss[rows, None]
         if z.shape[1]:
             part.scatter_add_(1, column[rows, None], hit[rows, None])
-        dlogits[rows, : z.shape[1]] = part
+        if not options.hold_exponentials(z):
+            dlogits[rows, : z.shape[1]] = part
     dlogits[:, z.shape[1] :] = 0
 
 
-def _sweep(z: Tensor, with_total: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row of z [n, v/p]: its maximum m, sum of exp(z - m), and sum of z - m (0 for m where m is -inf)."""
-    found = [z.new_empty(len(z), dtype=_sum_dtype(z.dtype)) for _ in range(3)]
+def _sweep(z: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row of z [n, v/p]: its maximum m, sum of exp(z - m), and for smoothing sum of z - m (m finite)."""
+    my_max, my_sum, my_total = (z.new_empty(len(z), dtype=_sum_dtype(z)) for _ in range(3))
     for rows in _blocks(z):
         part = z[rows]
         largest = part.amax(1, keepdim=True) if part.shape[1] else part.new_full((len(part), 1), -torch.inf)
-        shifted = part - largest.to(found[0].dtype).masked_fill(largest == -torch.inf, 0)
-        found[0][rows] = largest[:, 0]
-        if with_total:
-            found[2][rows] = shifted.sum(1)
-        found[1][rows] = shifted.exp_().sum(1)
-    return found[0], found[1], found[2]
+        my_max[rows] = largest[:, 0]
+        base = _finite(largest.to(my_max.dtype))
+        shifted = part.sub_(base) if options.hold_exponentials(z) else part - base
+        if options.smooth:
+            my_total[rows] = shifted.sum(1)
+        my_sum[rows] = shifted.exp_().sum(1)
+    return my_max, my_sum, my_total
 
 
-def _target_logit(z: Tensor, column: Tensor, highest: Tensor) -> Tensor:
-    """z_t - m [n] where this rank has column t of the vocabulary, 0 elsewhere."""
-    if not z.shape[1]:
-        return torch.zeros_like(highest)
-    mine, column = _columns(column, z.shape[1])
-    return torch.where(mine, z.gather(1, column[:, None])[:, 0] - highest, 0)
+def _finite(largest: Tensor) -> Tensor:
+    """0 for -inf, the maximum of a shard where nothing is possible: -inf - -inf would be NaN."""
+    return largest.masked_fill(largest == -torch.inf, 0)
 
 
 def _columns(column: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -236,8 +238,8 @@ def _blocks(z: Tensor) -> list[slice]:
     return [slice(first, first + rows) for first in range(0, len(z), rows)]
 
 
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+def _sum_dtype(z: Tensor) -> torch.dtype:
+    return torch.promote_types(z.dtype, torch.float32)
 
 
 def _all_reduce(x: Tensor, op: Any, group: ProcessGroup | None) -> Tensor:

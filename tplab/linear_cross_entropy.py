@@ -72,21 +72,22 @@ class _LinearCrossEntropy(Function):
         count = (target != options.ignore_index).sum() if options.reduction == "mean" else target.new_ones(())
         need_dx, need_dw = ctx.needs_input_grad[:2]
         dx = torch.empty_like(rows, memory_format=torch.contiguous_format) if need_dx else None  # [n, h]
-        dw = torch.zeros_like(weight) if need_dw else None  # [v/p, h]
+        dw: Tensor | None = None  # [v/p, h]
         total: Tensor | float = 0.0
         for first in range(0, max(1, len(rows)), tokens_at_once):
             block = slice(first, first + tokens_at_once)
             z = F.linear(rows[block], weight)  # [c, v/p]
-            loss, highest, sum_exp = forward_of_rows(z, target[block], wrong[block], options, group)
+            loss, base, factor = forward_of_rows(z, target[block], wrong[block], options, group)
             total = total + loss
-            if dx is None and dw is None:
+            if not (need_dx or need_dw):
                 continue
             dloss = 1 / count.to(loss.dtype).view(1)
-            gradient_of_rows(z, z, target[block], highest, sum_exp, dloss, options)  # z is dz now
+            gradient_of_rows(z, z, target[block], base, factor, dloss, options)  # z is dz now
             if dx is not None:
                 torch.mm(z, weight, out=dx[block])  # [c, h], partial
-            if dw is not None:
-                dw.addmm_(z.T, rows[block])
+            if need_dw:
+                dw = z.T @ rows[block] if dw is None else dw.addmm_(z.T, rows[block])
+            del z  # before the next block's are made
         ctx.save_for_backward(dx, dw)
         ctx.shape, ctx.group = x.shape, group
         return total / count if options.reduction == "mean" else total  # type: ignore[return-value]
