@@ -68,7 +68,8 @@ def test_a_collective_that_all_have_joined_is_no_waiting() -> None:
 
 
 def test_ranks_outside_a_group_are_not_waited_for() -> None:
-    assert said(("running", entry("broadcast", 1, (0, 2))), ("running", None), ("running", None))[0] == (
+    broadcast = entry("broadcast", 1, (0, 2))
+    assert said(("running", broadcast), ("running", None), ("running", None), entered={0: 1})[0] == (
         "waits in broadcast #1 for rank 2"
     )
 
