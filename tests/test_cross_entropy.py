@@ -137,7 +137,7 @@ def _layouts():
         losses = vocab_parallel_cross_entropy(view(leaf), targets().T.contiguous().T, reduction="none")
         losses.sum().backward()  # an expanded gradient, with strides of 0
         outcomes.append((losses.detach(), of_gradient(leaf.grad).clone()))
-    transposed = (leaf := z.transpose(0, 1).clone().requires_grad_()).transpose(0, 1)
+    transposed = (leaf := z.transpose(0, 1).contiguous().requires_grad_()).transpose(0, 1)
     losses = vocab_parallel_cross_entropy(transposed, targets(), reduction="none", overwrite_logits=True)
     losses.sum().backward()
     outcomes.append((losses.detach(), leaf.grad.transpose(0, 1).clone()))

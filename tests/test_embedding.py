@@ -320,6 +320,12 @@ def test_a_late_report_is_given_once_and_on_request():
     module.check_ids.raise_late()
 
 
+def test_empty_later_checks_find_nothing():
+    module = parallel({"multiple": 1, "check_ids": "later"})
+    assert module(torch.empty(2, 0, dtype=torch.long)).shape == (2, 0, HIDDEN)
+    module.check_ids.raise_late()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("later", [True, False])
 def test_on_a_gpu_ids_are_checked_without_waiting_unless_asked_to(later):

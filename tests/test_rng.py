@@ -588,7 +588,7 @@ def test_every_generator_of_a_rank_is_kept_and_laid_back(monkeypatch):
     with tracker.fork():
         F.dropout(torch.ones(SIZE))  # before the GPU was used
     monkeypatch.setattr(rng_module, "_generators", lambda: {"cpu": torch.default_generator, "cuda": gpu})
-    from_seed = torch.rand(12, generator=torch.Generator().manual_seed(SEED + 2718))
+    from_seed = torch.rand(8, generator=torch.Generator().manual_seed(SEED + 2718))
     with tracker.fork():
         first = torch.rand(4, generator=gpu)
         with tracker.fork("replicated"):
@@ -597,12 +597,23 @@ def test_every_generator_of_a_rank_is_kept_and_laid_back(monkeypatch):
     with tracker.fork():
         second = torch.rand(4, generator=gpu)
     assert torch.equal(torch.rand(4, generator=gpu), expected)
-    assert_same([first, second], [from_seed[:4], from_seed[4:8]])
+    assert_same([first, second], from_seed.split(4))
     assert set(saved["sharded.rank0"]) == {"cpu", "cuda"}
     tracker.load_state_dict(saved)
     with tracker.fork():
         assert torch.equal(torch.rand(4, generator=gpu), second)
         assert torch.equal(F.dropout(torch.ones(SIZE)), drawn(SEED + 2718, 2)[1])
+
+
+def test_a_gpu_that_is_first_used_within_a_fork_is_told_of(monkeypatch):
+    tracker = seed_all(SEED)
+
+    def use_it(generators):
+        with tracker.fork():
+            monkeypatch.setattr(rng_module, "_generators", lambda: generators)
+
+    with pytest.raises(RuntimeError, match=r"the GPU was first used within fork\('sharded'\).*Use it once before"):
+        use_it({"cpu": torch.default_generator, "cuda": torch.Generator()})
 
 
 @pytest.mark.gpu

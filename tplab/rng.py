@@ -86,7 +86,8 @@ class RNGTracker:
     def fork(self, name: str = "sharded") -> Iterator[None]:
         """Within it torch draws from the state `name`, which goes on where it was left; outside nothing has changed.
 
-        Forks may stand inside each other, of the same name too. Raises ValueError if there is no such state.
+        Forks may stand inside each other, of the same name too. Raises ValueError if there is no such state,
+        RuntimeError if the GPU is used for the first time within it.
         """
         if name not in self._streams:
             raise ValueError(
@@ -105,6 +106,11 @@ class RNGTracker:
             self._keep(name, _read(generators))
             _write(generators, before if outer is None else self._states[outer])
             self._current = outer
+        if _generators().keys() != generators.keys():
+            raise RuntimeError(
+                f"the GPU was first used within fork({name!r}): what it drew there came from its current state. "
+                "Use it once before, for the parameters say"
+            )
 
     def state_dict(self) -> dict[str, State]:
         """The states as they are, to be saved: "replicated", and for one that is `per_rank` "sharded.rank2".
@@ -135,7 +141,7 @@ class RNGTracker:
             )
         for name in self._streams:
             if (key := self._key(name)) in state:
-                self._states = {**self._states, name: _copy(state[key])}
+                self._keep(name, _copy(state[key]))
 
     def _key(self, name: str) -> str:
         return f"{name}.rank{self.rank}" if self._streams[name].per_rank else name
@@ -153,7 +159,7 @@ class RNGTracker:
         return state
 
     def _keep(self, name: str, state: State) -> None:
-        self._states = {**self._states, name: {**self._states[name], **state}}
+        self._states = {**self._states, name: state}
 
 
 def seed_all(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
