@@ -89,7 +89,10 @@ def _odd_inputs():
     transposed = x.transpose(0, 1).contiguous().requires_grad_()  # its transpose is x, not contiguous
     parallel_linear_cross_entropy(transposed.transpose(0, 1), mine, targets(None), tokens_at_once=4).backward()
     frozen_weight = x.clone().requires_grad_()
-    parallel_linear_cross_entropy(frozen_weight, mine, targets(None), tokens_at_once=4).backward()
+    with saved_for_backward() as kept:
+        loss = parallel_linear_cross_entropy(frozen_weight, mine, targets(None), tokens_at_once=4)
+    loss.backward()
+    assert kept.bytes == x.numel() * 8  # dX, and no dW
     frozen_x = mine.clone().requires_grad_()
     with record() as sent:
         parallel_linear_cross_entropy(x, frozen_x, targets(None), tokens_at_once=4).backward()
