@@ -10,9 +10,12 @@
     collective who held what before a collective and after it
     ring       what goes round in a ring, step by step
     times      seconds over bytes: measured points and lines, on logarithmic axes
+    heads      which attention head lives on which rank, with the heads of K and V below its queries
     bill       what a GPU has to hold, part by part, beside what it has
     live_memory how much memory was live at each moment of a run
     parallelism data, tensor or pipeline parallelism: what each rank holds, sends, and when it waits
+    lookup     a look-up in a table cut by rows: what each rank finds, its zeros, the sum
+    masks      which places every rank's dropout keeps
     explore    a function behind sliders
 
 A rank has one colour everywhere (colour-blind safe), and its number stands beside it. Every function returns a
@@ -23,6 +26,9 @@ from tplab.viz.collectives import collective, ring
 from tplab.viz.colors import Picture, rank_colors
 from tplab.viz.controls import explore
 from tplab.viz.curves import curves
+from tplab.viz.lookup import lookup
+from tplab.viz.heads import heads
+from tplab.viz.masks import masks
 from tplab.viz.matrices import matrices
 from tplab.viz.memory import bill, live_memory
 from tplab.viz.parallelisms import parallelism
@@ -39,7 +45,9 @@ __all__ = [
     "collective",
     "curves",
     "explore",
+    "heads",
     "live_memory",
+    "lookup",
     "matrices",
     "parallelism",
     "product",

@@ -1,0 +1,66 @@
+"""The picture of heads on ranks: every head by its number in its rank's colour, copies dashed, inside the frame."""
+
+import itertools
+
+import pytest
+
+from tests.test_viz import texts
+from tests.test_viz_collectives import boxes_of
+from tplab import viz
+from tplab.viz.colors import rank_fill
+
+GROUPED = [{"q": [2 * rank, 2 * rank + 1], "k": [rank // 2], "v": [rank // 2]} for rank in range(4)]
+WHOLE = [{"q": [0, 1], "k": [0, 1], "v": [0, 1]}, {"q": [2, 3], "k": [2, 3], "v": [2, 3]}]
+ONE_EACH = [{"q": [rank], "k": [0], "v": [0]} for rank in range(8)]
+
+
+def rectangles(picture, dashed):
+    drawn = [patch for axes in picture.axes for patch in axes.patches if not patch.get_hatch()]
+    if dashed:
+        return [patch for patch in drawn if patch.get_linestyle() == "--"]
+    return [patch for patch in drawn if patch.get_facecolor()[3]]
+
+
+@pytest.mark.parametrize("held", [GROUPED, WHOLE, ONE_EACH], ids=["grouped", "whole", "one each"])
+def test_texts_stay_in_the_frame_and_apart_and_the_picture_is_small(held) -> None:
+    picture = viz.heads(held, title="which head lives where")
+    boxes = boxes_of(picture)
+    frame = picture.bbox
+    outside = [t for t, box in boxes if box.x0 < -1 or box.x1 > frame.x1 + 1 or box.y0 < -1 or box.y1 > frame.y1 + 1]
+    assert outside == []
+    pairs = itertools.combinations(boxes, 2)
+    assert [(one, other) for (one, a), (other, b) in pairs if a.overlaps(b)] == []
+    png, shown = picture._repr_png_()
+    assert len(png) < 100_000
+    assert shown["width"] <= 960
+    assert png == picture.png()
+
+
+def test_every_head_stands_in_its_row_on_its_rank_in_that_ranks_colour() -> None:
+    picture = viz.heads(GROUPED)
+    shown = texts(picture)
+    heads = [f"{row}{head}" for held in GROUPED for row in held for head in held[row]]
+    assert [text for text in shown if text[0] in "qkv" and len(text) == 2] == heads
+    assert {f"rank {rank}" for rank in range(4)} <= set(shown)
+    filled = [patch.get_facecolor() for patch in rectangles(picture, dashed=False)]
+    assert filled == [(*rank_fill(rank), 1.0) for rank in range(4) for _ in range(4)]
+
+
+def test_the_heads_of_a_row_share_the_width_so_that_k_lies_below_its_queries() -> None:
+    boxes = rectangles(viz.heads(GROUPED[:1]), dashed=False)
+    q0, q1, k0, v0 = ((box.get_x(), box.get_x() + box.get_width()) for box in boxes)
+    assert k0 == pytest.approx((q0[0], q1[1]))
+    assert v0 == pytest.approx(k0)
+    assert q0[1] == pytest.approx(q1[0])
+
+
+def test_copies_are_dashed_and_explained_and_nothing_else_is() -> None:
+    assert len(rectangles(viz.heads(GROUPED), dashed=True)) == 8
+    assert any("copy" in text for text in texts(viz.heads(GROUPED)))
+    assert rectangles(viz.heads(WHOLE), dashed=True) == []
+    assert not any("copy" in text for text in texts(viz.heads(WHOLE)))
+
+
+def test_ranks_with_other_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="rank 1 has"):
+        viz.heads([{"q": [0], "k": [0]}, {"q": [1]}])

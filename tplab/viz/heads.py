@@ -1,0 +1,60 @@
+"""Which attention head lives on which rank: a row of queries, below it the heads of K and V that they look at.
+
+rank 0        rank 1
+q0   q1       q2   q3
+k0            k0            one head of K for four of Q: both ranks hold a copy
+v0            v0
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from matplotlib.patches import Rectangle
+
+from tplab.viz.blocks import block, label, text_width
+from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
+
+_ROW = 0.5  # inches from one row of heads to the next
+_HEIGHT = 0.4
+_GAP = 0.14  # between two ranks
+_LEFT = 0.5
+
+
+def heads(ranks: Sequence[Mapping[str, Sequence[int]]], *, title: str | None = None) -> Picture:
+    """Draw what every rank holds, {"q": [0, 1], "k": [0], "v": [0]}: the numbers of its heads, row by row.
+
+    A head that more than one rank holds is drawn with a dashed frame. Every rank has the same rows.
+    """
+    rows = list(ranks[0])
+    for rank, held in enumerate(ranks):
+        if list(held) != rows:
+            raise ValueError(f"every rank has the rows {rows}, rank {rank} has {list(held)}")
+    owners = Counter((row, head) for held in ranks for row in rows for head in held[row])
+    shared = any(count > 1 for count in owners.values())
+    head = title or f"heads on {len(ranks)} ranks"
+    width = max(WIDTH, text_width(head, 11) + 0.4)
+    each = (width - _LEFT - 0.15 - _GAP * (len(ranks) - 1)) / len(ranks)
+    top = 0.72
+    height = top + _ROW * len(rows) + (0.26 if shared else 0.04)
+    with style():
+        picture, axes = canvas(width, height, head)
+        axes.text(0.15, 0.2, head, fontsize=10.5, fontweight="bold", va="center")
+        for line, row in enumerate(rows):
+            axes.text(_LEFT - 0.14, top + line * _ROW + _HEIGHT / 2, row, fontsize=10.5, ha="right", va="center")
+        for rank, held in enumerate(ranks):
+            x = _LEFT + rank * (each + _GAP)
+            axes.text(x + each / 2, top - 0.17, f"rank {rank}", fontsize=9.5, ha="center", va="center")
+            for line, row in enumerate(rows):
+                wide = each / max(len(held[row]), 1)
+                y = top + line * _ROW
+                for place, number in enumerate(held[row]):
+                    left = x + place * wide
+                    block(axes, left, y, wide, _HEIGHT, rank)
+                    if owners[row, number] > 1:
+                        inside = (left + 0.045, y + 0.045), wide - 0.09, _HEIGHT - 0.09
+                        axes.add_patch(Rectangle(*inside, fill=False, edgecolor=INK, linewidth=1.1, linestyle="--"))
+                    label(axes, left + wide / 2, y + _HEIGHT / 2, f"{row}{number}", 9, bold=True)
+        if shared:
+            note = "dashed: a copy; the same head is on more than one rank"
+            axes.text(_LEFT, height - 0.16, note, fontsize=8.5, color=FAINT, va="center")
+    return picture
