@@ -1,0 +1,74 @@
+"""The picture of a look-up in a table cut by rows: every rank's rows, its masked vectors, and their sum."""
+
+import itertools
+
+import pytest
+import torch
+from matplotlib.colors import to_rgb
+
+from tests.test_viz import fills, text_boxes, texts
+from tplab import viz
+from tplab.viz.colors import rank_fill
+
+VOCAB = 10
+TABLE = torch.arange(VOCAB)[:, None] + torch.tensor([0.1, 0.2])  # row 7 is 7.1 7.2
+IDS = [1, 7, 4, 7, 9]
+
+
+def parts(p: int, ids: list[int] = IDS) -> list[dict]:
+    """What p ranks would return, by plain indexing."""
+    rows = -(-VOCAB // p)
+    padded = torch.cat([TABLE, torch.zeros(p * rows - VOCAB, 2)])
+    held = []
+    for rank in range(p):
+        start = rank * rows
+        foreign = torch.tensor([not start <= i < start + rows for i in ids])
+        vectors = padded[torch.tensor(ids).clamp(max=len(padded) - 1)] * ~foreign[:, None]
+        held.append({"start": start, "table": padded[start : start + rows], "foreign": foreign, "vectors": vectors})
+    return [part | {"out": sum(other["vectors"] for other in held)} for part in held]
+
+
+def picture(p: int, **options) -> viz.Picture:
+    return viz.lookup(IDS, parts(p), vocab_size=VOCAB, **options)
+
+
+TOKENS = ["the", "cat", "sat", "cat", "down"]
+PICTURES = {
+    "p = 1": lambda: picture(1),
+    "p = 2, with a title": lambda: picture(2, title="a title that is longer than the picture would be wide"),
+    "p = 4, with tokens": lambda: picture(4, tokens=TOKENS),
+}
+
+
+@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
+def test_it_fits_a_notebook_and_no_text_leaves_it_or_covers_another(draw) -> None:
+    drawn = draw()
+    png, shown = drawn._repr_png_()
+    assert len(png) < 100_000
+    assert shown["width"] <= 960
+    boxes = text_boxes(drawn)
+    frame = drawn.bbox
+    assert [text for text, box in boxes if box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < 0] == []
+    assert [text for text, box in boxes if box.y1 > frame.y1] == []
+    assert [(a, b) for (a, one), (b, other) in itertools.combinations(boxes, 2) if one.overlaps(other)] == []
+    assert png == draw().png()
+
+
+def test_every_vector_has_the_colour_of_the_rank_that_found_it() -> None:
+    filled = fills(picture(2))
+    assert filled.count(rank_fill(0)) == 5 + 2 + 2  # its rows, its vectors (ids 1 and 4), and again in the sum
+    assert filled.count(rank_fill(1)) == 5 + 3 + 3
+
+
+def test_it_shows_ids_rows_tokens_zeros_and_padding() -> None:
+    seen = texts(picture(4, tokens=TOKENS))
+    assert {"id 7  cat", "id 9  down", "rank 3", "[3, 2]", "[5, 2]"} <= set(seen)
+    assert seen.count("pad") == 2
+    assert [seen.count(f"row {i}") for i in range(3)] == [1, 4, 0]  # id 9 is row 0 of rank 3
+    assert seen.count("7.1") == 1 + 2 + 2  # in the table, twice found, twice in the sum
+    assert seen.count("0") == 2 * (2 + 20 - 5)  # padding, and what the others have
+
+
+def test_an_id_that_no_rank_has_stays_grey() -> None:
+    filled = fills(viz.lookup([VOCAB + 5], parts(2, [VOCAB + 5]), vocab_size=VOCAB))
+    assert [filled.count(to_rgb(rank_fill(rank))) for rank in (0, 1, None)] == [5, 5, 3]

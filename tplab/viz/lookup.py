@@ -1,0 +1,130 @@
+"""A look-up in a table that is cut by rows: what each rank finds, what it puts as zeros, and the sum."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from tplab.viz.blocks import block, shape_text, text_width
+from tplab.viz.colors import FAINT, INK, NOBODY, Picture, canvas, style
+
+_ROW = 0.26  # inches: the height of a row
+_GAP = 0.34  # between two ranks: room for a sign
+_MARGIN = 0.14
+
+
+def lookup(
+    ids: Sequence[int],
+    parts: Sequence[Mapping[str, Any]],
+    *,
+    vocab_size: int,
+    tokens: Sequence[str] = (),
+    title: str | None = None,
+) -> Picture:
+    """Draw what a masked look-up of `ids` gave on every rank: its rows above, its masked vectors below, then the sum.
+
+    parts:      what each rank returned: "start", the first id whose row it holds; "table" [rows, h], its rows;
+                "foreign" [s], True where another rank has the row; "vectors" [s, h], before the sum; "out"
+                [s, h], after it
+    vocab_size: rows of this id or a higher one are drawn as padding
+    tokens:     names for the ids, written beside them
+    """
+    tables = [torch.as_tensor(part["table"]) for part in parts]
+    cell = max(0.3, 0.12 + max(text_width(_text(value), 9) for t in tables for value in t.flatten().tolist()))
+    side = 0.08 + max(text_width(f"row {len(tables[0]) - 1}", 8), text_width(f"id {vocab_size - 1}", 8))
+    names = [
+        f"id {i}" + (f"  {token}" if token else "") for i, token in zip(ids, tokens or [""] * len(ids), strict=True)
+    ]
+    left = 0.12 + max(text_width(name, 9.5) for name in names)
+    grid = cell * tables[0].shape[1]
+    owners = _owners([part["foreign"] for part in parts])
+    top = (0.4 if title else 0.1) + 0.56
+    below = top + _ROW * len(tables[0]) + 0.56
+    total = max(grid, text_width("on every rank", 8))
+    width = _MARGIN + left + len(parts) * (side + grid + _GAP) + total + _MARGIN
+    width = max(width, text_width(title or "", 11) + 0.3)
+    caption = title or f"look-up of ids {list(ids)} on {len(parts)} ranks"
+    with style():
+        picture, axes = canvas(width, below + _ROW * len(ids) + 0.32, caption)
+        if title:
+            axes.text(_MARGIN, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        for place, name in enumerate(names):
+            axes.text(_MARGIN, below + (place + 0.5) * _ROW, name, fontsize=9.5, va="center")
+        x = _MARGIN + left
+        for rank, (part, table) in enumerate(zip(parts, tables, strict=True)):
+            _draw_table(axes, x + side, top, cell, rank, part["start"], table, vocab_size)
+            mine = [rank if owner == rank else None for owner in owners]
+            rows = [i - part["start"] if owner == rank else None for i, owner in zip(ids, owners, strict=True)]
+            _draw_vectors(axes, x + side, below, cell, part["vectors"], mine, rows)
+            sign = "+" if rank < len(parts) - 1 else "="
+            axes.text(
+                x + side + grid + _GAP / 2, below + len(ids) * _ROW / 2, sign, fontsize=14, ha="center", va="center"
+            )
+            x += side + grid + _GAP
+        middle, out = x + total / 2, parts[0]["out"]
+        axes.text(middle, below - 0.32, "g: the sum", fontsize=9, fontweight="bold", ha="center", va="center")
+        axes.text(middle, below - 0.13, "on every rank", fontsize=8, color=FAINT, ha="center", va="center")
+        _draw_vectors(axes, middle - grid / 2, below, cell, out, owners, [None] * len(ids))
+        foot = below + len(ids) * _ROW + 0.14
+        axes.text(middle, foot, shape_text(out.shape), fontsize=8, color=FAINT, ha="center", va="center")
+    return picture
+
+
+def _draw_table(
+    axes: Axes, x: float, y: float, cell: float, rank: int, start: int, table: Tensor, vocab_size: int
+) -> None:
+    """The rows that a rank holds, each with its id; padding in grey."""
+    middle = x + cell * table.shape[1] / 2
+    axes.text(middle, y - 0.34, f"rank {rank}", fontsize=9.5, fontweight="bold", ha="center", va="center")
+    axes.text(middle, y - 0.14, shape_text(table.shape), fontsize=8, color=FAINT, ha="center", va="center")
+    for row, values in enumerate(table.tolist()):
+        padding = start + row >= vocab_size
+        name = "pad" if padding else f"id {start + row}"
+        at = y + row * _ROW
+        axes.text(x - 0.05, at + _ROW / 2, name, fontsize=8, color=FAINT if padding else INK, ha="right", va="center")
+        _draw_row(axes, x, at, cell, None if padding else rank, values, faint=padding)
+
+
+def _draw_vectors(
+    axes: Axes,
+    x: float,
+    y: float,
+    cell: float,
+    vectors: Tensor,
+    ranks: Sequence[int | None],
+    rows: Sequence[int | None],
+) -> None:
+    """One vector for each place, in the colour of the rank that found it; `rows`: where in its table it found it."""
+    for place, (values, rank, row) in enumerate(zip(vectors.tolist(), ranks, rows, strict=True)):
+        at = y + place * _ROW
+        if row is not None:
+            axes.text(x - 0.05, at + _ROW / 2, f"row {row}", fontsize=8, ha="right", va="center")
+        _draw_row(axes, x, at, cell, rank, values, faint=rank is None)
+
+
+def _draw_row(
+    axes: Axes, x: float, y: float, cell: float, rank: int | None, values: Sequence[float], *, faint: bool
+) -> None:
+    width, height = cell * len(values), _ROW * 0.92
+    if rank is None:
+        axes.add_patch(Rectangle((x, y), width, height, facecolor=NOBODY, edgecolor=FAINT, linewidth=0.6))
+    else:
+        block(axes, x, y, width, height, rank, (1, len(values)))
+    ground = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.55}
+    for column, value in enumerate(values):
+        at = x + (column + 0.5) * cell, y + 0.46 * _ROW
+        color = FAINT if faint else INK
+        axes.text(*at, _text(value), fontsize=9, color=color, ha="center", va="center_baseline", bbox=ground)
+
+
+def _owners(foreign: Sequence[Any]) -> list[int | None]:
+    """For each place the rank that has its row; None where no rank has."""
+    masks = [torch.as_tensor(mask).tolist() for mask in foreign]
+    return [next((rank for rank, mask in enumerate(masks) if not mask[place]), None) for place in range(len(masks[0]))]
+
+
+def _text(value: float) -> str:
+    return f"{value:g}".replace("-", "−")
