@@ -20,10 +20,13 @@ class GPTConfig:
     num_kv_heads:      heads of K and V (grouped-query attention); None: as many as num_heads
     ffn_hidden_size:   inner size of the MLP; None: 4 * hidden_size
     gated:             the MLP has a third weight, the gate (SwiGLU)
+    activation:        of an MLP without a gate: "gelu", or "gelu_tanh", its approximation in GPT-2
     bias:              linear layers have a bias, and norms are LayerNorm; without, norms are RMSNorm
     tied_embedding:    the output layer uses the embedding's weight
-    learned_positions: one vector of hidden_size for each of seq_length positions
-    dropout:           behind the attention scores, attention, the MLP and the embedding
+    learned_positions: one vector of hidden_size for each of seq_length positions; without, positions are rotary
+    rotary_base:       the base of rotary positions
+    norm_eps:          what a norm adds to the variance
+    dropout:           probability, behind the attention scores, attention, the MLP and the embedding
     flash_attention:   the scores are computed again in the backward pass instead of being kept
     """
 
@@ -35,16 +38,21 @@ class GPTConfig:
     num_kv_heads: int | None = None
     ffn_hidden_size: int | None = None
     gated: bool = False
+    activation: str = "gelu"
     bias: bool = True
     tied_embedding: bool = True
     learned_positions: bool = True
-    dropout: bool = True
+    rotary_base: float = 10_000.0
+    norm_eps: float = 1e-5
+    dropout: float = 0.1
     flash_attention: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_length", "kv_heads", "ffn_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} should be a probability in [0, 1); 0 leaves it out")
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} can't be divided into num_heads={self.num_heads} heads of one size"
@@ -70,10 +78,10 @@ class GPTConfig:
 
 # Radford et al. 2019, table 2; Brown et al. 2020, table 2.1; Dubey et al. 2024 (arXiv 2407.21783), table 3 and, for the
 # context of 8192 tokens in most of the pre-training, section 3.4.
-_GPT: dict[str, Any] = {"vocab_size": 50257}
+_GPT: dict[str, Any] = {"vocab_size": 50257, "activation": "gelu_tanh"}
 _LLAMA3: dict[str, Any] = {
     "vocab_size": 128256, "seq_length": 8192, "num_kv_heads": 8, "gated": True, "bias": False, "tied_embedding": False,
-    "learned_positions": False, "dropout": False, "flash_attention": True,
+    "learned_positions": False, "rotary_base": 500_000.0, "dropout": 0.0, "flash_attention": True,
 }  # fmt: skip
 PRESETS: dict[str, GPTConfig] = {
     "GPT-2 1.5B": GPTConfig(num_layers=48, hidden_size=1600, num_heads=25, seq_length=1024, **_GPT),

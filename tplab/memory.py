@@ -190,7 +190,7 @@ def bill(config: GPTConfig, layout: Layout = Layout(), recipe: Recipe = ADAM, st
     kept = layers_of_stage(config.num_layers, layout.pp, stage) * sum(
         layer_activations(config, layout.micro_batch, layout.tp).values()
     )
-    kept += tokens * config.hidden_size * (stage == 0 and config.dropout)
+    kept += tokens * config.hidden_size * (stage == 0 and config.dropout > 0)
     activations = kept * min(layout.pp - stage, layout.steps)  # 1F1B: Narayanan et al. 2021, section 2.2
     if stage == layout.pp - 1:
         activations += 4 * tokens * config.hidden_size + 4 * tokens * -(-config.vocab_size // layout.tp)

@@ -1,0 +1,213 @@
+"""Chapter 10: a GPT on p ranks: embedding, layers, a final norm, and an output layer that uses the embedding's rows.
+
+    ids [b, s] -> embedding, g -> + positions, dropout -> layers -> norm -> f -> x E_r^T -> logits_r [b, s, v/p] -> loss
+
+What each rank holds: 1/p of the embedding, of Q, K, V, of both weights of the MLP; all of the positions, the norms and
+the biases behind g. What travels for one training step of b s tokens, in elements:
+
+                       forward                  backward
+    embedding, head    b s h                    b s h
+    L layers           2 L b s h                2 L b s h
+    loss               about 2 b s + 1          none
+
+The same seed gives the same model for every p, and the same whole checkpoint fits all of them (`full_state_dict`).
+(Radford et al. 2019, GPT-2; Shoeybi et al. 2019, "Megatron-LM"; Megatron: GPTModel.)
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from tplab.collectives import rank_and_size
+from tplab.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
+from tplab.gpt_config import GPTConfig, check_tensor_parallel
+from tplab.initialization import InitMethod, init_parameter
+from tplab.linear import Device
+from tplab.linear_cross_entropy import parallel_linear_cross_entropy
+from tplab.rng import RNGTracker, checkpoint, dropout
+from tplab.sharding import Block, ShardedModule, Sharding
+from tplab.token_ids import When
+from tplab.transformer import NORMS, LayerCache, ParallelTransformerLayer
+
+INIT_STD = 0.02  # of GPT-2 and Megatron
+
+
+class ParallelGPT(nn.Module):
+    """ids [b, s] -> this rank's logits [b, s, v/p]; with targets [b, s], their mean loss.
+
+    config                    the sizes, see `tplab.gpt_config`
+    float32_residual          the sum over the layers is taken in float32, in a model of another dtype
+    checkpoint_activations    keep only the input of each layer, and run the layer again in backward
+    init_method               of every weight; None: normal with std 0.02
+    output_init_method        of the weights that write to the residual; None: the same with std 0.02 / sqrt(2 L)
+    check_ids                 as in VocabParallelEmbedding
+    per_rank_init, async_grad_allreduce    as in ColumnParallelLinear
+
+    Raises ValueError where p ranks can't share the model; it names the p that can.
+    """
+
+    positions: nn.Embedding | None
+    head: "OutputTable | None"
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        *,
+        float32_residual: bool = False,
+        checkpoint_activations: bool = False,
+        init_method: InitMethod | None = None,
+        output_init_method: InitMethod | None = None,
+        per_rank_init: bool = False,
+        async_grad_allreduce: bool = False,
+        check_ids: When | None = None,
+        group: ProcessGroup | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.config, self.group = config, group
+        self.rank, self.world_size = rank_and_size(group)
+        check_tensor_parallel(config, self.world_size)
+        self.float32_residual, self.checkpoint_activations = float32_residual, checkpoint_activations
+        self.async_grad_allreduce = async_grad_allreduce
+        normal = partial(nn.init.normal_, std=INIT_STD)
+        narrow = partial(nn.init.normal_, std=INIT_STD / math.sqrt(2 * config.num_layers))
+        first, last = init_method or normal, output_init_method or init_method or narrow
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        shared: dict[str, Any] = {"per_rank_init": per_rank_init, "group": group, **place}
+        h, norm = config.hidden_size, "layer" if config.bias else "rms"
+
+        self.embedding = VocabParallelEmbedding(
+            config.vocab_size, h, init_method=first, check_ids=check_ids, **shared
+        )  # [v/p, h]
+        self.positions = nn.Embedding(config.seq_length, h, **place) if config.learned_positions else None
+        if self.positions is not None:
+            with torch.no_grad():
+                first(self.positions.weight)
+        self.layers = nn.ModuleList(
+            ParallelTransformerLayer(
+                h,
+                config.num_heads,
+                config.num_kv_heads,
+                config.ffn_hidden_size,
+                activation="swiglu" if config.gated else config.activation,
+                rotary_base=None if config.learned_positions else config.rotary_base,
+                bias=config.bias,
+                norm=norm,
+                norm_eps=config.norm_eps,
+                hidden_dropout=config.dropout,
+                attention_dropout=config.dropout,
+                init_method=first,
+                output_init_method=last,
+                async_grad_allreduce=async_grad_allreduce,
+                **shared,
+            )
+            for _ in range(config.num_layers)
+        )
+        self.final_norm = NORMS[norm](h, eps=config.norm_eps, **place)
+        self.head = None if config.tied_embedding else OutputTable(config.vocab_size, h, init_method=first, **shared)
+
+    def forward(
+        self,
+        ids: Tensor,
+        targets: Tensor | None = None,
+        *,
+        ignore_index: int = -100,
+        key_padding_mask: Tensor | None = None,
+        gather: bool = False,
+        rng: RNGTracker | None = None,
+    ) -> Tensor:
+        """Logits [b, s, v/p], padding included; with `gather` all [b, s, v]; with targets the mean loss, a scalar.
+
+        targets           the next token of each, [b, s]; `ignore_index` where there is none
+        key_padding_mask  bool [b, s], True for padding, which no token looks at
+        rng               where dropout draws from (`tplab.rng.seed_all`); None: torch's current state
+        """
+        x = self.features(ids, key_padding_mask=key_padding_mask, rng=rng)
+        if targets is None:
+            return self.logits(x, gather=gather)
+        return parallel_linear_cross_entropy(
+            x, self.output_weight, targets, ignore_index=ignore_index, vocab_size=self.config.vocab_size,
+            group=self.group,
+        )  # fmt: skip
+
+    def features(
+        self,
+        ids: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cache: Sequence[LayerCache] | None = None,
+        rng: RNGTracker | None = None,
+    ) -> Tensor:
+        """ids [b, s] -> what the output layer reads, [b, s, h]. With a cache, ids are the next s tokens of its text."""
+        past = cache[0].text.length if cache else 0
+        x = self.embedding(ids)  # [b, s, h]
+        if self.positions is not None:
+            x = x + self.positions(self._places(past, ids))
+        if self.float32_residual:
+            x = x.to(torch.promote_types(x.dtype, torch.float32))
+        x = dropout(x, self.config.dropout, self.training, sharded=False, rng=rng)
+        for number, layer in enumerate(self.layers):
+            step = partial(layer, key_padding_mask=key_padding_mask, cache=cache and cache[number], rng=rng)
+            if self.checkpoint_activations and self.training and torch.is_grad_enabled():
+                x = checkpoint(step, x, tracker=rng or RNGTracker(self.group))
+            else:
+                x = step(x)  # [b, s, h]
+        return self.final_norm(x).to(self.output_weight.dtype)
+
+    def logits(self, x: Tensor, *, gather: bool = False) -> Tensor:
+        """x [b, s, h] -> this rank's logits [b, s, v/p], padding included; with `gather` all of them, [b, s, v]."""
+        return parallel_logits(
+            x, self.output_weight, gather=gather, vocab_size=self.config.vocab_size,
+            async_grad_allreduce=self.async_grad_allreduce, group=self.group,
+        )  # fmt: skip
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The rows [v/p, h] that the output layer uses: its own, or the embedding's."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def new_cache(self, batch_size: int, max_length: int, dtype: torch.dtype | None = None) -> list[LayerCache]:
+        """Room for the keys and values of `max_length` tokens, for each layer, in this rank's heads."""
+        layers: Any = self.layers
+        return [layer.new_cache(batch_size, max_length, dtype=dtype) for layer in layers]
+
+    def _places(self, past: int, ids: Tensor) -> Tensor:
+        stop = past + ids.shape[1]
+        if stop > self.config.seq_length:
+            raise ValueError(
+                f"{stop} tokens are more than seq_length={self.config.seq_length}: there are no vectors for the "
+                "positions behind it"
+            )
+        return torch.arange(past, stop, device=ids.device)
+
+
+class OutputTable(ShardedModule):
+    """The rows [v/p, h] of an output layer of its own, cut and padded as those of `VocabParallelEmbedding`."""
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        init_method: InitMethod,
+        multiple: int = 128,
+        per_rank_init: bool = False,
+        group: ProcessGroup | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(group)
+        rows = pad_vocab_size(vocab_size, self.world_size, multiple) // self.world_size
+        weight = nn.Parameter(torch.empty(rows, hidden_size, device=device, dtype=dtype))  # [v/p, h]
+        self.register_shard("weight", weight, Sharding(0, blocks=(Block(vocab_size, multiple, padded=True),)))
+        init_parameter(self.weight, init_method, group, per_rank=per_rank_init)
+        with torch.no_grad():
+            self.weight[max(0, vocab_size - self.rank * rows) :].zero_()

@@ -1,0 +1,189 @@
+"""Chapter 10: a transformer layer on p ranks: two parallel blocks, and around them what every rank does alike.
+
+    x -+- norm -> f  attention  g -> + bias, dropout -(+)-+- norm -> f  MLP  g -> + bias, dropout -(+)-> z
+       |                                               |  |                                        |
+       +-----------------------------------------------+  +----------------------------------------+
+
+Norms, biases behind g, dropout and the residual x [b, s, h] are replicated: each rank computes them whole, from the
+same numbers and with the same dropout mask. So their parameters get the same gradient on every rank, without traffic.
+
+Post-LN is the same drawing with the residual taken *behind* the norm. Vaswani's layer, LN(x + attention(x)), ends with
+the norm that the next one begins with; the first norm then belongs to the embedding, the last one is the final norm.
+
+A decoder that reads an encoder's output has a third block between the two: cross-attention, with a norm of its own.
+
+Traffic of a layer: all-reduce of b s h elements, twice forward and twice backward. With cross-attention three times
+each, and one of b t h backward for the memory.
+(Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 4; Megatron: ParallelTransformerLayer, TransformerLayer,
+bias_dropout_add.)
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from tplab.attention import ParallelAttention
+from tplab.initialization import InitMethod
+from tplab.kv_cache import KVCache
+from tplab.linear import Device
+from tplab.mlp import ParallelMLP
+from tplab.rng import RNGTracker, dropout
+
+
+@dataclass
+class LayerCache:
+    """What one layer keeps while it generates: keys and values of the text, and of a decoder's memory."""
+
+    text: KVCache
+    memory: KVCache | None = None
+
+
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` that computes in the dtype of x, whatever the dtype of its weight is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), bias, self.eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """`nn.RMSNorm` that computes in the dtype of x, whatever the dtype of its weight is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+NORMS: dict[str, type[nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}
+
+
+class ParallelTransformerLayer(nn.Module):
+    """x [b, s, h] replicated -> z [b, s, h] replicated.
+
+    causal                a token sees itself and what stands before it; False for an encoder
+    cross_attention       with a third block, which reads a memory [b, t, h]
+    num_kv_heads, ffn_hidden_size, activation, rotary_base, bias    as in ParallelAttention and ParallelMLP
+    norm                  "layer" or "rms"; norm_eps is what it adds to the variance
+    hidden_dropout        behind each block, alike on all ranks
+    attention_dropout     of the attention probabilities, each rank's heads for themselves
+    apply_residual_connection_post_layernorm    the residual is taken behind the norm (post-LN; Megatron's name)
+    init_method           of the weights that read x; output_init_method of those that write to the residual
+    per_rank_init, async_grad_allreduce         as in ColumnParallelLinear
+
+    The residual keeps the dtype of x. Give x in float32 to a layer in bfloat16, and the sum over the layers is taken
+    in float32: norms compute in it, and the blocks get their own dtype.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        ffn_hidden_size: int | None = None,
+        *,
+        causal: bool = True,
+        cross_attention: bool = False,
+        activation: str = "gelu",
+        rotary_base: float | None = None,
+        bias: bool = True,
+        norm: str = "layer",
+        norm_eps: float = 1e-5,
+        hidden_dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        apply_residual_connection_post_layernorm: bool = False,
+        init_method: InitMethod | None = None,
+        output_init_method: InitMethod | None = None,
+        per_rank_init: bool = False,
+        async_grad_allreduce: bool = False,
+        group: ProcessGroup | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if norm not in NORMS:
+            raise ValueError(f"norm={norm!r} is not one of {', '.join(map(repr, NORMS))}")
+        if not 0 <= hidden_dropout < 1:
+            raise ValueError(f"hidden_dropout={hidden_dropout} should be in [0, 1)")
+        self.hidden_dropout = hidden_dropout
+        self.apply_residual_connection_post_layernorm = apply_residual_connection_post_layernorm
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        block: dict[str, Any] = {
+            "bias": bias,
+            "skip_bias_add": True,  # added together with dropout and the residual
+            "init_method": init_method,
+            "output_init_method": output_init_method,
+            "per_rank_init": per_rank_init,
+            "async_grad_allreduce": async_grad_allreduce,
+            "group": group,
+            **place,
+        }
+        heads: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "dropout": attention_dropout}
+        self.attention_norm = NORMS[norm](hidden_size, eps=norm_eps, **place)
+        self.attention = ParallelAttention(hidden_size, **heads, causal=causal, rotary_base=rotary_base, **block)
+        self.cross_norm = NORMS[norm](hidden_size, eps=norm_eps, **place) if cross_attention else None
+        self.cross_attention = (
+            ParallelAttention(hidden_size, **heads, attention_type="cross", **block) if cross_attention else None
+        )
+        self.mlp_norm = NORMS[norm](hidden_size, eps=norm_eps, **place)
+        self.mlp = ParallelMLP(hidden_size, ffn_hidden_size, activation, **block)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+        memory_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: LayerCache | None = None,
+        rng: RNGTracker | None = None,
+    ) -> Tensor:
+        """z [b, s, h]. Masks, positions and memory as in `ParallelAttention`; x may be the next s tokens of a cache.
+
+        rng    where dropout draws from (`tplab.rng.seed_all`); None: torch's current state
+        """
+        self._check_memory(memory, cache)
+        residual, x = self._enter(self.attention_norm, x)
+        options = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "positions": positions}
+        y, bias = self.attention(x, **options, cache=cache and cache.text, rng=rng)  # [b, s, h], [h]
+        x = self._leave(residual, y, bias, rng)
+        if self.cross_attention is not None:
+            residual, x = self._enter(self.cross_norm, x)
+            kept = cache and cache.memory
+            memory = None if kept and kept.length else memory  # its keys and values are there since the first call
+            y, bias = self.cross_attention(x, memory, key_padding_mask=memory_padding_mask, cache=kept, rng=rng)
+            x = self._leave(residual, y, bias, rng)
+        residual, x = self._enter(self.mlp_norm, x)
+        y, bias = self.mlp(x)  # [b, s, h], [h]
+        return self._leave(residual, y, bias, rng)
+
+    def new_cache(
+        self, batch_size: int, max_length: int, memory_length: int = 0, dtype: torch.dtype | None = None
+    ) -> LayerCache:
+        """Room for `max_length` tokens, and for a memory of `memory_length`, in this rank's heads."""
+        text = self.attention.new_cache(batch_size, max_length, dtype)
+        cross = self.cross_attention
+        return LayerCache(text, None if cross is None else cross.new_cache(batch_size, memory_length, dtype))
+
+    def _enter(self, norm: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual, and what the block gets, in the dtype that it computes in."""
+        normed = norm(x)
+        return normed if self.apply_residual_connection_post_layernorm else x, normed.to(norm.weight.dtype)
+
+    def _leave(self, residual: Tensor, y: Tensor, bias: Tensor | None, rng: RNGTracker | None) -> Tensor:
+        """residual + dropout(y + bias), the same on every rank."""
+        y = y if bias is None else y + bias.to(y.dtype)
+        return residual + dropout(y, self.hidden_dropout, self.training, sharded=False, rng=rng)
+
+    def _check_memory(self, memory: Tensor | None, cache: LayerCache | None) -> None:
+        if self.cross_attention is None:
+            if memory is not None:
+                raise ValueError("this layer reads no memory: make it with cross_attention=True")
+        elif memory is None and (cache is None or cache.memory is None or not cache.memory.length):
+            raise ValueError(
+                "cross-attention needs its memory [b, t, h]: as an argument, or in a cache that a call before filled"
+            )
