@@ -26,8 +26,8 @@ from tplab.viz.collectives import collective, ring
 from tplab.viz.colors import Picture, rank_colors
 from tplab.viz.controls import explore
 from tplab.viz.curves import curves
-from tplab.viz.lookup import lookup
 from tplab.viz.heads import heads
+from tplab.viz.lookup import lookup
 from tplab.viz.masks import masks
 from tplab.viz.matrices import matrices
 from tplab.viz.memory import bill, live_memory
@@ -48,6 +48,7 @@ __all__ = [
     "heads",
     "live_memory",
     "lookup",
+    "masks",
     "matrices",
     "parallelism",
     "product",
