@@ -16,6 +16,7 @@
     parallelism data, tensor or pipeline parallelism: what each rank holds, sends, and when it waits
     lookup     a look-up in a table cut by rows: what each rank finds, its zeros, the sum
     masks      which places every rank's dropout keeps
+    softmax    one token's softmax, put together from the ranks' columns
     explore    a function behind sliders
 
 A rank has one colour everywhere (colour-blind safe), and its number stands beside it. Every function returns a
@@ -33,6 +34,7 @@ from tplab.viz.matrices import matrices
 from tplab.viz.memory import bill, live_memory
 from tplab.viz.parallelisms import parallelism
 from tplab.viz.product import product
+from tplab.viz.softmax import softmax
 from tplab.viz.split import split
 from tplab.viz.table import table
 from tplab.viz.timeline import timeline
@@ -54,6 +56,7 @@ __all__ = [
     "product",
     "rank_colors",
     "ring",
+    "softmax",
     "split",
     "table",
     "timeline",
