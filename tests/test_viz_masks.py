@@ -1,0 +1,87 @@
+"""Pictures of dropout masks: every kept place is filled where it stands, in the colour of its rank."""
+
+import itertools
+
+import pytest
+import torch
+from matplotlib.collections import PatchCollection
+
+from tests.test_viz import text_boxes, texts
+from tplab import viz
+from tplab.viz.colors import rank_color, tint
+
+
+def mask(seed: int, rows: int = 4, columns: int = 16) -> torch.Tensor:
+    return torch.rand(rows, columns, generator=torch.Generator().manual_seed(seed)) < 0.7
+
+
+def drawn(p: int) -> viz.Picture:
+    rows = {"replicated, the residual stream": [mask(0)] * p, "sharded": [mask(1 + rank) for rank in range(p)]}
+    return viz.masks(rows, title="Two kinds of places")
+
+
+PICTURES = {
+    **{f"p = {p}": lambda p=p: drawn(p) for p in (1, 2, 4, 8)},
+    "no title": lambda: viz.masks({"one": [mask(0, 2, 3), mask(1, 2, 3)]}),
+    "large": lambda: viz.masks({"a": [mask(rank, 32, 32) for rank in range(4)]}, title="t"),
+}
+
+
+@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
+def test_a_picture_is_small_fits_a_notebook_and_keeps_its_texts_inside_and_apart(draw) -> None:
+    picture = draw()
+    png, shown = picture._repr_png_()
+    assert len(png) < 100_000
+    assert shown["width"] <= 960
+    assert shown["alt"]
+    assert png == draw().png()
+    boxes, frame = text_boxes(picture), picture.bbox
+    assert boxes
+    assert all(box.x0 >= 0 and box.x1 <= frame.x1 and box.y0 >= 0 and box.y1 <= frame.y1 for _, box in boxes)
+    assert [(one, other) for (one, a), (other, b) in itertools.combinations(boxes, 2) if a.overlaps(b)] == []
+
+
+def filled(picture: viz.Picture) -> list[tuple[tuple[float, ...], set[tuple[int, int]]]]:
+    """For each mask its colour and its filled places (row, column), counted from its frame's corner."""
+    (axes,) = picture.axes
+    found = []
+    grids = [item for item in axes.collections if isinstance(item, PatchCollection)]
+    for collection, frame in zip(grids, axes.patches, strict=True):
+        corners = [path.get_extents() for path in collection.get_paths()]
+        cell = corners[0].width
+        places = {(round((box.y0 - frame.get_y()) / cell), round((box.x0 - frame.get_x()) / cell)) for box in corners}
+        assert len(places) == len(corners)
+        found.append((tuple(collection.get_facecolor()[0][:3]), places))
+    return found
+
+
+def test_kept_places_are_filled_where_they_stand_in_the_colour_of_their_rank() -> None:
+    shown = [mask(0), mask(1), mask(2).double() / 0.7, mask(3)]
+    picture = viz.masks({"above": shown[:2], "below": shown[2:]})
+    expected = [{tuple(place) for place in one.nonzero().tolist()} for one in shown]
+    assert [places for _, places in filled(picture)] == expected
+    colors = [pytest.approx(tint(rank_color(rank), 0.85)) for rank in (0, 1, 0, 1)]
+    assert [color for color, _ in filled(picture)] == colors
+    assert texts(picture) == ["above", "rank 0", "rank 1", "below", "rank 0", "rank 1"]
+
+
+def test_colours_of_kept_places_are_dark_enough_to_tell_from_white_in_grey() -> None:
+    for rank in range(8):
+        red, green, blue = tint(rank_color(rank), 0.85)
+        assert 0.3 * red + 0.59 * green + 0.11 * blue < 0.8
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({}, "one mask per rank"),
+        ({"a": []}, "one mask per rank"),
+        ({"a": [mask(0)], "b": [mask(0)] * 2}, "the same number for all, not {'a': 1, 'b': 2}"),
+        ({"a": [torch.ones(3)]}, "'a' is \\[3\\]"),
+        ({"a": [torch.ones(3, 33)]}, "at most 32 x 32"),
+        ({"a": [torch.ones(0, 3)]}, "at most 32 x 32"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(wrong, says) -> None:
+    with pytest.raises(ValueError, match=says):
+        viz.masks(wrong)

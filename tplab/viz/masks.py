@@ -1,0 +1,71 @@
+"""Dropout masks of every rank side by side: who keeps which places."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.collections import PatchCollection
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from tplab.viz.blocks import shape_text, text_width
+from tplab.viz.colors import FAINT, WIDTH, Picture, canvas, rank_color, style, tint
+
+_MOST = 32  # rows and columns of a mask that can still be told apart
+_GAP = 0.3
+_LEFT = 0.15
+
+
+def masks(masks: Mapping[str, Sequence[Tensor]], *, title: str | None = None) -> Picture:
+    """Draw masks [rows, columns] by label, each a list with one mask per rank: kept places filled, dropped ones white.
+
+    A place is kept where its mask is not zero. Raises ValueError where a mask is no small matrix, or where the labels
+    have different numbers of ranks.
+    """
+    p = _world_size(masks)
+    each = (WIDTH - 2 * _LEFT - (p - 1) * _GAP) / p
+    columns = max(mask.shape[1] for row in masks.values() for mask in row)
+    cell = min(0.17, each / columns)
+    top = 0.5 if title else 0.18
+    heights = [max(mask.shape[0] for mask in row) * cell for row in masks.values()]
+    height = top + sum(0.62 + mask_height for mask_height in heights) - 0.1
+    step = max(columns * cell, 0.55) + _GAP
+    labels = [*masks, title or ""]
+    width = max(2 * _LEFT + p * step - _GAP, *(text_width(label, 11) + 0.4 for label in labels))
+    with style():
+        picture, axes = canvas(width, height, title or "masks: " + ", ".join(masks))
+        if title:
+            axes.text(_LEFT, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        y = top
+        for (label, row), mask_height in zip(masks.items(), heights, strict=True):
+            axes.text(_LEFT, y, label, fontsize=9.5, va="center")
+            for rank, mask in enumerate(row):
+                x = _LEFT + rank * step
+                axes.text(x, y + 0.23, f"rank {rank}", fontsize=9, fontweight="bold", va="center")
+                _draw(axes, x, y + 0.37, cell, rank, mask)
+            y += 0.62 + mask_height
+    return picture
+
+
+def _draw(axes: Any, x: float, y: float, cell: float, rank: int, mask: Tensor) -> None:
+    rows, columns = mask.shape
+    kept = [
+        Rectangle((x + column * cell, y + row * cell), cell, cell)
+        for row, places in enumerate(mask.tolist())
+        for column, keeps in enumerate(places)
+        if keeps
+    ]
+    axes.add_collection(PatchCollection(kept, facecolor=tint(rank_color(rank), 0.85), edgecolor="white", linewidth=0.6))
+    axes.add_patch(Rectangle((x, y), columns * cell, rows * cell, facecolor="none", edgecolor=FAINT, linewidth=0.8))
+
+
+def _world_size(masks: Mapping[str, Sequence[Tensor]]) -> int:
+    sizes = {label: len(row) for label, row in masks.items()}
+    if not sizes or len(set(sizes.values())) != 1 or not all(sizes.values()):
+        raise ValueError(f"masks wants one mask per rank under each label, the same number for all, not {sizes}")
+    for label, row in masks.items():
+        for mask in row:
+            if mask.dim() != 2 or not 0 < max(mask.shape) <= _MOST or not min(mask.shape):
+                raise ValueError(
+                    f"masks draws matrices of at most {_MOST} x {_MOST}, {label!r} is {shape_text(mask.shape)}"
+                )
+    return next(iter(sizes.values()))
