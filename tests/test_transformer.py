@@ -1,0 +1,410 @@
+"""ParallelTransformerLayer: `tplab.transformer`, against torch's own encoder and decoder layers on one process.
+
+nn.TransformerEncoderLayer and nn.TransformerDecoderLayer put the norm first or last (`norm_first`) and know nothing of
+ranks. What a rank should hold of a gradient is cut out of theirs with `chunk`.
+"""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from tests.reference import assert_close, cut, random
+from tplab import launch, record
+from tplab.checkpoint import full_state_dict, load_full_state_dict
+from tplab.rng import seed_all
+from tplab.transformer import ParallelTransformerLayer
+
+WORLD_SIZES = (1, 2, 4)
+HIDDEN, HEADS, FFN = 16, 4, 24
+BATCH, SEQUENCE, MEMORY = 2, 5, 7
+
+# ours -> (theirs, rows of theirs in thirds, dimension that is cut, blocks in it)
+SELF = {
+    "attention_norm.{}": ("norm1.{}", None, None, 1),
+    "attention.qkv.{}": ("self_attn.in_proj_{}", (0, 3), 0, 3),
+    "attention.out.{}": ("self_attn.out_proj.{}", None, 1, 1),
+    "mlp.up.{}": ("linear1.{}", None, 0, 1),
+    "mlp.down.{}": ("linear2.{}", None, 1, 1),
+}
+ENCODER = SELF | {"mlp_norm.{}": ("norm2.{}", None, None, 1)}
+DECODER = SELF | {
+    "cross_norm.{}": ("norm2.{}", None, None, 1),
+    "cross_attention.q.{}": ("multihead_attn.in_proj_{}", (0, 1), 0, 1),
+    "cross_attention.kv.{}": ("multihead_attn.in_proj_{}", (1, 3), 0, 2),
+    "cross_attention.out.{}": ("multihead_attn.out_proj.{}", None, 1, 1),
+    "mlp_norm.{}": ("norm3.{}", None, None, 1),
+}
+KINDS = {"encoder": ENCODER, "causal": ENCODER, "decoder": DECODER}
+
+
+def table(kind):
+    """Of each of our parameters: theirs, the part of it, and how it is cut over ranks (a whole one: None)."""
+    for ours, (theirs, thirds, dim, blocks) in KINDS[kind].items():
+        for end in ("weight", "bias"):
+            sharded = dim == 0 or (dim == 1 and end == "weight")
+            yield ours.format(end), theirs.format(end), thirds, dim if sharded else None, blocks
+
+
+def named_as_ours(kind, theirs):
+    """A dict of their parameters, or gradients, under our names."""
+    ours = {}
+    for name, source, thirds, _, _ in table(kind):
+        whole = theirs[source]
+        ours[name] = whole if thirds is None else torch.cat(whole.chunk(3)[slice(*thirds)])
+    return ours
+
+
+def part_of(kind, whole, rank, p):
+    return {
+        name: whole[name] if dim is None else cut(whole[name], dim, rank, p, blocks)
+        for name, _, _, dim, blocks in table(kind)
+    }
+
+
+@cache
+def plain_layer(kind, norm_first=True):
+    layer_class = nn.TransformerDecoderLayer if kind == "decoder" else nn.TransformerEncoderLayer
+    layer = layer_class(
+        HIDDEN, HEADS, FFN, 0.0, F.gelu, batch_first=True, norm_first=norm_first, dtype=torch.float64
+    ).train()
+    layer.load_state_dict({name: random(tuple(t.shape), name) / 2 for name, t in layer.state_dict().items()})
+    return layer
+
+
+def inputs(kind, step=0):
+    x, dy = (random((BATCH, SEQUENCE, HIDDEN), name, step) for name in ("x", "dy"))
+    memory = random((BATCH, MEMORY, HIDDEN), "memory", step) if kind == "decoder" else None
+    keys = SEQUENCE if kind == "encoder" else MEMORY
+    padding = torch.arange(keys) >= torch.tensor([[keys], [keys - 2]])
+    return x, memory, padding, dy
+
+
+def run_plain(kind):
+    """Output and all gradients of torch's layer."""
+    layer = copy.deepcopy(plain_layer(kind))
+    x, memory, padding, dy = inputs(kind)
+    leaves = {"x": x.requires_grad_()}
+    causal = nn.Transformer.generate_square_subsequent_mask(SEQUENCE, dtype=torch.float64)
+    if kind == "decoder":
+        leaves["memory"] = memory.requires_grad_()
+        out = layer(x, memory, tgt_mask=causal, memory_key_padding_mask=padding)
+    elif kind == "causal":
+        out = layer(x, src_mask=causal, is_causal=True)
+    else:
+        out = layer(x, src_key_padding_mask=padding)
+    out.backward(dy)
+    gradients = named_as_ours(kind, {name: p.grad for name, p in layer.named_parameters()})
+    return out.detach(), {name: leaf.grad for name, leaf in leaves.items()}, gradients
+
+
+def make(kind, group=None, dtype=torch.float64, **options):
+    layer = ParallelTransformerLayer(
+        HIDDEN, HEADS, None, FFN, causal=kind != "encoder", cross_attention=kind == "decoder", group=group, dtype=dtype,
+        **options,
+    )  # fmt: skip
+    load_full_state_dict(layer, named_as_ours(kind, plain_layer(kind).state_dict()), group)
+    return layer
+
+
+def run(kind, group=None, **options):
+    layer = make(kind, group, **options)
+    x, memory, padding, dy = inputs(kind)
+    leaves = {"x": x.requires_grad_()} | ({} if memory is None else {"memory": memory.requires_grad_()})
+    with record() as forward:
+        masks = {"decoder": {"memory_padding_mask": padding}, "encoder": {"key_padding_mask": padding}, "causal": {}}
+        out = layer(x, memory, **masks[kind])
+    with record() as backward:
+        out.backward(dy)
+    gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    traffic = [[(call.kind, call.bytes) for call in section] for section in (forward, backward)]
+    return out.detach(), {name: leaf.grad for name, leaf in leaves.items()}, gradients, traffic
+
+
+def assert_equals_plain(kind, results, tolerance=1e-12):
+    out, inputs_, gradients = run_plain(kind)
+    for rank, (mine, leaves, mine_gradients, _) in enumerate(results):
+        assert_close(mine, out, tolerance)
+        assert leaves.keys() == inputs_.keys()
+        for name, gradient in inputs_.items():
+            assert_close(leaves[name], gradient, tolerance)
+        expected = part_of(kind, gradients, rank, len(results))
+        assert mine_gradients.keys() == expected.keys()
+        for name, gradient in expected.items():
+            assert_close(mine_gradients[name], gradient, tolerance)
+
+
+def _run_all(cases):
+    return [run(kind, **options) for kind, options in cases]
+
+
+CASES = [(kind, options) for kind in KINDS for options in ({}, {"async_grad_allreduce": True})]
+
+
+@pytest.fixture(scope="module", params=WORLD_SIZES)
+def ran(request):
+    results = launch(_run_all, request.param, args=(CASES,))
+    assert len(results) == request.param
+    return results
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{kind}-{len(options)}" for kind, options in CASES])
+def test_outputs_and_all_gradients_equal_torchs_own_layer(number, ran):
+    assert_equals_plain(CASES[number][0], [result[number] for result in ran])
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{kind}-{len(options)}" for kind, options in CASES])
+def test_the_traffic_is_two_all_reduces_each_way_and_with_cross_attention_three(number, ran):
+    kind, p = CASES[number][0], len(ran)
+    text, memory = 8 * BATCH * SEQUENCE * HIDDEN, 8 * BATCH * MEMORY * HIDDEN
+    forward = [text] * (3 if kind == "decoder" else 2) if p > 1 else []
+    backward = sorted([*forward, memory] if kind == "decoder" and p > 1 else forward)
+    for result in ran:
+        calls = result[number][3]
+        assert [size for _, size in calls[0]] == forward
+        assert sorted(size for _, size in calls[1]) == backward
+        assert {name for section in calls for name, _ in section} <= {"all_reduce"}
+
+
+# Post-LN
+
+
+def _post_norm_stack(states, x, dy):
+    """Two layers with the residual behind the norm, and a final norm, which here is a plain one."""
+    options = {"apply_residual_connection_post_layernorm": True, "causal": False, "dtype": torch.float64}
+    layers = nn.ModuleList(ParallelTransformerLayer(HIDDEN, HEADS, None, FFN, **options) for _ in states)
+    for layer, state in zip(layers, states, strict=True):
+        load_full_state_dict(layer, state)
+    x = x.clone().requires_grad_()
+    out = x
+    for layer in layers:
+        out = layer(out)
+    out.backward(dy)
+    gradients = [{name: p.grad for name, p in layer.named_parameters()} for layer in layers]
+    return out.detach(), x.grad, gradients
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+def test_post_layernorm_is_torchs_norm_last_layer_with_its_norms_moved_on_by_one(p):
+    theirs = [copy.deepcopy(plain_layer("encoder", norm_first=False)) for _ in range(2)]
+    for number, layer in enumerate(theirs):
+        for name, parameter in layer.named_parameters():
+            parameter.data = random(tuple(parameter.shape), "post", number, name) / 2
+    first = nn.LayerNorm(HIDDEN, dtype=torch.float64)  # the embedding's norm: the first of ours
+    first.load_state_dict({name: random((HIDDEN,), "first", name) for name in ("weight", "bias")})
+    x, _, _, dy = inputs("encoder")
+    leaf = x.clone().requires_grad_()
+
+    # theirs end with norm2: the second of ours begins with that of their first, and their last one is left out
+    middle = theirs[0](first(leaf))
+    y = theirs[1].norm1(middle + theirs[1].self_attn(middle, middle, middle, need_weights=False)[0])
+    out = y + theirs[1].linear2(F.gelu(theirs[1].linear1(y)))
+    out.backward(dy)
+
+    norms = [first, theirs[0].norm1, theirs[0].norm2, theirs[1].norm1]
+    states, gradients = [], []
+    for number, layer in enumerate(theirs):
+        own = {"attention_norm": norms[2 * number], "mlp_norm": norms[2 * number + 1]}
+        moved = {f"{n}.{end}": getattr(norm, end) for n, norm in own.items() for end in ("weight", "bias")}
+        states.append(named_as_ours("encoder", dict(layer.named_parameters())) | moved)
+        theirs_grad = {name: p.grad for name, p in layer.named_parameters()}
+        theirs_grad |= {name: p.new_zeros(p.shape) for name, p in layer.named_parameters() if p.grad is None}
+        gradients.append(named_as_ours("encoder", theirs_grad) | {name: p.grad for name, p in moved.items()})
+    states = [{name: t.detach() for name, t in state.items()} for state in states]
+    for rank, (mine, dx, mine_gradients) in enumerate(launch(_post_norm_stack, p, args=(states, x, dy))):
+        assert_close(mine, out.detach())
+        assert_close(dx, leaf.grad)
+        for layer, whole in zip(mine_gradients, gradients, strict=True):
+            for name, gradient in part_of("encoder", whole, rank, p).items():
+                assert_close(layer[name], gradient)
+
+
+# Dropout
+
+
+def _with_dropout(seed, hidden, attention):
+    rng = seed_all(seed)
+    layer = make("causal", hidden_dropout=hidden, attention_dropout=attention)
+    x = inputs("causal")[0].requires_grad_()
+    outs = [layer(x, rng=rng) for _ in range(2)]
+    sum(out.square().sum() for out in outs).backward()
+    kept = layer.eval()(x, rng=rng)
+    return [out.detach() for out in outs], x.grad, kept.detach()
+
+
+def test_hidden_dropout_is_the_same_on_every_rank_and_for_every_p():
+    expected, dx, kept = launch(_with_dropout, 1, args=(3, 0.4, 0.0))[0]
+    assert not torch.equal(expected[0], expected[1])  # a second call draws another mask
+    assert not torch.equal(expected[0], kept)
+    assert_close(kept, run_plain("causal")[0])  # and none in evaluation
+    for p in (2, 4):
+        for outs, gradient, _ in launch(_with_dropout, p, args=(3, 0.4, 0.0)):
+            assert_close(outs[0], expected[0])
+            assert_close(outs[1], expected[1])
+            assert_close(gradient, dx)
+
+
+def _attention_masks(seed):
+    """The pattern of what attention drops, per rank, seen through uniform scores and values of one."""
+    rng = seed_all(seed)
+    layer = ParallelTransformerLayer(HIDDEN, HEADS, None, FFN, causal=False, attention_dropout=0.5, dtype=torch.float64)
+    seen = []
+    layer.attention.out.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    with torch.no_grad():
+        layer.attention.qkv.weight.zero_()
+        layer.attention.qkv.bias.fill_(1.0)
+    out = layer(torch.ones(1, 32, HIDDEN, dtype=torch.float64), rng=rng)
+    return seen[0], out.detach()
+
+
+def test_attention_dropout_differs_between_the_ranks_and_leaves_the_output_replicated():
+    (first, out), (second, other) = launch(_attention_masks, 2, args=(5,))
+    assert first.unique().numel() > 2  # something is dropped
+    assert not torch.equal(first, second)
+    assert torch.equal(out, other)
+
+
+# A cache
+
+
+def _step_by_step(kind):
+    layer = make(kind).eval()
+    x, memory, padding, _ = inputs(kind)
+    options = {"memory_padding_mask": padding} if kind == "decoder" else {}
+    with torch.no_grad():
+        whole = layer(x, memory, **options)
+        cache = layer.new_cache(BATCH, SEQUENCE, MEMORY)
+        parts = [layer(x[:, :2], memory, cache=cache, **options)]
+        parts += [layer(x[:, i : i + 1], memory, cache=cache, **options) for i in range(2, SEQUENCE)]
+        with record() as without_memory:  # its keys and values are there; only this rank's heads are computed
+            again = layer.new_cache(BATCH, SEQUENCE, MEMORY)
+            first = layer(x[:, :2], memory, cache=again, **options)
+            last = layer(x[:, 2:], cache=again, **options)
+    sizes = [t.shape[1] for t in (cache.text.keys, *([cache.memory.keys] if cache.memory else []))]
+    return whole, torch.cat(parts, 1), torch.cat([first, last], 1), sizes, len(without_memory)
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+@pytest.mark.parametrize("kind", ["causal", "decoder"])
+def test_token_by_token_with_a_cache_gives_what_the_whole_text_gives(kind, p):
+    blocks = 3 if kind == "decoder" else 2
+    for whole, parts, again, heads, calls in launch(_step_by_step, p, args=(kind,)):
+        assert_close(whole, run_plain(kind)[0])
+        assert_close(parts, whole)
+        assert_close(again, whole)
+        assert heads == [HEADS // p] * (blocks - 1)
+        assert calls == (2 * blocks if p > 1 else 0)
+
+
+# Precision
+
+
+def _in_bfloat16(residual_dtype):
+    torch.manual_seed(0)
+    layers = [ParallelTransformerLayer(HIDDEN, HEADS, None, FFN, causal=False, dtype=torch.bfloat16) for _ in range(3)]
+    exact = [copy.deepcopy(layer).double() for layer in layers]
+    x = random((BATCH, SEQUENCE, HIDDEN), "x") * 100  # small additions to large numbers: bfloat16 loses them
+    low, high = x.to(torch.bfloat16).to(residual_dtype), x.to(torch.bfloat16).double()
+    for layer, twin in zip(layers, exact, strict=True):
+        low, high = layer(low), twin(high)
+    low.float().sum().backward()
+    return low.dtype, ((low.double() - high).norm() / high.norm()).item(), layers[0].mlp.up.weight.grad.dtype
+
+
+def test_a_residual_in_float32_stays_there_and_is_nearer_to_the_truth():
+    coarse, fine = (launch(_in_bfloat16, 2, args=(dtype,))[0] for dtype in (torch.bfloat16, torch.float32))
+    assert (coarse[0], fine[0]) == (torch.bfloat16, torch.float32)
+    assert fine[1] < coarse[1] / 4
+    assert fine[2] == torch.bfloat16
+
+
+def _autocast():
+    layer = make("causal", dtype=torch.float32)
+    x = inputs("causal")[0].float()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x)
+    out.sum().backward()
+    return out.detach(), all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_under_autocast_it_computes_in_bfloat16_with_a_residual_in_float32():
+    out, finite = launch(_autocast, 2)[0]
+    assert out.dtype == torch.float32
+    assert finite
+    assert_close(out, run_plain("causal")[0].float(), 2**-5)
+
+
+# Ranks and groups, first values, misuse
+
+
+def _in_groups():
+    group = [dist.new_group([0, 2]), dist.new_group([1, 3])][dist.get_rank() % 2]
+    return run("decoder", group)
+
+
+def test_two_groups_side_by_side_are_two_layers():
+    results = launch(_in_groups, 4)
+    for members in ([0, 2], [1, 3]):
+        assert_equals_plain("decoder", [results[rank] for rank in members])
+
+
+def test_without_a_process_group_it_is_the_plain_layer_and_sends_nothing():
+    for kind in KINDS:
+        result = run(kind)
+        assert_equals_plain(kind, [result])
+        assert result[3] == [[], []]
+
+
+def _fresh(per_rank):
+    torch.manual_seed(7)
+    layer = ParallelTransformerLayer(
+        HIDDEN, HEADS, 2, FFN, cross_attention=True, activation="swiglu", per_rank_init=per_rank
+    )
+    return full_state_dict(layer), torch.rand(1).item()
+
+
+def test_first_values_are_the_same_for_every_p():
+    expected, after = launch(_fresh, 1, args=(False,))[0]
+    for p in (2, 4):
+        for state, then in launch(_fresh, p, args=(False,)):
+            assert state.keys() == expected.keys()
+            assert all(torch.equal(state[name], expected[name]) for name in expected)
+            assert then == after
+
+
+def test_rms_norm_without_biases_is_what_torchs_rms_norm_gives():
+    layer = ParallelTransformerLayer(HIDDEN, HEADS, norm="rms", norm_eps=1e-3, bias=False, dtype=torch.float64)
+    assert not [name for name, _ in layer.named_parameters() if name.endswith("bias")]
+    plain = nn.RMSNorm(HIDDEN, eps=1e-3, dtype=torch.float64)
+    plain.weight.data = layer.mlp_norm.weight.data = random((HIDDEN,), "rms")
+    x = random((2, 3, HIDDEN), "x")
+    assert_close(layer.mlp_norm(x).detach(), plain(x).detach())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"norm": "batch"}, "'layer', 'rms'"),
+        ({"hidden_dropout": 1.0}, "hidden_dropout=1.0"),
+        ({"attention_dropout": -0.1}, "dropout=-0.1"),
+        ({"activation": "relu"}, "swiglu"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused_with_what_does(options, says):
+    with pytest.raises(ValueError, match=says):
+        ParallelTransformerLayer(HIDDEN, HEADS, **options)
+
+
+def test_a_memory_is_asked_for_where_it_is_read_and_refused_where_it_is_not():
+    x = torch.zeros(1, 2, HIDDEN)
+    with pytest.raises(ValueError, match="cross_attention=True"):
+        ParallelTransformerLayer(HIDDEN, HEADS)(x, x)
+    reader = ParallelTransformerLayer(HIDDEN, HEADS, cross_attention=True)
+    with pytest.raises(ValueError, match="needs its memory"):
+        reader(x)
+    with pytest.raises(ValueError, match="needs its memory"), torch.no_grad():
+        reader(x, cache=reader.new_cache(1, 4, 4))
