@@ -1,0 +1,184 @@
+"""The directory of a checkpoint: made, written and read by `torch.distributed.checkpoint` (DCP), and trusted little.
+
+    step-1000/.metadata          what lies where; written last, when all else is there
+    step-1000/__0_0.distcp       the tensors of rank 0, each as torch.save writes it
+    step-1000/__1_0.distcp       those of rank 1
+
+The `.metadata` is a pickle, and DCP's own reader loads it as one: whoever can write that file can run any program on
+the machine that loads it. `SafeReader` builds the few classes that belong in it, and refuses a file that asks for
+anything else. Tensors and other values are read with `weights_only=True`, for which `PieceLoader` sees to.
+(Python's documentation of pickle, "Restricting Globals".)
+"""
+
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.storage import WriteResult
+
+from tplab.collectives import rank_and_size
+
+T = TypeVar("T")
+Key = tuple[str | int, ...]
+
+_PLAIN = {
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata",
+        "TensorStorageMetadata",
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorProperties",
+        "MetadataIndex",
+        "StorageMeta",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size"},
+}
+_PATHS = {"PosixPath": PurePosixPath, "WindowsPath": PureWindowsPath}  # pure: they name files, and open none
+
+
+def make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError as error:
+        raise FileExistsError(
+            f"there is something at {path} already. Save to a new directory, such as one with the step in its name: "
+            "while a checkpoint is overwritten there is none to go back to"
+        ) from error
+
+
+def check_is_shared(path: Path) -> None:
+    if not path.is_dir() or any(path.iterdir()):
+        raise ValueError(f"{path} isn't the directory that rank 0 has just made: all ranks need the same one, shared")
+
+
+class TyingWriter(dcp.FileSystemWriter):
+    """Writes a tensor with two names once, and enters it under both: `ties` are flat names, second -> first."""
+
+    def __init__(self, path: Path, ties: Mapping[str, str]) -> None:
+        super().__init__(path, overwrite=False)
+        self.ties = ties
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        written = [result for of_rank in results for result in of_rank]
+        again = []
+        for second, first in self.ties.items():
+            metadata.state_dict_metadata[second] = metadata.state_dict_metadata[first]
+            metadata.planner_data[second] = tuple(second.split(".", 1))  # ("model", its name there)
+            own = [result for result in written if result.index.fqn == first]
+            again += [replace(result, index=replace(result.index, fqn=second)) for result in own]
+        super().finish(metadata, [*results, again])
+
+
+class SafeReader(dcp.FileSystemReader):
+    """DCP's reader, which runs nothing that a file tells it to, and notices what is missing before anything is loaded.
+
+    `read_metadata` raises FileNotFoundError for a checkpoint that is missing, unfinished or incomplete, ValueError for
+    a file that is no metadata.
+    """
+
+    _read: Metadata | None = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        if self._read is not None:
+            return self._read
+        path = Path(self.path)
+        if not path.is_dir():
+            raise FileNotFoundError(f"there is no checkpoint at {path}: no such directory")
+        if not (path / ".metadata").is_file():
+            raise FileNotFoundError(
+                f"there is no complete checkpoint at {path}: it has no file .metadata, which is written last, so the "
+                f"save was interrupted, or this is another directory. There are {sorted(os.listdir(path))[:8]}"
+            )
+        with open(path / ".metadata", "rb") as file:
+            metadata = _MetadataUnpickler(file).checked()
+        _check_files(path, metadata)
+        self._read = metadata
+        return metadata
+
+
+def names_under(metadata: Metadata, *first: str) -> dict[str, Key]:
+    """The names in a checkpoint whose keys begin so: {"optimizer.param_groups.0.lr": ("optimizer", .., 0, "lr")}."""
+    keys = metadata.planner_data or {name: (name,) for name in metadata.state_dict_metadata}
+    return {name: key for name, key in keys.items() if key[: len(first)] == first}
+
+
+def together(step: Callable[[], T], group: ProcessGroup | None) -> T:
+    """step() on every rank. If it raises on one rank, all raise, so that no rank waits for one that has stopped."""
+    result, failed = None, None
+    try:
+        result = step()
+    except Exception as error:
+        failed = error
+    rank, world_size = rank_and_size(group)
+    failures: list[Any] = [failed and (type(failed), f"rank {rank}: {failed}")] * world_size
+    if world_size > 1:
+        dist.all_gather_object(failures, failures[0], group)
+    if failed is not None:
+        raise failed
+    for kind, message in filter(None, failures):
+        raise kind(message)
+    return result  # type: ignore[return-value]
+
+
+@contextmanager
+def dcp_run(trouble: str) -> Iterator[None]:
+    """DCP's exception, which no `except Exception` catches, as a RuntimeError; without its warning where p = 1."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            yield
+    except CheckpointException as failure:
+        reasons = [f"rank {rank}: {type(error).__name__}: {error}" for rank, (error, _) in failure.failures.items()]
+        raise RuntimeError(f"{trouble}. {reasons[0]}") from failure
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def checked(self) -> Metadata:
+        try:
+            metadata = self.load()
+        except Exception as error:  # a damaged pickle may raise almost anything
+            raise ValueError(f"the checkpoint's .metadata can't be read: {error}") from error
+        if not isinstance(metadata, Metadata):
+            raise ValueError(f"the checkpoint's .metadata holds a {type(metadata).__name__}, not DCP's Metadata")
+        return metadata
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or name in _PLAIN.get(module, ()):
+            return super().find_class(module, name)
+        if module.startswith("pathlib") and name in _PATHS:
+            return _PATHS[name]
+        raise pickle.UnpicklingError(
+            f"it asks for {module}.{name}, which no checkpoint needs. Someone may have changed the file to run a "
+            "program here: don't load it with anything else either"
+        )
+
+
+def _check_files(path: Path, metadata: Metadata) -> None:
+    ends: dict[str, int] = {}
+    for info in metadata.storage_data.values():
+        ends[info.relative_path] = max(ends.get(info.relative_path, 0), info.offset + info.length)
+    for name, end in ends.items():
+        if Path(name).name != name:
+            raise ValueError(f"the checkpoint's .metadata names a file outside of it: {name}")
+        size = (path / name).stat().st_size if (path / name).is_file() else None
+        if size is None or size < end:
+            found = "is missing" if size is None else f"has {size:,} bytes instead of {end:,}"
+            raise FileNotFoundError(
+                f"the checkpoint at {path} is incomplete: {name} {found}. Each rank wrote a file of its own; were all "
+                "of them copied, from every machine?"
+            )

@@ -1,0 +1,141 @@
+"""The state of an optimizer by the names of the parameters, to be cut like them.
+
+`optimizer.state_dict()` numbers the parameters in the order in which the optimizer got them. A checkpoint for any
+number of ranks holds what `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` gives for the unsharded
+model:
+
+    {"state": {"up.weight": {"exp_avg": .., "exp_avg_sq": .., "step": ..}, ..},
+     "param_groups": [{"lr": 0.001, .., "params": ["up.weight", ..]}]}
+
+A tensor with the shape of its parameter, such as Adam's averages or the momentum of SGD, is a shard where the parameter
+is one. A single number, such as the step, is alike on all ranks. Anything else, such as the averages over rows and over
+columns that Adafactor keeps, mixes what lies on several ranks, and can't be cut.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.optim import Optimizer
+
+from tplab.checkpoint_files import names_under
+from tplab.checkpoint_pieces import Pieces, blank, pieces, value_of
+from tplab.sharding import Sharding
+
+GROUPS, STATE = ("optimizer", "param_groups"), ("optimizer", "state")
+
+
+def optimizer_content(optimizer: Optimizer, model: nn.Module, rank: int, world_size: int) -> dict[str, Any]:
+    """What is to be saved of the optimizer, as above, with this rank's `Pieces` for tensors.
+
+    Raises ValueError for a parameter that isn't the model's, or a tensor that can't be cut.
+    """
+    groups, packed, parameters = _groups(optimizer, model), optimizer.state_dict(), dict(model.named_parameters())
+    names = list(chain(*groups))
+    state: dict[str, dict[str, Any]] = {names[number]: {} for number in packed["state"]}
+    for number, entries in packed["state"].items():
+        name = names[number]
+        for key, value in entries.items():
+            if isinstance(value, Tensor):
+                own = parameters[name]
+                sharding = _sharding_of(name, key, value.shape, own, own.shape)
+                value = pieces(value, sharding, rank, world_size)
+            state[name][key] = value
+    return {
+        "state": state,
+        "param_groups": [{**g, "params": own} for g, own in zip(packed["param_groups"], groups, strict=True)],
+    }
+
+
+def group_places(metadata: Metadata) -> dict[str, Pieces | None]:
+    """Places for what a checkpoint holds of learning rates and the like, and of which parameters are in which group."""
+    return {name: blank(metadata, name) for name in names_under(metadata, *GROUPS)}
+
+
+def saved_groups(metadata: Metadata, loaded: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The `param_groups` from the filled places."""
+    groups: dict[str | int, dict[str, Any]] = {}
+    for name, (*_, number, key) in names_under(metadata, *GROUPS).items():
+        groups.setdefault(number, {})[str(key)] = value_of(loaded[name])
+    return list(groups.values())
+
+
+def check_groups(groups: Sequence[Mapping[str, Any]], optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise ValueError unless `saved_groups` has the optimizer's groups, with the same parameters in each."""
+    own = _groups(optimizer, model)
+    if len(groups) != len(own):
+        raise ValueError(
+            f"the checkpoint's optimizer has {len(groups)} param_groups, this one has {len(own)}"
+            + ("" if groups else ": save_sharded was called without optimizer")
+        )
+    for number, (saved, names) in enumerate(zip(groups, own, strict=True)):
+        missing, unexpected = sorted(set(names) - set(saved["params"])), sorted(set(saved["params"]) - set(names))
+        if missing or unexpected:
+            raise ValueError(
+                f"param_groups[{number}] has other parameters in the checkpoint: {missing[:5]} are not there, "
+                f"{unexpected[:5]} are not in this optimizer's. Make the groups as they were when it was saved"
+            )
+
+
+def state_places(metadata: Metadata, model: nn.Module, rank: int, world_size: int) -> dict[str, Pieces | None]:
+    """Places, as this rank wants them, for the state that a checkpoint holds of each parameter."""
+    places, parameters = {}, dict(model.named_parameters())
+    for name, (*_, parameter_name, key) in names_under(metadata, *STATE).items():
+        saved, parameter = metadata.state_dict_metadata[name], parameters[str(parameter_name)]
+        places[name] = blank(metadata, name)
+        if isinstance(saved, TensorStorageMetadata):
+            sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
+            whole = sharding.whole_shape(parameter.shape, world_size) if sharding else list(parameter.shape)
+            sharding = _sharding_of(str(parameter_name), str(key), saved.size, parameter, whole)
+            if list(saved.size) == whole:
+                shard = torch.zeros_like(parameter, dtype=saved.properties.dtype)
+                places[name] = pieces(shard, sharding, rank, world_size)
+    return places
+
+
+def load_optimizer(
+    optimizer: Optimizer,
+    model: nn.Module,
+    metadata: Metadata,
+    groups: Sequence[Mapping[str, Any]],
+    loaded: Mapping[str, Any],
+) -> None:
+    """Give the optimizer its state out of the filled places, by its own `load_state_dict`."""
+    own = _groups(optimizer, model)
+    numbers = {name: number for number, name in enumerate(chain(*own))}
+    state: dict[int, dict[str, Any]] = {}
+    for name, (*_, parameter_name, key) in names_under(metadata, *STATE).items():
+        state.setdefault(numbers[str(parameter_name)], {})[str(key)] = value_of(loaded[name])
+    numbered = [{**saved, "params": [numbers[n] for n in names]} for saved, names in zip(groups, own, strict=True)]
+    optimizer.load_state_dict({"state": state, "param_groups": numbered})
+
+
+def _groups(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
+    """The names of the parameters in each of the optimizer's groups."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise ValueError(
+                    f"the optimizer has a parameter {list(parameter.shape)} that isn't the model's: make it from the "
+                    "parameters of this model, after the last change that replaces any"
+                )
+    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _sharding_of(
+    name: str, key: str, shape: Sequence[int], parameter: nn.Parameter, parameter_shape: Sequence[int]
+) -> Sharding | None:
+    """How a tensor of the state is cut: like its parameter if it has its shape."""
+    sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
+    if sharding is None or len(shape) == 0:
+        return None
+    if list(shape) != list(parameter_shape):
+        raise ValueError(
+            f"the optimizer's {key} of {name} is {list(shape)}, the parameter {list(parameter_shape)}, and each rank has a "
+            "shard of it: no telling what belongs to which. Adam, AdamW and SGD keep tensors that can be cut"
+        )
+    return sharding
