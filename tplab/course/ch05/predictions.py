@@ -40,9 +40,9 @@ PREDICTIONS = {
     ),
     "5.c": Prediction(
         question="One training step on two ranks: how many all-reduces for the MLP and for the gradients of all "
-        "parameters together, and how many bytes do they hold, in float64 with b = 128, s = 1 and h = 256?",
-        answer={"all_reduces": 2, "bytes": 524288},
-        why="g forward, f backward: 2 · 128 · 256 · 8 bytes. The gradients need nothing: a shard's gradient belongs "
+        "parameters together, and how many bytes do they hold, in float64 with b = 128, s = 1 and h = 128?",
+        answer={"all_reduces": 2, "bytes": 262144},
+        why="g forward, f backward: 2 · 128 · 128 · 8 bytes. The gradients need nothing: a shard's gradient belongs "
         "to one rank, and the replicated parameters get the same whole gradient on every rank, because f summed it "
         "for them.",
         wrong={
@@ -50,8 +50,8 @@ PREDICTIONS = {
             "what does f do to the gradient that reaches the embedding?",
             ("all_reduces", 1): "One forward. And backward?",
             "bytes": "Each all-reduce has the size of x, [b, h]. How many of them, how many bytes a number?",
-            ("bytes", 262144): "That is one of them, or both in float32.",
-            ("bytes", 65536): "That is how many numbers the messages hold. How many bytes has a float64?",
+            ("bytes", 131072): "That is one of them, or both in float32.",
+            ("bytes", 32768): "That is how many numbers the messages hold. How many bytes has a float64?",
         },
     ),
 }
