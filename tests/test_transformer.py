@@ -359,18 +359,16 @@ def test_without_a_process_group_it_is_the_plain_layer_and_sends_nothing():
         assert result[3] == [[], []]
 
 
-def _fresh(per_rank):
+def _fresh():
     torch.manual_seed(7)
-    layer = ParallelTransformerLayer(
-        HIDDEN, HEADS, 2, FFN, cross_attention=True, activation="swiglu", per_rank_init=per_rank
-    )
+    layer = ParallelTransformerLayer(HIDDEN, HEADS, 2, FFN, cross_attention=True, activation="swiglu")
     return full_state_dict(layer), torch.rand(1).item()
 
 
 def test_first_values_are_the_same_for_every_p():
-    expected, after = launch(_fresh, 1, args=(False,))[0]
+    expected, after = launch(_fresh, 1)[0]
     for p in (2, 4):
-        for state, then in launch(_fresh, p, args=(False,)):
+        for state, then in launch(_fresh, p):
             assert state.keys() == expected.keys()
             assert all(torch.equal(state[name], expected[name]) for name in expected)
             assert then == after
@@ -383,6 +381,25 @@ def test_rms_norm_without_biases_is_what_torchs_rms_norm_gives():
     plain.weight.data = layer.mlp_norm.weight.data = random((HIDDEN,), "rms")
     x = random((2, 3, HIDDEN), "x")
     assert_close(layer.mlp_norm(x).detach(), plain(x).detach())
+
+
+def test_every_option_reaches_the_blocks():
+    layer = ParallelTransformerLayer(
+        HIDDEN, HEADS, 2, FFN, cross_attention=True, rotary_base=50.0, activation="swiglu", per_rank_init=True,
+        async_grad_allreduce=True, init_method=lambda w: nn.init.constant_(w, 1.0),
+        output_init_method=lambda w: nn.init.constant_(w, 2.0),
+    )  # fmt: skip
+    readers = [layer.attention.qkv, layer.cross_attention.q, layer.cross_attention.kv, layer.mlp.up]
+    writers = [layer.attention.out, layer.cross_attention.out, layer.mlp.down]
+    assert all(bool((block.weight == 1).all()) and block.async_grad_allreduce for block in readers)
+    assert all(bool((block.weight == 2).all()) for block in writers)
+    assert all(block.per_rank_init for block in readers + writers)
+    assert (layer.attention.num_kv_heads, layer.cross_attention.num_kv_heads) == (2, 2)
+    assert (layer.attention.rotary_base, layer.mlp.activation, layer.mlp.up.weight.shape[0]) == (
+        50.0,
+        "swiglu",
+        2 * FFN,
+    )
 
 
 @pytest.mark.parametrize(

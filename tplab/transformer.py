@@ -176,7 +176,7 @@ class ParallelTransformerLayer(nn.Module):
 
     def _leave(self, residual: Tensor, y: Tensor, bias: Tensor | None, rng: RNGTracker | None) -> Tensor:
         """residual + dropout(y + bias), the same on every rank."""
-        y = y if bias is None else y + bias.to(y.dtype)
+        y = y if bias is None else y + bias
         return residual + dropout(y, self.hidden_dropout, self.training, sharded=False, rng=rng)
 
     def _check_memory(self, memory: Tensor | None, cache: LayerCache | None) -> None:

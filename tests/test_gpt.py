@@ -1,0 +1,478 @@
+"""ParallelGPT and `tplab.hugging_face`, against Hugging Face's GPT2LMHeadModel and LlamaForCausalLM, weights alike.
+
+Theirs run on one process. In float64 the two must agree to 1e-9 (Hugging Face's RMSNorm computes in float32 whatever it
+is given; there nn.RMSNorm stands in its place), in float32 to 1e-4. What a rank should hold of a gradient is cut out of
+theirs with `chunk`, after it was renamed here by hand: the table under test is not asked.
+"""
+
+import copy
+import dataclasses
+from functools import cache
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from tests.reference import assert_close, cut
+from tplab import launch, record
+from tplab.checkpoint import full_state_dict, load_full_state_dict
+from tplab.gpt import ParallelGPT
+from tplab.gpt_config import GPTConfig, parameter_count
+from tplab.hugging_face import from_hugging_face, gpt_config, to_hugging_face
+from tplab.rng import seed_all
+
+WORLD_SIZES = (1, 2, 4)
+SEEDS = (0, 1, 2)
+HIDDEN, HEADS, FFN, VOCAB, LENGTH, LAYERS = 16, 4, 24, 37, 12, 2
+BATCH, SEQUENCE, STEPS = 2, 9, 10
+SHARED = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0, "attn_implementation": "sdpa"}
+
+
+@cache
+def hugging_face(kind, seed=0, dtype=torch.float64):
+    """A random model of theirs, and its options as a dict. kind: "gpt2", "llama" or "llama 1 kv", tied or not."""
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM  # here: the ranks need none
+
+    torch.manual_seed(seed)
+    if kind == "gpt2":
+        options = GPT2Config(
+            n_layer=LAYERS, n_embd=HIDDEN, n_head=HEADS, n_inner=FFN, n_positions=LENGTH, initializer_range=0.3,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **SHARED,
+        )  # fmt: skip
+        model = GPT2LMHeadModel(options)
+    else:
+        options = LlamaConfig(
+            num_hidden_layers=LAYERS,
+            hidden_size=HIDDEN,
+            num_attention_heads=HEADS,
+            num_key_value_heads=1 if kind == "llama 1 kv" else 2,
+            intermediate_size=FFN,
+            max_position_embeddings=LENGTH,
+            initializer_range=0.3,
+            tie_word_embeddings=kind == "llama 1 kv",
+            rms_norm_eps=1e-4,
+            rope_parameters={"rope_type": "default", "rope_theta": 50.0},
+            **SHARED,
+        )
+        model = LlamaForCausalLM(options)
+        if dtype == torch.float64:
+            use_torchs_rms_norm(model)
+    for parameter in model.parameters():  # biases and norms too
+        parameter.data += 0.1 * torch.randn(parameter.shape)
+    return model.to(dtype).eval(), options.to_dict()
+
+
+def use_torchs_rms_norm(model):
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__ == "LlamaRMSNorm":
+                norm = nn.RMSNorm(HIDDEN, eps=child.variance_epsilon)
+                norm.weight = child.weight
+                setattr(module, name, norm)
+
+
+def tokens(seed, step=0):
+    generator = torch.Generator().manual_seed(1000 * seed + step)
+    ids = torch.randint(0, VOCAB, (BATCH, SEQUENCE), generator=generator)
+    targets = torch.randint(0, VOCAB, (BATCH, SEQUENCE), generator=generator)
+    targets[0, 2] = -100
+    return ids, targets
+
+
+def gpt2_part(name, theirs, rank, p):
+    """What a rank holds of our parameter `name`, out of a dict of theirs; written out by hand."""
+    if name == "embedding.weight":
+        return padded_rows(theirs["transformer.wte.weight"], rank, p)
+    if name == "positions.weight":
+        return theirs["transformer.wpe.weight"]
+    if name.startswith("final_norm"):
+        return theirs["transformer.ln_f." + name.split(".")[1]]
+    _, number, *path = name.split(".")
+    layer, kind = f"transformer.h.{number}.", path[-1]
+    if path[0].endswith("norm"):
+        return theirs[layer + {"attention_norm": "ln_1.", "mlp_norm": "ln_2."}[path[0]] + kind]
+    module = {"qkv": "attn.c_attn.", "out": "attn.c_proj.", "up": "mlp.c_fc.", "down": "mlp.c_proj."}[path[1]]
+    whole = theirs[layer + module + kind]
+    whole = whole.T if kind == "weight" else whole
+    if path[1] == "qkv":
+        return cut(whole, 0, rank, p, stride=3)
+    if path[1] == "up":
+        return cut(whole, 0, rank, p)
+    return cut(whole, 1, rank, p) if kind == "weight" else whole
+
+
+def llama_part(name, theirs, rank, p):
+    if name == "embedding.weight":
+        return padded_rows(theirs["model.embed_tokens.weight"], rank, p)
+    if name == "head.weight":
+        return padded_rows(theirs["lm_head.weight"], rank, p)
+    if name == "final_norm.weight":
+        return theirs["model.norm.weight"]
+    _, number, *path = name.split(".")
+    layer = f"model.layers.{number}."
+    if path[0] == "attention_norm":
+        return theirs[layer + "input_layernorm.weight"]
+    if path[0] == "mlp_norm":
+        return theirs[layer + "post_attention_layernorm.weight"]
+    if path[1] == "qkv":
+        q, k, v = (theirs[f"{layer}self_attn.{x}_proj.weight"] for x in "qkv")
+        d = HIDDEN // HEADS
+        head = rank * (len(k) // d) // p  # the first head of K and V that this rank's queries belong to
+        count = max(1, len(k) // d // p)
+        own = [matrix[head * d : (head + count) * d] for matrix in (k, v)]
+        return torch.cat([cut(q, 0, rank, p), *own])
+    if path[1] == "out":
+        return cut(theirs[layer + "self_attn.o_proj.weight"], 1, rank, p)
+    if path[1] == "up":
+        return torch.cat([cut(theirs[f"{layer}mlp.{x}_proj.weight"], 0, rank, p) for x in ("gate", "up")])
+    return cut(theirs[layer + "mlp.down_proj.weight"], 1, rank, p)
+
+
+def padded_rows(table, rank, p):
+    rows = torch.cat([table, table.new_zeros(p * 128 - len(table), table.shape[1])])
+    return rows.chunk(p)[rank]
+
+
+def part(kind, name, theirs, rank, p):
+    return (gpt2_part if kind == "gpt2" else llama_part)(name, theirs, rank, p)
+
+
+def plain_run(kind, seed, dtype):
+    """Their logits, loss, gradients, and the weights after ten steps."""
+    model = copy.deepcopy(hugging_face(kind, seed, dtype)[0])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses, result = [], {}
+    for step in range(STEPS):
+        ids, targets = tokens(seed, step)
+        logits = model(ids).logits  # [b, s, v]
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            result = {"logits": logits.detach(), "gradients": {n: p.grad.clone() for n, p in model.named_parameters()}}
+        optimizer.step()
+        losses.append(loss.item())
+    return result | {"losses": losses, "weights": {n: p.detach() for n, p in model.named_parameters()}}
+
+
+def run(state, config, seed, dtype, group=None, **options):
+    model = ParallelGPT(config, dtype=dtype, group=group, **options)
+    load_full_state_dict(model, from_hugging_face(state, config), group)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with torch.no_grad():
+        logits = model(tokens(seed)[0], gather=True)
+    losses, gradients = [], {}
+    for step in range(STEPS):
+        loss = model(*tokens(seed, step))
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        optimizer.step()
+        losses.append(loss.item())
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    whole = to_hugging_face(full_state_dict(model, group), config)
+    return {"logits": logits, "losses": losses, "gradients": gradients, "weights": weights, "whole": whole}
+
+
+def _run_all(cases):
+    return [run(*case) for case in cases]
+
+
+KINDS = ("gpt2", "llama", "llama 1 kv")
+CASES = [(kind, seed, torch.float64) for kind in KINDS for seed in SEEDS]
+CASES += [(kind, 0, torch.float32) for kind in KINDS]
+
+
+def given(kind, seed, dtype):
+    model, options = hugging_face(kind, seed, dtype)
+    return model.state_dict(), gpt_config(options), seed, dtype
+
+
+@pytest.fixture(scope="module", params=WORLD_SIZES)
+def ran(request):
+    results = launch(_run_all, request.param, args=([given(*case) for case in CASES],), timeout=200)
+    assert len(results) == request.param
+    return results
+
+
+@cache
+def expected(case):
+    return plain_run(*case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{str(case[2])[-7:]}")
+def test_logits_loss_gradients_and_ten_steps_equal_hugging_faces(case, ran):
+    kind, _, dtype = case
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-4
+    theirs, p = expected(case), len(ran)
+    for rank, result in enumerate(ran):
+        mine = result[CASES.index(case)]
+        assert_close(mine["logits"], theirs["logits"], tolerance)
+        assert mine["losses"] == pytest.approx(theirs["losses"], abs=tolerance if dtype == torch.float64 else 1e-3)
+        for name, gradient in mine["gradients"].items():
+            assert_close(gradient, part(kind, name, theirs["gradients"], rank, p), tolerance)
+        if dtype == torch.float64:  # Adam divides by a gradient's size, so what is nothing but rounding moves too
+            for name, weight in mine["weights"].items():
+                assert_close(weight, part(kind, name, theirs["weights"], rank, p), 1e-6)
+            for name, weight in theirs["weights"].items():
+                assert_close(mine["whole"][name], weight, 1e-6)
+
+
+# Traffic, checkpointing, dropout
+
+
+def _one_step(state, config, options):
+    model = ParallelGPT(config, dtype=torch.float64, **options)
+    load_full_state_dict(model, from_hugging_face(state, config))
+    with record() as forward:
+        loss = model(*tokens(0))
+    with record() as backward:
+        loss.backward()
+    calls = [[(call.kind, call.bytes) for call in section] for section in (forward, backward)]
+    return calls, loss.item(), {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+def test_a_step_sends_bsh_for_each_block_and_for_the_two_tables_and_two_numbers_a_token_for_the_loss(p):
+    state, config, *_ = given("gpt2", 0, torch.float64)
+    tokens_, h = BATCH * SEQUENCE, 8 * BATCH * SEQUENCE * HIDDEN
+    forward = [h] * (2 * LAYERS + 1) + [8 * tokens_, 8 * (tokens_ + 1)]
+    for calls, *_ in launch(_one_step, p, args=(state, config, {})):
+        assert {kind for section in calls for kind, _ in section} == ({"all_reduce"} if p > 1 else set())
+        assert [size for _, size in calls[0]] == (forward if p > 1 else [])
+        assert [size for _, size in calls[1]] == ([h] * (2 * LAYERS + 1) if p > 1 else [])
+
+
+def test_overlap_sends_the_same_and_gives_the_same():
+    state, config, *_ = given("gpt2", 0, torch.float64)
+    plain, overlapped = (
+        launch(_one_step, 2, args=(state, config, options)) for options in ({}, {"async_grad_allreduce": True})
+    )
+    for (calls, loss, gradients), (others, other, theirs) in zip(plain, overlapped, strict=True):
+        assert calls == others
+        assert other == loss
+        for name in gradients:
+            assert_close(theirs[name], gradients[name])
+
+
+def _with_dropout(state, config, again):
+    rng = seed_all(11)
+    model = ParallelGPT(config, dtype=torch.float64, checkpoint_activations=again)
+    load_full_state_dict(model, from_hugging_face(state, config))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        losses = [model(*tokens(0), rng=rng) for _ in range(2)]
+    sum(losses).backward()
+    model.eval()
+    return (
+        [loss.item() for loss in losses],
+        {n: p.grad for n, p in model.named_parameters()},
+        sum(kept),
+        model(*tokens(0), rng=rng).item(),
+    )
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_activation_checkpointing_keeps_less_and_replays_the_same_dropout(p):
+    state, config, *_ = given("gpt2", 0, torch.float64)
+    config = dataclasses.replace(config, dropout=0.2)
+    keeping, again = (launch(_with_dropout, p, args=(state, config, flag)) for flag in (False, True))
+    for (losses, gradients, kept, quiet), (others, theirs, less, _) in zip(keeping, again, strict=True):
+        assert losses[0] != losses[1]
+        assert quiet == pytest.approx(expected(CASES[0])["losses"][0], abs=1e-12)
+        assert others == losses
+        assert less < kept / 2
+        for name in gradients:
+            assert_close(theirs[name], gradients[name])
+
+
+# The same model for every p
+
+
+CONFIGS = {
+    "gpt2": GPTConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=37, seq_length=12, dropout=0.0),
+    "llama": GPTConfig(
+        num_layers=2, hidden_size=16, num_heads=4, vocab_size=37, seq_length=12, num_kv_heads=2, ffn_hidden_size=24,
+        gated=True, bias=False, tied_embedding=False, learned_positions=False, dropout=0.0,
+    ),
+}  # fmt: skip
+
+
+def _fresh(config, per_rank):
+    seed_all(5)
+    model = ParallelGPT(config, per_rank_init=per_rank)
+    held = sum(p.numel() for p in model.parameters())
+    return full_state_dict(model), held, torch.rand(1).item()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_same_seed_gives_the_same_whole_model_for_every_p(name):
+    whole, held, after = launch(_fresh, 1, args=(CONFIGS[name], False))[0]
+    padding = (128 - 37) * 16 * (1 if CONFIGS[name].tied_embedding else 2)
+    assert held - padding == parameter_count(CONFIGS[name]) == sum(t.numel() for t in whole.values())
+    for p in (2, 4):
+        for state, _, then in launch(_fresh, p, args=(CONFIGS[name], False)):
+            assert state.keys() == whole.keys()
+            assert all(torch.equal(state[key], whole[key]) for key in whole)
+            assert then == after
+
+
+def test_first_values_have_the_spread_of_gpt2_and_what_writes_to_the_residual_a_smaller_one():
+    config = GPTConfig(num_layers=8, hidden_size=64, num_heads=4, vocab_size=1000, seq_length=100, dropout=0.0)
+    for per_rank in (False, True):
+        whole, *_ = launch(_fresh, 2, args=(config, per_rank))[0]
+        for name in ("embedding.weight", "positions.weight", "layers.3.attention.qkv.weight", "layers.7.mlp.up.weight"):
+            assert whole[name].std().item() == pytest.approx(0.02, rel=0.1), name
+        for name in ("layers.3.attention.out.weight", "layers.0.mlp.down.weight"):
+            assert whole[name].std().item() == pytest.approx(0.02 / 4, rel=0.1), name
+        assert whole["layers.0.mlp.down.bias"].abs().max() == 0
+        first, second = whole["layers.0.mlp.up.weight"].chunk(2)
+        assert not torch.equal(first, second)
+
+
+def _in_groups(state, config, seed, dtype):
+    group = [dist.new_group([0, 2]), dist.new_group([1, 3])][dist.get_rank() % 2]
+    return run(state, config, seed, dtype, group, checkpoint_activations=True)
+
+
+def test_two_groups_side_by_side_are_two_models():
+    case = CASES[3]
+    theirs = expected(case)
+    for result in launch(_in_groups, 4, args=given(*case)):
+        assert_close(result["logits"], theirs["logits"], 1e-9)
+        assert result["losses"] == pytest.approx(theirs["losses"], abs=1e-9)
+
+
+def _in_bfloat16(state, config, float32_residual):
+    model = ParallelGPT(config, dtype=torch.bfloat16, float32_residual=float32_residual)
+    load_full_state_dict(model, from_hugging_face(state, config))
+    seen = []
+    model.layers[1].register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    logits = model(tokens(0)[0], gather=True)
+    loss = model(*tokens(0))
+    loss.backward()
+    return seen[0], logits.detach(), loss.item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bfloat16_model_may_keep_its_residual_in_float32(kind):
+    state, config, *_ = given(kind, 0, torch.float64)
+    for float32_residual, dtype in ((False, torch.bfloat16), (True, torch.float32)):
+        seen, logits, loss = launch(_in_bfloat16, 2, args=(state, config, float32_residual))[1]
+        assert seen == dtype
+        assert logits.dtype == torch.bfloat16
+        assert loss == pytest.approx(expected((kind, 0, torch.float64))["losses"][0], rel=0.05)
+
+
+def test_a_key_padding_mask_hides_padding_from_every_token():
+    state, config, *_ = given("llama", 0, torch.float64)
+    model = ParallelGPT(config, dtype=torch.float64)
+    load_full_state_dict(model, from_hugging_face(state, config))
+    ids = tokens(0)[0]
+    padding = torch.zeros(BATCH, SEQUENCE, dtype=torch.bool)
+    padding[1, :3] = True
+    with torch.no_grad():
+        padded, other = model(ids, key_padding_mask=padding), ids.clone()
+        other[1, :3] = (other[1, :3] + 1) % VOCAB
+        assert_close(model(other, key_padding_mask=padding)[1, 3:], padded[1, 3:])
+        assert not torch.equal(model(other)[1, 3:], model(ids)[1, 3:])
+
+
+# Misuse
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers():
+    config = CONFIGS["gpt2"]
+    model = ParallelGPT(config)
+    with pytest.raises(ValueError, match=r"13 tokens are more than seq_length=12"):
+        model(torch.zeros(1, 13, dtype=torch.long))
+    with pytest.raises(IndexError, match=r"id 37 at \[0, 1\]"):
+        model(torch.tensor([[1, 37]]))
+    with pytest.raises(IndexError, match=r"target 40 at \[0, 0\]"):
+        model(torch.tensor([[1, 2]]), torch.tensor([[40, 2]]))
+
+
+def _make(config):
+    try:
+        ParallelGPT(config)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_number_of_ranks_that_cannot_share_the_model_is_refused_on_each_with_those_that_can():
+    config = dataclasses.replace(CONFIGS["gpt2"], num_heads=2)
+    for said in launch(_make, 4, args=(config,)):
+        assert "num_heads=2 can't be divided over 4 ranks" in said
+        assert "Use p in 1, 2." in said
+
+
+# Names and configurations of Hugging Face
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_from_and_to_hugging_face_undo_each_other_and_share_no_memory(kind):
+    model, options = hugging_face(kind)
+    state = model.state_dict()
+    mine = from_hugging_face(state, gpt_config(options))
+    back = to_hugging_face(mine, gpt_config(options))
+    assert {name: t.shape for name, t in back.items()} == {name: t.shape for name, t in state.items()}
+    assert all(torch.equal(back[name], state[name]) for name in state)
+    for tensor in mine.values():
+        tensor.zero_()
+    assert all(torch.equal(back[name], state[name]) and state[name].abs().max() > 0 for name in state)
+
+
+def test_a_state_dict_that_does_not_fit_is_refused_by_name():
+    model, options = hugging_face("llama")
+    config, state = gpt_config(options), dict(model.state_dict())
+    with pytest.raises(ValueError, match=r"layers.2.attention_norm.weight should come from model.layers.2.input_lay"):
+        from_hugging_face(state, dataclasses.replace(config, num_layers=3))
+    with pytest.raises(ValueError, match=r"9 tensors have no place in this Llama: model.layers.1"):
+        from_hugging_face(state, dataclasses.replace(config, num_layers=1))
+    with pytest.raises(ValueError, match=r"gated=True"):
+        from_hugging_face(state, dataclasses.replace(config, learned_positions=True))
+    del state["model.layers.0.self_attn.k_proj.weight"]
+    with pytest.raises(ValueError, match=r"layers.0.attention.qkv.weight should come from model.layers.0.self_attn.k"):
+        from_hugging_face(state, config)
+
+
+def test_buffers_of_old_checkpoints_are_passed_over():
+    model, options = hugging_face("gpt2")
+    state = dict(model.state_dict()) | {"transformer.h.0.attn.bias": torch.ones(1, 1, 12, 12)}
+    assert "positions.weight" in from_hugging_face(state, gpt_config(options))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "says"),
+    [
+        ("gpt2", {"activation_function": "relu"}, "activation_function='relu'"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+        ("gpt2", {"resid_pdrop": 0.2}, "dropouts of"),
+        ("llama", {"attention_bias": True}, "attention_bias=True"),
+        ("llama", {"head_dim": 32}, "head_dim=32"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "rope_type='llama3'"),
+        ("llama", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type='linear'"),
+        ("llama", {"model_type": "mistral"}, "model_type='mistral'"),
+    ],
+)
+def test_a_configuration_that_would_give_other_numbers_is_refused(kind, change, says):
+    with pytest.raises(ValueError, match=says):
+        gpt_config(hugging_face(kind)[1] | change)
+
+
+def test_a_configuration_comes_over_with_all_that_decides_the_numbers():
+    mine = gpt_config(hugging_face("llama 1 kv")[1])
+    assert mine == GPTConfig(
+        num_layers=LAYERS, hidden_size=HIDDEN, num_heads=HEADS, num_kv_heads=1, ffn_hidden_size=FFN, vocab_size=VOCAB,
+        seq_length=LENGTH, gated=True, bias=False, tied_embedding=True, learned_positions=False, rotary_base=50.0,
+        norm_eps=1e-4, dropout=0.0,
+    )  # fmt: skip
+    assert gpt_config(hugging_face("gpt2")[1] | {"activation_function": "gelu"}).activation == "gelu"
+    assert gpt_config(hugging_face("gpt2")[1]).activation == "gelu_tanh"
+    old = {k: v for k, v in hugging_face("llama")[1].items() if k != "rope_parameters"} | {"rope_theta": 7.0}
+    assert gpt_config(old).rotary_base == 7.0  # as written before transformers 5
