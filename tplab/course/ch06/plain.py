@@ -1,0 +1,85 @@
+"""Attention on one process, written out: what is right, and what well-known mistakes give.
+
+Everything is einsum and softmax; nothing of tplab's own layers. Shapes: q [b, n, s, d], k and v [b, n, t, d].
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Attend = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+
+
+def split(y: Tensor, head_dim: int) -> Tensor:
+    return torch.stack(y.split(head_dim, dim=-1), dim=1)  # [b, s, n d] -> [b, n, s, d]
+
+
+def merge(y: Tensor) -> Tensor:
+    return torch.cat(y.unbind(1), dim=-1)  # [b, n, s, d] -> [b, s, n d]
+
+
+def hidden(s: int, t: int) -> Tensor:
+    """True where a query may not look: the queries are the last s of t positions."""
+    return torch.arange(t) > torch.arange(t - s, t)[:, None]  # [s, t]
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+    dim: int = -1,
+    mask: Callable[[int, int], Tensor] = hidden,
+    fill: float = -math.inf,
+) -> Tensor:
+    scores = torch.einsum("bnid,bnjd->bnij", q, k) / (math.sqrt(q.shape[-1]) if scale is None else scale)
+    if causal:
+        scores = scores.masked_fill(mask(q.shape[2], k.shape[2]), fill)
+    return torch.einsum("bnij,bnjd->bnid", scores.softmax(dim), v)
+
+
+def after_the_softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    scores = torch.einsum("bnid,bnjd->bnij", q, k) / math.sqrt(q.shape[-1])
+    weights = scores.softmax(-1)
+    if causal:
+        weights = weights.masked_fill(hidden(q.shape[2], k.shape[2]), 0.0)
+    return torch.einsum("bnij,bnjd->bnid", weights, v)
+
+
+def top_left(s: int, t: int) -> Tensor:
+    return torch.arange(t) > torch.arange(s)[:, None]
+
+
+def the_past(s: int, t: int) -> Tensor:
+    return torch.arange(t) < torch.arange(t - s, t)[:, None]
+
+
+NO_SCALE = "what comes out without dividing the scores"
+BY_D = "what comes out when the scores are divided by d, not by its square root"
+BY_H = "what comes out when the scores are divided by the square root of the width of all heads"
+BY_T = "what comes out when the scores are divided by the square root of a sequence length"
+OVER_QUERIES = "what comes out when the softmax runs over the queries"
+OVER_HEADS = "what comes out when the softmax runs over the heads"
+NO_MASK = "what comes out without the causal mask"
+TOP_LEFT = "what comes out with the triangle at the top left, as if the queries were the first tokens"
+THE_PAST = "what comes out when the past is hidden and the future is seen"
+FILLED_WITH_ZERO = "what comes out when hidden scores are set to 0"
+AFTER_SOFTMAX = "what comes out when the mask is put on after the softmax"
+
+MISTAKES: dict[str, Attend] = {  # those without a mask in them first: they are wrong in every case
+    NO_SCALE: lambda q, k, v, causal: attend(q, k, v, causal, scale=1.0),
+    BY_D: lambda q, k, v, causal: attend(q, k, v, causal, scale=q.shape[-1]),
+    BY_H: lambda q, k, v, causal: attend(q, k, v, causal, scale=math.sqrt(q.shape[1] * q.shape[3])),
+    BY_T: lambda q, k, v, causal: attend(q, k, v, causal, scale=math.sqrt(k.shape[2])),
+    OVER_QUERIES: lambda q, k, v, causal: attend(q, k, v, causal, dim=-2),
+    OVER_HEADS: lambda q, k, v, causal: attend(q, k, v, causal, dim=1),
+    NO_MASK: lambda q, k, v, causal: attend(q, k, v, False),
+    TOP_LEFT: lambda q, k, v, causal: attend(q, k, v, causal, mask=top_left),
+    THE_PAST: lambda q, k, v, causal: attend(q, k, v, causal, mask=the_past),
+    FILLED_WITH_ZERO: lambda q, k, v, causal: attend(q, k, v, causal, fill=0.0),
+    AFTER_SOFTMAX: after_the_softmax,
+}

@@ -1,0 +1,72 @@
+"""What the checks of both attentions, exercises 6.2 and 6.4, ask when one is wrong, and what they must refuse."""
+
+from typing import Any
+
+from tplab.course.ch06 import plain
+from tplab.course.ch06.attentions import BIAS_P_TIMES, GRADIENTS, PARTIAL
+from tplab.course.checking import Claim, Observed, Question, run_ranks, verify
+from tplab.course.scenes import INPUTS_QUESTION, has_kind, has_no_gradient
+
+REFUSED = "heads that can't be shared out evenly are refused"
+
+COMMON_QUESTIONS = (
+    INPUTS_QUESTION,
+    Question(
+        has_kind("out", "none", "type", "structure"),
+        "What does forward return? One tensor [b, s, h], the sum over all ranks with its bias.",
+    ),
+    Question(
+        has_kind("out", plain.BY_H),
+        "By what are the scores divided? A score is the product of two vectors of d numbers, however many heads and "
+        "ranks there are.",
+    ),
+    Question(
+        has_kind("out", plain.OVER_QUERIES),
+        "For each query the weights of all keys add up to 1. Which dimension of the scores counts keys?",
+    ),
+    Question(
+        has_kind("out", PARTIAL),
+        "Each rank has one summand, that of its own heads. Which layer adds them up, and is it that layer you use for "
+        "`out`?",
+    ),
+    Question(has_kind("out", BIAS_P_TIMES), "How many times is the last bias added?"),
+    Question(
+        has_no_gradient(*GRADIENTS),
+        "A parameter gets no gradient. Which line does autograd not know about?",
+    ),
+    Question(
+        lambda d: "dx" in d.names and has_kind("backward traffic", "no traffic", "traffic")(d) and "out" not in d.names,
+        "dx must be the sum over all ranks, taken once: that is f. Does it stand in front of the fused product, and "
+        "nowhere else?",
+    ),
+    Question(
+        lambda d: bool({"forward traffic", "backward traffic"} & d.names) and not {"out", "dx"} & d.names,
+        "The numbers are right, the communication is not. Which call gathers, scatters or sums what could stay "
+        "where it is? One f stands in front of q, k and v together.",
+    ),
+    Question(
+        lambda d: "out" not in d.names and bool({"dx", *GRADIENTS} & d.names),
+        "The output is right, a gradient is not. Which part of the forward pass is cut off from autograd, or summed "
+        "over the wrong ranks?",
+    ),
+    Question(
+        lambda d: "out" in d.names and not has_kind("out", "zeros")(d),
+        "Q, K and V of this rank's heads; attend; merge; the row-parallel layer; nothing before it and nothing after "
+        "it. Where does your order of steps differ? Try p = 1 by hand first.",
+    ),
+)
+
+
+def refuses(attention_class: Any, sizes: tuple[int, ...]) -> Observed:
+    """On a rank: what happens to heads that p ranks can't share out evenly."""
+    try:
+        attention_class(*sizes)
+    except ValueError:
+        return {REFUSED: Claim("")}
+    return {REFUSED: Claim("the attention was built, without a ValueError")}
+
+
+def check_refusal(number: str, attention_class: Any, sizes: tuple[int, ...], p: int, ask: str) -> None:
+    note = f"{getattr(attention_class, '__name__', 'attention')}({', '.join(map(str, sizes))})"
+    seen = run_ranks(refuses, p, attention_class, sizes, note=note)
+    verify(number, p, list(seen), [{}] * p, questions=[Question(lambda d: True, ask)], note=note)
