@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import tplab
+from tplab.runtime import watch
 
 
 def fails(program: Callable[[], object], p: int = 2, timeout: float = 60.0) -> tplab.RankError:
@@ -362,6 +363,16 @@ def test_a_collective_on_a_group_one_is_no_member_of_is_an_error() -> None:
     assert error.rank == 1
     assert "rank 1 calls all_reduce on a group that it is no member of" in str(error)
     assert "Invalid process group" not in str(error)
+
+
+def test_ranks_that_move_while_they_are_looked_at_are_not_called_deadlocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter([0, 0])  # nothing moves, then, while the ranks are read one after another, something does
+
+    monkeypatch.setattr(watch, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "deadlocked", lambda states: [0, 1])
+    monkeypatch.setattr(watch.Watch, "_progress", lambda self: next(seen, object()))
+    assert tplab.launch(lambda: time.sleep(0.5), 2) == [None, None]
+    assert next(seen, None) is None
 
 
 def test_after_each_failure_the_next_launch_works() -> None:

@@ -114,12 +114,16 @@ class Watch:
                 progress = self._progress()
                 if progress != before:
                     before, settled = progress, now
-                elif now - settled > SETTLED_SECONDS and deadlocked(snapshot(self.board)):
+                elif now - settled > SETTLED_SECONDS and self._is_deadlocked(before):
                     raise self._deadlock("the ranks wait for what never comes")
                 if timeout is not None and now - started > timeout:
                     raise self._out_of_time(timeout)
         except KeyboardInterrupt:
             raise Interrupted("the run was interrupted. Where the ranks were:\n" + self._explain()) from None
+
+    def _is_deadlocked(self, progress: object) -> bool:
+        """The ranks are read one after another: if one moves meanwhile, this was never so, and counts for nothing."""
+        return bool(deadlocked(snapshot(self.board))) and self._progress() == progress
 
     @staticmethod
     def _failed(rank: RankProcess) -> bool:
