@@ -29,7 +29,7 @@ progress()
 # | 05 | [Parallel MLP](05_parallel_mlp.ipynb) | ParallelMLP, SwiGLU, and a training run on real text | 4, about 55 min |
 # | 06 | Parallel attention (coming) | heads over ranks, fused QKV, grouped-query heads, KV cache | |
 # | 07 | Vocabulary-parallel embedding (coming) | VocabParallelEmbedding, tied output layer | |
-# | 08 | Vocabulary-parallel loss (coming) | softmax and loss over a vocabulary that no rank holds whole | |
+# | 08 | [Vocabulary-parallel loss](08_vocab_parallel_loss.ipynb) | softmax and loss over a vocabulary that no rank holds whole | 5, about 75 min |
 # | 09 | Randomness (coming) | the same model for any number of ranks: init and dropout | |
 # | 10 | Parallel transformer (coming) | a transformer layer, a GPT, generation | |
 # | 11 | Communication cost (coming) | the cost model, and overlap with the backward pass | |
