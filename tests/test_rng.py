@@ -213,19 +213,29 @@ def _add_pairs():
         ({"seed": 3}, {"seed": 3}),
         ({"seed": 3, "per_rank": True}, {"seed": 6}),
         ({"seed": 3, "per_rank": True}, {"seed": 0, "per_rank": True}),
+        ({"seed": 5 - 2**32, "per_rank": True}, {"seed": 3 + 2**32, "per_rank": True}),
         ({"seed": 3, "per_rank": True}, {"seed": 7}),
+        ({"seed": 3, "per_rank": True}, {"seed": 7 + 2**32}),
+        ({"seed": 3, "per_rank": True}, {"seed": 2 - 2**32}),
         ({"seed": 3, "per_rank": True}, {"seed": -1, "per_rank": True}),
     ]
     return [_add_two(*pair) for pair in pairs]
 
 
 def test_states_that_would_draw_the_same_numbers_on_any_two_ranks_are_refused_on_all():
-    for same, above, below, *apart in launch(_add_pairs, 4):
-        assert same == "'b' with seed 3 would draw the same numbers as 'a' with seed 3: choose another seed"
-        assert above == "'b' with seed 6 would draw the same numbers as 'a' with seeds 3 to 6: choose another seed"
+    for same, above, below, wrapped, *apart in launch(_add_pairs, 4):
+        assert same.startswith("'b' with seed 3 would draw the same numbers as 'a' with seed 3 (of a seed a CPU takes")
+        assert above.startswith("'b' with seed 6 would draw the same numbers as 'a' with seeds 3 to 6")
         assert "'b' with seeds 0 to 3 would draw the same numbers as 'a' with seeds 3 to 6" in below
-        assert apart == [None, None]
-    assert _add_pairs()[1:] == [None] * 4  # one rank has one seed
+        assert "the last 32 bits): choose another seed" in wrapped
+        assert apart == [None] * 4
+    assert _add_pairs()[1:] == [None] * 7  # one rank has one seed
+
+
+def test_of_a_seed_the_cpu_takes_the_last_32_bits():
+    """The reason for which seeds that far apart are refused; should torch change it, they need not be."""
+    assert_same(drawn(3 + 2**32, 1), drawn(3, 1))
+    assert_same(drawn(2 - 2**32, 1), drawn(2, 1))
 
 
 # Saved and gone on from

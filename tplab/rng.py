@@ -14,13 +14,17 @@ So each rank has three random states, all from one seed:
     "replicated"    seed + 1359        alike on all ranks
     "sharded"       seed + 2718 + r    of rank r alone (Megatron: "model-parallel-rng", with the same 2718)
 
-`fork` is how one of the two is drawn from: it lays the state into torch's generators, and when the block ends, also by
-an exception, it keeps where that state has got to and lays the former one back. "replicated" has a state of its own,
-because a rank that draws one more number from the current one, for a log message say, would have other masks from then.
+    tracker = seed_all(1)
+    with tracker.fork("sharded"):
+        y = F.dropout(y, 0.1)           # drawn from this rank's own state; outside, the current one is as it was
+
+`fork` puts the state into torch's generators. When the block ends, by an exception too, it keeps where that state has
+got to and puts the former one back. "replicated" has a state of its own, because a rank that draws one more number from
+the current one, for a log message say, would have other masks from then on.
 
 Activation checkpointing runs a layer a second time, in backward, and has to drop the same places again. torch's own
-lays back the current state, but knows of no other, so the second run would draw a mask that is further on in "sharded":
-no error, and wrong gradients. `checkpoint` lays back all of them.
+puts back the current state, but knows of no other, so the second run would draw a mask that is further on in "sharded":
+no error, and wrong gradients. `checkpoint` puts back all of them.
 (Shoeybi et al. 2019, "Megatron-LM", section 3; Megatron: CudaRNGStatesTracker, model_parallel_cuda_manual_seed and
 checkpoint, in megatron/core/tensor_parallel/random.py.)
 """
@@ -41,6 +45,7 @@ from tplab.runtime import device
 
 REPLICATED_OFFSET = 1359
 SHARDED_OFFSET = 2718
+CPU_SEEDS = 2**32  # the CPU's generator takes the last 32 bits of a seed
 
 State = dict[str, Tensor]  # "cpu", and "cuda" where a GPU is in use -> the state of its generator, bytes
 
@@ -74,10 +79,10 @@ class RNGTracker:
             raise ValueError(f"there is a random state {name!r} already")
         seeds = range(seed, seed + (self.world_size if per_rank else 1))
         for other, stream in self._streams.items():
-            if max(seeds.start, stream.seeds.start) < min(seeds.stop, stream.seeds.stop):
+            if _meet(seeds, stream.seeds):
                 raise ValueError(
                     f"{name!r} with {_words(seeds)} would draw the same numbers as {other!r} with "
-                    f"{_words(stream.seeds)}: choose another seed"
+                    f"{_words(stream.seeds)} (of a seed a CPU takes the last 32 bits): choose another seed"
                 )
         self._streams[name] = _Stream(seeds, per_rank)
         self._states = {**self._states, name: {}}
@@ -239,6 +244,12 @@ def _copy(state: State) -> State:
 def _write(generators: dict[str, torch.Generator], state: State) -> None:
     for kind, generator in generators.items():
         generator.set_state(state[kind])
+
+
+def _meet(one: range, other: range) -> bool:
+    """Whether a seed of one and a seed of the other start the CPU's generator alike."""
+    forth, back = ((b.start - a.start) % CPU_SEEDS for a, b in ((one, other), (other, one)))
+    return forth < len(one) or back < len(other)
 
 
 def _words(seeds: range) -> str:
