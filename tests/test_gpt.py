@@ -381,6 +381,29 @@ def test_a_key_padding_mask_hides_padding_from_every_token():
         assert not torch.equal(model(other)[1, 3:], model(ids)[1, 3:])
 
 
+def test_every_option_reaches_its_place():
+    config = dataclasses.replace(CONFIGS["llama"], dropout=0.3, rotary_base=77.0, norm_eps=1e-3)
+    model = ParallelGPT(
+        config, check_ids="later", async_grad_allreduce=True, per_rank_init=True,
+        init_method=lambda w: nn.init.constant_(w, 1.0), output_init_method=lambda w: nn.init.constant_(w, 2.0),
+    )  # fmt: skip
+    assert model.embedding.check_ids.when == "later"
+    assert model.embedding.per_rank_init
+    assert model.final_norm.eps == 1e-3
+    assert bool((model.embedding.weight[:37] == 1).all() and (model.head.weight[:37] == 1).all())
+    assert not model.head.weight[37:].any()  # padding
+    for layer in model.layers:
+        assert (layer.attention_norm.eps, layer.mlp_norm.eps) == (1e-3, 1e-3)
+        assert (layer.hidden_dropout, layer.attention.dropout) == (0.3, 0.3)
+        assert (layer.attention.rotary_base, layer.attention.num_kv_heads, layer.attention.causal) == (77.0, 2, True)
+        assert layer.attention.qkv.async_grad_allreduce
+        assert layer.mlp.up.async_grad_allreduce
+        assert layer.mlp.down.per_rank_init
+        assert bool((layer.mlp.up.weight == 1).all() and (layer.mlp.down.weight == 2).all())
+    learned = ParallelGPT(CONFIGS["gpt2"], init_method=lambda w: nn.init.constant_(w, 3.0))
+    assert bool((learned.positions.weight == 3).all() and (learned.layers[0].mlp.down.weight == 3).all())
+
+
 # Misuse
 
 
