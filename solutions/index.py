@@ -30,7 +30,7 @@ progress()
 # | 06 | Parallel attention (coming) | heads over ranks, fused QKV, grouped-query heads, KV cache | |
 # | 07 | Vocabulary-parallel embedding (coming) | VocabParallelEmbedding, tied output layer | |
 # | 08 | [Vocabulary-parallel loss](08_vocab_parallel_loss.ipynb) | softmax and loss over a vocabulary that no rank holds whole | 5, about 75 min |
-# | 09 | Randomness (coming) | the same model for any number of ranks: init and dropout | |
+# | 09 | [Randomness](09_randomness.ipynb) | the same model for any number of ranks: init and dropout | 5, about 65 min |
 # | 10 | Parallel transformer (coming) | a transformer layer, a GPT, generation | |
 # | 11 | Communication cost (coming) | the cost model, and overlap with the backward pass | |
 # | 12 | Sequence parallel (coming) | all-reduce as reduce-scatter and all-gather; activation memory | |

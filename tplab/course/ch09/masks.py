@@ -1,0 +1,29 @@
+"""What plain torch draws on a rank: the masks that the checks of 9.4 and 9.5 multiply with.
+
+They are drawn on the ranks, since a GPU draws other numbers than a CPU.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tplab.rng import REPLICATED_OFFSET, SHARDED_OFFSET
+from tplab.runtime import device
+
+CURRENT, REPLICATED, SHARDED = "current", "replicated", "sharded"
+Draw = tuple[str, tuple[int, ...]]  # from which stream, how large
+
+
+def draw_masks(draws: Sequence[Draw], seed: int, index: int, rate: float) -> list[Tensor]:
+    """One dropout mask after the other, each from its stream, as `seed_all(seed)` seeds them on rank `index`."""
+    seeds = {CURRENT: seed, REPLICATED: seed + REPLICATED_OFFSET, SHARDED: seed + SHARDED_OFFSET + index}
+    masks: list[Tensor] = [torch.empty(0)] * len(draws)
+    for stream in dict.fromkeys(name for name, _ in draws):
+        torch.manual_seed(seeds[stream])
+        for number, (name, shape) in enumerate(draws):
+            if name == stream:
+                ones = torch.ones(shape, dtype=torch.float64, device=device())
+                masks[number] = F.dropout(ones, rate).cpu()
+    return masks

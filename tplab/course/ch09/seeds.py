@@ -1,0 +1,173 @@
+"""The check of exercise 9.2: the seeds of a rank's streams, equal where they should be and nowhere else.
+
+Any scheme is right that keeps the rules of the exercise. It is asked on real ranks, then for large numbers of them.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tplab.course.checking import (
+    WORLD_SIZES,
+    Claim,
+    Observed,
+    Question,
+    Verdict,
+    called_as,
+    calling,
+    exercise,
+    fresh_generator,
+    run_ranks,
+    verify,
+)
+
+STREAMS = ("init", "replicated", "sharded")
+COPIES = 3
+MANY = (64, 40)  # ranks and copies of the model, asked without starting them
+TORCH_SEEDS = 2**32  # the CPU's generator takes the last 32 bits of a seed
+
+RIGHT_FORM = "each seed is a whole number from 0 on"
+ALONE = "no two streams have the same seed"
+FOLLOWS = "another seed of the run gives other seeds"
+
+Key = tuple[str, int, int]  # stream, rank, copy
+
+
+def ask(stream_seeds: Callable[..., Any], seed: int) -> Observed:
+    """On a rank: its seeds in every copy of the model."""
+    rank, p = dist.get_rank(), dist.get_world_size()
+    said = []
+    for copy in range(COPIES):
+        with called_as(f"stream_seeds({seed}, {rank}, {p}, copy={copy})"):
+            said.append(stream_seeds(seed, rank, p, copy=copy))
+    return {"said": said}
+
+
+def form(said: Any) -> str:
+    """What is wrong with the form of an answer."""
+    if not isinstance(said, dict) or set(said) != set(STREAMS):
+        return f"it returns {said!r}"[:100]
+    wrong = [f"{name}: {value!r}" for name, value in said.items() if type(value) is not int or not 0 <= value < 2**63]
+    return ", ".join(wrong)
+
+
+def clash(answers: dict[tuple[int, int], dict[str, int]]) -> tuple[str, bool]:
+    """Two streams that draw the same numbers, in words, and whether their seeds differ all the same."""
+    owners: dict[int, tuple[str, int]] = {}
+    for (rank, copy), said in sorted(answers.items(), key=lambda item: item[0][::-1]):
+        for stream, value in said.items():
+            what = {
+                "init": "init",
+                "replicated": f"replicated of copy {copy}",
+                "sharded": f"sharded of rank {rank}, copy {copy}",
+            }[stream]
+            other, number = owners.setdefault(value % TORCH_SEEDS, (what, value))
+            if other != what:
+                if number == value:
+                    return f"{other} and {what} both have seed {value}", False
+                return f"{other} has seed {number}, {what} has {value}, which is a multiple of 2**32 away", True
+    return "", False
+
+
+def judge(answers: dict[tuple[int, int], dict[str, int]], alone: dict[int, dict[str, int]]) -> Iterator[Observed]:
+    """What to compare, rank by rank: the seeds that must be those of one rank, and the claims about all of them."""
+    words, _ = clash(answers)
+    for rank in sorted({rank for rank, _ in answers}):
+        yield {
+            "init": [answers[rank, copy]["init"] for copy in alone],
+            "replicated": [answers[rank, copy]["replicated"] for copy in alone],
+            ALONE: Claim(words),
+        }
+
+
+def right(alone: dict[int, dict[str, int]]) -> Observed:
+    return {
+        "init": [alone[0]["init"]] * len(alone),
+        "replicated": [said["replicated"] for said in alone.values()],
+    }
+
+
+@exercise("9.2", "The seeds of the streams")
+def seeds(stream_seeds: Callable[..., Any]) -> Verdict:
+    seed = int(torch.randint(1000, 10**6, (), generator=fresh_generator()))
+    alone: dict[int, dict[str, int]] = {}
+    for p in WORLD_SIZES:
+        seen = [rank["said"] for rank in run_ranks(ask, p, stream_seeds, seed)]
+        wrong = [form(next(filter(form, said), said[0])) for said in seen]
+        if any(wrong):
+            observed = [{RIGHT_FORM: Claim(words)} for words in wrong]
+            verify("9.2", p, observed, [{} for _ in range(p)], questions=QUESTIONS)
+        alone = alone or dict(enumerate(seen[0]))
+        answers = {(rank, copy): seen[rank][copy] for rank, copy in product(range(p), range(COPIES))}
+        observed = [mine | {RIGHT_FORM: Claim("")} for mine in judge(answers, alone)]
+        verify("9.2", p, observed, [right(alone)] * p, questions=QUESTIONS + collision(answers))
+    check_many(stream_seeds, seed)
+    return Verdict(
+        "No two streams share a seed, up to 64 ranks and 40 copies; what is replicated does not depend on p."
+    )
+
+
+def check_many(stream_seeds: Callable[..., Any], seed: int) -> None:
+    """Many ranks and copies, in this process."""
+    p, copies = MANY
+    answers = {}
+    for rank, copy in product(range(p), range(copies)):
+        with calling(f"stream_seeds({seed}, {rank}, {p}, copy={copy})"):
+            answers[rank, copy] = stream_seeds(seed, rank, p, copy=copy)
+    observed: Observed = {ALONE: Claim(clash(answers)[0])}
+    with calling(f"stream_seeds({seed + 12345}, 0, 1, copy=0)"):
+        others, mine = stream_seeds(seed + 12345, 0, 1, copy=0), stream_seeds(seed, 0, 1, copy=0)
+    kept = [name for name in STREAMS if others[name] == mine[name]]
+    observed[FOLLOWS] = Claim(
+        f"{', '.join(kept)}: the same for seed = {seed} and seed = {seed + 12345}" if kept else ""
+    )
+    note = f"{copies} copies of the model on {p} ranks each"
+    questions = QUESTIONS + collision(answers)
+    verify("9.2", p, [observed], [{}], questions=questions, note=note, alone=True)
+
+
+def collision(answers: dict[tuple[int, int], dict[str, int]]) -> tuple[Question, ...]:
+    """What to ask about two streams with one seed."""
+    words, wraps = clash(answers)
+    if wraps:
+        text = (
+            "The CPU's generator looks only at the last 32 bits of a seed. By how much do your seeds differ? Small "
+            "steps are enough."
+        )
+    elif "rank" not in words or words.count("sharded") == 2:
+        text = (
+            "Write down the seeds of all ranks of two copies of the model, one below the other. Which step, from "
+            "rank to rank or from copy to copy, is too small?"
+        )
+    else:
+        text = (
+            "The seed of a rank in one stream is that of another stream. Write down the seeds of all ranks in one row: "
+            "where must the streams lie, so that `seed + rank` never reaches the next one?"
+        )
+    return (Question(lambda d: ALONE in d.names, text),)
+
+
+QUESTIONS: tuple[Question, ...] = (
+    Question(
+        lambda d: RIGHT_FORM in d.names,
+        'The result is a dictionary {"init": ..., "replicated": ..., "sharded": ...} of whole numbers, none of them '
+        "negative.",
+    ),
+    Question(
+        lambda d: "init" in d.names,
+        "Every rank of every copy draws the first values from this seed, and they are one model. May the rank, the "
+        "number of ranks or the copy be in it?",
+    ),
+    Question(
+        lambda d: "replicated" in d.names,
+        "The ranks of one copy drop the same places of the residual stream, whatever their number is. What may be in "
+        "this seed, and what not?",
+    ),
+    Question(
+        lambda d: FOLLOWS in d.names,
+        "A run with another seed has to draw other numbers. Which of your seeds does not contain `seed`?",
+    ),
+)
