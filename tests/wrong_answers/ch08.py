@@ -221,7 +221,7 @@ WHOLE_RIGHT = COUNTED + CHECKED + PADDING + INFINITE + LOSS + TOTAL + SMOOTH + M
 WHOLE = [
     ("padding takes part", whole(swap(WHOLE_RIGHT, INFINITE, "z = logits\n")), "The softmax gives the padded columns a part"),
     ("padding becomes 0", whole(swap(WHOLE_RIGHT, INFINITE, "z = logits.masked_fill(padding, 0)\n")), "From which part on does yours differ"),
-    ("padding by the column, not the id", whole(swap(WHOLE_RIGHT, "torch.arange(start, start + logits.shape[-1])", "torch.arange(logits.shape[-1])")), "From which part on does yours differ"),
+    ("padding by the column, not the id", whole(swap(WHOLE_RIGHT, "torch.arange(start, start + logits.shape[-1])", "torch.arange(logits.shape[-1])")), "which id has its column 0"),
     ("padding from vocab_size + 1 on", whole(swap(WHOLE_RIGHT, ">= vocab_size\nz", "> vocab_size\nz")), "From which part on does yours differ"),
     ("the mean over all tokens", whole(swap(WHOLE_RIGHT, MEAN, "return loss.masked_fill(~counted, 0).mean()")), "by all, or by those that count"),
     ("the sum", whole(swap(WHOLE_RIGHT, " / counted.sum()", "")), "By what is it divided"),

@@ -19,7 +19,7 @@ SYMPTOMS = [
         exercise="8.5",
     ),
     Symptom(
-        see="The loss is right at the first step, then falls more slowly than on one process",
+        see="The first loss is right; then it falls more slowly than on one process, and rises again",
         cause="Every rank subtracts 1 in the backward, not only the one that has the target",
         exercise="8.4",
     ),
