@@ -119,6 +119,20 @@ def test_behind_a_stop_token_a_text_is_filled_up_and_all_end_when_all_have_stopp
     assert one.shape == (1, PROMPT + first + 1)  # nothing is left to do
 
 
+def _stop_in_the_prompt(state, config):
+    model, lengths = make(state, config), [5, 2, 3]
+    stop = prompt()[0, 3].item()  # known, and behind the place where the others already go on
+    texts = generate(model, prompt(), NEW, prompt_lengths=lengths, stop_id=stop)
+    alone = generate(model, prompt()[:1], NEW, stop_id=stop)
+    return texts[0, : alone.shape[1]], alone[0]
+
+
+def test_a_stop_token_within_a_prompt_stops_nothing():
+    text, alone = launch(_stop_in_the_prompt, 2, args=given("llama"))[0]
+    assert torch.equal(text, alone)
+    assert len(alone) > PROMPT + 1
+
+
 def _sample(state, config, temperature, top_k, seed_by_rank):
     model = make(state, config)
     generator = torch.Generator().manual_seed(dist.get_rank() if seed_by_rank else 4)
