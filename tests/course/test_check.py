@@ -251,8 +251,12 @@ def test_verdicts_say_what_is_the_matter(root, learner):
 
 def test_torch_that_loads_its_compiler_during_a_check_is_no_change(root, learner):
     learner.answer(1, "import torch._dynamo; return 2 * x")
-    said, _ = verdicts(root, learner, exercises=["90.1"])
-    assert (said["90.1"].status, said["90.1"].text) == ("passed", "")
+    learner.answer(2, "import torch.export; torch.export.export(torch.nn.Identity(), (torch.ones(1),)); return 2 * x")
+    learner.answer(3, "import torch; torch.compile(torch.nn.Identity(), backend='eager')(torch.ones(1)); return 2 * x")
+    learner.answer(4, "import torch; torch.nn.Module.__init__ = lambda self: None; return 2 * x")
+    said, _ = verdicts(root, learner, exercises=["90.1", "90.2", "90.3", "90.4"])
+    assert [said[f"90.{k}"].status for k in (1, 2, 3, 4)] == ["passed", "passed", "passed", "failed"], said
+    assert "your code changed torch.nn.modules.module.Module.__init__" in said["90.4"].text
 
 
 def test_waiting_for_an_earlier_exercise(root, learner):

@@ -5,7 +5,9 @@ import time
 
 import psutil
 import pytest
+from nbval.kernel import CURRENT_ENV_KERNEL_NAME
 
+from tplab.course.nbval_plugin import Kernel
 from tplab.course.notebook import Cell
 from tplab.course.run import Run
 
@@ -44,6 +46,19 @@ def test_very_many_messages_do_no_harm(tmp_path):
     loop = "for i in range(20000):\n    print(i, flush=True)"
     rows, _ = run(tmp_path, code(loop, "a"), code("1", "b"), timeout=270)
     assert [row["outcome"] for row in rows.values()] == ["passed", "passed"]
+
+
+def test_no_message_is_lost_while_nobody_reads(tmp_path):
+    """On a busy machine the reader comes late; what then was lost could be the message that the cell is done."""
+    kernel = Kernel(CURRENT_ENV_KERNEL_NAME, cwd=str(tmp_path), startup_timeout=120)
+    try:
+        sent = kernel.execute_cell_input("for i in range(20000):\n    print(i, flush=True)")
+        while kernel.kc.get_shell_msg(timeout=120)["parent_header"].get("msg_id") != sent:
+            pass
+        kernel.await_idle(sent, timeout=30)
+        assert kernel.printed == sum(len(f"{i}\n") for i in range(20000))
+    finally:
+        kernel.stop()
 
 
 def test_endless_printing_is_stopped_and_said(tmp_path):

@@ -12,6 +12,7 @@ notebook that deceives this very module. Whoever does that knows that the answer
 
 import importlib
 import sys
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -23,8 +24,10 @@ from tplab.runtime.report import name_cell
 # Others' code that checks build on. Of these modules the public functions and classes are kept.
 OTHERS = ("builtins", "importlib", "math", "torch", "torch.nn", "torch.nn.functional", "torch.autograd",
           "torch.distributed", "torch.testing")  # fmt: skip
-# torch wraps this one itself when it first loads its compiler, which an optimizer or device "meta" may do in a check.
-WRAPPED_BY_TORCH = ("torch.manual_seed",)
+# torch wraps these itself: the first when it loads its compiler, which an optimizer or device "meta" may do in a check,
+# the others when it first compiles.
+_MODULE = "torch.nn.modules.module.Module"
+WRAPPED_BY_TORCH = ("torch.manual_seed", f"{_MODULE}.__init__", f"{_MODULE}.__setstate__")
 _HOOKS = ("input_transformers_post", "ast_transformers")
 
 _kept = Kept()
@@ -148,7 +151,7 @@ def before_check(number: str) -> None:
 
 def after_check(number: str) -> None:
     """Raises AssertionError where something that was kept has been changed while the check ran."""
-    changed = [name for name in _put_back() if name not in WRAPPED_BY_TORCH]
+    changed = [name for name, found in _put_back().items() if not _is_torchs_own(name, found)]
     if changed:
         raise AssertionError(
             f"While the check of exercise {number} ran, your code changed {changed[0]}. "
@@ -156,10 +159,17 @@ def after_check(number: str) -> None:
         )
 
 
-def _put_back() -> list[str]:
-    changed = [name for name, module in _modules.items() if sys.modules.get(name) is not module]
+def _is_torchs_own(name: str, found: Any) -> bool:
+    """Whether torch itself has put `found`, a wrapper from one of its own files, in that place."""
+    file = found.__code__.co_filename if isinstance(found, FunctionType) else ""
+    return name in WRAPPED_BY_TORCH and file.startswith(str(Path(_modules["torch"].__file__ or "").parent))
+
+
+def _put_back() -> dict[str, Any]:
+    """Put everything back that was kept; returns the names of what had been changed, and what stood there."""
+    changed = {name: None for name, module in _modules.items() if sys.modules.get(name) is not module}
     sys.modules.update(_modules)
-    changed += _kept.put_back()
+    changed |= _kept.put_back()
     for table, items in _tables:
         table.update(items)
     torch = _modules.get("torch")

@@ -2,7 +2,7 @@
 
 kept = Kept()
 kept.module(checking); kept.cls(Verdict); kept.function(fail)
-kept.put_back()      ["tplab.course.checking.fail"]: what had been changed
+kept.put_back()      {"tplab.course.checking.fail": ...}: what had been changed, and what stood there
 """
 
 import builtins
@@ -32,15 +32,15 @@ class Space:
     def __post_init__(self) -> None:
         self.known = set(vars(self.owner))
 
-    def put_back(self) -> list[str]:
-        now = vars(self.owner)
+    def put_back(self) -> dict[str, Any]:
+        now = dict(vars(self.owner))
         changed = [key for key, value in self.kept.items() if now.get(key, _GONE) is not value]
-        new = [key for key in list(now) if key not in self.known and self.hides(key)]
+        new = [key for key in now if key not in self.known and self.hides(key)]
         for key in changed:
             setattr(self.owner, key, self.kept[key])
         for key in new:
             delattr(self.owner, key)
-        return [f"{self.name}.{key}" for key in (*changed, *new)]
+        return {f"{self.name}.{key}": now.get(key) for key in (*changed, *new)}
 
 
 class Kept:
@@ -89,21 +89,23 @@ class Kept:
         """What one attribute of an object is."""
         self._attributes.append((owner, key, getattr(owner, key)))
 
-    def put_back(self) -> list[str]:
-        """Put everything back; returns the names of what had been changed."""
-        changed = [name for space in self._spaces for name in space.put_back()]
+    def put_back(self) -> dict[str, Any]:
+        """Put everything back; returns the names of what had been changed, and what stood there."""
+        changed: dict[str, Any] = {}
+        for space in self._spaces:
+            changed |= space.put_back()
         for name, function, parts in self._functions:
             for key, part in zip(_PARTS, parts, strict=True):
                 if getattr(function, key) is not part:
+                    changed[name] = getattr(function, key)
                     setattr(function, key, part)
-                    changed.append(name)
         for owner, key, value in self._attributes:
             if getattr(owner, key) is not value:
+                changed[key] = getattr(owner, key)
                 setattr(owner, key, value)
-                changed.append(key)
         for name, owner, key, items in self._lists:
             if list(_get(owner, key)) != items:
-                changed.append(name)
+                changed[name] = list(_get(owner, key))
                 _get(owner, key)[:] = items
         return changed
 

@@ -5,7 +5,8 @@ mend
 
 1. the output of child processes, which ipykernel doesn't capture under PYTEST_CURRENT_TEST,
 2. a dead kernel, which nbval notices only when the cell's time is up,
-3. cells with very many messages, which break the run, and cells that never stop printing,
+3. cells with very many messages, of which ZeroMQ drops those that are not read in time (perhaps the one that says that
+   the cell is done), and cells that never stop printing,
 4. errors that come without an error message on iopub (unknown magics), which nbval lets pass,
 5. one cell out of time, after which nbval expects every later cell to fail.
 
@@ -80,6 +81,10 @@ class Kernel(RunningKernel):
         self.flooded = False
         self.beside = False
         super().__init__(*args, **kwargs)
+
+    def _ensure_iopub_up(self):
+        self.kc.iopub_channel.socket.rcvhwm = 0  # no limit; by default 1000 wait, and then the kernel drops the next
+        super()._ensure_iopub_up()
 
     def execute_cell_input(self, cell_input, allow_stdin=None):
         self.reply, self.printed, self.flooded = {}, 0, False
