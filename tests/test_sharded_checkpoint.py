@@ -1,0 +1,429 @@
+"""Saved on some ranks, loaded on others: `tplab.sharded_checkpoint`, and the modules that it stands on.
+
+What should be in a checkpoint is what `full_state_dict` gathers, and what torch's own tools find there without tplab.
+"""
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.nn import functional as F
+
+from tests.reference import assert_close, random
+from tplab import launch
+from tplab.attention import ParallelAttention
+from tplab.checkpoint import full_state_dict
+from tplab.checkpoint_pieces import pieces
+from tplab.embedding import VocabParallelEmbedding, parallel_logits
+from tplab.mlp import ParallelMLP
+from tplab.rng import dropout, seed_all
+from tplab.sharded_checkpoint import load_sharded, save_sharded
+from tplab.sharding import Block, Sharding
+
+WORLD_SIZES = (1, 2, 4)
+OPTIMIZERS = ("adamw", "sgd")
+VOCABULARY, HIDDEN = 11, 16
+EXTRA = {"step": 2, "loss": 0.5, "milestones": Counter({30: 1, 80: 2}), "last": [0.1, None], "seen": torch.arange(3)}
+
+
+class Head(nn.Module):
+    """The output layer with the table of the embedding: one parameter, two names."""
+
+    def __init__(self, table, group):
+        super().__init__()
+        self.weight, self.group = table.weight, group
+
+    def forward(self, x):
+        return parallel_logits(x, self.weight, gather=True, vocab_size=VOCABULARY, group=self.group)
+
+
+class Layer(nn.Module):
+    """A layer with heads of K, V that several ranks hold, a fused gate, norms that all hold."""
+
+    def __init__(self, kv_heads, options):
+        super().__init__()
+        self.norm = nn.LayerNorm(HIDDEN, dtype=torch.float64)
+        self.attention = ParallelAttention(HIDDEN, 4, kv_heads, causal=True, **options)
+        self.mlp = ParallelMLP(HIDDEN, 24, "swiglu", **options)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm(x))
+        return x + self.mlp(x)
+
+
+class Model(nn.Module):
+    def __init__(self, group=None, vocabulary=VOCABULARY, layers=(2, 1)):
+        super().__init__()
+        options = {"group": group, "dtype": torch.float64}
+        self.table = VocabParallelEmbedding(vocabulary, HIDDEN, multiple=1, **options)
+        self.blocks = nn.ModuleList(Layer(kv_heads, options) for kv_heads in layers)
+        self.norm = nn.LayerNorm(HIDDEN, dtype=torch.float64)
+        self.register_buffer("tokens_seen", torch.zeros((), dtype=torch.int64))
+        self.head = Head(self.table, group)
+
+    def forward(self, ids, rng):
+        self.tokens_seen += ids.numel()
+        x = dropout(self.table(ids), 0.25, sharded=False, rng=rng)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def optimizer_of(kind, model):
+    named = dict(model.named_parameters())
+    if kind == "sgd":
+        return torch.optim.SGD(named.values(), lr=0.05, momentum=0.9)
+    groups = [  # in another order than the model's, and of two kinds
+        {"params": [p for n, p in reversed(named.items()) if "norm" in n], "weight_decay": 0.0},
+        {"params": [p for n, p in named.items() if "norm" not in n], "lr": torch.tensor(0.02, dtype=torch.float64)},
+    ]
+    # eps: the gradient of K's bias is only rounding, and divided by its own size it would be none any more
+    return torch.optim.AdamW(groups, lr=0.01, amsgrad=True, eps=1e-3)
+
+
+def train(model, optimizer, rng, steps):
+    for step in steps:
+        ids = (random((2, 6), "ids", step).abs() * 100).long() % VOCABULARY
+        loss = F.cross_entropy(model(ids, rng).flatten(0, 1), ids.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def held(model, optimizer):
+    """What this rank holds: {name: (tensor, its sharding)} of the model and of the optimizer, the hyperparameters."""
+    tensors = {n: (t.detach().clone(), sharding_of(t)) for n, t in model.state_dict(keep_vars=True).items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            sharding = sharding_of(parameter) if key != "step" else None
+            tensors[f"{name} {key}"] = value.clone(), sharding
+    return tensors, [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def sharding_of(tensor):
+    return getattr(tensor, "tensor_parallel", None)
+
+
+def whole(of_ranks):
+    """The whole tensors, of those that each rank holds."""
+    names = of_ranks[0]
+    return {n: s.unshard([r[n][0] for r in of_ranks]) if s else t for n, (t, s) in names.items()}
+
+
+def assert_holds(tensors, expected, rank, p, tolerance):
+    assert tensors.keys() == expected.keys()
+    for name, (tensor, sharding) in tensors.items():
+        part = sharding.shard(expected[name], rank, p) if sharding else expected[name]
+        if tolerance:
+            assert_close(tensor, part, tolerance)
+        else:
+            assert torch.equal(tensor, part), name
+
+
+def drawn(rng):
+    """The next numbers of both random states."""
+    numbers = {}
+    for name in ("replicated", "sharded"):
+        with rng.fork(name):
+            numbers[name] = torch.rand(4)
+    return numbers
+
+
+def own_group(groups):
+    """(number, group) of this rank among groups that all ranks make."""
+    if groups is None:
+        return 0, None
+    number = next(number for number, ranks in enumerate(groups) if dist.get_rank() in ranks)
+    return number, [dist.new_group(ranks) for ranks in groups][number]
+
+
+def _save(root, groups=None):
+    """For each optimizer: train, save, go on. What was saved, what came of it, and the random numbers afterwards."""
+    number, group = own_group(groups)
+    results = {}
+    for kind in OPTIMIZERS:
+        rng = seed_all(5 + 10_000 * number, group)
+        model = Model(group)
+        optimizer = optimizer_of(kind, model)
+        train(model, optimizer, rng, range(2))
+        save_sharded(root / f"group{number}" / kind, model, optimizer=optimizer, rng=rng, extra=EXTRA, group=group)
+        saved = held(model, optimizer)
+        train(model, optimizer, rng, range(2, 3))
+        results[kind] = saved, held(model, optimizer), drawn(rng)
+    return results, full_state_dict(model, group)
+
+
+def _load(roots, groups=None):
+    """The same from each checkpoint: what was loaded, what came of it, random numbers, and the extra."""
+    number, group = own_group(groups)
+    results = []
+    for root in roots if groups is None else [roots[number]]:
+        for kind in OPTIMIZERS:
+            rng = seed_all(6, group)
+            model = Model(group)
+            for tensor in model.state_dict().values():
+                tensor.fill_(7)  # in the padding of the table too
+            optimizer = optimizer_of(kind, model)
+            for parameters in optimizer.param_groups:
+                parameters["lr"] = parameters["lr"] * 3
+            extra = load_sharded(root / kind, model, optimizer=optimizer, rng=rng, group=group)
+            loaded = held(model, optimizer)
+            train(model, optimizer, rng, range(2, 3))
+            results.append((loaded, held(model, optimizer), drawn(rng), extra))
+    return results
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The checkpoints' folder, what each number of ranks saved, and what each number of ranks made of all of them."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    saved = {p: launch(_save, p, args=(root / f"p{p}",), timeout=None) for p in WORLD_SIZES}
+    roots = [root / f"p{p}" / "group0" for p in WORLD_SIZES]
+    loaded = {p: launch(_load, p, args=(roots,), timeout=None) for p in WORLD_SIZES}
+    return root, saved, loaded
+
+
+def each_resharding(runs):
+    """(p, number of the load, what all ranks saved, what all ranks loaded) for each p -> q and each optimizer."""
+    _, saved, loaded = runs
+    for number, (p, kind) in enumerate((p, kind) for p in WORLD_SIZES for kind in OPTIMIZERS):
+        for q in WORLD_SIZES:
+            yield [results[kind] for results, _ in saved[p]], [results[number] for results in loaded[q]]
+
+
+def test_what_each_rank_saves_is_its_part_of_the_full_state_dict(runs):
+    _, saved, _ = runs
+    for results in saved.values():
+        last = [of_rank[OPTIMIZERS[-1]][1][0] for of_rank, _ in results]
+        for name, tensor in results[0][1].items():
+            assert torch.equal(whole(last)[name], tensor)
+
+
+def test_any_number_of_ranks_loads_exactly_what_any_number_saved(runs):
+    for saved, loaded in each_resharding(runs):
+        expected, groups = whole([tensors for (tensors, _), _, _ in saved]), saved[0][0][1]
+        for rank, ((tensors, own_groups), _, _, extra) in enumerate(loaded):
+            assert_holds(tensors, expected, rank, len(loaded), 0)
+            assert own_groups == groups
+            assert {**extra, "seen": extra["seen"].tolist()} == {**EXTRA, "seen": [0, 1, 2]}
+
+
+def test_training_goes_on_as_if_it_had_not_been_interrupted(runs):
+    for saved, loaded in each_resharding(runs):
+        expected = whole([tensors for _, (tensors, _), _ in saved])
+        for rank, (_, (tensors, _), _, _) in enumerate(loaded):
+            assert_holds(tensors, expected, rank, len(loaded), 1e-12)
+
+
+def test_random_states_go_on_where_they_were(runs):
+    for saved, loaded in each_resharding(runs):
+        for rank, (_, _, numbers, _) in enumerate(loaded):
+            assert torch.equal(numbers["replicated"], saved[0][2]["replicated"])
+            if rank < len(saved):
+                assert torch.equal(numbers["sharded"], saved[rank][2]["sharded"])
+            else:  # nobody saved one: it is as seed_all(6) left it
+                torch.manual_seed(6 + 2718 + rank)
+                assert torch.equal(numbers["sharded"], torch.rand(4))
+
+
+def test_torch_reads_the_whole_model_and_optimizer_from_the_files(runs, tmp_path):
+    root, saved, _ = runs
+    for p in WORLD_SIZES:
+        of_ranks = [results["adamw"][0] for results, _ in saved[p]]
+        expected = whole([tensors for tensors, _ in of_ranks])
+        dcp_to_torch_save(root / f"p{p}" / "group0" / "adamw", tmp_path / "all.pt")
+        found = torch.load(tmp_path / "all.pt", weights_only=True)
+        assert found.keys() == {"model", "optimizer", "rng", "extra"}
+        state = {f"{n} {k}": t for n, entries in found["optimizer"]["state"].items() for k, t in entries.items()}
+        tensors = found["model"] | state
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors.items())
+        assert [{k: v for k, v in g.items() if k != "params"} for g in found["optimizer"]["param_groups"]] == of_ranks[
+            0
+        ][1]
+        assert found["rng"].keys() == {"replicated", *(f"sharded.rank{r}" for r in range(p))}
+        assert found["extra"]["milestones"] == EXTRA["milestones"]
+
+
+def test_groups_side_by_side_save_and_load_their_own(tmp_path):
+    saved = launch(_save, 4, args=(tmp_path, [[0, 2], [1, 3]]), timeout=None)
+    roots = [tmp_path / "group1", tmp_path / "group0"]  # ranks 0 and 1 go on from what 1 and 3 saved
+    loaded = launch(_load, 4, args=(roots, [[0, 1], [2, 3]]), timeout=None)
+    for now, before in (([0, 1], [1, 3]), ([2, 3], [0, 2])):
+        for number, kind in enumerate(OPTIMIZERS):
+            was = [saved[rank][0][kind] for rank in before]
+            for rank in (0, 1):
+                (tensors, _), (tensors_after, _), numbers, _ = loaded[now[rank]][number]
+                assert_holds(tensors, whole([tensors for (tensors, _), _, _ in was]), rank, 2, 0)
+                assert_holds(tensors_after, whole([tensors for _, (tensors, _), _ in was]), rank, 2, 1e-12)
+                assert all(torch.equal(numbers[name], was[rank][2][name]) for name in numbers)
+    first, second = (saved[rank][0]["sgd"][0][0]["norm.weight"][0] for rank in (0, 1))
+    assert not torch.equal(first, second)
+
+
+# What is on the disk
+
+
+def _save_large(root):
+    torch.manual_seed(4)
+    model = nn.Sequential(VocabParallelEmbedding(3001, 64), ParallelMLP(64, 512, "swiglu"), nn.LayerNorm(64))
+    model.append(Head(model[0], None))
+    save_sharded(root, model)
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+def test_every_number_is_written_once(p, tmp_path):
+    launch(_save_large, p, args=(tmp_path / "large",))
+    numbers = 3001 * 64 + (2 * 512 * 64 + 2 * 512) + (64 * 512 + 64) + 2 * 64  # table, gate and value, down, norm
+    sizes = [file.stat().st_size for file in (tmp_path / "large").glob("*.distcp")]
+    metadata = dcp.FileSystemReader(tmp_path / "large").read_metadata()
+    places = {(info.relative_path, info.offset) for info in metadata.storage_data.values()}
+    assert 4 * numbers < sum(sizes) < 4 * numbers + 3000 * len(places)  # each piece as torch.save writes it
+    assert len(sizes) == p
+    assert max(sizes) < 4 * numbers / p * 1.1
+    assert [tuple(chunk.sizes) for chunk in metadata.state_dict_metadata["model.2.weight"].chunks] == [(64,)]
+
+
+def _save_copies(root):
+    torch.manual_seed(4)
+    save_sharded(root, ParallelAttention(16, 4, 2, bias=False))
+
+
+def test_copies_are_written_by_the_first_rank_that_holds_them(tmp_path):
+    launch(_save_copies, 4, args=(tmp_path / "copies",))
+    metadata = dcp.FileSystemReader(tmp_path / "copies").read_metadata()
+    files = {i.offset[0]: s.relative_path for i, s in metadata.storage_data.items() if i.fqn == "model.qkv.weight"}
+    ranks = {row: int(file[2]) for row, file in sorted(files.items())}
+    assert ranks == {0: 0, 4: 1, 8: 2, 12: 3, 16: 0, 20: 2, 24: 0, 28: 2}  # 4 heads of Q, 2 of K, 2 of V; 4 rows each
+
+
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        Sharding(0),
+        Sharding(0, stride=3),
+        Sharding(-1),
+        Sharding(0, blocks=(Block(16, 2), Block(8, 4), Block(8, 4))),
+        Sharding(1, blocks=(Block(20, 5), Block(4, 4), Block(4, 4))),  # one head of K, V for all ranks
+        Sharding(0, blocks=(Block(13, padded=True),)),
+        Sharding(0, blocks=(Block(1, 3, padded=True),)),  # only the first rank has more than padding
+        Sharding(1, blocks=(Block(5, 2, padded=True), Block(12), Block(7, 2, padded=True))),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("p", WORLD_SIZES)
+def test_pieces_lie_in_the_whole_where_they_say_and_never_overlap(sharding, p):
+    shape = [12, 12]
+    if sharding.blocks:
+        shape[sharding.dim] = sum(block.size for block in sharding.blocks)
+    whole = random(tuple(shape), "whole")
+    times, places = torch.zeros(shape), {}
+    for rank in range(p):
+        shard = sharding.shard(whole, rank, p)
+        mine = pieces(shard, sharding, rank, p)
+        assert list(mine.whole_shape) == shape
+        for offset, view in mine.views.items():
+            place = tuple(slice(start, start + size) for start, size in zip(offset, view.shape, strict=True))
+            assert torch.equal(view, whole[place])
+            assert places.setdefault(offset, view.shape) == view.shape  # what begins in one place is the same piece
+        assert sum(view.numel() for view in mine.views.values()) == int((shard != 0).sum())
+        assert mine.padded() == bool((shard == 0).any())
+    for offset, size in places.items():
+        times[tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))] += 1
+    assert torch.equal(times, torch.ones(shape))
+
+
+# Other tools, other modules
+
+
+class PlainMLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32, dtype=torch.float64), nn.Linear(32, 8, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+def step(model, optimizer, key):
+    optimizer.zero_grad()
+    (model(random((3, 8), "x", key)) * random((3, 8), "dy", key)).sum().backward()
+    optimizer.step()
+
+
+def _go_on(source, target):
+    model = ParallelMLP(8, dtype=torch.float64)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    load_sharded(source, model, optimizer=optimizer)
+    step(model, optimizer, 2)
+    save_sharded(target, model, optimizer=optimizer)
+
+
+def test_a_plain_model_goes_on_from_a_sharded_one_and_the_other_way_round(tmp_path):
+    plain = PlainMLP()
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.1)
+    step(plain, optimizer, 1)
+    content = {"model": plain.state_dict(), "optimizer": get_optimizer_state_dict(plain, optimizer)}
+    dcp.save(content, checkpoint_id=tmp_path / "plain", no_dist=True)
+    launch(_go_on, 4, args=(tmp_path / "plain", tmp_path / "sharded"))
+    twin = PlainMLP()
+    twins = torch.optim.Adam(twin.parameters())
+    wanted = {"model": twin.state_dict(), "optimizer": get_optimizer_state_dict(twin, twins)}
+    dcp.load(wanted, checkpoint_id=tmp_path / "sharded", no_dist=True)
+    twin.load_state_dict(wanted["model"])
+    set_optimizer_state_dict(twin, twins, wanted["optimizer"])
+    step(plain, optimizer, 2)
+    for key in (3, 4):
+        for name, value in plain.state_dict().items():
+            assert_close(twin.state_dict()[name], value)
+        step(plain, optimizer, key)
+        step(twin, twins, key)
+
+
+class Counting(nn.Linear):
+    """A module with a state of its own."""
+
+    calls = {"train": [0]}
+
+    def get_extra_state(self):
+        return self.calls
+
+    def set_extra_state(self, state):
+        self.calls = state
+
+
+def test_a_module_saves_and_loads_what_it_wants_to(tmp_path):
+    model, other = Counting(2, 2), Counting(2, 2)
+    model.calls = {"train": [3], "eval": [1]}
+    save_sharded(tmp_path / "one", model)
+    assert load_sharded(tmp_path / "one", other) == {}
+    assert other.calls == model.calls
+    assert torch.equal(other.weight, model.weight)
+
+
+def test_it_loads_into_the_dtype_that_the_model_has(tmp_path):
+    model, other = nn.Linear(3, 2, dtype=torch.float64), nn.Linear(3, 2, dtype=torch.bfloat16)
+    save_sharded(tmp_path / "one", model)
+    load_sharded(tmp_path / "one", other)
+    assert torch.equal(other.weight, model.weight.bfloat16())
+
+
+def test_an_optimizer_that_has_not_begun_and_one_that_skips_a_parameter(tmp_path):
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    optimizers = [torch.optim.Adam(m.parameters(), lr=lr) for m, lr in ((model, 0.5), (other, 0.1))]
+    save_sharded(tmp_path / "new", model, optimizer=optimizers[0])
+    load_sharded(tmp_path / "new", other, optimizer=optimizers[1])
+    assert optimizers[1].param_groups[0]["lr"] == 0.5
+    assert not optimizers[1].state
+    model.bias.requires_grad_(False)
+    model(torch.ones(3)).sum().backward()
+    optimizers[0].step()
+    save_sharded(tmp_path / "one", model, optimizer=optimizers[0])
+    load_sharded(tmp_path / "one", other, optimizer=optimizers[1])
+    assert list(optimizers[1].state) == [other.weight]
+    assert torch.equal(optimizers[1].state[other.weight]["exp_avg"], optimizers[0].state[model.weight]["exp_avg"])
