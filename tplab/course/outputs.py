@@ -9,11 +9,10 @@ from pathlib import Path
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
-from tplab.course.run import PACKAGE_ROOT, kernel_environment
+from tplab.course.run import CELL_TIMEOUT, PACKAGE_ROOT, kernel_environment
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
-CELL_TIMEOUT = 300
 EXPECTED_LABEL = Path(__file__).with_name("expected_output.png")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
