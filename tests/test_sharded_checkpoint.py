@@ -3,6 +3,10 @@
 What should be in a checkpoint is what `full_state_dict` gathers, and what torch's own tools find there without tplab.
 """
 
+import os
+import pickle
+import shutil
+import warnings
 from collections import Counter
 
 import pytest
@@ -24,6 +28,8 @@ from tplab.mlp import ParallelMLP
 from tplab.rng import dropout, seed_all
 from tplab.sharded_checkpoint import load_sharded, save_sharded
 from tplab.sharding import Block, Sharding
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # where DCP itself is called here
 
 WORLD_SIZES = (1, 2, 4)
 OPTIMIZERS = ("adamw", "sgd")
@@ -400,8 +406,9 @@ class Counting(nn.Linear):
 def test_a_module_saves_and_loads_what_it_wants_to(tmp_path):
     model, other = Counting(2, 2), Counting(2, 2)
     model.calls = {"train": [3], "eval": [1]}
-    save_sharded(tmp_path / "one", model)
-    assert load_sharded(tmp_path / "one", other) == {}
+    with warnings.catch_warnings(action="error"):  # DCP has one for a program without a process group
+        save_sharded(tmp_path / "one", model)
+        assert load_sharded(tmp_path / "one", other) == {}
     assert other.calls == model.calls
     assert torch.equal(other.weight, model.weight)
 
@@ -427,3 +434,178 @@ def test_an_optimizer_that_has_not_begun_and_one_that_skips_a_parameter(tmp_path
     load_sharded(tmp_path / "one", other, optimizer=optimizers[1])
     assert list(optimizers[1].state) == [other.weight]
     assert torch.equal(optimizers[1].state[other.weight]["exp_avg"], optimizers[0].state[model.weight]["exp_avg"])
+
+
+# What is refused, by all ranks, and before anything is changed
+
+
+class Narrow(nn.Module):
+    """A small model of which parts can be changed."""
+
+    def __init__(self, layers=2, width=8, group=None, bias=True):
+        super().__init__()
+        self.layers = nn.ModuleList(ParallelMLP(4, width, bias=bias, group=group) for _ in range(layers))
+
+
+def message(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def step_of(optimizer, model):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def _refusals(root):
+    """{what is wrong: the message}, and whether the model is as it was."""
+    rank, model = dist.get_rank(), Narrow()
+    adam = step_of(torch.optim.Adam(model.parameters()), model)
+    alone = [dist.new_group([r]) for r in range(2)][rank]
+    save_sharded(root / "good", model, optimizer=adam)
+    save_sharded(root / "weights", model)
+    dist.barrier()
+    if rank == 0:
+        for name in ("unfinished", "lost", "cut", "damaged"):
+            shutil.copytree(root / "good", root / name)
+        (root / "unfinished" / ".metadata").unlink()
+        (root / "lost" / "__1_0.distcp").unlink()
+        (root / "cut" / "__1_0.distcp").write_bytes((root / "good" / "__1_0.distcp").read_bytes()[:-100])
+        size = (root / "good" / "__1_0.distcp").stat().st_size
+        (root / "damaged" / "__1_0.distcp").write_bytes(bytes(size))
+    dist.barrier()
+    before = full_state_dict(model)
+    deeper, wider, bare = Narrow(layers=4), Narrow(width=16), Narrow(bias=False)
+    two_groups = torch.optim.Adam([{"params": [p]} for p in model.parameters()])
+    fewer = torch.optim.Adam(list(model.parameters())[1:])
+    strange = torch.optim.SGD(Narrow().parameters())
+    odd = Narrow()
+    factored = step_of(torch.optim.Adafactor(odd.parameters()), odd)
+    messages = {
+        "nothing there": message(load_sharded, root / "none", model),
+        "unfinished": message(load_sharded, root / "unfinished", model),
+        "a file lost": message(load_sharded, root / "lost", model),
+        "a file cut": message(load_sharded, root / "cut", model),
+        "own paths": message(load_sharded, root / ("good" if rank else "none"), model),
+        "more layers": message(load_sharded, root / "good", deeper),
+        "fewer names": message(load_sharded, root / "good", bare),
+        "another width": message(load_sharded, root / "good", wider),
+        "no optimizer": message(load_sharded, root / "weights", model, optimizer=adam),
+        "no rng": message(load_sharded, root / "weights", model, rng=seed_all(1)),
+        "other groups": message(load_sharded, root / "good", model, optimizer=two_groups),
+        "other parameters": message(load_sharded, root / "good", model, optimizer=fewer),
+        "another's optimizer": message(load_sharded, root / "good", model, optimizer=strange),
+        "another group": message(load_sharded, root / "good", model, group=alone),
+        "save: another group": message(save_sharded, root / f"alone{rank}", model, group=alone),
+        "save: there already": message(save_sharded, root / "good", model),
+        "save: own paths": message(save_sharded, root / f"of-rank{rank}", model),
+        "save: on one rank": message(save_sharded, root / "one", model, extra={"f": torch.nn if rank else 1}),
+        "save: factored": message(save_sharded, root / "factored", odd, optimizer=factored),
+    }
+    unchanged = all(torch.equal(before[name], tensor) for name, tensor in full_state_dict(model).items())
+    messages["damaged"] = message(load_sharded, root / "damaged", model)
+    return messages, unchanged
+
+
+WORDS = {
+    "nothing there": ("FileNotFoundError", "there is no checkpoint at", "none"),
+    "unfinished": ("FileNotFoundError", ".metadata, which is written last", "__0_0.distcp"),
+    "a file lost": ("FileNotFoundError", "is incomplete: __1_0.distcp is missing"),
+    "a file cut": ("FileNotFoundError", "is incomplete: __1_0.distcp has", "bytes instead of"),
+    "own paths": ("FileNotFoundError", "there is no checkpoint at", "none"),
+    "more layers": ("ValueError", "layers has 2 entries there, 4 here", "'layers.2.down.bias'", "and 4 more"),
+    "fewer names": ("ValueError", "[] are only in the model", "'layers.0.down.bias'", "only in the checkpoint"),
+    "another width": (
+        "ValueError: layers.0.up.weight is [8, 4] in the checkpoint; the model needs [16, 4], of which each of 2 ranks "
+        "takes [8, 4]",
+    ),
+    "no optimizer": ("ValueError", "save_sharded was called without optimizer"),
+    "no rng": ("ValueError", "no random states ['replicated', 'sharded']"),
+    "other groups": ("ValueError", "has 1 param_groups, this one has 8"),
+    "other parameters": ("ValueError", "param_groups[0]", "['layers.0.up.weight'] are not in this optimizer's"),
+    "another's optimizer": ("ValueError", "a parameter [4, 4] that isn't the model's"),
+    "another group": ("ValueError", "layers.0.up was made for 2 ranks, not 1"),
+    "save: another group": ("ValueError", "layers.0.up was made for 2 ranks, not 1"),
+    "save: there already": ("FileExistsError", "there is something at", "good"),
+    "save: own paths": ("ValueError", "of-rank1 isn't the directory that rank 0 has just made"),
+    "save: on one rank": ("TypeError", "can't be saved so that it is safe to load"),
+    "save: factored": ("ValueError", "the optimizer's row_var of layers.0.up.weight", "no telling"),
+    "damaged": ("RuntimeError", "could not be loaded, or only a part of it", "rank"),
+}
+
+
+def test_what_can_not_be_right_is_refused_on_all_ranks_and_nothing_changes(tmp_path):
+    results = launch(_refusals, 2, args=(tmp_path,), timeout=None)
+    for messages, unchanged in results:
+        assert messages.keys() == WORDS.keys()
+        for case, text in messages.items():
+            assert all(word in text for word in WORDS[case]), f"{case}: {text}"
+        assert unchanged
+    assert not (tmp_path / "one").exists()
+    assert not (tmp_path / "factored").exists()
+
+
+# What a file could make a program do
+
+
+class Evil:
+    """What pickle makes of it writes a file."""
+
+    def __init__(self, mark):
+        self.mark = str(mark)
+
+    def __reduce__(self):
+        return os.mkdir, (self.mark,)
+
+
+def tampered(path, change):
+    """A checkpoint whose .metadata somebody changed."""
+    save_sharded(path, nn.Linear(2, 2))
+    metadata = dcp.FileSystemReader(path).read_metadata()
+    change(metadata)
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    return path
+
+
+def test_the_metadata_runs_nothing(tmp_path):
+    def add_a_program(metadata):
+        metadata.planner_data["model.weight"] = Evil(tmp_path / "mark")
+
+    path = tampered(tmp_path / "one", add_a_program)
+    with pytest.raises(ValueError, match=r"asks for \w+\.mkdir, which no checkpoint needs"):
+        load_sharded(path, nn.Linear(2, 2))
+    assert not (tmp_path / "mark").exists()
+    dcp.FileSystemReader(path).read_metadata()
+    assert (tmp_path / "mark").exists()  # DCP's own reader ran it
+
+
+def test_a_saved_value_runs_nothing(tmp_path):
+    content = {"model": nn.Linear(2, 2).state_dict(), "extra": Evil(tmp_path / "mark")}
+    dcp.save(content, checkpoint_id=tmp_path / "one", no_dist=True)
+    with pytest.raises(RuntimeError, match="could not be loaded.*(?i:weights.only)"):
+        load_sharded(tmp_path / "one", nn.Linear(2, 2))
+    assert not (tmp_path / "mark").exists()
+
+
+def test_the_metadata_names_no_file_outside_of_the_checkpoint(tmp_path):
+    def point_elsewhere(metadata):
+        for info in metadata.storage_data.values():
+            info.relative_path = "../other/__0_0.distcp"
+
+    save_sharded(tmp_path / "other", nn.Linear(2, 2))
+    path = tampered(tmp_path / "one", point_elsewhere)
+    with pytest.raises(ValueError, match=r"names a file outside of it: ../other/__0_0.distcp"):
+        load_sharded(path, nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps({"a": 1}), pickle.dumps(torch.float32)])
+def test_a_file_that_is_no_metadata_is_refused(content, tmp_path):
+    save_sharded(tmp_path / "one", nn.Linear(2, 2))
+    (tmp_path / "one" / ".metadata").write_bytes(content)
+    with pytest.raises(ValueError, match=r"checkpoint's \.metadata"):
+        load_sharded(tmp_path / "one", nn.Linear(2, 2))
