@@ -57,11 +57,15 @@ links: $(VENV)/.installed-test ## ask every address that the book names whether 
 picture: $(STAMP) ## draw the picture of the README anew, from runs on this machine
 	$(BIN)/python pictures/draw.py
 
-bench: $(STAMP) ## time launch() beside other ways to start ranks (some minutes)
+bench: $(STAMP) ## time launch() and the layers beside other ways to do it (a quarter of an hour)
 	@$(BIN)/python -c 'import accelerate' 2>/dev/null \
 		|| $(BIN)/python -m pip install --constraint constraints.txt --editable '.[bench]' \
 		|| echo "going on without the launchers that can't be installed"
+	@$(BIN)/python -c 'import fairscale, megatron.core' 2>/dev/null \
+		|| $(BIN)/python -m pip install --constraint constraints.txt --editable '.[peers]' \
+		|| echo "going on without the layers that can't be installed"
 	$(BIN)/python -m benchmarks.launch
+	$(BIN)/python -m benchmarks.layers
 
 clean: ## remove the environment and everything that the tools leave
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache

@@ -1,31 +1,37 @@
 """What a layer on p ranks costs, beside other ways to compute the same: CPU time, wall time, bytes and peak memory.
 
-    python -m benchmarks.layers [--ranks 2] [--rounds 20] [--vocabulary 32768] [--hidden 1024] [--tokens 1024]
+    python -m benchmarks.layers [mlp attention head loss] [--ranks 2] [--rounds 20] [--small]
 
-So far the LM head with its loss: logits [n, v] of x [n, h], the mean cross-entropy, and the gradients of x and of the
-weight, in float32, one thread a rank. All ways live in the same ranks and take turns in every round, in an order drawn
-anew, so that a busy moment meets them all. CPU time is summed over the ranks, and includes the threads of gloo. The
-ratio is the median over the rounds of (this way / the first way in the same round). Bytes are those of the collectives
-that one rank enters (the record's message sizes); the peak is what the allocator of a rank handed out during one step,
-beyond x, the weight and the target. Losses and gradients of all ways are compared before anything is measured.
+Forward and backward in float32, one thread a rank, of an MLP, of causal self-attention, of the LM head with its loss,
+and of the loss alone. All ways live in the same ranks and take turns in every round, in an order drawn anew, so that a
+busy moment meets them all. Their outputs and gradients are compared with plain torch before anything is measured.
+
+CPU time is summed over the ranks, and includes the threads of gloo. The ratio is the median over the rounds of (this
+way / the first way in the same round); two ways whose quartiles overlap can't be told apart. `sent` are the bytes that
+a rank sends in a ring for the collectives it entered. The peak is what the allocator of a rank handed out during one
+step, beyond x, the parameters and the target.
 """
 
 import argparse
-import contextlib
 import os
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.lm_heads import WAYS
+from benchmarks import attentions, lm_heads, losses, mlps
+from benchmarks.ways import Fresh, Problem, Way, gradient
 from tplab import launch, record
+from tplab.runtime import Record
+
+LAYERS = {"mlp": mlps, "attention": attentions, "head": lm_heads, "loss": losses}
 
 
 @dataclass
@@ -34,74 +40,98 @@ class Outcome:
 
     cpu: list[float] = field(default_factory=list)  # seconds, one for each round
     wall: list[float] = field(default_factory=list)
-    bytes: int = 0
+    sent: int = 0
     collectives: int = 0
     peak: int = 0
     absent: str = ""
 
 
-def measure(rounds: int, vocabulary: int, hidden: int, tokens: int) -> dict[str, Outcome]:
-    """On a rank: all ways in turns."""
+def measure(
+    make_problem: Callable[[], Problem], ways: Mapping[str, Callable[[Problem], Way]], rounds: int
+) -> tuple[str, dict[str, Outcome]]:
+    """On a rank: the problem's title, and all ways in turns.
+
+    AssertionError, before the first turn, for a way that computes something else.
+    """
     torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(vocabulary, hidden, generator=generator) / hidden**0.5
-    x = torch.randn(tokens, hidden, generator=generator).requires_grad_()
-    target = torch.randint(vocabulary, (tokens,), generator=generator)
-    outcomes = {name: Outcome() for name in WAYS}
-    steps: dict[str, Callable[[], tuple[Tensor, ...]]] = {}
-    for name, way in WAYS.items():
+    problem = make_problem()
+    outcomes = {name: Outcome() for name in ways}
+    made: dict[str, Way] = {}
+    for name, way in ways.items():
         try:
-            steps[name] = _step(*way(weight), x, target)
+            made[name] = way(problem)
         except ImportError as error:
             outcomes[name].absent = str(error)
-    _compare(steps)
-    for name, step in steps.items():
-        with record() as sent:
-            step()
-        outcomes[name].bytes = sum(collective.bytes for collective in sent)
-        outcomes[name].collectives = len(sent)
-        outcomes[name].peak = _peak(step)
+    right = problem.solve()
+    turns = {name: Turn(way, problem) for name, way in made.items()}
+    for name, turn in turns.items():
+        with record() as entered:
+            found = turn.step()()
+        _compare(name, found, {what: made[name].cut(what, whole) for what, whole in right.items()})
+        outcomes[name].sent, outcomes[name].collectives = sent_in_a_ring(entered), len(entered)
+    del right, found
+    for name, turn in turns.items():
+        outcomes[name].peak = peak_bytes(turn.step())
     order = random.Random(0)  # the same on every rank
     for _ in range(rounds):
-        for name in order.sample(list(steps), len(steps)):
+        for name in order.sample(list(turns), len(turns)):
+            torch.set_num_threads(made[name].threads)
+            step = turns[name].step()
             dist.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
-            steps[name]()
+            step()
             outcomes[name].cpu.append(time.process_time() - cpu)
             outcomes[name].wall.append(time.perf_counter() - wall)
-    return outcomes
+            torch.set_num_threads(1)
+    return problem.title, outcomes
 
 
-def _step(forward: Callable, weight: Tensor, x: Tensor, target: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-    def step() -> tuple[Tensor, ...]:
-        """Loss and gradients of x and of the weight; the gradients of the last step are gone before."""
-        x.grad = weight.grad = None
-        loss = forward(x, target)
-        with getattr(forward, "backward_inside", contextlib.nullcontext)():
-            loss.backward()
-        assert x.grad is not None
-        assert weight.grad is not None
-        result = loss.detach(), x.grad, weight.grad
-        x.grad = weight.grad = None
-        return result
+class Turn:
+    """One way, ready to run as often as it is wanted."""
 
-    return step
+    def __init__(self, way: Way, problem: Problem) -> None:
+        self.way, self.overwritten = way, problem.overwritten
+        self.takes_part = dist.get_rank() == 0 or not way.alone
+        self.x = way.cut("x", problem.inputs["x"]).detach().clone().requires_grad_()
+        self.upstream = None if problem.upstream is None else way.cut("output", problem.upstream).clone()
 
+    def step(self) -> Callable[[], dict[str, Tensor]]:
+        """What the clock is for: a function that returns the output and all gradients, once."""
+        given = [Fresh.apply(self.x) if self.overwritten else self.x]
+        return lambda: self._forward_and_backward(given.pop()) if self.takes_part else {}
 
-def _compare(steps: dict[str, Callable[[], tuple[Tensor, ...]]]) -> None:
-    first: list[Tensor] = []
-    for name, step in steps.items():
-        found = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in step()]
-        first = first or found
-        for what, one, other in zip(("loss", "dx", "dW"), first, found, strict=True):
-            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-7, msg=lambda text: f"{name}, {what}: {text}")  # noqa: B023
+    def _forward_and_backward(self, x: Tensor) -> dict[str, Tensor]:
+        output = self.way.forward(x)
+        del x
+        with self.way.around_backward():
+            output.backward(self.upstream)
+        leaves = {"x": self.x, **self.way.parameters}
+        return {"output": output.detach()} | {name: gradient(leaf) for name, leaf in leaves.items()}
 
 
-def _peak(step: Callable[[], object]) -> int:
+def _compare(name: str, found: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    for what, tensor in found.items():
+        one = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        close = 1e-5 * right[what].abs().max().item()
+        where = f"{name}, {what}: "
+        torch.testing.assert_close(one, right[what], rtol=1e-4, atol=close, msg=where.__add__)
+
+
+def sent_in_a_ring(entered: Record) -> int:
+    """Bytes that a rank sends for these collectives, by the formulas of chapter 01."""
+    sent = 0
+    for collective in entered:
+        p = len(collective.group)
+        rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}[collective.kind]
+        sent += collective.bytes * rounds * (p - 1) // p
+    return sent
+
+
+def peak_bytes(step: Callable[[], object]) -> int:
     """Bytes that the allocator had handed out at the fullest moment of a step, over what it had before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step()
-    results = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
+    results = profiled.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in results if event.name() == "[memory]")
     live = peak = 0
     for _, size in changes:
@@ -110,50 +140,56 @@ def _peak(step: Callable[[], object]) -> int:
     return peak
 
 
-def table(results: list[dict[str, Outcome]]) -> str:
-    """Rows of (way, CPU ms, ratio, wall ms, collectives, bytes, MB at the peak), of the outcomes of all ranks."""
-    names = [name for name in WAYS if not results[0][name].absent]
-    cpu = {
-        name: [sum(ranks) for ranks in zip(*(result[name].cpu for result in results), strict=True)] for name in names
-    }
+def table(title: str, results: list[dict[str, Outcome]]) -> str:
+    """A row for each way: CPU time summed over the ranks, wall time of the slowest, traffic and memory of rank 0."""
+    names = [name for name, outcome in results[0].items() if not outcome.absent]
+    cpu = {name: [sum(ranks) for ranks in zip(*(r[name].cpu for r in results), strict=True)] for name in names}
     wall = {name: [max(ranks) for ranks in zip(*(r[name].wall for r in results), strict=True)] for name in names}
     lines = [
-        "| LM head and loss | CPU ms: least, median (quartiles) | ratio | wall ms: least, median "
-        "| collectives | bytes | MB peak |",
-        "|---|---|---:|---|---:|---:|---:|",
+        f"| {title} | CPU ms: least, median (quartiles) | ratio (quartiles) | wall ms: least, median "
+        "| collectives | sent | MB peak |",
+        "|---|---|---|---|---:|---:|---:|",
     ]
-    for name in names:
+    for name, outcome in results[0].items():
+        if outcome.absent:
+            lines.append(f"| {name} | not installed | | | | | |")
+            continue
         ratios = [mine / first for mine, first in zip(cpu[name], cpu[names[0]], strict=True)]
-        low, middle, high = (1000 * value for value in statistics.quantiles(cpu[name], n=4))
-        outcome = results[0][name]
         lines.append(
-            f"| {name} | {1000 * min(cpu[name]):.0f}, **{middle:.0f}** ({low:.0f}-{high:.0f}) "
-            f"| {statistics.median(ratios):.2f} "
+            f"| {name} | {1000 * min(cpu[name]):.0f}, {_spread(cpu[name], 1000, '.0f')} | {_spread(ratios, 1, '.2f')} "
             f"| {1000 * min(wall[name]):.0f}, {1000 * statistics.median(wall[name]):.0f} "
-            f"| {outcome.collectives} | {outcome.bytes:,} | {outcome.peak / 1e6:.2f} |"
+            f"| {outcome.collectives} | {outcome.sent:,} | {outcome.peak / 1e6:.2f} |"
         )
     return "\n".join(lines)
 
 
+def _spread(values: list[float], factor: int, digits: str) -> str:
+    low, middle, high = (
+        f"{factor * value:{digits}}" for value in statistics.quantiles(values, n=4, method="inclusive")
+    )
+    return f"**{middle}** ({low}-{high})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("layers", nargs="*", metavar="layer", help=f"{', '.join(LAYERS)}; all if none is named")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--vocabulary", type=int, default=32768)
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--small", action="store_true", help="an eighth of each size, to try it out")
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error("quartiles need at least 2 rounds")
-    sizes = (options.vocabulary, options.hidden, options.tokens)
-    results = launch(measure, options.ranks, args=(options.rounds, *sizes), backend="gloo", timeout=None)
-    shape = "v = {:,}, h = {:,}, {:,} tokens".format(*sizes)
-    machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
-    print(f"{shape}, p = {options.ranks}, {options.rounds} rounds ({machine})\n")
-    print(table(list(results)))
-    for name, outcome in results[0].items():
-        if outcome.absent:
-            print(f"\nabsent: {name} ({outcome.absent})")
+    if unknown := set(options.layers) - set(LAYERS):
+        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(LAYERS)}")
+    os.environ |= {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # the profiler talks about itself
+    for name in options.layers or LAYERS:
+        module = LAYERS[name]
+        make_problem = partial(module.problem, **module.SMALL if options.small else {})
+        arguments = (make_problem, module.WAYS, options.rounds)
+        results = launch(measure, options.ranks, args=arguments, backend="gloo", timeout=None)
+        machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+        print(f"\np = {options.ranks}, float32, {options.rounds} rounds ({machine})\n")
+        print(table(results[0][0], [outcomes for _, outcomes in results]), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,153 +1,103 @@
 """The ways to compute the logits and the loss of a language model on p ranks that `benchmarks.layers` runs in turns.
 
-A way is a function (whole weight [v, h], group size p) -> step; step(x, target) returns this rank's loss, ready for
-backward, and (x, weight) whose gradients it fills. Each cuts its own shard, as its library would hold it. What isn't
-installed raises ImportError.
+The output layer of each library, before its loss from `benchmarks.losses`.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.nn import functional as F
 
-Step = Callable[[Tensor, Tensor], Tensor]
+from benchmarks import losses, ways
+from benchmarks.ways import Problem, Way
+
+CUT = ways.chunks(weight=0)
 
 
-def _my_rows(weight: Tensor) -> nn.Parameter:
-    return nn.Parameter(weight.chunk(dist.get_world_size())[dist.get_rank()].clone())
+def problem(tokens: int = 1024, hidden: int = 1024, vocabulary: int = 32768) -> Problem:
+    """x [n, h], weight [v, h], target [n]; the output is the mean loss."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(vocabulary, hidden, generator=generator) / hidden**0.5
+    x = torch.randn(tokens, hidden, generator=generator)
+    target = torch.randint(vocabulary, (tokens,), generator=generator)
+
+    def plain(x: Tensor, weight: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(x, weight), target)
+
+    title = f"LM head and loss, v = {vocabulary:,}, h = {hidden:,}, {tokens:,} tokens"
+    return Problem(title, {"x": x, "weight": weight}, None, plain, target)
 
 
-def tplab_overwriting(weight: Tensor) -> tuple[Step, nn.Parameter]:
-    from tplab.cross_entropy import vocab_parallel_cross_entropy
+def tplab_overwriting(problem: Problem) -> Way:
+    return _with_tplab(problem, losses.tplab_overwriting(problem))
+
+
+def tplab_keeping(problem: Problem) -> Way:
+    return _with_tplab(problem, losses.tplab_keeping(problem))
+
+
+def _with_tplab(problem: Problem, loss: Way) -> Way:
     from tplab.embedding import parallel_logits
 
-    mine = _my_rows(weight)
-    return lambda x, t: vocab_parallel_cross_entropy(parallel_logits(x, mine), t, overwrite_logits=True), mine
+    mine = ways.parameters(problem, CUT)
+    return Way(lambda x: loss.forward(parallel_logits(x, mine["weight"])), mine, CUT)
 
 
-def tplab_keeping(weight: Tensor) -> tuple[Step, nn.Parameter]:
-    from tplab.cross_entropy import vocab_parallel_cross_entropy
-    from tplab.embedding import parallel_logits
-
-    mine = _my_rows(weight)
-    return lambda x, t: vocab_parallel_cross_entropy(parallel_logits(x, mine), t), mine
-
-
-def tplab_fused(weight: Tensor) -> tuple[Step, nn.Parameter]:
+def tplab_fused(problem: Problem) -> Way:
     from tplab.linear_cross_entropy import parallel_linear_cross_entropy
 
-    mine = _my_rows(weight)
-    return lambda x, t: parallel_linear_cross_entropy(x, mine, t), mine
+    mine, target = ways.parameters(problem, CUT), problem.target
+    return Way(lambda x: parallel_linear_cross_entropy(x, mine["weight"], target), mine, CUT)
 
 
-class _CopyIn(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
-        dy = dy.contiguous()
-        dist.all_reduce(dy)
-        return dy
+def _with_copy_in(problem: Problem, loss: Way) -> Way:
+    mine = ways.parameters(problem, CUT)
+    return Way(lambda x: loss.forward(F.linear(ways.CopyIn.apply(x), mine["weight"])), mine, CUT)
 
 
-class _GatherLast(Function):
-    @staticmethod
-    def forward(ctx: Any, y: Tensor) -> Tensor:
-        parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, y)
-        return torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
-        return dy.chunk(dist.get_world_size(), -1)[dist.get_rank()].contiguous()
+def by_hand(problem: Problem) -> Way:
+    return _with_copy_in(problem, losses.by_hand(problem))
 
 
-class _PlainLoss(Function):
-    """The three all-reduces, in the fewest lines."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, target: Tensor) -> Tensor:
-        target = target - dist.get_rank() * z.shape[1]
-        mine = (target >= 0) & (target < z.shape[1])
-        column = target.where(mine, 0)[:, None]
-        highest = z.amax(1)
-        dist.all_reduce(highest, dist.ReduceOp.MAX)
-        shifted = z - highest[:, None]
-        aimed = shifted.gather(1, column)[:, 0] * mine
-        dist.all_reduce(aimed)
-        exponentials = shifted.exp()
-        total = exponentials.sum(1)
-        dist.all_reduce(total)
-        ctx.save_for_backward(exponentials / total[:, None], column, mine)
-        return (total.log() - aimed).mean()
-
-    @staticmethod
-    def backward(ctx: Any, dloss: Tensor) -> tuple:
-        softmax, column, mine = ctx.saved_tensors
-        one = mine[:, None].to(softmax.dtype)
-        return softmax.scatter_add(1, column, -one) * (dloss / len(mine)), None
+def gathering(problem: Problem) -> Way:
+    return _with_copy_in(problem, losses.gathering(problem))
 
 
-def by_hand(weight: Tensor) -> tuple[Step, nn.Parameter]:
-    mine = _my_rows(weight)
-    return lambda x, t: _PlainLoss.apply(F.linear(_CopyIn.apply(x), mine), t), mine
+def megatron_core(problem: Problem) -> Way:
+    loss = losses.megatron_core(problem)
+    from megatron.core.tensor_parallel import ColumnParallelLinear
+
+    vocabulary, hidden = problem.inputs["weight"].shape
+    config = ways.megatron_config(hidden)
+    head = ColumnParallelLinear(hidden, vocabulary, config=config, init_method=config.init_method, bias=False)
+    mine = ways.fill(head, {"weight": "weight"}, problem, CUT)
+    return Way(lambda x: loss.forward(head(x[:, None])[0]), mine, CUT)  # [s, b, h] -> [s, b, v/p]
 
 
-def gathering(weight: Tensor) -> tuple[Step, nn.Parameter]:
-    mine = _my_rows(weight)
-    return lambda x, t: F.cross_entropy(_GatherLast.apply(F.linear(_CopyIn.apply(x), mine)), t), mine
+def fairscale(problem: Problem) -> Way:
+    loss = losses.fairscale(problem)
+    from fairscale.nn.model_parallel.layers import ColumnParallelLinear
+
+    vocabulary, hidden = problem.inputs["weight"].shape
+    head = ColumnParallelLinear(hidden, vocabulary, bias=False, gather_output=False)
+    return Way(lambda x: loss.forward(head(x)), ways.fill(head, {"weight": "weight"}, problem, CUT), CUT)
 
 
-def torch_dtensor(weight: Tensor) -> tuple[Step, nn.Parameter]:
-    from torch.distributed.device_mesh import init_device_mesh
+def torch_dtensor(problem: Problem) -> Way:
     from torch.distributed.tensor import Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
+    from torch.distributed.tensor.parallel import ColwiseParallel
 
-    head = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    head.load_state_dict({"weight": weight}, assign=True)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    plan = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
-    parallelize_module(head, mesh, plan)
-
-    def step(x: Tensor, target: Tensor) -> Tensor:
-        with loss_parallel():
-            return F.cross_entropy(head(x), target)
-
-    step.backward_inside = loss_parallel  # type: ignore[attr-defined]
-    return step, head.weight
+    loss, (vocabulary, hidden) = losses.torch_dtensor(problem), problem.inputs["weight"].shape
+    model = nn.Sequential(nn.Linear(hidden, vocabulary, bias=False))
+    ways.fill(model, {"weight": "0.weight"}, problem, lambda _, whole: whole)
+    ways.parallelize(model, {"0": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)})
+    mine = {"weight": model.get_parameter("0.weight")}
+    return Way(lambda x: loss.forward(model(x)), mine, CUT, around_backward=loss.around_backward)
 
 
-def megatron_core(weight: Tensor) -> tuple[Step, nn.Parameter]:
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, vocab_parallel_cross_entropy
-
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
-    mine = _my_rows(weight)
-
-    def step(x: Tensor, target: Tensor) -> Tensor:
-        logits = F.linear(copy_to_tensor_model_parallel_region(x), mine)
-        return vocab_parallel_cross_entropy(logits[:, None], target[:, None]).mean()  # [s, b, v/p]
-
-    return step, mine
-
-
-def fairscale(weight: Tensor) -> tuple[Step, nn.Parameter]:
-    from fairscale.nn.model_parallel.cross_entropy import vocab_parallel_cross_entropy
-    from fairscale.nn.model_parallel.initialize import initialize_model_parallel
-    from fairscale.nn.model_parallel.mappings import copy_to_model_parallel_region
-
-    initialize_model_parallel(dist.get_world_size())
-    mine = _my_rows(weight)
-    return lambda x, t: vocab_parallel_cross_entropy(F.linear(copy_to_model_parallel_region(x), mine), t).mean(), mine
-
-
-WAYS = {
+SMALL = {"tokens": 128, "hidden": 128, "vocabulary": 4096}  # for the tests, and to try it out
+WAYS: dict[str, Callable[[Problem], Way]] = {
     "tplab, overwrite_logits": tplab_overwriting,
     "tplab": tplab_keeping,
     "tplab, 512 tokens at once": tplab_fused,
@@ -156,4 +106,5 @@ WAYS = {
     "fairscale": fairscale,
     "torch DTensor, loss_parallel": torch_dtensor,
     "naive: gather the logits": gathering,
+    "one process, as many threads": ways.one_process,
 }
