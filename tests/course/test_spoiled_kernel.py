@@ -149,15 +149,25 @@ def test_answers_that_are_no_answers(root, monkeypatch):
     assert "is 6" in said.text["5"]
 
 
-def test_kernel_that_a_cell_asks_to_end(check):
-    """IPython's exit() ends the kernel some time after the cell."""
-    said = check("exit()")
-    assert said.status["1"] == "passed"
-    assert "passed" not in [said.status[k] for k in "356"]
-    assert all(text.startswith("The kernel ended in ") for k, text in said.text.items() if said.status[k] == "not run")
-    said = check("", "exit(); return x + 2")
-    assert said.status["1"] == "passed"
-    assert "passed" not in [said.status[k] for k in "2356"]
+TOLD = "this line would end the kernel, and with it all that the notebook has computed: take it out"
+
+
+@pytest.mark.parametrize("line", ["exit()", "quit()", "get_ipython().kernel.do_shutdown(False)"])
+def test_kernel_that_a_cell_asks_to_end(root, monkeypatch, line):
+    """IPython ends the kernel some time after such a line, in whichever cell it is then: here it does not end."""
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    mine = tiny.Learner(root / "chapters" / "90_tiny.ipynb")
+    for k in (1, 2, 4):
+        mine.answer(k, RIGHT)
+    mine.answer(3, f"{line}; {RIGHT}")
+    mine.cell("exercise-90-2")["source"] += f"{line}\n"  # just below a right answer
+    mine.insert(mine.place("exercise-90-1"), line)
+    said = Said(root, mine)
+    print(said.status, said.text, said.notes)
+    assert said.status == {"1": "passed", "2": "failed", "3": "failed", "4": "passed", "5": "to do", "6": "to do"}
+    assert said.text["2"] == f"Its own cell does not run. RuntimeError: {TOLD}\nat line 3 of the cell: {line}"
+    assert TOLD in said.text["3"]
+    assert said.notes == [f"One of your own cells failed: RuntimeError: {TOLD}\nat line 1 of the cell: {line}"]
 
 
 LOOP = "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n        pass"

@@ -89,6 +89,9 @@ def _keep(value: Any) -> None:
 def _keep_shell() -> None:
     """Keep how IPython runs a cell: whoever rewrites the check's cell, or catches what it raises, has a verdict."""
     shell = InteractiveShell.instance()
+    shell.ask_exit = _refuse_to_end  # what exit() and quit() call; the kernel would end some time later, in any cell
+    if hasattr(shell, "kernel"):
+        shell.kernel.do_shutdown = _refuse_to_end
     _kept.methods_of(shell)
     for part in ("input_transformer_manager", "displayhook", "events"):
         _kept.attribute(shell, part)
@@ -101,6 +104,10 @@ def _keep_shell() -> None:
             _kept.list_in(owner, hook)
     for event in ("pre_execute", "pre_run_cell"):
         _kept.list_in(shell.events.callbacks, event)
+
+
+def _refuse_to_end(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("this line would end the kernel, and with it all that the notebook has computed: take it out")
 
 
 def remember(names: list[str], exercise: str = "") -> None:
