@@ -8,7 +8,7 @@
 # real processes, counted what they send, and found out which of them lets a nonlinearity pass. The rest of the course is
 # built from these two.
 #
-# You need PyTorch. You need not have written distributed code: the few words it takes are explained where they first appear.
+# You need chapter 01: ranks, `launch`, `device()`, and the collectives all-reduce and all-gather.
 # One cell uses your answers (2.1, 2.2 and 2.3): the measurement near the end. All other cells run without them. About 60 minutes.
 
 # %% tags=["setup"]
@@ -93,70 +93,17 @@ viz.explore(lambda p, kind: viz.product(X, A, kind=kind, p=p), p=(1, 2, 4), kind
 predict("2.a", rows=1024, columns=1024, mib=4)
 
 # %% [markdown]
-# ## Ranks
+# ## On real ranks
 #
-# A training run on 4 devices is 4 processes, one per device, all running the *same* program. Each has memory of its own: a
-# tensor on one is invisible to the others. The processes are numbered from 0, and the number is called the **rank**; how many
-# there are is the **world size**. A rank finds out which part of the work is its own from these two numbers. (If you come from chapter 01, this section
-# is a reminder.)
+# On real ranks each part of $A$ lies in another process, and "concatenate" and "add" are what the processes send each other. `launch(fn, p)`, the ranks and the collectives are those of chapter 01. This chapter needs two of
+# them:
 #
-# `launch(fn, p)` starts `p` such processes on this machine, runs `fn` on each, and returns what it returned, in rank order.
-# They are real processes, as on a cluster. With a GPU for each rank they use the GPUs, and NVIDIA's library NCCL to communicate; otherwise the CPU, and
-# the library gloo. The first launch says which. `device()` is this rank's device, its GPU or the CPU: a tensor has to be there before it goes into a
-# collective (explained next).
-
-
-# %%
-def who_am_i():
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    print(f"this is rank {rank} of {world_size}")
-    return rank * rank
-
-
-list(launch(who_am_i, 4))
-
-# %% [markdown]
-# The processes exchange tensors by **collectives**: calls that *every* rank makes, in the same order, with tensors of the same
-# shape. A rank that arrives early waits for the others. We need two:
+# | | what every rank has afterwards | bytes of the message, for a `y` of $n$ bytes |
+# |---|---|---|
+# | `dist.all_reduce(y)` | the sum over the ranks, in `y` itself; the call returns `None` | $n$ |
+# | `dist.all_gather(parts, y)` | the `y` of every rank, in rank order, in `parts`: a list of `p` tensors of the shape of `y` | $p \cdot n$ |
 #
-# - `dist.all_reduce(tensor)` adds up the tensors of all ranks. It works **in place**: afterwards `tensor` holds the sum, on
-#   every rank. It returns `None`.
-# - `dist.all_gather(parts, tensor)` gives every rank the tensors of all ranks. `parts` is a list of `p` empty tensors of the
-#   right shape, and is filled in rank order.
-#
-# In the next cell rank $r$ starts with a tensor full of $10^r$: 1, 10, 100, 1000. So each digit of a result tells which rank it came from.
-#
-# **Predict.** What number does rank 2 hold after the all-reduce? And how many *different* numbers do its gathered `parts` hold?
-
-# %% predict="2.b"
-predict("2.b", after_all_reduce=1111, gathered=4)
-
-
-# %%
-def two_collectives():
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    mine = torch.full((1, 2), 10.0**rank, device=device())  # [1, 2], different on every rank
-
-    total = mine.clone()
-    dist.all_reduce(total)  # [1, 2], the sum, on every rank
-
-    parts = [torch.empty_like(mine) for _ in range(world_size)]  # p of [1, 2]
-    dist.all_gather(parts, mine)
-    return {"mine": mine, "after all_reduce": total, "after all_gather": torch.cat(parts)}  # [1, 2], [1, 2], [p, 2]
-
-
-results = launch(two_collectives, 4)
-viz.matrices({f"rank {rank}: {name}": tensor for rank in (0, 2) for name, tensor in results[rank].items()})
-
-# %% [markdown]
-# `launch` keeps a record of every collective that a rank entered: which kind, how often, how many bytes.
-
-# %%
-results.record
-
-# %% [markdown]
-# The bytes are those of the **message**. For an all-reduce that is the tensor that is added up: two numbers of 4 bytes. For an all-gather it is all parts
-# together: four times as much. How many bytes each rank then puts on the wire is the library's business; "Measure it" comes back to that.
+# In the three words from above: an all-reduce makes a partial tensor replicated. An all-gather makes a sharded one replicated, once its parts are concatenated.
 #
 # That is all it takes. Now build.
 
@@ -210,7 +157,7 @@ check("2.1", shard, unshard)
 # The check runs it on 1, 2 and 4 real ranks, with random numbers that differ from shard to shard, compares every rank's result with `X @ A` on
 # one process, and looks at the record: one collective, and what it carries are outputs. Weights stay where they are.
 #
-# Forward pass only, in this chapter. How gradients find their way back is the next one.
+# Only the forward pass, in this chapter. How gradients find their way back is the next one.
 
 
 # %% exercise="2.2"
@@ -280,8 +227,8 @@ check("2.3", row_product)
 # **Predict.** For one entry of $Y$, rank 0 holds the term $+3$ and rank 1 holds the term $-3$. What is GELU of the entry? And what
 # comes out if each rank applies GELU to its own term and the results are added? Round to whole numbers.
 
-# %% predict="2.c"
-predict("2.c", right=0, added_after=3)
+# %% predict="2.b"
+predict("2.b", right=0, added_after=3)
 
 # %% [markdown]
 # The two terms as sliders. Find a place where both ways nearly agree, and one where they are far apart.
@@ -418,8 +365,8 @@ symptoms(2)
 # **Predict.** $X$ is `[4, 8]`, $A$ is `[8, 12]`, float32, on 4 ranks. How many bytes does the tensor have that the column split gathers (all parts
 # together)? That the row split adds up? And how many bytes of weights does each rank hold?
 
-# %% predict="2.d"
-predict("2.d", all_gather=192, all_reduce=192, weights=96)
+# %% predict="2.c"
+predict("2.c", all_gather=192, all_reduce=192, weights=96)
 
 
 # %%
@@ -457,9 +404,8 @@ viz.table(rows)
 # %% [markdown]
 # Two things to read off.
 #
-# - The message is $b \cdot out$ numbers in both cases, and doesn't depend on `p`. What it costs does. In a **ring**, a common algorithm, every rank
-#   talks to its neighbours only. For an all-gather of $N$ bytes in all it passes on $p-1$ of the $p$ parts, one after another: $\frac{p-1}{p}N$ bytes. An
-#   all-reduce of $N$ bytes goes round twice, once to add up and once to hand out the sums: $2\frac{p-1}{p}N$ bytes.
+# - The message is $b \cdot out$ numbers in both cases, and doesn't depend on `p`. What it costs does. In the ring of chapter 01 each rank sends
+#   $\frac{p-1}{p}N$ bytes for an all-gather of $N$ bytes, and twice that for an all-reduce: the row split sends twice as much as the column split.
 # - The weights per rank shrink as $1/p$, and never travel. That is the bargain of tensor parallelism: activations are sent so that weights can stay.
 #
 # ## In the wild

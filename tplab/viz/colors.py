@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 _COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#666666")
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "||||", "oooo")
 INK = "#222222"
-FAINT = "#8A8A8A"
+FAINT = "#6B6B6B"
 NOBODY = "#EDEDED"  # the fill of what belongs to no rank in particular
 WIDTH = 7.6  # inches that fit a notebook's output without scaling
 

@@ -19,22 +19,6 @@ PREDICTIONS = {
         },
     ),
     "2.b": Prediction(
-        question="Rank r starts with 10^r, for r = 0 to 3. What does rank 2 hold after the all-reduce? How many "
-        "different numbers do its gathered parts hold?",
-        answer={"after_all_reduce": 1111, "gathered": 4},
-        why="The sum 1 + 10 + 100 + 1000 arrives on every rank, and so do the four parts, in rank order.",
-        wrong={
-            (
-                "after_all_reduce",
-                100,
-            ): "100 is what rank 2 starts with. all_reduce writes the sum over all ranks into it.",
-            ("after_all_reduce", 111): "Ranks 0, 1 and 2 give 111. Are they all there are?",
-            "after_all_reduce": "Add up what the four ranks start with: 1, 10, 100, 1000.",
-            ("gathered", 1): "all_gather doesn't add: it brings the parts of all ranks, each as it is.",
-            "gathered": "One part from each rank, and every rank started with another number.",
-        },
-    ),
-    "2.c": Prediction(
         question="The terms of one entry are +3 on rank 0 and -3 on rank 1. GELU of the entry? Sum of the GELUs of "
         "the terms?",
         answer={"right": 0, "added_after": 3},
@@ -45,7 +29,7 @@ PREDICTIONS = {
             "added_after": "GELU(3) is about 3. What is GELU(-3), about?",
         },
     ),
-    "2.d": Prediction(
+    "2.c": Prediction(
         question="X [4, 8], A [8, 12], float32, 4 ranks. Bytes of the gathered tensor, of the tensor that is added "
         "up, and of the weights on each rank.",
         answer={"all_gather": 192, "all_reduce": 192, "weights": 96},
