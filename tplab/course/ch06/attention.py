@@ -5,7 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from tplab.course.ch06 import plain
-from tplab.course.ch06.attentions import DIM, HEADS, HIDDEN, Case, Kind, check_attention
+from tplab.course.ch06.attentions import check_attention
+from tplab.course.ch06.cases import DIM, HEADS, HIDDEN, Case, Kind
 from tplab.course.ch06.questions import COMMON_QUESTIONS, check_refusal
 from tplab.course.checking import Question, Verdict, exercise
 from tplab.course.scenes import GROUPS, has_kind
@@ -28,8 +29,9 @@ NOT_MERGED = "what comes out when the heads are reshaped to columns without movi
 EVERY_NTH = "what comes out when head i takes every n-th column, starting at i"
 
 
-def thirds(y: Tensor, head_dim: int = DIM) -> list[Tensor]:
-    return [plain.split(part, head_dim) for part in y.chunk(3, -1)]
+def thirds(y: Tensor, head_dim: int = DIM) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (plain.split(part, head_dim) for part in y.chunk(3, -1))
+    return q, k, v
 
 
 def interleaved(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
@@ -38,11 +40,13 @@ def interleaved(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
 
 
 def cut_inside(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
-    return plain.merge(plain.attend(*thirds(y, n * DIM // HEADS), causal))
+    q, k, v = thirds(y, n * DIM // HEADS)
+    return plain.merge(plain.attend(q, k, v, causal))
 
 
 def one_head(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
-    return plain.merge(plain.attend(*thirds(y, n * DIM), causal))
+    q, k, v = thirds(y, n * DIM)
+    return plain.merge(plain.attend(q, k, v, causal))
 
 
 def every_nth(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
@@ -58,19 +62,24 @@ def heads_mixed(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
 
 def not_merged(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
     b, s, width = y.shape
-    return plain.attend(*thirds(y), causal).reshape(b, s, width // 3)
+    q, k, v = thirds(y)
+    return plain.attend(q, k, v, causal).reshape(b, s, width // 3)
 
 
 def swapped(*order: int) -> Any:
     def local(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
-        parts = thirds(y)
-        return plain.merge(plain.attend(*(parts[i] for i in order), causal))
+        q, k, v = (thirds(y)[i] for i in order)
+        return plain.merge(plain.attend(q, k, v, causal))
 
     return local
 
 
 def with_attend(mistake: plain.Attend) -> Any:
-    return lambda y, n, m, causal: plain.merge(mistake(*thirds(y), causal))
+    def local(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
+        q, k, v = thirds(y)
+        return plain.merge(mistake(q, k, v, causal))
+
+    return local
 
 
 KIND = Kind(
@@ -141,12 +150,11 @@ QUESTIONS = (
 @exercise("6.2", "ParallelAttention")
 def parallel_attention(attention_class: Any) -> Verdict:
     check_attention("6.2", attention_class, KIND, CASES, QUESTIONS)
-    check_refusal(
-        "6.2",
-        attention_class,
-        (24, 6),
-        4,
-        "6 heads can't be divided over 4 ranks. The width h = 24 can, so the layers don't mind: two ranks would hold "
-        "half a head each. Which size has to be divisible by p?",
-    )
+    check_refusal("6.2", attention_class, 4, {(24, 6): HALF_A_HEAD})
     return Verdict("One all-reduce of b·s·h numbers forward and one backward, and no head knows of another rank.")
+
+
+HALF_A_HEAD = (
+    "6 heads can't be divided over 4 ranks. The width h = 24 can, so the layers don't mind: every rank would hold one "
+    "and a half heads. Which size has to be divisible by p?"
+)

@@ -32,7 +32,7 @@ from tplab.course.checking import (
     traffic,
     verify,
 )
-from tplab.course.observing import portable
+from tplab.course.observing import NotRun, portable
 from tplab.course.scenes import by_name, random_tensor
 from tplab.linear import RowParallelLinear
 from tplab.qkv import QKVParallelLinear
@@ -62,14 +62,14 @@ def names_of(kv_heads: int) -> str:
 
 
 @torch.no_grad()
-def look_at_cache(cache_class: Any, kv_heads: int, keys: Tensor, values: Tensor) -> Observed:
+def look_at_cache(cache_class: Any, kv_heads: int, keys: Tensor, values: Tensor, wanted: str) -> Observed:
     """On a rank: what one cache is, and what its `append` does, twice and once too often."""
     attention = Parts(kv_heads)
     with called_as(f"KVCache(an {names_of(kv_heads)}, {BATCH}, {MAX_LENGTH})"):
         cache = cache_class(attention, BATCH, MAX_LENGTH)
-    seen: Observed = {"memory": memory(cache), "length at first": portable(cache.length)}
-    if not all(isinstance(getattr(cache, name, None), Tensor) for name in ("keys", "values")):
-        return seen
+    seen: Observed = {"memory": memory(cache), "length at first": portable(getattr(cache, "length", None))}
+    if seen["memory"] != wanted:
+        return seen | dict.fromkeys(("keys so far", "values so far", "length"), NotRun("the cache has another memory"))
     homes = [cache.keys.data_ptr(), cache.values.data_ptr()]
     mine = [t[:, : attention.kv_heads].to(device()) for t in (keys, values)]  # [b, m, s, d]
     snapshot, claims, returned = Snapshot(keys=mine[0], values=mine[1]), {IN_PLACE: "", VIEWS: ""}, None
@@ -150,10 +150,11 @@ def check_cache(cache_class: Any, kv_heads: int, p: int) -> None:
     m = max(1, kv_heads // p)
     keys, values = (random_tensor(generator, BATCH, m, 5, DIM) for _ in "kv")
     note = f"a cache for an {names_of(kv_heads)}"
-    seen = run_ranks(look_at_cache, p, cache_class, kv_heads, keys, values, question=BUILD_CRASH, note=note)
     room = f"[{BATCH}, {m}, {MAX_LENGTH}, {DIM}] float64"
+    wanted = f"keys {room}, values {room}"
+    seen = run_ranks(look_at_cache, p, cache_class, kv_heads, keys, values, wanted, question=BUILD_CRASH, note=note)
     expected = {
-        "memory": f"keys {room}, values {room}",
+        "memory": wanted,
         "length at first": 0,
         "keys so far": keys,
         "values so far": values,

@@ -1,5 +1,7 @@
 """What the check of exercise 6.5, the KV cache, asks when an answer is wrong."""
 
+from collections.abc import Callable
+
 from tplab.course.ch06 import plain
 from tplab.course.ch06.generation import ALL_TURNED, FORGETFUL, FROM_ZERO, NO_TURNS, TILED, TOO_LATE, UNTURNED
 from tplab.course.checking import Differences, Question
@@ -20,7 +22,7 @@ STEP_CRASH = (
 )
 
 
-def on_any_out(*kinds: str):  # type: ignore[no-untyped-def]
+def on_any_out(*kinds: str) -> Callable[[Differences], bool]:
     """One of the outputs is one of these."""
 
     def fits(d: Differences) -> bool:

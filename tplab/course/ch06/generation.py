@@ -1,6 +1,7 @@
 """Attention over a text that comes in pieces, on one process: what is right, and what well-known mistakes give."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ ALL_TURNED = "what comes out when the values are turned too"
 FORGETFUL = "what comes out when the queries see the new keys only"
 TILED = "what comes out when query head i looks at head i mod m of K and V"
 
-MISTAKES = {
+MISTAKES: dict[str, dict[str, Any]] = {
     FROM_ZERO: {"positions": lambda start, stop: torch.arange(stop - start)},
     TOO_LATE: {"positions": lambda start, stop: torch.arange(stop, 2 * stop - start)},
     UNTURNED: {"turned": "q"},

@@ -5,19 +5,10 @@ from typing import Any
 from torch import Tensor
 
 from tplab.course.ch06 import plain
-from tplab.course.ch06.attentions import (
-    DIM,
-    HEADS,
-    HIDDEN,
-    K_V_AGAIN,
-    MEAN,
-    OWN_QUERIES,
-    WHOLE_GROUP,
-    Case,
-    Kind,
-    check_attention,
-)
+from tplab.course.ch06.attentions import check_attention
+from tplab.course.ch06.cases import DIM, HEADS, HIDDEN, Case, Kind
 from tplab.course.ch06.questions import COMMON_QUESTIONS, check_refusal
+from tplab.course.ch06.references import K_V_AGAIN, MEAN, OWN_QUERIES, WHOLE_GROUP
 from tplab.course.checking import Differences, Question, Verdict, exercise
 from tplab.course.scenes import GROUPS, has_kind
 from tplab.sharding import Block, Sharding
@@ -59,7 +50,8 @@ def by_groups(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
 
 def unmasked(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
     q, k, v = parts(y, n, m)
-    return plain.merge(plain.attend(q, *(part.repeat_interleave(n // m, 1) for part in (k, v)), False))
+    k, v = (part.repeat_interleave(n // m, 1) for part in (k, v))
+    return plain.merge(plain.attend(q, k, v, False))
 
 
 def sharding(case: Case) -> Sharding:
@@ -96,6 +88,11 @@ QUESTIONS = (
         "num_kv_heads, neighbours hold the same one. The fused weight has (n + 2m)·d rows.",
     ),
     Question(
+        only("dbk", "dbv", "dbq"),
+        "The weight's gradient is right, the bias's is not. Its rows of K and V are copies too, and what a copy of "
+        "them gets is a summand as well.",
+    ),
+    Question(
         lambda d: any(has_kind(name, OWN_QUERIES)(d) for name in COPIED),
         "The output is right. But a copy of a head of K sees only its own rank's queries, so its gradient is one "
         "summand. Who has the others, and which operator adds up a gradient and does nothing forward?",
@@ -113,10 +110,6 @@ QUESTIONS = (
         has_kind("dx", K_V_AGAIN),
         "dx counts the part through K and V once for every copy. You sum the gradient of k and v themselves: f then "
         "adds that sum up once more for each copy. What is shared by the copies, the activation or the weight?",
-    ),
-    Question(
-        only("dbk", "dbv", "dbq"),
-        "The weight's gradient is right, the bias's is not. The rows of K and V in the bias are copies too.",
     ),
     Question(
         only("dWq", "dbq"),
@@ -152,12 +145,12 @@ QUESTIONS = (
 @exercise("6.4", "Grouped-query attention")
 def grouped_attention(attention_class: Any) -> Verdict:
     check_attention("6.4", attention_class, KIND, CASES, QUESTIONS)
-    check_refusal(
-        "6.4",
-        attention_class,
-        (24, 6, 3),
-        2,
-        "3 heads of K and V over 2 ranks: rank 0 has queries 0, 1, 2, which belong to heads 0, 0, 1. Neither can the "
-        "3 heads be divided, nor copied evenly: raise ValueError.",
-    )
+    check_refusal("6.4", attention_class, 4, {(24, 6, 2): HALF_A_HEAD, (24, 12, 3): UNEVEN_COPIES})
     return Verdict("f once more, for a weight: copies stay equal because each of them gets the sum.")
+
+
+HALF_A_HEAD = "6 heads of Q can't be divided over 4 ranks, though h = 24 can. Which size has to be divisible by p?"
+UNEVEN_COPIES = (
+    "3 heads of K and V over 4 ranks: rank 1 has queries 3, 4 and 5, which belong to heads 0, 1 and 1. The 3 heads can "
+    "neither be divided, nor copied evenly: raise ValueError."
+)

@@ -1,9 +1,11 @@
 """What the checks of both attentions, exercises 6.2 and 6.4, ask when one is wrong, and what they must refuse."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tplab.course.ch06 import plain
-from tplab.course.ch06.attentions import BIAS_P_TIMES, GRADIENTS, PARTIAL
+from tplab.course.ch06.attentions import GRADIENTS
+from tplab.course.ch06.references import BIAS_P_TIMES, PARTIAL
 from tplab.course.checking import Claim, Observed, Question, run_ranks, verify
 from tplab.course.scenes import INPUTS_QUESTION, has_kind, has_no_gradient
 
@@ -31,6 +33,10 @@ COMMON_QUESTIONS = (
     ),
     Question(has_kind("out", BIAS_P_TIMES), "How many times is the last bias added?"),
     Question(
+        lambda d: "out" in d.names and has_no_gradient("dWo")(d),
+        "The weight of `out` gets no gradient. Which line calls `self.out`, and is its result what you return?",
+    ),
+    Question(
         has_no_gradient(*GRADIENTS),
         "A parameter gets no gradient. Which line does autograd not know about?",
     ),
@@ -40,7 +46,7 @@ COMMON_QUESTIONS = (
         "nowhere else?",
     ),
     Question(
-        lambda d: bool({"forward traffic", "backward traffic"} & d.names) and not {"out", "dx"} & d.names,
+        lambda d: bool(d.names) and all("traffic" in name for name in d.names),
         "The numbers are right, the communication is not. Which call gathers, scatters or sums what could stay "
         "where it is? One f stands in front of q, k and v together.",
     ),
@@ -57,16 +63,24 @@ COMMON_QUESTIONS = (
 )
 
 
-def refuses(attention_class: Any, sizes: tuple[int, ...]) -> Observed:
+def refuses(attention_class: Any, sizes: Sequence[tuple[int, ...]]) -> list[Observed]:
     """On a rank: what happens to heads that p ranks can't share out evenly."""
-    try:
-        attention_class(*sizes)
-    except ValueError:
-        return {REFUSED: Claim("")}
-    return {REFUSED: Claim("the attention was built, without a ValueError")}
+    seen: list[Observed] = []
+    for each in sizes:
+        try:
+            attention_class(*each)
+        except ValueError:
+            seen.append({REFUSED: Claim("")})
+        else:
+            seen.append({REFUSED: Claim("the attention was built, without a ValueError")})
+    return seen
 
 
-def check_refusal(number: str, attention_class: Any, sizes: tuple[int, ...], p: int, ask: str) -> None:
-    note = f"{getattr(attention_class, '__name__', 'attention')}({', '.join(map(str, sizes))})"
-    seen = run_ranks(refuses, p, attention_class, sizes, note=note)
-    verify(number, p, list(seen), [{}] * p, questions=[Question(lambda d: True, ask)], note=note)
+def check_refusal(number: str, attention_class: Any, p: int, asks: Mapping[tuple[int, ...], str]) -> None:
+    """`asks`: sizes that must be refused on p ranks, and what to ask where they are not."""
+    name = getattr(attention_class, "__name__", "attention")
+    notes = [f"{name}({', '.join(map(str, sizes))})" for sizes in asks]
+    runs = run_ranks(refuses, p, attention_class, list(asks), note=" and ".join(notes))
+    for i, (note, ask) in enumerate(zip(notes, asks.values(), strict=True)):
+        seen = [run[i] for run in runs]
+        verify(number, p, seen, [{}] * p, questions=[Question(lambda d: True, ask)], note=note)

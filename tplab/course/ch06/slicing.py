@@ -25,6 +25,7 @@ ALL_KV = "what comes out when every rank keeps all heads of K and V"
 QUERIES_ONLY = "this rank's queries, without keys and values"
 FIRST_KV = "what comes out when every rank takes the first head of K and V"
 KEYS_TWICE = "what comes out with the rows of K in place of those of V"
+THIRDS = "what comes out when the whole is taken to be three matrices of one size"
 SPLIT_KV = "what comes out when a head of K and V is cut inside"
 
 Sizes = tuple[int, int, int, tuple[int, ...]]
@@ -95,6 +96,8 @@ def lookalikes(weight: Tensor, a: int, kv: int, d: int, p: int) -> dict[str, lis
     if p > 1:
         if weight.shape[0] % p == 0:
             alike[MIDDLE] = list(weight.chunk(p))
+        if len(weight) % (3 * p) == 0 and kv < a:
+            alike[THIRDS] = [torch.cat([part.chunk(p)[rank] for part in weight.chunk(3)]) for rank in range(p)]
         dealt = [list(range(rank, kv, p)) or [rank % kv] for rank in range(p)]
         alike[DEALT] = every_rank(lambda rank: (list(range(rank, a, p)), dealt[rank], dealt[rank]))
         modulo = [[rank % kv] if kv < p else right(rank)[1] for rank in range(p)]
@@ -111,7 +114,7 @@ def lookalikes(weight: Tensor, a: int, kv: int, d: int, p: int) -> dict[str, lis
 
 
 REFUSALS = (
-    (6, 6, 4, "6 heads can't be shared out among 4 ranks: each takes whole heads, and as many as any other."),
+    (6, 2, 4, "6 heads can't be shared out among 4 ranks: each takes whole heads, and as many as any other."),
     (6, 3, 2, "3 heads of K and V can neither be divided over 2 ranks nor copied to them evenly. Raise ValueError."),
 )
 
@@ -126,6 +129,10 @@ QUESTIONS = (
         has_kind("rows", MIDDLE),
         "Rank 0 got queries and the beginning of the keys, the last rank values only. The three matrices lie on top of "
         "each other: what has to be cut into p pieces, the pile or each of the three?",
+    ),
+    Question(
+        has_kind("rows", THIRDS),
+        "Here Wk and Wv have fewer rows than Wq: they hold fewer heads. In which row does Wk begin?",
     ),
     Question(
         has_kind("rows", DEALT),
