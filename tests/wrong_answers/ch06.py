@@ -289,7 +289,7 @@ GROUPED = [
     ("uneven heads of K and V are taken", grouped(init=swap(GROUPED_INIT, 'if num_kv_heads % world_size and world_size % num_kv_heads:\n    raise ValueError("uneven")\n', "")), "nor copied evenly"),
     ("the size of the default group", grouped(init="world_size = dist.get_world_size()\n" + GROUPED_INIT), "Here the four ranks work as two groups"),
     ("needs a bias", grouped(swap(GROUPED_FORWARD, "None if self.qkv_bias is None else summed", "summed")), "built with bias=False"),
-    ("the keys are detached", grouped(swap(GROUPED_FORWARD, "attend(q, k, v,", "attend(q, k.detach(), v,")), "autograd does not know about"),
+    ("the keys are detached", grouped(swap(GROUPED_FORWARD, "attend(q, k, v,", "attend(q, k.detach(), v,")), "Which line does autograd not know about"),
     ("gathers K and V in place of copies", grouped(swap(NOT_SUMMED, SPLIT_PARTS, "k, v = (gather_from_region(part, self.copies_group)[..., :d] for part in (k, v))\n" + SPLIT_PARTS)), "Think"),
     ("returns zeros", grouped("return torch.zeros_like(x)"), "all zeros"),
     ("writes into x", grouped("x.data.mul_(2)\n" + GROUPED_FORWARD), "goes on using the tensors"),
