@@ -309,7 +309,7 @@ viz.table(rows, title="in GB: Adam, mixed precision, one sequence")
 # A training run on several GPUs is one process for each of them, all running the same program. The processes are numbered from 0; the number is the **rank**. A rank sees only its own memory, so whatever it needs of another has to be sent. Sending is done together, in **collectives**: calls that all ranks make. The one you will see most is
 # the **all-reduce**: it adds up a tensor over the ranks and gives everyone the sum. Whoever comes first waits.
 #
-# **Data parallelism.** Every rank holds the whole model and takes other sequences. Before the optimizer step the gradients are added up, so that all models stay equal.
+# **Data parallelism.** Every rank holds the whole model, with the same numbers at the start, and takes other sequences. Before each optimizer step the gradients are added up, so that all models stay equal.
 
 # %%
 viz.parallelism("data")
@@ -577,7 +577,7 @@ def smallest_p(config: GPTConfig, gpu_bytes: int, micro_batch: int = 1, largest:
 # %% [markdown] hints="0.3"
 # 1. Sort the parameters of one layer into two piles, divided and whole. Together they must be what exercise 0.1 counts. Which biases go where?
 # 2. One layer: the matrices have `12 * h * h` numbers; divided biases `3h + 4h`; whole are two norms (`2h` each) and two biases (`h` each). Around the layers: `ceil(vocab_size / p) * h`, then `s * h` and a norm. For the smallest `p`, try them in order; raise after the loop.
-# 3. `parameters = L * ((12*h*h + 7*h) // p + 6*h) + ceil(v / p) * h + s * h + 2 * h`; a layer's activations are `s * b * (10*h + 24*h // p + 5*a*s // p)`; the result is `16 * parameters + L * activations`.
+# 3. A layer has `(12*h*h + 7*h) // p + 6*h` parameters. Its activations are the formula of section 6: multiply out, so that every division by `p` is one of whole numbers. Every parameter costs as many bytes as in exercise 0.2; add the activations of all layers.
 
 # %% check="0.3"
 check("0.3", rank_bytes, smallest_p)

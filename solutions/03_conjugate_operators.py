@@ -177,7 +177,7 @@ viz.explore(on_ranks, operator=list(OPERATORS), p=(2, 4))
 # %% [markdown]
 # ## An operator with a backward of its own
 #
-# `torch.autograd.Function` lets you say yourself what happens backward. An example that is none of the four: forward the identity, backward a change of sign.
+# `torch.autograd.Function` lets you say yourself what happens backward. An example that is none of the four: forward the identity, backward a change of sign. (Through `ctx`, the context, forward can leave something for backward. None of the operators here has to.)
 
 
 # %%

@@ -124,10 +124,9 @@ predict("4.a", column_weight=(4, 6), column_bias=(4,), row_weight=(8, 3), row_bi
 # | `gather_from_region(x, group)` | all-gather along the last dimension | keeps this rank's slice of the gradient |
 #
 # `gather_output=True` asks the layer to return the whole `Y` on every rank. `skip_bias_add=True` asks it not to add the bias, and to return it next
-# to the output instead: a caller that has another elementwise operation coming (a GELU, a dropout) can then do both in one kernel.
+# to the output instead: a caller that has another elementwise operation coming (a GELU, a dropout) can then do both in one pass over the numbers.
 #
-# Every parallel layer also takes a `group`: the **process group** in which its ranks talk to each other. That is a set of ranks with a numbering of its own, from 0; `None` means the default group,
-# all ranks. A model that is parallel in two ways has several, for example `[0, 2]` and `[1, 3]`, and what happens in one must not touch the other. So every call that asks for a rank or a size, or
+# Every parallel layer also takes a `group`: the process group (chapter 01) in which its ranks talk to each other, with a numbering of its own, from 0; `None` means all ranks. A model that is parallel in two ways has several, for example `[0, 2]` and `[1, 3]`, and what happens in one must not touch the other. So every call that asks for a rank or a size, or
 # communicates, is told the group: `dist.get_rank(group)`, `dist.get_world_size(group)`, `copy_to_region(x, group)`. The checks try two groups as well.
 #
 # **Predict.** A column-parallel layer with `gather_output=False`, input `[b, s, i]` = `[2, 3, 8]`, output features 12, `p = 4`, four bytes a number. Which
@@ -717,14 +716,13 @@ viz.table(rows, title="p = 4, bytes of one rank's collectives")
 # Three things to see. No formula contains `p`: more ranks make the weights smaller, not the messages. A column layer without gather is free in the forward pass, a row layer with a split input is free in the backward pass. And the second form of each layer pays on
 # both ways. So the cheap combination is a column layer whose output stays split, followed by a row layer that takes it as it is. That is chapter 05.
 #
-# Time is another question, and on one machine whose cores the ranks share it says little. Here is where each of two ranks spends it, in one forward and backward pass of the column layer with a gather. What does a rank do while it is inside a collective?
+# Time is another question, and on one machine whose cores the ranks share it says little. Here is where each of two ranks spends it, in one forward and backward pass of the column layer with a gather:
 
 # %%
 viz.timeline(launch(count, 2, args=(ColumnParallelLinear, {"gather_output": True})))
 
 # %% [markdown]
-# Inside a collective a rank computes nothing. It waits, first for the others to arrive and then for their numbers: the rank that comes early waits longest. The next product needs the result, so there is nothing else to do in the meantime. On a
-# layer as small as this one a good part of the time goes that way. Chapter 11 finds work that can be done while the all-reduce of the backward pass travels.
+# Inside a collective a rank waits, as in chapter 01, and the next product needs the result, so there is nothing else to do in the meantime. On a layer as small as this one a good part of the time goes that way. Chapter 11 finds work that can be done while the all-reduce of the backward pass travels.
 #
 # ## 9 · In the wild
 #
