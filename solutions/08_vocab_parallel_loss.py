@@ -20,6 +20,7 @@
 # from chapter 07 the output layer `parallel_logits`, whose output `[b, s, v/p]` is cut by columns: rank $r$ has those of the ids from $r \cdot v/p$ on. About 90 minutes.
 
 # %% tags=["setup"]
+import math
 import time
 
 import torch
@@ -47,7 +48,7 @@ viz.product((4, 8), (8, 12), kind="column", p=2, names=("X", "Eᵀ"), title="the
 # %% [markdown]
 # ## 1 · Three numbers a token
 #
-# The easy way is to gather the logits, `[n, v]` on every rank, and call `F.cross_entropy`. The logits are the largest tensor of a training run: a vocabulary has 32,000 to 256,000 words, far more than `h`. Gathered, they are sent over the links, and then every rank holds them, their softmax and their gradient.
+# The easy way is to gather the logits, `[n, v]` on every rank, and call `F.cross_entropy`. A vocabulary is far larger than `h`: GPT-2 has 50,257 words and `h = 768` in its smallest form. So the logits are one of the largest tensors of a training run. Gathered, they are sent over the links, and then every rank holds all of them, their softmax and their gradient.
 #
 # Look at the formula again. For one token it needs a sum over all columns, and one single logit:
 #
@@ -106,7 +107,7 @@ for z in ([1.0, 2.0, 3.0], [86.0, 87.0, 88.0], [87.0, 88.0, 89.0], [10000.0, 100
 viz.table(rows)
 
 # %% [markdown]
-# The largest exponent is 0 then, so nothing overflows; and one term of the sum is 1, so its logarithm is finite. A model in training seldom has logits of 10,000, but once is enough: one infinity in the loss is NaN in every parameter.
+# The largest exponent is 0 then, so nothing overflows; and one term of the sum is 1, so its logarithm is finite. A logit need not be 10,000 for that, 89 is enough, and one infinity in the loss is NaN in every parameter after the next step.
 #
 # It need not be the maximum that is subtracted: any number will do that is near it. But it must be the *same* number on all ranks, since sums with different numbers taken out are no terms of one sum.
 #
@@ -267,7 +268,7 @@ def kept_by_autograd(loss_of):
 launch(kept_by_autograd, 2, args=(lambda z, t: vocab_logsumexp(z) - target_logit(z, t),))[0]
 
 # %% [markdown]
-# One shard: the exponentials, which the derivative of `exp` needs. The caller's logits are there besides, since `parallel_logits` made them, and in the backward pass each step makes a tensor of this size anew: the gradient of `exp`, that of the subtraction, that of the look-up (nearly all zeros), and their sum.
+# Two: the logits, which the look-up keeps and which the output layer made anyway, and the exponentials, which the derivative of `exp` needs. And in the backward pass one step after the other makes a tensor of this size anew: the gradient of `exp`, that of the look-up (nearly all zeros), and their sum.
 #
 # ## 5 · The backward by hand
 #
@@ -416,12 +417,24 @@ def vocab_parallel_loss(logits, target, *, vocab_size, ignore_index=-100, label_
 check("8.5", vocab_parallel_loss)
 
 # %% [markdown]
+# The case of the prediction on two ranks, 8 tokens and 16 columns, all logits 0, and three ignored tokens:
+
+
+# %%
+def all_logits_zero(vocab_size):
+    target = torch.tensor([3, -100, 14, 0, -100, 7, -100, 9], device=device())
+    return vocab_parallel_loss(torch.zeros(8, 8, device=device()), target, vocab_size=vocab_size).item()
+
+
+{f"vocab_size={size}": round(launch(all_logits_zero, 2, args=(size,))[0], 4) for size in (15, 16)}
+
+# %% [markdown]
 # ## 7 · Train with it
 #
 # Real text: the sources of the Python standard library, as bytes. The model sees 8 bytes, mixes their vectors in one layer, and scores the 256 bytes that could come next with the same table that it looked them up in. With 4 ranks the table is padded from 256 to 512 rows: ranks 2 and 3 hold nothing but padding.
 
 # %%
-CONTEXT, HIDDEN, BATCH, STEPS = 8, 48, 128, 150
+CONTEXT, HIDDEN, BATCH, STEPS = 8, 48, 128, 80
 text = corpus.python_sources(300_000)
 
 
@@ -452,6 +465,7 @@ def train(model, loss_of):
 
 torch.manual_seed(0)
 plain_model = NextByte(nn.Embedding(corpus.VOCABULARY, HIDDEN, device=device(), dtype=torch.float64))
+nn.init.normal_(plain_model.embedding.weight, std=0.1)  # small logits, so that the training starts at about ln(256)
 start = {name: value.cpu().clone() for name, value in plain_model.state_dict().items()}
 plain_losses = train(plain_model, lambda x, t: F.cross_entropy(x @ plain_model.embedding.weight.T, t))
 
@@ -470,7 +484,18 @@ def my_loss(logits, target):
     return vocab_parallel_loss(logits, target, vocab_size=corpus.VOCABULARY)
 
 
-runs = {p: launch(train_on_ranks, p, args=(my_loss,)) for p in (1, 2, 4)}
+runs = {p: launch(train_on_ranks, p, args=(my_loss,)) for p in (1, 2)}
+viz.table(
+    [{"": "one process, F.cross_entropy", "first loss": f"{plain_losses[0]:.6f}"}]
+    + [{"": f"your loss, p = {p}", "first loss": f"{run[0]['losses'][0]:.6f}"} for p, run in runs.items()],
+    title=f"ln(256) = {math.log(256):.4f}",
+)
+
+# %% [markdown]
+# A model that knows nothing guesses among 256 bytes. Now with four ranks, and all curves:
+
+# %%
+runs[4] = launch(train_on_ranks, 4, args=(my_loss,))
 viz.curves(
     {"one process, F.cross_entropy": plain_losses} | {f"your loss, p = {p}": runs[p][0]["losses"] for p in runs},
     title=f"{STEPS} steps on real text",
@@ -481,7 +506,7 @@ viz.table(
     [
         {
             "p": p,
-            "rows of the table on each rank": run[0]["rows"],
+            "rows on each rank": run[0]["rows"],
             "last loss": f"{run[0]['losses'][-1]:.6f}",
             "largest difference to one process": f"{max(abs(a - b) for a, b in zip(run[0]['losses'], plain_losses, strict=True)):.0e}",
         }
@@ -529,7 +554,7 @@ viz.table(rows)
 # Without a maximum all is well until it is not: an infinity, with no warning before it. With each rank's own maximum the result is right only where both maxima happen to be equal. Otherwise it is wrong, also for small logits, and *each rank has another loss*. (It can be mended without sending the maximum first: each rank multiplies its sum
 # by $e^{m_r - m}$ once $m$ is known. The course's own `vocab_parallel_cross_entropy` does that, to read the logits only once.)
 #
-# **Second, the 1 that only one rank may subtract.** The mask is forgotten in the backward: each rank subtracts 1 in *some* column. The forward pass is right. Before you run it: will it train?
+# **Second, the 1 that only one rank may subtract.** The mask is forgotten in the backward: each rank subtracts 1 in *some* column. The forward pass is right. Before you run it: what will the curve look like?
 
 
 # %%
@@ -552,7 +577,7 @@ class OneOnEveryRank(Function):
 broken = launch(train_on_ranks, 2, args=(lambda logits, target: OneOnEveryRank.apply(logits, target).mean(),))
 viz.curves(
     {"one process": plain_losses, "1 subtracted on every rank": broken[0]["losses"]},
-    title="a wrong gradient that learns all the same",
+    title="the forward pass is right, the gradient is not",
 )
 
 # %% [markdown]
@@ -567,15 +592,15 @@ viz.table(
             "1 on every rank": f"{broken[0]['losses'][step]:.4f}",
             "padding takes part": f"{padded[0]['losses'][step]:.4f}",
         }
-        for name, step in (("first step", 0), ("step 2", 1), ("step 20", 19), (f"step {STEPS}", STEPS - 1))
+        for name, step in (("first step", 0), ("step 10", 9), ("step 20", 19), (f"step {STEPS}", STEPS - 1))
     ],
     title="the loss",
 )
 
 # %% [markdown]
-# The wrong gradient is invisible in the first loss. From then on it pushes up one real byte and one that has nothing to do with it. The model learns, but worse, and you would blame the learning rate.
+# The wrong gradient is invisible in the first loss. Then every step pushes up two columns, the right one and one that has nothing to do with it. The gradient of a token no longer adds up to 0 over the columns, so there is no place at which all pushes balance: the loss falls for a while, then it rises. It is easily taken for a learning rate that is too high.
 #
-# The padding shows the other way round: the first loss is already too large, since probability is given to 256 columns that are no bytes. The model soon learns not to use them, so that a look at the curve later on shows little. But the rows of the padding have been trained, and every token has paid for them. Compare the *first* loss with one process: it costs nothing and sees it at once.
+# The padding shows the other way round. The first loss is too large at once, by about ln 2, since half of the 512 columns are no bytes and get half of the probability. The model learns not to use them, and later the curve looks like any other; it just stays a little above. So compare the *first* loss with one process, or with $\ln v$: it costs nothing.
 
 # %%
 symptoms(8)
@@ -617,7 +642,7 @@ def measure(loss_function, n, v):
     torch.set_num_threads(1)
     logits = torch.randn(n, v // dist.get_world_size(), device=device(), requires_grad=True)
     target = torch.randint(v, (n,), generator=torch.Generator().manual_seed(0)).to(device())
-    began = time.perf_counter()
+    began = time.process_time()
     with record() as section, MemoryMeter() as meter:
         loss = loss_function(logits, target)
         loss.backward()
@@ -627,7 +652,7 @@ def measure(loss_function, n, v):
         "peak": meter.peak / (logits.numel() * 4),
         "curve": [size / 1e6 for size in meter.curve],
         "loss": loss.item(),
-        "seconds": time.perf_counter() - began,
+        "seconds": time.process_time() - began,
     }
 
 
@@ -641,7 +666,7 @@ viz.table(
             "collectives": row["calls"],
             "bytes": f"{row['bytes']:,}",
             "peak memory, in shards of logits": f"{row['peak']:.2f}",
-            "seconds": f"{row['seconds']:.2f}",
+            "CPU seconds": f"{row['seconds']:.2f}",
             "loss": f"{row['loss']:.4f}",
         }
         for name, row in measured.items()
@@ -651,7 +676,7 @@ viz.table(
 # %% [markdown]
 # The bytes are those of prediction 8.a. The course's own loss sends less than yours: two of the three numbers are sums and travel together, and for a mean over tokens the *total* of $z_t - m$ is enough, one number for all tokens, so that its messages hold `2n + 1` numbers. Megatron-Core sends three of `n`.
 #
-# **Memory.** All numbers are beyond the logits themselves; one shard is `n·v/p` numbers, here 67 MB. The naive way holds the gathered logits, their log-softmax and the gradient of each, all as large as `p` shards. By hand nothing is left but the gradient that has to be there. Move the controls: which of the two depends on `p`?
+# **Memory.** All numbers are beyond the logits themselves; one shard is `n·v/p` numbers, here 67 MB. The naive way makes the gathered logits, their log-softmax and the gradients of both, each as large as `p` shards, and at its fullest moment three of them are alive. By hand there are two shards for a moment in the forward pass ($z - m$ and its exponential), then none, then the gradient, which has to be there. Move the controls: which of the curves does `p` move, and which does it not?
 
 
 # %% tags=["explore"]

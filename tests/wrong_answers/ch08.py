@@ -81,6 +81,7 @@ LSE = [
     ("keeps the dimension", lse(M + "part = (logits - m.unsqueeze(-1)).exp().sum(-1, keepdim=True)\nreturn m.unsqueeze(-1) + reduce_from_region(part, group).log()"), "One number for each token"),
     ("writes into the logits", lse(M + "logits.data.sub_(m.unsqueeze(-1))\nreturn m + reduce_from_region(logits.exp().sum(-1), group).log()"), "The caller goes on using"),
     ("a rank of -inf gives NaN: rescaled without care", lse(M + "own = logits.detach().amax(-1)\npart = (logits - own.unsqueeze(-1)).exp().sum(-1) * (own - m).exp()\n" + LOG), "-inf minus -inf is NaN"),
+    ("this rank's own log-sum-exp, rescaled: its gradient is NaN on a rank of -inf", lse(M + "return m + reduce_from_region((logits.logsumexp(-1) - m).exp(), group).log()"), "Which step of yours has no derivative"),
     ("group is not passed to g", lse(M + PART + "return m + reduce_from_region(part).log()"), "was not given `group`"),
     ("group is not passed to the maximum", lse("m = vocab_max(logits)\n" + PART + LOG), "was not given `group`"),
     ("returns None", lse(M + PART + "m + reduce_from_region(part, group).log()"), "One number for each token"),

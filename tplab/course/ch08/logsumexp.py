@@ -113,6 +113,11 @@ QUESTIONS = (
         "03 adds up forward and sends nothing backward?",
     ),
     Question(
+        lambda d: "out" not in d.names and has_kind("dlogits", "nan")(d),
+        "The output is right, its gradient is NaN. Which step of yours has no derivative where every logit of this "
+        "rank is -inf?",
+    ),
+    Question(
         lambda d: "out" not in d.names and has_kind("dlogits", "p times")(d),
         "The gradient of the sum was added up over the ranks, which all have it already. Which operator of chapter 03 "
         "adds up forward and does nothing backward?",
