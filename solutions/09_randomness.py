@@ -107,7 +107,7 @@ viz.table(rows, title="xavier_normal_ on the shards, one seed for all ranks")
 # %% [markdown]
 # Both traps at once. The function takes the number of rows from the tensor that it is handed, so the numbers become larger with `p`. And a generator that starts from the same seed draws the same numbers in every process, so all shards are one. No error is raised, and the model trains. Section 8 looks at what is lost.
 #
-# The second trap has a simple way out: a **generator** of one's own. `torch.Generator().manual_seed(n)` makes one, and the functions of torch that draw take it as `generator=`. It has its own state, and drawing from it leaves torch's own generator, the **current random state**, as it is. That matters: the parameters that are
+# The second trap has a simple way out: a **generator** of one's own. `torch.Generator().manual_seed(n)` makes one, and torch's functions for first values take it as `generator=`. It has its own state, and drawing from it leaves torch's own generator, the **current random state**, as it is. That matters: the parameters that are
 # replicated, a LayerNorm or a bias, are drawn from the current state, and they must come out equal on all ranks.
 
 
@@ -314,7 +314,7 @@ print(f"{state.numel()} bytes; again the same numbers: {torch.equal(torch.rand(3
 
 
 # %% [markdown] task="9.3" title="A tracker of random states" difficulty=3 minutes=15
-# Use `get_state` and `set_state` from the setup cell.
+# Use `get_state` and `set_state` from the setup cell. What torch draws from within a fork is this rank's generator on `device()`.
 #
 # - `add` makes a new state. What torch draws from its current state afterwards is what it would have drawn anyway.
 # - `fork` can be left by an exception, which the caller sees. The state of the name has moved on then too, and the current state is back.
@@ -337,11 +337,8 @@ class RNGTracker:
         ### BEGIN SOLUTION
         if name in self.states or seed in self.seeds:
             raise ValueError(f"the name {name!r} or the seed {seed} is taken: there are {sorted(self.states)}")
-        current = get_state()
-        torch.manual_seed(seed)
-        self.states[name] = get_state()
+        self.states[name] = torch.Generator(device()).manual_seed(seed).get_state()
         self.seeds.add(seed)
-        set_state(current)
         ### END SOLUTION
 
     @contextmanager
@@ -372,7 +369,7 @@ class RNGTracker:
 
 # %% [markdown] hints="9.3"
 # 1. Before a fork lends out a state it has to remember another one. Which, and where? Between `yield` and the end of `fork` the block runs. Which lines have to run even if the block raises?
-# 2. `add`: remember the current state, `torch.manual_seed(seed)`, keep `get_state()` under the name, put the current state back. `fork`: remember the current state in a local variable, put the named one in place, `yield`, keep where it has got to, put the other one back; the last two in a `finally`. `get_state` returns a new tensor each time.
+# 2. `add`: a generator of your own, `torch.Generator(device()).manual_seed(seed)`, has the state that you need, `.get_state()`. `fork`: remember the current state in a local variable, put the named one in place, `yield`, keep where it has got to, put the other one back; the last two in a `finally`. `get_state` returns a new tensor each time.
 # 3. `outside = get_state(); set_state(self.states[name])`, then `try: yield`, then `finally: self.states[name] = get_state(); set_state(outside)`. `state_dict` returns `dict(self.states)`, a new dictionary, and `load_state_dict` keeps a new one too.
 
 # %% check="9.3"
@@ -498,7 +495,7 @@ check("9.4", ParallelBlock)
 # Now train with it. The data is that of chapter 05: bytes of the Python standard library, 16 of them to predict the next. First with dropout at the end alone, which draws from the replicated stream. On one process, in plain PyTorch, the same masks come out of a plain `torch.manual_seed` with the seed of that stream.
 
 # %%
-CONTEXT, HIDDEN, FFN, BATCH, STEPS, RATE = 16, 128, 256, 64, 60, 0.2
+CONTEXT, HIDDEN, FFN, BATCH, STEPS, RATE = 16, 128, 256, 64, 40, 0.2
 text = corpus.python_sources(100_000)
 
 
@@ -635,7 +632,7 @@ viz.table(
 # `torch.utils.checkpoint.checkpoint` takes one more argument for such cases: `context_fn`, a function without arguments that returns two context managers. The first one is entered around the first run, the second one around the run in backward. `contextlib.nullcontext()` is one that does nothing.
 
 # %% [markdown] task="9.5" title="Run again with the same dropout" difficulty=4 minutes=20
-# Write `checkpoint`. The second run draws from the tracker's states as they were when the *first* run began. After it all states are as if there had been only one run. The tracker has `state_dict()` and `load_state_dict(state)`, as in exercise 9.3.
+# Write `checkpoint`, with `torch_checkpoint` from the setup cell, which is `torch.utils.checkpoint.checkpoint`. The second run draws from the tracker's states as they were when the *first* run began. After it all states are as if there had been only one run. The tracker has `state_dict()` and `load_state_dict(state)`, as in exercise 9.3.
 #
 # It has to work where several blocks are checkpointed one after the other, and where `x` itself needs no gradient but the weights of the function do.
 
@@ -723,22 +720,23 @@ rows = []
 for p in (1, 2, 4):
     for how in ("as it is", "checkpointed"):
         seen = launch(one_pass, p, args=(how,))[0]
+        formula = 4 * 4 * 32 * (256 if how == "checkpointed" else 2 * 256 + 3 * 1024 // p)
         rows.append(
             {
                 "p": p,
                 "block": how,
-                "KiB kept until backward": f"{seen['kept'] / 2**10:.0f}",
+                "bytes kept until backward": seen["kept"],
+                "formula": formula,
                 "all-reduces forward": seen["calls"][0],
                 "backward": seen["calls"][1],
                 "ms backward": f"{1000 * seen['seconds']:.1f}",
             }
         )
-viz.table(
-    rows, title=f"one block with b·s·h = {4 * 32 * 256} and m = 1024; x alone is {4 * 4 * 32 * 256 / 2**10:.0f} KiB"
-)
+viz.table(rows, title="one block, b·s = 4·32, h = 256, m = 1024, float32")
 
 # %% [markdown]
-# Checkpointed, a block keeps its input `[b, s, h]` and nothing else, whatever `p` is. What it keeps otherwise shrinks with `p` only in the part that is sharded. The price: the block runs twice, and its g is sent twice.
+# As it is, the block keeps two tensors of `[b, s, h]`, its input and the last mask, and three of `[b, s, m/p]`, the input of GELU, the mask inside and the input of `down`: `b·s·(2h + 3m/p)` numbers. (On the CPU a mask is kept in float32; a GPU keeps it in one byte for each place.) Checkpointed, it keeps `b·s·h`, its input
+# alone, whatever `p` is. The price: the block runs twice, and its g is sent twice.
 #
 # ## 7 · Stop, and go on
 #
@@ -958,7 +956,7 @@ def fork_and_drop(tracker, x):
         F.dropout(x, 0.1)
 
 
-viz.table([{"p": p} | launch(cost_of_a_fork, p)[0] for p in (1, 2, 4)])
+viz.table([{"p": p} | launch(cost_of_a_fork, p)[0] for p in (1, 2, 4)], title="mean of 200 dropouts")
 
 # %% [markdown]
 # On the CPU a state has 5056 bytes: its generator keeps 624 numbers, from which it makes the next ones. A GPU's generator is another kind (Philox): it computes its numbers from a seed and an offset, and its state has 16 bytes. So forks are cheap there too.
@@ -987,12 +985,12 @@ viz.table(
 #
 # **Megatron-Core**, `megatron/core/tensor_parallel/random.py`: `CudaRNGStatesTracker` with `add`, `fork`, `get_states` and `set_states` is your tracker, and refuses a name or a seed that is taken as yours does. `model_parallel_cuda_manual_seed(seed)` makes the streams: the default state gets `seed` and stands for
 # what is replicated; the state `model-parallel-rng` gets `seed + 2718 + rank` ("2718 is just for fun and any POSITIVE value will work", says the comment). `fork()` without a name means that one. `DotProductAttention` drops its probabilities within `get_cuda_rng_tracker().fork()`. First values are drawn by `_initialize_affine_weight_gpu`, on the shard, in a fork, with an init method whose std does not look at the shape; or by
-# `_initialize_affine_weight_cpu`, from a master weight. `CheckpointFunction` in the same file notes down the tracker's states before the first run, and lays them back around the second.
+# `_initialize_affine_weight_cpu`, from a master weight. `CheckpointFunction` in the same file notes down the tracker's states before the first run, and puts them in place for the second.
 #
 # **PyTorch**: `torch.distributed.tensor` has an `OffsetBasedRNGTracker` for its distributed tensors, on GPUs. It uses that a GPU's numbers are computed from an offset: each rank starts at the offset of its own shard in the mask of the whole tensor. So a sharded mask *is* the mask of one process, cut into parts, without anybody drawing
 # the rest. On CPUs there is no such thing.
 #
-# **tplab**, the module `rng`, adds to your tracker: a state covers the CPU and the GPU of a rank, seeds are compared over all ranks (`add(name, seed, per_rank=True)`), forks of the same name may stand within each other, and `state_dict` names the states so that those of all ranks fit into one checkpoint.
+# **tplab**, the module `rng`: `seed_all(seed, group)` seeds the current state and returns a tracker with `replicated` and `sharded`, 1359 and 2718 further on. It adds to yours: a state covers the CPU and the GPU of a rank, seeds are compared over all ranks (`add(name, seed, per_rank=True)`), forks of the same name may stand within each other, and `state_dict` names the states so that those of all ranks fit into one checkpoint.
 #
 # ## 11 · Recap
 #

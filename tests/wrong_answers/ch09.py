@@ -80,6 +80,8 @@ SEEDS = [
     ("rank times copy", seeds(FIRST + swap(ANSWER, "first + 1 + rank", "seed + 10**8 + rank * (copy + 1)")), "from rank to rank or from copy to copy"),
     ("ranks 2**32 apart", seeds(FIRST + swap(ANSWER, "1 + rank", "1 + rank * 2**32")), "last 32 bits"),
     ("seeds that do not follow the run's", seeds(swap(FIRST, "seed + ", "10**8 + ") + ANSWER), "Which of your seeds does not contain `seed`"),
+    ("copies 128 apart", seeds(swap(FIRST, "2000", "128") + ANSWER), "never reaches the next one"),
+    ("the hash of a name", seeds(FIRST + swap(ANSWER, "first + 1 + rank", "first + 10**8 + 10**6 * (hash('sharded') % 20) + rank")), "of a text is another number in every process"),
     ("negative", seeds(FIRST + swap(ANSWER, "first + 1 + rank", "-first - rank")), "none of them negative"),
     ("tensors", seeds(FIRST + swap(ANSWER, "first + 1 + rank", "torch.tensor(first + 1 + rank)")), "of whole numbers"),
     ("a list", seeds(FIRST + "return [seed, first, first + 1 + rank]"), "The result is a dictionary"),
@@ -144,7 +146,7 @@ SWALLOWS = swap(FORK, "finally:", "except Exception:\n    pass\nfinally:")
 
 TRACKER = [
     ("not put back after an exception", tracker(NO_FINALLY), "which statement runs them all the same"),
-    ("not kept after an exception", tracker("outside = get_state()\nset_state(self.states[name])\ntry:\n    yield\n    self.states[name] = get_state()\nfinally:\n    set_state(outside)"), "or always"),
+    ("not kept after an exception", tracker("outside = get_state()\nset_state(self.states[name])\ntry:\n    yield\n    self.states[name] = get_state()\nfinally:\n    set_state(outside)"), "a block that went well, or always"),
     ("swallows the exception", tracker(SWALLOWS), "swallows or replaces it"),
     ("always from the same state", tracker(swap(FORK, "    self.states[name] = get_state()\n", "    pass\n")), "the same mask as the first"),
     ("seeds anew in each fork", tracker("outside = get_state()\ntorch.manual_seed(self.states[name])\ntry:\n    yield\nfinally:\n    set_state(outside)", swap(ADD, "self.states[name] = get_state()", "self.states[name] = seed")), "the same mask as the first"),
@@ -224,7 +226,7 @@ BLOCK = [
     ("adds into x", block(swap(FORWARD, "return x + y", "x.data += y\nreturn x")), "Which line writes into one of them"),
     ("group is not passed on", block(init=swap(INIT, '"group": group', '"group": None')), "Which layer was not given `group`"),
     ("a name that is not there", block(swap(FORWARD, '"sharded"', '"parallel"')), "the name of a state"),
-    ("returns zeros", block("return torch.zeros_like(x)"), "all zeros"),
+    ("returns zeros", block("return torch.zeros_like(x)"), "rank 0 all zeros"),
 ]  # fmt: skip
 
 CHECKPOINT = """

@@ -3,7 +3,9 @@
 Any scheme is right that keeps the rules of the exercise. It is asked on real ranks, then for large numbers of them.
 """
 
+import builtins
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
@@ -26,12 +28,13 @@ from tplab.course.checking import (
 
 STREAMS = ("init", "replicated", "sharded")
 COPIES = 3
-MANY = (64, 40)  # ranks and copies of the model, asked without starting them
+MANY = ((1000, 12), (8, 1000))  # ranks and copies of the model, asked without starting them
 TORCH_SEEDS = 2**32  # the CPU's generator takes the last 32 bits of a seed
 
 RIGHT_FORM = "each seed is a whole number from 0 on"
 ALONE = "no two streams have the same seed"
 FOLLOWS = "another seed of the run gives other seeds"
+REPEATED = "the next run has the same seeds"
 
 Key = tuple[str, int, int]  # stream, rank, copy
 
@@ -105,28 +108,42 @@ def seeds(stream_seeds: Callable[..., Any]) -> Verdict:
         observed = [mine | {RIGHT_FORM: Claim("")} for mine in judge(answers, alone)]
         verify("9.2", p, observed, [right(alone)] * p, questions=QUESTIONS + collision(answers))
     check_many(stream_seeds, seed)
-    return Verdict(
-        "No two streams share a seed, up to 64 ranks and 40 copies; what is replicated does not depend on p."
-    )
+    return Verdict("No two streams share a seed, on up to 1000 ranks; what is replicated does not depend on p.")
 
 
 def check_many(stream_seeds: Callable[..., Any], seed: int) -> None:
-    """Many ranks and copies, in this process."""
-    p, copies = MANY
-    answers = {}
-    for rank, copy in product(range(p), range(copies)):
+    """Many ranks and copies, in this process, and another seed."""
+
+    def say(seed: int, rank: int, p: int, copy: int) -> dict[str, int]:
         with calling(f"stream_seeds({seed}, {rank}, {p}, copy={copy})"):
-            answers[rank, copy] = stream_seeds(seed, rank, p, copy=copy)
-    observed: Observed = {ALONE: Claim(clash(answers)[0])}
-    with calling(f"stream_seeds({seed + 12345}, 0, 1, copy=0)"):
-        others, mine = stream_seeds(seed + 12345, 0, 1, copy=0), stream_seeds(seed, 0, 1, copy=0)
+            return stream_seeds(seed, rank, p, copy=copy)
+
+    for p, copies in MANY:
+        answers = {(rank, copy): say(seed, rank, p, copy) for rank, copy in product(range(p), range(copies))}
+        observed: Observed = {ALONE: Claim(clash(answers)[0])}
+        note = f"{copies} copies of the model on {p} ranks each"
+        verify("9.2", p, [observed], [{}], questions=QUESTIONS + collision(answers), note=note, alone=True)
+    mine, others = say(seed, 0, 1, 0), say(seed + 12345, 0, 1, 0)
     kept = [name for name in STREAMS if others[name] == mine[name]]
-    observed[FOLLOWS] = Claim(
-        f"{', '.join(kept)}: the same for seed = {seed} and seed = {seed + 12345}" if kept else ""
-    )
-    note = f"{copies} copies of the model on {p} ranks each"
-    questions = QUESTIONS + collision(answers)
-    verify("9.2", p, [observed], [{}], questions=questions, note=note, alone=True)
+    with other_hashes():
+        again = say(seed, 0, 1, 0)
+    moved = [f"{name} was {mine[name]} and is {again[name]}" for name in STREAMS if again[name] != mine[name]]
+    observed = {
+        FOLLOWS: Claim(f"{', '.join(kept)}: the same for seed = {seed} and seed = {seed + 12345}" if kept else ""),
+        REPEATED: Claim(", ".join(moved)),
+    }
+    verify("9.2", 1, [observed], [{}], questions=QUESTIONS, alone=True)
+
+
+@contextmanager
+def other_hashes() -> Iterator[None]:
+    """Within it `hash` of a text is another number, as in the next process that Python starts."""
+    real = builtins.hash
+    builtins.hash = lambda value: real(repr(value) + "!") if "'" in repr(value) else real(value)
+    try:
+        yield
+    finally:
+        builtins.hash = real
 
 
 def collision(answers: dict[tuple[int, int], dict[str, int]]) -> tuple[Question, ...]:
@@ -165,6 +182,12 @@ QUESTIONS: tuple[Question, ...] = (
         lambda d: "replicated" in d.names,
         "The ranks of one copy drop the same places of the residual stream, whatever their number is. What may be in "
         "this seed, and what not?",
+    ),
+    Question(
+        lambda d: REPEATED in d.names,
+        "Asked a second time, as a new process would ask, your function names other seeds: no run could be "
+        "repeated, and ranks on two machines would disagree. Python's `hash` of a text is another number in every "
+        "process.",
     ),
     Question(
         lambda d: FOLLOWS in d.names,
