@@ -6,7 +6,7 @@
 
 The `.metadata` is a pickle, and DCP's own reader loads it as one: whoever can write that file can run any program on
 the machine that loads it. `SafeReader` builds the few classes that belong in it, and refuses a file that asks for
-anything else. Tensors and other values are read with `weights_only=True`, for which `PieceLoader` sees to.
+anything else. Tensors are read with `weights_only=True`; that other values are too, `PieceLoader` sees to.
 (Python's documentation of pickle, "Restricting Globals".)
 """
 

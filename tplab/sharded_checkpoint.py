@@ -21,8 +21,8 @@ The format is that of `torch.distributed.checkpoint` (DCP), with the names that 
     {"model": model.state_dict(), "optimizer": {"state": .., "param_groups": ..}, "rng": .., "extra": ..}
 
 Other tools read it, an unsharded model too: `dcp.load({"model": plain.state_dict()}, checkpoint_id=path)`, or one
-file for `torch.load`: `dcp_to_torch_save(path, "model.pt")`. These two run whatever a damaged file tells them to;
-`load_sharded` doesn't. Use them for checkpoints of people whom you trust.
+file for `torch.load`: `dcp_to_torch_save(path, "model.pt")`. Both run what somebody may have hidden in the files, which
+`load_sharded` doesn't (see `tplab.checkpoint_files`): use them for checkpoints of people whom you trust.
 
 Why planners and not DTensors: a DTensor is one chunk on a rank, and a fused, copied or padded shard isn't.
 (Megatron: `ShardedTensor.from_rank_offsets` and dist_checkpointing.)
