@@ -1,4 +1,4 @@
-"""A message that its sender starts and forgets may get lost: the run ends by its time limit, and the check asks why."""
+"""A message that its sender starts and forgets may get lost: the run ends with a report, and the check asks why."""
 
 import pytest
 
@@ -11,6 +11,7 @@ from tplab.runtime import Deadlock
     ("report", "question"),
     [  # tests/runtime/test_failures.py has these words from real runs
         ("not finished after 60 s (timeout=60). Where the ranks were:", rings.LOST),
+        ("a message was lost:\nrank 0 began to send message #1 to rank 1", rings.LOST),
         ("the ranks wait for what never comes:", rings.STUCK),
     ],
 )

@@ -3,7 +3,7 @@
 import pytest
 
 from tplab.runtime.board import CHANNELS, SLOTS, Board, Call, Entry, anonymous_file, board_bytes
-from tplab.runtime.diagnosis import deadlocked, explain, snapshot
+from tplab.runtime.diagnosis import advice, deadlocked, explain, lost_messages, snapshot
 
 WORLD = (0, 1, 2)
 
@@ -80,6 +80,25 @@ def test_only_the_ranks_in_the_circle_and_those_behind_it_are(boards: list[Board
     assert deadlocked(snapshot(boards[0])) == [0, 1]
     enter(boards, 2, all_reduce(1))
     assert deadlocked(snapshot(boards[0])) == [0, 1, 2]
+
+
+def test_a_message_whose_sender_has_returned_is_lost(boards: list[Board]) -> None:
+    enter(boards, 0, message("send", 0, 1), wait=False)
+    enter(boards, 1, message("recv", 0, 1))
+    assert lost_messages(snapshot(boards[0])) == []  # it may still wait for its isend
+    boards[0].set_state(0, "returned")
+    states = snapshot(boards[0])
+    assert [entry.members for entry in lost_messages(states)] == [(0, 1)]
+    assert explain(states).startswith("rank 0 began to send message #1 to rank 1 and has returned; rank 1 waits in")
+    assert "dist.isend" in advice(states)
+
+
+def test_a_message_that_was_never_sent_is_not_called_lost(boards: list[Board]) -> None:
+    enter(boards, 1, message("recv", 0, 1))
+    boards[0].set_state(0, "returned")
+    states = snapshot(boards[0])
+    assert lost_messages(states) == []
+    assert explain(states).startswith("rank 0 never sends to rank 1 (message #1)")
 
 
 def test_a_collective_on_a_gpu_is_seen_although_no_rank_waits_for_it_in_python(boards: list[Board]) -> None:

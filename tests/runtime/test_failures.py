@@ -375,6 +375,34 @@ def test_ranks_that_move_while_they_are_looked_at_are_not_called_deadlocked(monk
     assert next(seen, None) is None
 
 
+def test_an_end_that_is_seen_late_is_still_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_exit = watch.Watch._read_exit
+    started = time.monotonic()
+
+    def late(self, rank) -> None:
+        if rank.pid is None or time.monotonic() - started > 3:
+            read_exit(self, rank)
+
+    monkeypatch.setattr(watch.Watch, "_read_exit", late)
+    error = fails(exits(lambda: os._exit(3)))
+    assert error.rank == 1
+    assert str(error).startswith("rank 1 exited with status 3")
+
+
+def test_a_message_whose_isend_was_dropped_is_told() -> None:
+    def program() -> None:
+        if dist.get_rank() == 0:
+            dist.isend(torch.ones(2**20), 1)
+            return
+        time.sleep(0.5)  # the sender has gone
+        dist.recv(torch.empty(2**20), 0)
+
+    error = fails(program)
+    assert isinstance(error, tplab.Deadlock)
+    assert "rank 0 began to send message #1 to rank 1 and has returned; rank 1 waits in recv" in str(error)
+    assert "Keep what dist.isend returns" in str(error)
+
+
 def test_after_each_failure_the_next_launch_works() -> None:
     fails(exits(lambda: os._exit(3)))
     assert tplab.launch(dist.get_rank, 2) == [0, 1]

@@ -87,6 +87,23 @@ def _left_behind(states: Sequence[RankState]) -> list[int]:
     )
 
 
+def lost_messages(states: Sequence[RankState]) -> list[Entry]:
+    """Receives whose sender has begun to send, and has returned: as a rule it never waited for its isend.
+
+    What was sent well arrives a moment later, so this means something only when nothing has moved for long.
+    """
+    gone = {state.rank for state in states if state.state in ("returned", "raised", "ended")}
+    return [
+        state.waiting
+        for state in states
+        if state.waiting
+        and state.waiting.kind == "recv"
+        and state.waiting.peer in gone
+        and state.waiting.number
+        and not missing(state.waiting, states)
+    ]
+
+
 def explain(states: Sequence[RankState], stacks: dict[int, str] | None = None) -> str:
     """The story of a run that stands still, or whose collectives differ.
 
@@ -98,6 +115,8 @@ def explain(states: Sequence[RankState], stacks: dict[int, str] | None = None) -
 def advice(states: Sequence[RankState]) -> str:
     """What to look at, in one sentence."""
     differing = _first_difference(states)
+    if not differing and lost_messages(states):
+        return "Keep what dist.isend returns and call its wait(): until then the message may be dropped."
     kinds = {entry.kind for entry in ([differing] if differing else _open_entries(states))}
     if kinds <= {"send", "recv"}:
         return "A send and its recv wait for each other: pair them, with the same shape, and let one side send first."
@@ -114,7 +133,11 @@ def _headlines(states: Sequence[RankState]) -> list[str]:
             sender, receiver = differing.members
             return [f"message #{differing.number} from rank {sender} to rank {receiver} is not the same on both sides:"]
         return [f"collective #{differing.number}{_group(differing, states)} is not the same on all ranks:"]
-    lines = []
+    lines = [
+        f"rank {entry.peer} began to send message #{entry.number} to rank {entry.members[1]} and has returned; "
+        f"rank {entry.members[1]} waits in {name(entry)}, and nothing comes."
+        for entry in lost_messages(states)
+    ]
     for entry in _open_entries(states):
         absent = missing(entry, states)
         inside = [rank for rank in entry.members if rank not in absent]

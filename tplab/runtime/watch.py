@@ -8,7 +8,7 @@ from typing import Any
 
 from tplab.runtime import transport
 from tplab.runtime.board import Board
-from tplab.runtime.diagnosis import advice, deadlocked, explain, snapshot
+from tplab.runtime.diagnosis import advice, deadlocked, explain, lost_messages, snapshot
 from tplab.runtime.display import Output
 from tplab.runtime.forkserver import read_status
 from tplab.runtime.liveview import live_view
@@ -31,7 +31,9 @@ from tplab.runtime.results import Results
 
 POLL_SECONDS = 0.1
 SETTLED_SECONDS = 0.5  # so long must a deadlock last, unchanged, before it is called one
+LOST_SECONDS = 5.0  # so long may a message take that its sender has left behind
 GRACE_SECONDS = 0.15  # after the first failure: others may be about to report theirs
+CAUSE_SECONDS = 10.0  # after an error that another rank must have caused: on a busy machine its end is seen late
 STACK_SECONDS = 3.0  # at most so long for the ranks to tell where they are
 STACK_REST_SECONDS = 0.05  # for the rest of a stack whose first part has come
 LAST_OUTPUT_SECONDS = 2.0
@@ -116,6 +118,8 @@ class Watch:
                     before, settled = progress, now
                 elif now - settled > SETTLED_SECONDS and self._is_deadlocked(before):
                     raise self._deadlock("the ranks wait for what never comes")
+                elif now - settled > LOST_SECONDS and lost_messages(snapshot(self.board)):
+                    raise self._deadlock("a message was lost")
                 if timeout is not None and now - started > timeout:
                     raise self._out_of_time(timeout)
         except KeyboardInterrupt:
@@ -174,6 +178,7 @@ class Watch:
 
     def _failure(self) -> RankError:
         self._poll_until(lambda: False, GRACE_SECONDS)
+        self._poll_until(lambda: not self._lacks_its_cause(), CAUSE_SECONDS)
         if any(rank.message == ("mismatch",) for rank in self.ranks):
             return Deadlock(f"{self._explain()}\n{advice(snapshot(self.board))}")
         dead = [rank for rank in self.ranks if not rank.alive and not rank.message]
@@ -188,6 +193,12 @@ class Watch:
             parts.append("Where the ranks were:\n" + self._explain())
         kind, message = self._cause(first)
         return RankError("\n\n".join(parts), first.rank, kind, message)
+
+    def _lacks_its_cause(self) -> bool:
+        """Whether all that is known is that ranks have lost their connection to another, which has not failed yet."""
+        told = [rank.message for rank in self.ranks if rank.message and rank.message[0] != "result"]
+        lost = all(message[0] == "error" and lost_connection(message[1][-1][0]) for message in told)
+        return lost and all(rank.alive or rank.message for rank in self.ranks)
 
     def _group_reports(self, dead: list[RankProcess], raised: list[RankProcess]) -> dict[str, list[int]]:
         """The same text from several ranks is told once."""

@@ -103,7 +103,7 @@ def run_on_ranks(program: Callable[..., Any], p: int, *args: Any) -> Results:
         return run_ranks(program, p, *args)
     except CheckFailed as failure:
         if isinstance(failure.__cause__, Deadlock):
-            failure.question = LOST if failure.report.startswith("not finished") else STUCK
+            failure.question = LOST if failure.report.startswith(("not finished", "a message was lost")) else STUCK
         elif any(words in failure.report for words in _SELF_SAID):
             failure.question = TO_ITSELF
         raise
