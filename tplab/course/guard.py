@@ -89,7 +89,8 @@ def _keep(value: Any) -> None:
 def _keep_shell() -> None:
     """Keep how IPython runs a cell: whoever rewrites the check's cell, or catches what it raises, has a verdict."""
     shell = InteractiveShell.instance()
-    shell.ask_exit = _refuse_to_end  # what exit() and quit() call; the kernel would end some time later, in any cell
+    # What exit() and quit() call. The kernel would end some time later, in whichever cell runs then.
+    shell.ask_exit = _refuse_to_end  # type: ignore[attr-defined]
     if hasattr(shell, "kernel"):
         shell.kernel.do_shutdown = _refuse_to_end
     _kept.methods_of(shell)

@@ -133,19 +133,19 @@ def serve(descriptor: int) -> None:
         selector.register(control, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
         while True:
-            idle_work = to_import or family.wants_spare
-            ready = {key.fileobj for key, _ in selector.select(0 if idle_work else None)}
+            may_fork = len(_PRELOAD) - len(to_import) >= _NEEDED
+            imports = bool(to_import) and not (may_fork and family.has_ranks)  # else it hears late of their end
+            ready = {key.fileobj for key, _ in selector.select(0 if imports or family.wants_spare else None)}
             if woken in ready:
                 woken.recv(4096)
             family.reap()
-            may_fork = len(_PRELOAD) - len(to_import) >= _NEEDED
             if control in ready and may_fork:
                 request, descriptors, _, _ = socket.recv_fds(control, 1, 1 + _DESCRIPTORS)
                 if not request:
                     family.end()
                     return
                 family.start_rank(descriptors)
-            elif to_import:
+            elif imports:
                 importlib.import_module(to_import.pop(0))
                 _freeze()
             elif family.wants_spare:
@@ -169,9 +169,13 @@ class _Family:
         self._spares: dict[int, socket.socket] = {}
 
     @property
+    def has_ranks(self) -> bool:
+        return bool(self._status_pipes)
+
+    @property
     def wants_spare(self) -> bool:
         """While ranks run, the processor is theirs."""
-        return not self._status_pipes and len(self._spares) < _SPARES
+        return not self.has_ranks and len(self._spares) < _SPARES
 
     def fork_spare(self) -> None:
         ours, theirs = socket.socketpair()
