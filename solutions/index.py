@@ -27,7 +27,7 @@ progress()
 # | 03 | [Conjugate operators](03_conjugate_operators.ipynb) | f, g, scatter and gather as autograd functions | 4, about 38 min |
 # | 04 | [Parallel linear layers](04_parallel_linear.ipynb) | ColumnParallelLinear, RowParallelLinear | 5, about 75 min |
 # | 05 | [Parallel MLP](05_parallel_mlp.ipynb) | ParallelMLP, SwiGLU, and a training run on real text | 4, about 55 min |
-# | 06 | Parallel attention (coming) | heads over ranks, fused QKV, grouped-query heads, KV cache | |
+# | 06 | [Parallel attention](06_parallel_attention.ipynb) | heads over ranks, fused QKV, grouped-query heads, KV cache | 5, about 90 min |
 # | 07 | [Vocabulary-parallel embedding](07_vocab_parallel_embedding.ipynb) | VocabParallelEmbedding, tied output layer | 5, about 60 min |
 # | 08 | [Vocabulary-parallel loss](08_vocab_parallel_loss.ipynb) | softmax and loss over a vocabulary that no rank holds whole | 5, about 75 min |
 # | 09 | [Randomness](09_randomness.ipynb) | the same model for any number of ranks: init and dropout | 5, about 65 min |
