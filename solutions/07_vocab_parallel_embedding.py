@@ -549,7 +549,7 @@ check("7.5", TiedModel)
 #
 # The table could be cut along the other dimension. Each rank would hold `h/p` columns for *every* token: no mask, no foreign ids, no padding. Why does nobody do that?
 #
-# For the look-up alone it would be the better way: each rank finds its piece of every vector, and an all-gather puts the pieces together, which sends half of what an all-reduce sends. But look at the output layer. $X E^\top$ with both cut along `h` is the row-parallel product, a sum of `p` terms, and each term is as large as all the logits:
+# For the look-up alone it would be the better way: each rank finds its piece of every vector, and an all-gather puts the pieces together, which in a ring sends half of what an all-reduce sends (chapter 01). But look at the output layer. $X E^\top$ with both cut along `h` is the row-parallel product, a sum of `p` terms, and each term is as large as all the logits:
 #
 # - the look-up gathers its vectors: `b·s·h`;
 # - the logits are summed: `b·s·v`, and every rank holds all of them;
@@ -596,7 +596,7 @@ for p in (2, 4):
 viz.table(rows)
 
 # %% [markdown]
-# Six times as much, and every rank holds all logits, which for a large vocabulary are the largest activation of the whole model. In the largest GPT-2 `v` is not ten but 31 times `h`. Cut by rows, the output layer has its logits split and sends nothing forward. The masks at the entrance are the price, and a cheap one.
+# Six times as much, and every rank holds all logits, a tensor `v/h` times as large as `X`. In the largest GPT-2 `v` is not ten but 31 times `h`. Cut by rows, the output layer has its logits split and sends nothing forward. The masks at the entrance are the price, and a cheap one.
 #
 # ## 7 · Train it
 #
@@ -923,7 +923,7 @@ for p in (1, 2, 4):
 viz.table(rows, title="bytes on each rank")
 
 # %% [markdown]
-# The formula holds to the byte, so it may speak about models that do not fit on this machine. Llama 3 405B has a vocabulary of 128256, a hidden size of 16384, and two tables, since it does not tie its output layer. A GPU of today has 80 GB or a little more. This is what each would spend on the two tables:
+# The formula holds to the byte, so it may speak about models that do not fit on this machine. Llama 3 405B has a vocabulary of 128256, a hidden size of 16384, and two tables, since it does not tie its output layer. This is what each GPU would spend on the two tables; compare it with the 80 GB of a large one:
 
 # %%
 llama = memory.PRESETS["Llama 3 405B"]
@@ -983,7 +983,7 @@ viz.table(rows)
 # ## 10 · In the wild
 #
 # **Megatron-Core**, `megatron/core/tensor_parallel/layers.py`: `VocabParallelEmbedding`, with the same five steps. `VocabUtility.vocab_range_from_global_vocab_size` gives the range, the option `--make-vocab-size-divisible-by` (128 by default) the padding. A checkpoint is allowed to differ in the number of rows (`allow_shape_mismatch=True`), for the sake of that padding. With `reduce_scatter_embeddings` a reduce-scatter takes the place of
-# the all-reduce, so that each rank keeps a part of the sequence (chapter 12). Tying is `share_embeddings_and_output_weights`. Nobody looks at the ids: one that is outside the vocabulary gets zeros.
+# the all-reduce, so that each rank keeps a part of the sequence (chapter 12). Tying is `share_embeddings_and_output_weights`. On more than one rank nobody looks at the ids: one that is outside the vocabulary gets zeros.
 #
 # **PyTorch**: `parallelize_module` with `RowwiseParallel` on an `nn.Embedding` cuts it by rows; `ColwiseParallel` cuts it by columns. The masking is in a placement of its own, `_MaskPartial`: a partial sum that remembers which ids were foreign. Here it is beside yours, with a right id and with one that nobody has:
 
