@@ -917,7 +917,7 @@ for name, state in (("different", start), ("equal", equal_shards(start, 4))):
 viz.table(rows)
 
 # %% [markdown]
-# Equal shards get equal gradients, so they stay equal. Four ranks hold, compute and update one and the same quarter of the MLP, and the other three are paid for without being there.
+# Equal shards get equal gradients, so they stay equal. Four ranks hold, compute and update one and the same quarter of the MLP: there are 64 different columns inside it, not 256. The loss of these few steps does not show it.
 
 # %%
 symptoms(9)
@@ -959,7 +959,7 @@ def fork_and_drop(tracker, x):
 viz.table([{"p": p} | launch(cost_of_a_fork, p)[0] for p in (1, 2, 4)], title="mean of 200 dropouts")
 
 # %% [markdown]
-# On the CPU a state has 5056 bytes: its generator keeps 624 numbers, from which it makes the next ones. A GPU's generator is another kind (Philox): it computes its numbers from a seed and an offset, and its state has 16 bytes. So forks are cheap there too.
+# On the CPU a state has 5056 bytes: its generator keeps 624 numbers, from which it makes the next ones. A GPU's generator is another kind (Philox): it computes its numbers from a seed and an offset, and its state has 16 bytes.
 #
 # And the first values, for the output layer of GPT-3, `v = 51200` (padded) and `h = 12288`, in float32 on 8 ranks:
 
