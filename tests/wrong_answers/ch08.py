@@ -31,7 +31,7 @@ MAXIMUM = [
     ("torch.max's pair", maximum("return torch.max(logits, dim=-1)"), "logits.amax(dim) returns values"),
     ("a copy is reduced, the other returned", maximum("m = logits.amax(-1)\ndist.all_reduce(m.clone(), op=dist.ReduceOp.MAX, group=group)\nreturn m"), "into which tensor does it write"),
     ("of all tokens", maximum("m = logits.max()\n" + ALL_REDUCE), "over which dimension is the maximum"),
-    ("over the tokens", maximum("m = logits.amax(0)\n" + ALL_REDUCE), "shape"),
+    ("over the tokens", maximum("m = logits.amax(0)\n" + ALL_REDUCE), "right is [8]"),
     ("keeps the dimension", maximum("m = logits.amax(-1, keepdim=True)\n" + ALL_REDUCE), "over which dimension is the maximum"),
     ("of absolute values", maximum("m = logits.abs().amax(-1)\n" + ALL_REDUCE), "is -7 larger than 3"),
     ("gathers the logits", maximum("parts = [torch.empty(logits.shape, dtype=logits.dtype, device=logits.device) for _ in range(dist.get_world_size(group))]\ndist.all_gather(parts, logits.contiguous(), group=group)\nreturn torch.cat(parts, -1).amax(-1)"), "which number is then left to compare"),
@@ -41,9 +41,9 @@ MAXIMUM = [
     ("clips at zero", maximum("m = logits.amax(-1).clamp(min=0)\n" + ALL_REDUCE), "Which one should both return"),
     ("only rank 0 gets it", maximum("m = logits.amax(-1)\ndist.reduce(m, 0 if group is None else dist.get_process_group_ranks(group)[0], op=dist.ReduceOp.MAX, group=group)\nreturn m"), "Only rank 0 has the right numbers"),
     ("group is ignored", maximum("m = logits.amax(-1)\ndist.all_reduce(m, op=dist.ReduceOp.MAX)\nreturn m"), "was not given `group`"),
-    ("zeros", maximum("return torch.zeros(logits.shape[:-1], dtype=logits.dtype)"), "all zeros"),
+    ("zeros", maximum("return torch.zeros(logits.shape[:-1], dtype=logits.dtype)"), "rank 0 all zeros"),
     ("never waits", maximum("m = logits.amax(-1)\ndist.all_reduce(m, op=dist.ReduceOp.MAX, group=group, async_op=True)\nreturn m.clone()"), "never waited"),
-    ("rounds to float32", maximum("m = logits.amax(-1).float()\n" + ALL_REDUCE), "float32"),
+    ("rounds to float32", maximum("m = logits.amax(-1).float()\n" + ALL_REDUCE), "float32, right is float64"),
 ]  # fmt: skip
 
 
@@ -132,7 +132,7 @@ TARGET = [
     ("keeps the dimension", aimed(COUNT + REFUSE + COLUMN + CLAMP + "found = logits.gather(-1, column.unsqueeze(-1))\nreturn reduce_from_region(torch.where(mine.unsqueeze(-1), found, 0), group)"), "One number for each token"),
     ("the rank of the default group", aimed(swap(TARGET_RIGHT, "dist.get_rank(group)", "dist.get_rank()")), "was not given `group`"),
     ("g in the default group", aimed(HEAD + "return reduce_from_region(torch.where(mine, found, 0))"), "was not given `group`"),
-    ("zeros", aimed(HEAD + "return 0 * reduce_from_region(torch.where(mine, found, 0), group)"), "all zeros"),
+    ("zeros", aimed(HEAD + "return 0 * reduce_from_region(torch.where(mine, found, 0), group)"), "rank 0 all zeros"),
 ]  # fmt: skip
 
 
@@ -186,7 +186,7 @@ BY_HAND = [
     ("the gradient overwrites the saved softmax", by_hand(WHERE.join(["dlogits, target = ctx.saved_tensors\nlogits = dlogits\n", MINUS + "return dlogits.mul_(dloss.unsqueeze(-1)), None, None"]), swap(FORWARD, "ctx.save_for_backward(logits, target, lse)", "ctx.save_for_backward((logits - lse.unsqueeze(-1)).exp(), target)")), "the first wrote into a tensor that was saved"),
     ("the gradient overwrites a softmax on ctx", by_hand("target, dlogits = ctx.saved_tensors[0], ctx.softmax\nlogits = dlogits\n" + WHERE + MINUS + "return dlogits.mul_(dloss.unsqueeze(-1)), None, None", swap(FORWARD, "ctx.save_for_backward(logits, target, lse)", "ctx.softmax = (logits - lse.unsqueeze(-1)).exp()\nctx.save_for_backward(target)")), "the first wrote into a tensor that was saved"),
     ("overwrites the caller's logits, forward", by_hand(forward=swap(FORWARD, "return lse -", "loss = lse -") + "logits.sub_(lse.unsqueeze(-1)).exp_()\nreturn loss", backward=swap(BACKWARD, SOFTMAX, "dlogits = logits.clone()\n")), "Which line writes into them"),
-    ("overwrites the caller's logits, backward", by_hand(swap(BACKWARD, SOFTMAX, "dlogits = logits.data.sub_(lse.unsqueeze(-1)).exp_()\n")), "wrong"),
+    ("overwrites the caller's logits, backward", by_hand(swap(BACKWARD, SOFTMAX, "dlogits = logits.data.sub_(lse.unsqueeze(-1)).exp_()\n")), "which the caller still needs"),
     ("keeps logits and softmax", by_hand("logits, target, dlogits = ctx.saved_tensors\ndlogits = dlogits.clone()\n" + WHERE + MINUS + SCALED, swap(FORWARD, "(logits, target, lse)", "(logits, target, (logits - lse.unsqueeze(-1)).exp())")), "takes more memory than it has to"),
     ("one value for three arguments", by_hand(swap(BACKWARD, ", None, None", "")), "gives one value for each argument"),
     ("forward only: no gradient", by_hand("return None, None, None"), "backward returns one gradient for each argument"),
@@ -194,7 +194,7 @@ BY_HAND = [
     ("the rank of the default group", by_hand(forward=swap(FORWARD, "dist.get_rank(group)", "dist.get_rank()")), "was not given `group`"),
     ("group is ignored in the sum", by_hand(forward=swap(FORWARD, "vocab_logsumexp(logits, group)", "vocab_logsumexp(logits)")), "was not given `group`"),
     ("the last column of a shard is nobody's", by_hand(swap(BACKWARD, "(column < logits.shape[-1])", "(column < logits.shape[-1] - 1)")), "which of the three differs"),
-    ("no maximum in the backward", by_hand(swap(BACKWARD, SOFTMAX, "dlogits = logits.exp() / lse.exp().unsqueeze(-1)\n")), "NaN"),
+    ("no maximum in the backward", by_hand(swap(BACKWARD, SOFTMAX, "dlogits = logits.exp() / lse.exp().unsqueeze(-1)\n")), "elements are NaN"),
     ("a gradient p times too large", by_hand(forward=swap(FORWARD, "ctx.start", "ctx.p = dist.get_world_size(group)\nctx.start"), backward=swap(BACKWARD, "return dlogits *", "return ctx.p * dlogits *")), "which of the three differs"),
 ]  # fmt: skip
 
@@ -250,10 +250,10 @@ WHOLE = [
     ("gathers the logits", whole("from tplab.mappings import gather_from_region\n" + COUNTED + CHECKED + "z = gather_from_region(logits, group)[..., :vocab_size].flatten(0, -2)\nreturn F.cross_entropy(z, target.flatten(), ignore_index=ignore_index, label_smoothing=label_smoothing)"), "as large as the logits"),
     ("all-reduces [.., v/p]", whole(swap(WHOLE_RIGHT, TOTAL, "total = reduce_from_region(logits.masked_fill(padding, 0), group).sum(-1)\n")), "as large as the logits"),
     ("ignored targets are looked up", whole(swap(WHOLE_RIGHT, "safe = target.masked_fill(~counted, 0)", "safe = target")), "Which of the steps fails"),
-    ("the mean is all-reduced as well", whole(swap(WHOLE_RIGHT, MEAN, MEAN.replace("return ", "return reduce_from_region(") + ", group)")), "wrong"),
+    ("the mean is all-reduced as well", whole(swap(WHOLE_RIGHT, MEAN, MEAN.replace("return ", "return reduce_from_region(") + ", group)")), "From which part on does yours differ"),
     ("group is not passed to the loss", whole(swap(WHOLE_RIGHT, "VocabParallelCrossEntropy.apply(z, safe, group)", "VocabParallelCrossEntropy.apply(z, safe, None)")), "was not given `group`"),
     ("group is not passed to the smoothing", whole(swap(WHOLE_RIGHT, "target_logit(z, safe, group)", "target_logit(z, safe)")), "was not given `group`"),
-    ("returns zero", whole(swap(WHOLE_RIGHT, MEAN, "return 0 * (" + MEAN.removeprefix("return ") + ")")), "all zeros"),
+    ("returns zero", whole(swap(WHOLE_RIGHT, MEAN, "return 0 * (" + MEAN.removeprefix("return ") + ")")), "rank 0 all zeros"),
     ("a float", whole(swap(WHOLE_RIGHT, MEAN, "return (" + MEAN.removeprefix("return ") + ").item()")), "One number comes out"),
 ]  # fmt: skip
 
