@@ -135,7 +135,7 @@ def _sharding_of(
         return None
     if list(shape) != list(parameter_shape):
         raise ValueError(
-            f"the optimizer's {key} of {name} is {list(shape)}, the parameter {list(parameter_shape)}, and each rank has a "
-            "shard of it: no telling what belongs to which. Adam, AdamW and SGD keep tensors that can be cut"
+            f"the optimizer's {key} of {name} is {list(shape)}, the parameter {list(parameter_shape)}, and each rank "
+            "has a shard of it: no telling what belongs to which. Adam, AdamW and SGD keep tensors that can be cut"
         )
     return sharding
