@@ -5,7 +5,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from tplab.course.verdict import CheckFailed, Verdict, names, ranks_text
+from tplab.course.verdict import CheckFailed, Verdict, names, preformatted, ranks_text
 
 
 def failure() -> CheckFailed:
@@ -104,3 +104,7 @@ def test_names_and_ranks() -> None:
         "every rank",
         "rank 0",
     ]
+
+
+def test_a_report_is_not_broken_within_words():
+    assert "word-break: normal" in preformatted("a report")

@@ -51,6 +51,7 @@ def code_html(text: str) -> str:
 def preformatted(text: str) -> str:
     style = (
         "margin: 0.4em 0 0 0; padding: 0.4em 0.6em; overflow-x: auto; white-space: pre-wrap; "
+        "word-break: normal; overflow-wrap: anywhere; "  # JupyterLab breaks the text of outputs in the middle of words
         "background: var(--jp-layout-color2, rgba(128, 128, 128, 0.12)); color: inherit; "
         "font-family: var(--jp-code-font-family, monospace); "
         "font-size: var(--jp-code-font-size, 13px); line-height: 1.35;"
