@@ -16,6 +16,7 @@
     parallelism data, tensor or pipeline parallelism: what each rank holds, sends, and when it waits
     lookup     a look-up in a table cut by rows: what each rank finds, its zeros, the sum
     masks      which places every rank's dropout keeps
+    layer      a transformer layer on p ranks, and what its four operators sent
     softmax    one token's softmax, put together from the ranks' columns
     explore    a function behind sliders
 
@@ -28,6 +29,7 @@ from tplab.viz.colors import Picture, rank_colors
 from tplab.viz.controls import explore
 from tplab.viz.curves import curves
 from tplab.viz.heads import heads
+from tplab.viz.layer import layer
 from tplab.viz.lookup import lookup
 from tplab.viz.masks import masks
 from tplab.viz.matrices import matrices
@@ -48,6 +50,7 @@ __all__ = [
     "curves",
     "explore",
     "heads",
+    "layer",
     "live_memory",
     "lookup",
     "masks",

@@ -1,0 +1,95 @@
+"""A transformer layer on p ranks: what every rank does alike, what is shared out, and its four communications.
+
+x -+- norm -> f -> attention -> g -> + bias, dropout -> (+) ->     a row for the attention, one for the MLP
+   +-----------------------------------------------------+
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Circle
+
+from tplab.viz.blocks import block, label
+from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
+from tplab.viz.traffic import bytes_text
+
+_ROW = 2.0  # inches from the attention's row to the MLP's
+_MIDDLE = 1.3  # where the first row's boxes have their middle
+_TALL = 0.86  # the height of a block that is shared out
+_NORM, _F, _BLOCK, _G, _DROP, _PLUS = (0.62, 1.28), 1.74, (2.2, 3.86), 4.32, (4.8, 6.0), 6.62
+
+
+def layer(
+    forward: Sequence[Any], backward: Sequence[Any], *, ranks: int, post: bool = False, title: str | None = None
+) -> Picture:
+    """Draw a layer with what one rank's record holds: the collectives of its forward and of its backward pass.
+
+    forward:  the attention's, then the MLP's (both empty: nothing was sent)
+    backward: the MLP's, then the attention's
+    post:     the residual is taken behind the norm
+    """
+    for name, calls in (("forward", forward), ("backward", backward)):
+        if len(calls) not in (0, 2):
+            raise ValueError(f"a layer communicates twice {name}, or with one rank never; got {len(calls)} collectives")
+    head = title or f"a transformer layer on {ranks} " + ("rank" if ranks == 1 else "ranks")
+    with style():
+        picture, axes = canvas(WIDTH, _MIDDLE + _ROW + 1.1, head)
+        axes.text(0.15, 0.2, head, fontsize=10.5, fontweight="bold", va="center")
+        rows = (("attention", "x", "", forward[:1], backward[1:]), ("MLP", "", "z", forward[1:], backward[:1]))
+        for number, (name, enters, leaves, ahead, back) in enumerate(rows):
+            _row(axes, _MIDDLE + number * _ROW, name, (enters, leaves), ranks, post, (ahead, back))
+        note = "grey: the same on every rank    in colour: each rank its own heads, its own columns    "
+        axes.text(0.15, _MIDDLE + _ROW + 0.95, note, fontsize=8.5, color=FAINT, va="center")
+    return picture
+
+
+def _row(
+    axes: Axes, y: float, name: str, ends: tuple[str, str], ranks: int, post: bool, calls: tuple[Any, Any]
+) -> None:
+    start, stop = 0.15, WIDTH - 0.15
+    places = (start, _NORM[0], _NORM[1], _F - 0.17, _F + 0.17, _BLOCK[0], _BLOCK[1], _G - 0.17, _G + 0.17, *_DROP)
+    for left, right in (*zip(places[0::2], places[1::2], strict=False), (_DROP[1], _PLUS - 0.14), (_PLUS + 0.14, stop)):
+        _arrow(axes, (left, y), (right, y))
+    _box(axes, _NORM, y, "norm")
+    _box(axes, _DROP, y, "+ bias,\ndropout")
+    for rank in range(ranks):
+        height = _TALL / ranks
+        top = y - _TALL / 2 + rank * height
+        block(axes, _BLOCK[0], top, _BLOCK[1] - _BLOCK[0], height, rank)
+        words = name if ranks == 1 else f"{name}, rank {rank}"
+        label(axes, sum(_BLOCK) / 2, top + height / 2, words, 9 if ranks <= 4 else 6.5)
+    for at, letter, call, ahead in ((_F, "f", calls[1], False), (_G, "g", calls[0], True)):
+        axes.add_patch(Circle((at, y), 0.17, facecolor="white", edgecolor=INK, linewidth=1.3))
+        axes.text(at, y, letter, fontsize=10.5, fontstyle="italic", ha="center", va="center")
+        _sent(axes, at, y, call, ahead)
+    axes.add_patch(Circle((_PLUS, y), 0.14, facecolor="white", edgecolor=INK, linewidth=1.3))
+    axes.text(_PLUS, y, "+", fontsize=10.5, ha="center", va="center")
+    leaves, high = (_NORM[1] + 0.12 if post else 0.4), y - 0.72
+    axes.plot([leaves, leaves, _PLUS], [y, high, high], color=INK, linewidth=1.2, solid_joinstyle="miter")
+    _arrow(axes, (_PLUS, high), (_PLUS, y - 0.14))
+    axes.text(5.4, high - 0.1, "residual", fontsize=8.5, ha="center", va="center")
+    for text, at, side in ((ends[0], start, "left"), (ends[1], stop, "right")):
+        axes.text(at, y - 0.14, text, fontsize=10.5, fontstyle="italic", ha=side, va="center")
+
+
+def _sent(axes: Axes, at: float, y: float, calls: Sequence[Any], ahead: bool) -> None:
+    """Below an operator: what went over the links there, and in which direction of the pass."""
+    below = y + 0.62
+    direction = "forward →" if ahead else "← backward"
+    text = f"{direction}\n" + "\n".join(f"{call.kind}, {bytes_text(call.bytes)}" for call in calls)
+    if not calls:
+        text = f"{direction}\nnothing sent"
+    axes.plot([at, at], [y + 0.17, below - 0.16], color=FAINT, linewidth=0.9, linestyle=":")
+    axes.text(at, below, text, fontsize=8.5, ha="center", va="center", linespacing=1.25)
+
+
+def _box(axes: Axes, span: tuple[float, float], y: float, text: str) -> None:
+    block(axes, span[0], y - 0.25, span[1] - span[0], 0.5, None)
+    axes.text(sum(span) / 2, y, text, fontsize=9, ha="center", va="center", linespacing=1.15)
+
+
+def _arrow(axes: Axes, start: tuple[float, float], stop: tuple[float, float]) -> None:
+    axes.annotate(
+        "", stop, start, arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
+    )
