@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
-from torch.nn import functional as F
 
 from tplab.collectives import rank_and_size
 from tplab.cross_entropy import Options, forward_of_rows, gradient_of_rows, wrong_targets
@@ -73,10 +72,11 @@ class _LinearCrossEntropy(Function):
         need_dx, need_dw = ctx.needs_input_grad[:2]
         dx = torch.empty_like(rows, memory_format=torch.contiguous_format) if need_dx else None  # [n, h]
         dw: Tensor | None = None  # [v/p, h]
+        logits = rows.new_empty(min(tokens_at_once, len(rows)), len(weight))  # [c, v/p], the same memory for all blocks
         total: Tensor | float = 0.0
         for first in range(0, max(1, len(rows)), tokens_at_once):
             block = slice(first, first + tokens_at_once)
-            z = F.linear(rows[block], weight)  # [c, v/p]
+            z = torch.mm(rows[block], weight.T, out=logits[: len(rows[block])])  # [c, v/p]
             loss, base, factor = forward_of_rows(z, target[block], wrong[block], options, group)
             total = total + loss
             if not (need_dx or need_dw):
@@ -87,7 +87,6 @@ class _LinearCrossEntropy(Function):
                 torch.mm(z, weight, out=dx[block])  # [c, h], partial
             if need_dw:
                 dw = z.T @ rows[block] if dw is None else dw.addmm_(z.T, rows[block])
-            del z  # before the next block's are made
         ctx.save_for_backward(dx, dw)
         ctx.shape, ctx.group = x.shape, group
         return total / count if options.reduction == "mean" else total  # type: ignore[return-value]
@@ -96,11 +95,19 @@ class _LinearCrossEntropy(Function):
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple:
         dx, dw = ctx.saved_tensors
-        if dw is not None:
-            dw.mul_(dloss)
+        for gradient in (dx, dw):
+            if gradient is not None:
+                _multiply(gradient, dloss)
         if dx is not None:
-            dx.mul_(dloss)
             if rank_and_size(ctx.group)[1] > 1:
                 dist.all_reduce(dx, group=ctx.group)
             dx = dx.view(ctx.shape)
         return dx, dw, None, None, None, None, None
+
+
+def _multiply(gradient: Tensor, dloss: Tensor) -> None:
+    """gradient *= dloss, without going through the memory for the 1 of `loss.backward()`; a GPU is not asked for it."""
+    if dloss.is_cpu and not torch.compiler.is_compiling() and dloss.item() == 1:
+        torch.autograd.graph.increment_version(gradient)  # it counts as changed, so a second backward is refused
+    else:
+        gradient.mul_(dloss)
