@@ -274,10 +274,10 @@ print(f"a layer keeps {kept.bytes / 1e9:.2f} GB for one sequence; GPT-3 has {GPT
 print(f"GPT-3 has {sum(parameter.numel() for parameter in whole.parameters()):,} parameters")
 
 # %% [markdown]
-# **Predict.** 175 billion parameters, 16 bytes each. How many terabytes (10¹² bytes) are that, and how many GPUs of 80 GB does it take to hold them, without a single activation?
+# **Predict.** Guess first, then count. How many GPUs of 80 GB does it take to hold GPT-3's 175 billion parameters, so that it can answer a question: only the weights, 2 bytes each? And how many to train it, with 16 bytes for each parameter and without a single activation?
 
 # %% predict="0.c"
-predict("0.c", terabytes=2.8, gpus=35)
+predict("0.c", gpus_to_answer=5, gpus_to_train=35)
 
 
 # %%
@@ -296,13 +296,14 @@ for name, config in memory.PRESETS.items():
             "gradients": gigabytes(bill.gradients),
             "optimizer state": gigabytes(bill.optimizer),
             "activations": gigabytes(bill.activations),
-            "GPUs of 80 GB": math.ceil(bill.total / H100),
+            "GPUs of 80 GB, to answer": math.ceil(bill.weights / H100),
+            "to train": math.ceil(bill.total / H100),
         }
     )
 viz.table(rows, title="in GB: Adam, mixed precision, one sequence")
 
 # %% [markdown]
-# The activations of Llama 3 are counted with FlashAttention and without dropout, as such models are trained today. The last column is a lower bound: it assumes that the GPUs can share everything evenly. Can they?
+# The activations of Llama 3 are counted with FlashAttention and without dropout, as such models are trained today. The last two columns are lower bounds, the first of them for the weights alone, the second for everything in the table: they assume that the GPUs can share it evenly. Can they?
 #
 # ## 5 · Three ways to share
 #

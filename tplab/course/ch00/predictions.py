@@ -33,13 +33,23 @@ PREDICTIONS = {
         },
     ),
     "0.c": Prediction(
-        question="175 billion parameters, 16 bytes each: how many terabytes, and how many GPUs of 80 GB to hold them?",
-        answer={"terabytes": 2.8, "gpus": 35},
-        why="175·10^9 · 16 = 2.8·10^12 bytes, and 2800 / 80 = 35.",
+        question="175 billion parameters: how many GPUs of 80 GB hold the weights alone, 2 bytes each, and how many "
+        "hold what training needs, 16 bytes each?",
+        answer={"gpus_to_answer": 5, "gpus_to_train": 35},
+        why="350 GB / 80 GB = 4.4, so 5 GPUs; 2800 GB / 80 GB = 35. Training takes eight times the memory of the "
+        "weights, and activations come on top.",
         wrong={
-            ("terabytes", 2800.0): "That is in GB. A terabyte is 1000 GB.",
-            "terabytes": "175 · 16 billion bytes; 1000 billion bytes are a terabyte.",
-            "gpus": "How often do 80 GB go into your terabytes? Round up to whole GPUs.",
+            ("gpus_to_answer", 4): "350 GB are more than 4 times 80 GB. A GPU comes whole.",
+            (
+                "gpus_to_answer",
+                35,
+            ): "That is for 16 bytes a parameter. Which of the 16 does a model need that only answers?",
+            "gpus_to_answer": "175 · 2 billion bytes. How often do 80 GB go into that? Round up to whole GPUs.",
+            (
+                "gpus_to_train",
+                5,
+            ): "That holds the weights. What else does Adam with mixed precision keep for each of them?",
+            "gpus_to_train": "175 · 16 billion bytes. How often do 80 GB go into that?",
         },
     ),
     "0.d": Prediction(
