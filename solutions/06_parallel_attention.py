@@ -608,7 +608,7 @@ viz.table(
 )
 
 # %% [markdown]
-# The same text, from far fewer tokens. It is no great author: one attention layer after 80 steps knows which letters like to follow which, not much more. But both ranks write it together, and neither could have written a byte of it alone.
+# The same text, from far fewer tokens. It is no great author: after 80 steps it knows which letters like to follow which, not much more. But both ranks write it together, and neither could have written a byte of it alone.
 #
 # ## 7 · Break it
 #
@@ -681,8 +681,8 @@ viz.table(
 )
 
 # %% [markdown]
-# The rows of a fresh weight have no names yet: rank 0 took some of the queries' rows for keys, and trained them as keys. So it learns as well as the right one. On one process every row goes where its place says that it belongs, and the pairs that have learned together are torn apart. The other way round it is just as bad: a trained checkpoint of
-# one process, cut like this, gives nonsense at every `p > 1`.
+# The rows of a fresh weight have no names yet: rank 0 took some of the queries' rows for keys, and trained them as keys. So it learns nearly as well as the right one. On one process every row goes where its place says that it belongs, and the pairs that have learned together are torn apart. The other way round it is just as bad: the weights that
+# the right one has learned, cut as one pile. Compare both with the last line: an attention that was cut in the wrong way is worse here than none at all.
 #
 # **Second: copies that nobody adds up.** Two ranks, one head of K and V for all. The broken class is yours, but its group of copies holds only the rank itself, so the f in front of the weight does nothing.
 
@@ -822,7 +822,7 @@ viz.table(
 # ## 9 · In the wild
 #
 # **Megatron-Core**, `megatron/core/transformer/attention.py`: `SelfAttention` with `linear_qkv` (column-parallel) and `linear_proj` (row-parallel, `skip_bias_add=True`), and `CrossAttention` with `linear_q` and `linear_kv`. Its fused weight has another order of rows: group by group, the queries of a group, then its key, then its value. Then a plain cut into `p` pieces is right
-# and no stride is needed, but a checkpoint of another library has to be sorted first. With fewer groups than ranks, recent versions all-gather the fused output and let each rank pick what it needs.
+# and no stride is needed, but a checkpoint with the three matrices on top of each other has to be sorted first. With fewer groups than ranks, recent versions all-gather the fused output and let each rank pick what it needs.
 #
 # **vLLM**, `vllm/model_executor/layers/linear.py`: `QKVParallelLinear` cuts as you do, and holds `num_kv_head_replicas` copies where there are more ranks than heads of K and V. It serves only, so nobody has to add up gradients.
 #
