@@ -367,6 +367,28 @@ def test_a_bfloat16_model_may_keep_its_residual_in_float32(kind):
         assert loss == pytest.approx(expected((kind, 0, torch.float64))["losses"][0], rel=0.05)
 
 
+def _under_autocast(state, config):
+    model = ParallelGPT(config, dtype=torch.float32)
+    load_full_state_dict(model, from_hugging_face(state, config))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(*tokens(0))
+    loss.backward()
+    return loss, {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_autocast_it_trains_with_gradients_in_float32(kind):
+    state, config, *_ = given(kind, 0, torch.float32)
+    theirs = expected((kind, 0, torch.float32))
+    for rank, (loss, gradients) in enumerate(launch(_under_autocast, 2, args=(state, config))):
+        assert loss.dtype == torch.float32
+        assert loss.item() == pytest.approx(theirs["losses"][0], rel=0.02)
+        for name, gradient in gradients.items():
+            right = part(kind, name, theirs["gradients"], rank, 2)
+            assert gradient.dtype == torch.float32
+            assert (gradient - right).norm() < 0.2 * right.norm() + 1e-3, name
+
+
 def test_a_key_padding_mask_hides_padding_from_every_token():
     state, config, *_ = given("llama", 0, torch.float64)
     model = ParallelGPT(config, dtype=torch.float64)

@@ -133,6 +133,24 @@ def test_lower_precisions_differ_by_rounding_and_the_loss_is_in_float32(dtype, t
         assert_close(got_dw, dw.chunk(2)[rank].to(dtype), tolerance)
 
 
+def _under_autocast():
+    x, weight = inputs(torch.float32)
+    dloss = torch.tensor(1.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        return [ours(given, weight, targets(None), dloss, tokens_at_once=4)[:3] for given in (x, x.bfloat16())]
+
+
+def test_under_autocast_it_multiplies_in_the_lower_precision_and_gives_gradients_in_those_of_the_inputs():
+    x, weight = inputs(torch.float32)
+    for rank, result in enumerate(launch(_under_autocast, 2)):
+        for (loss, dx, dw), given in zip(result, (x, x.bfloat16()), strict=True):
+            assert (loss.dtype, dx.dtype, dw.dtype) == (torch.float32, given.dtype, torch.float32)
+            right = plain(given.float(), weight, targets(None), torch.tensor(1.0))
+            assert_close(loss, right[0], 2**-6)
+            assert_close(dx.float(), right[1], 2**-6)
+            assert_close(dw, right[2].chunk(2)[rank], 2**-6)
+
+
 def _in_groups():
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     number = dist.get_rank() % 2

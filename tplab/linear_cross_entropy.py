@@ -46,7 +46,7 @@ def parallel_linear_cross_entropy(
     tokens_at_once    c, the tokens in a block
     The other options, and the result, as in `vocab_parallel_cross_entropy`.
 
-    The weight's gradient is summed over the blocks in the weight's dtype. A second backward raises RuntimeError: the
+    The weight's gradient is summed over the blocks in the weight's dtype, under autocast in the lower precision. A second backward raises RuntimeError: the
     first multiplies the gradients in place. Raises ValueError for reduction="none", which has a dloss for each token.
     """
     if x.shape[:-1] != target.shape or x.shape[-1:] != weight.shape[1:]:
@@ -58,7 +58,12 @@ def parallel_linear_cross_entropy(
         raise ValueError(f"tokens_at_once={tokens_at_once}: a block has at least one token")
     options = Options.of(len(weight), ignore_index, label_smoothing, reduction, vocab_size, True, group)
     wrong = wrong_targets(target, options, check_target)
-    return _LinearCrossEntropy.apply(x, weight, target, wrong, options, tokens_at_once, group)
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):  # the products below are written out, so both operands need one dtype
+        dtype = torch.get_autocast_dtype(kind)
+        x, weight = x.to(dtype), weight.to(dtype)
+    with torch.autocast(kind, enabled=False):
+        return _LinearCrossEntropy.apply(x, weight, target, wrong, options, tokens_at_once, group)
 
 
 class _LinearCrossEntropy(Function):
