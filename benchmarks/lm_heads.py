@@ -98,9 +98,9 @@ def torch_dtensor(problem: Problem) -> Way:
 
 SMALL = {"tokens": 128, "hidden": 128, "vocabulary": 4096}  # for the tests, and to try it out
 WAYS: dict[str, Callable[[Problem], Way]] = {
+    "tplab, 512 tokens at once": tplab_fused,
     "tplab, overwrite_logits": tplab_overwriting,
     "tplab": tplab_keeping,
-    "tplab, 512 tokens at once": tplab_fused,
     "hand-written minimum": by_hand,
     "Megatron-Core": megatron_core,
     "fairscale": fairscale,
