@@ -1,0 +1,133 @@
+"""Chapter 12: what lies between f and g, cut along the sequence: the operators of sequence parallelism.
+
+Tensor parallelism leaves norms, dropout and residuals whole on every rank: p ranks hold the same [b, s, h] and compute
+the same with it. Each token goes through them by itself, so let every rank have s/p of the tokens there:
+
+    g, then f       [b, s, h] partial -> all-reduce -> [b, s, h] norm, dropout, residual, p times the same
+    here            [b, s, h] partial -> reduce-scatter -> [b, s/p, h] norm, .. -> all-gather -> [b, s, h]
+
+An all-reduce *is* a reduce-scatter and an all-gather, so the same bytes travel, and the activations in between take
+1/p of the memory. There are two pairs of operators again, and the backward of each is the forward of its partner:
+
+                    forward                                           backward
+    gather          y = all-gather(x), x [b, s/p, h]                  dx = reduce-scatter(dy), dy [b, s, h] partial
+    reduce-scatter  y = reduce-scatter(x), x [b, s, h] partial        dx = all-gather(dy), dy [b, s/p, h]
+
+    scatter         x [b, s, h] replicated -> my part [b, s/p, h]     dx = all-gather(dy), dy [b, s/p, h]
+    gather,         y = all-gather(x), x [b, s/p, h]                  dy [b, s, h] replicated -> my part [b, s/p, h]
+     partial_grad=False
+
+Which gather? What stands behind it says so. A sharded layer gives each rank a summand of dy: they have to be added up.
+What every rank computes alike gives each rank all of dy already: adding those up would give p times the gradient.
+
+Traffic: one collective of the whole [b, s, h] forward or backward; in a ring each rank sends (p-1)/p of its bytes.
+
+Here the sequence is dimension 1, and a part of it is no contiguous piece of memory if b > 1, so each operator copies
+once more. Megatron has [s, b, h] for that reason.
+
+As in `tplab.mappings`: no operator writes into a tensor that it was given, the sum is taken in the tensor's own dtype,
+and with one rank, or without a process group, each returns its input.
+(Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2, where the
+first pair is called g and g-bar; megatron/core/tensor_parallel/mappings.py.)
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.distributed import ProcessGroup
+
+from tplab.collectives import rank_and_size
+from tplab.mappings import all_gather
+from tplab.sharding import divide, shard, unshard
+
+
+def scatter_to_sequence_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """scatter: x [b, s, ..] replicated -> this rank's tokens [b, s/p, ..]; backward: dx = all-gather(dy) [b, s, ..].
+
+    Raises ValueError if s is not divisible by p.
+    """
+    return x if rank_and_size(group)[1] == 1 else _Scatter.apply(x, group)
+
+
+def gather_from_sequence_region(x: Tensor, group: ProcessGroup | None = None, *, partial_grad: bool = True) -> Tensor:
+    """gather: x [b, s/p, ..], this rank's tokens -> y = all-gather(x) [b, s, ..], replicated.
+
+    partial_grad    True: y goes into a sharded computation, dy is partial; backward: dx = reduce-scatter(dy).
+                    False: all ranks do the same with y, dy is replicated; backward: this rank's part of dy.
+    (Megatron: tensor_parallel_output_grad.)
+    """
+    if rank_and_size(group)[1] == 1:
+        return x
+    return _GatherPartial.apply(x, group) if partial_grad else _GatherReplicated.apply(x, group)
+
+
+def reduce_scatter_to_sequence_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """reduce-scatter: x [b, s, ..] partial -> this rank's tokens of its sum [b, s/p, ..]; backward: all-gather(dy).
+
+    Raises ValueError if s is not divisible by p.
+    """
+    return x if rank_and_size(group)[1] == 1 else _ReduceScatter.apply(x, group)
+
+
+class _Scatter(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        rank, p = rank_and_size(group)
+        tokens_per_rank(x.shape[1], p)
+        return shard(x, 1, rank, p)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        return _GatherReplicated.apply(dy, ctx.group), None
+
+
+class _GatherReplicated(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        return unshard(all_gather(x, group), 1)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        return _Scatter.apply(dy, ctx.group), None
+
+
+class _GatherPartial(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        return unshard(all_gather(x, group), 1)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        return _ReduceScatter.apply(dy, ctx.group), None
+
+
+class _ReduceScatter(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        return reduce_scatter(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        return _GatherPartial.apply(dy, ctx.group), None
+
+
+def reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """This rank's tokens [b, s/p, ..] of the sum of x [b, s, ..] over the ranks. Not differentiable: see above."""
+    p = rank_and_size(group)[1]
+    tokens = tokens_per_rank(x.shape[1], p)
+    parts = torch.cat(x.chunk(p, dim=1))  # [p b, s/p, ..], rank by rank
+    total = x.new_empty(x.shape[0], tokens, *x.shape[2:])  # [b, s/p, ..]
+    dist.reduce_scatter_tensor(total, parts, group=group)
+    return total
+
+
+def tokens_per_rank(sequence_length: int, world_size: int) -> int:
+    """s/p. Raises ValueError if p does not divide s."""
+    return divide(sequence_length, world_size, name="sequence length s", unit="tokens")
