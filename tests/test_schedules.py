@@ -1,0 +1,234 @@
+"""Schedules as data: their order by hand, the published formulas for bubble, memory and traffic, what is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from tplab.schedule_order import ScheduleError, Span, bubble, check, simulate
+from tplab.schedules import (
+    Action,
+    Schedule,
+    forward_only,
+    gpipe,
+    interleaved,
+    live,
+    one_f_one_b,
+    peak_live,
+    traffic,
+    zero_bubble,
+)
+
+SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 4, 8, 16)]
+ROUNDS = [(p, m, v) for p, m in SIZES if m % p == 0 for v in (1, 2, 3)]
+
+
+def schedule(text, m, chunks=1, trains=True):
+    """A schedule from lines such as "F0 F1 B0 B1", one a rank; a chunk stands behind a slash."""
+    rows = []
+    for line in text.strip().splitlines():
+        words = [(word[0], *map(int, word[1:].split("/"))) for word in line.split()]
+        rows.append(tuple(Action(*word) for word in words))
+    return Schedule("by hand", tuple(rows), m, chunks, trains)
+
+
+# The order of actions, written out by hand
+
+
+BY_HAND = {
+    "GPipe": (gpipe(2, 3), "F0 F1 F2 B0 B1 B2\nF0 F1 F2 B0 B1 B2", 3),
+    "1F1B": (
+        one_f_one_b(4, 5),
+        "F0 F1 F2 F3 B0 F4 B1 B2 B3 B4\nF0 F1 F2 B0 F3 B1 F4 B2 B3 B4\n"
+        "F0 F1 B0 F2 B1 F3 B2 F4 B3 B4\nF0 B0 F1 B1 F2 B2 F3 B3 F4 B4",
+        5,
+    ),
+    "1F1B with fewer micro-batches than ranks": (
+        one_f_one_b(4, 2),
+        "F0 F1 B0 B1\nF0 F1 B0 B1\nF0 F1 B0 B1\nF0 B0 F1 B1",
+        2,
+    ),
+    "interleaved": (
+        interleaved(2, 4, 2),
+        "F0 F1 F0/1 F1/1 F2 B0/1 F3 B1/1 F2/1 B0 F3/1 B1 B2/1 B3/1 B2 B3\n"
+        "F0 F1 F0/1 B0/1 F1/1 B1/1 F2 B0 F3 B1 F2/1 B2/1 F3/1 B3/1 B2 B3",
+        4,
+    ),
+    "zero bubble": (
+        zero_bubble(3, 4),
+        "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3\nF0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3\nF0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3",
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize(("made", "text", "m"), BY_HAND.values(), ids=BY_HAND)
+def test_the_order_is_the_published_one(made, text, m):
+    assert made.actions == schedule(text, m).actions
+    assert made.micro_batches == m
+
+
+def test_a_schedule_prints_as_its_lists():
+    text = "GPipe, p = 2, m = 1\nrank 0  F0 B0\nrank 1  F0 B0"
+    assert str(gpipe(2, 1)) == text
+    assert str(interleaved(2, 2, 2)).splitlines()[1].startswith("rank 0  F0 F1 F0/1 F1/1")
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("make", [gpipe, one_f_one_b, zero_bubble])
+def test_sizes_below_one_are_refused(make, sizes):
+    with pytest.raises(ValueError, match=r"at least 1"):
+        make(*sizes)
+
+
+def test_interleaved_wants_whole_rounds():
+    with pytest.raises(ValueError, match="3 micro-batches can't go round 2 ranks in whole rounds: use a multiple of 2"):
+        interleaved(2, 3, 2)
+    with pytest.raises(ValueError, match="at least 1"):
+        interleaved(2, 2, 0)
+
+
+# The published formulas
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+def test_bubble_and_peak_of_gpipe_and_1f1b(p, m):
+    for made in (gpipe(p, m), one_f_one_b(p, m)):
+        assert bubble(simulate(made)) == pytest.approx((p - 1) / m)
+        assert bubble(simulate(made, {"F": 1.5, "B": 2.5})) == pytest.approx((p - 1) / m)
+    assert peak_live(gpipe(p, m)) == [m] * p
+    assert peak_live(one_f_one_b(p, m)) == [min(m, p - rank) for rank in range(p)]
+
+
+@pytest.mark.parametrize(("p", "m", "v"), ROUNDS)
+def test_bubble_and_peak_of_interleaved(p, m, v):
+    made = interleaved(p, m, v)
+    assert bubble(simulate(made)) == pytest.approx((p - 1) / (m * v))
+    if v > 1:
+        warm_up = [2 * (p - rank - 1) + (v - 1) * p for rank in range(p)]
+        assert peak_live(made) == [min(m * v, forwards + 1) for forwards in warm_up]
+    else:
+        assert made == one_f_one_b(p, m)
+
+
+@pytest.mark.parametrize(("p", "m"), [(p, m) for p, m in SIZES if m >= p])
+@pytest.mark.parametrize(("f", "i", "w"), [(1, 1, 1), (1, 1.5, 0.5), (2, 2, 1.5)])
+def test_bubble_of_zero_bubble(p, m, f, i, w):
+    made = simulate(zero_bubble(p, m), {"F": f, "I": i, "W": w})
+    assert bubble(made) == pytest.approx((p - 1) * (f + i - w) / (m * (f + i + w)))
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+def test_zero_bubble_can_run_and_holds_no_more_than_1f1b_on_its_first_rank(p, m):
+    made = zero_bubble(p, m)
+    check(made)
+    assert peak_live(made) == [min(m, p)] * p == [peak_live(one_f_one_b(p, m))[0]] * p
+
+
+def test_live_counts_from_forward_to_backward():
+    made = zero_bubble(2, 2)  # rank 1: F0 I0 F1 I1 W0 W1
+    assert list(live(made, 1)) == [1, 1, 2, 2, 1, 0]
+    assert list(live(one_f_one_b(2, 2), 0)) == [1, 2, 1, 0]
+    assert peak_live(forward_only(made)) == [0, 0]
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_every_boundary_between_ranks_is_crossed_twice_by_every_micro_batch(p):
+    m = 8
+    inner = [2 * m if 0 < rank < p - 1 else m for rank in range(p)] if p > 1 else [0]
+    for made in (gpipe(p, m), one_f_one_b(p, m), zero_bubble(p, m)):
+        assert traffic(made, 100) == [(calls, 100 * calls) for calls in inner]
+    boundaries = 3 * p - 1 if p > 1 else 0
+    assert sum(calls for calls, _ in traffic(interleaved(p, m, 3), 100)) == 2 * m * boundaries
+    assert sum(size for _, size in traffic(forward_only(interleaved(p, m, 3)), 100)) == 100 * m * boundaries
+
+
+# When each action starts
+
+
+def test_spans_of_a_small_schedule():
+    first, second = simulate(one_f_one_b(2, 2))
+    assert first == [
+        Span(Action("F", 0), 0, 1),
+        Span(Action("F", 1), 1, 2),
+        Span(Action("B", 0), 4, 6),
+        Span(Action("B", 1), 7, 9),
+    ]
+    assert [(span.start, span.end) for span in second] == [(1, 2), (2, 4), (4, 5), (5, 7)]
+
+
+def test_a_message_takes_its_time_between_ranks_only():
+    first, second = simulate(gpipe(2, 1), message=0.5)
+    assert [(span.start, span.end) for span in (*first, *second)] == [(0, 1), (5, 7), (1.5, 2.5), (2.5, 4.5)]
+    (alone,) = simulate(interleaved(1, 1, 2), message=0.5)
+    assert [span.start for span in alone] == [0, 0.5, 1, 2]
+
+
+def test_the_slowest_stage_sets_the_pace():
+    spans = simulate(gpipe(2, 4), lambda rank, action: 1.0 if rank == 0 else 3.0)
+    assert spans[1][-1].end == 1 + 8 * 3
+    assert bubble(spans) == pytest.approx(2 * (1 + 24 + 1) / (8 + 24) - 1)
+
+
+def test_forward_only_keeps_the_order_of_forwards():
+    made = forward_only(interleaved(2, 4, 2))
+    check(made)
+    assert str(made).splitlines()[1:] == [
+        "rank 0  F0 F1 F0/1 F1/1 F2 F3 F2/1 F3/1",
+        "rank 1  F0 F1 F0/1 F1/1 F2 F3 F2/1 F3/1",
+    ]
+
+
+# What is refused, and in which words
+
+
+REFUSED = {
+    "missing forward": ("F0 B0\nB0", "rank 1 never does F of micro-batch 0"),
+    "missing backward": ("F0\nF0 B0", "rank 0 never does B of micro-batch 0"),
+    "missing weights": ("F0 B0\nF0 I0", "rank 1 never does W of micro-batch 0, the other half"),
+    "missing input": ("F0 B0\nF0 W0", "rank 1 never does I of micro-batch 0, the other half"),
+    "twice": ("F0 F0 B0\nF0 B0", "rank 0 does F of micro-batch 0 2 times"),
+    "both kinds": ("F0 B0 W0\nF0 B0", "rank 0 does B of micro-batch 0 whole and by halves"),
+    "a micro-batch too many": ("F0 B0 F1\nF0 B0", "rank 0 has F of micro-batch 1, but there are 1 micro-batches"),
+    "a chunk too many": ("F0 B0\nF0/1 B0", "rank 1 has F of micro-batch 0 in chunk 1, but"),
+    "an unknown kind": ("F0 B0\nF0 X0", "rank 1 has an action 'X'"),
+    "backward before forward": ("F0 B0\nB0 F0", "rank 1 would do B of micro-batch 0 before its own F of micro-batch 0"),
+    "weights before input": ("F0 B0\nF0 W0 I0", "rank 1 would do W of micro-batch 0 before its own I of micro-batch 0"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_is_incomplete_or_in_an_impossible_order_is_refused(text, words):
+    with pytest.raises(ScheduleError) as error:
+        check(schedule(text, 1))
+    assert words in str(error.value)
+
+
+def test_a_circle_of_two_ranks_is_named():
+    with pytest.raises(ScheduleError) as error:
+        check(schedule("F0 B0 F1 B1\nF0 F1 B0 B1", 2))
+    assert str(error.value) == (
+        "this schedule never ends: rank 0, at its B of micro-batch 0, waits for B of micro-batch 0 from rank 1, "
+        "which, at its F of micro-batch 1, waits for F of micro-batch 1 from rank 0"
+    )
+
+
+def test_a_circle_does_not_name_those_who_only_wait_for_it_and_names_halves_as_they_are():
+    text = "F0 F1 B0 B1\nF0 I0 F1 I1 W0 W1\nF0 F1 I0 I1 W0 W1"
+    with pytest.raises(ScheduleError) as error:
+        check(schedule(text, 2))
+    assert str(error.value) == (
+        "this schedule never ends: rank 1, at its I of micro-batch 0, waits for I of micro-batch 0 from rank 2, "
+        "which, at its F of micro-batch 1, waits for F of micro-batch 1 from rank 1"
+    )
+
+
+def test_a_circle_through_chunks_is_named():
+    made = interleaved(2, 2, 2)
+    first = sorted(made.actions[0], key=lambda action: (action.kind != "F", action.micro_batch, -action.chunk))
+    with pytest.raises(ScheduleError, match="waits for F of micro-batch 0 from rank 0"):
+        check(replace(made, actions=(tuple(first), made.actions[1])))
+
+
+def test_a_backward_in_a_schedule_that_is_forward_only_is_refused():
+    with pytest.raises(ScheduleError, match="forward only"):
+        check(schedule("F0 B0\nF0", 1, trains=False))

@@ -1,0 +1,175 @@
+"""Chapter 13: can a schedule run, and when does each action start?
+
+Every rank works through its list, one action after another. An action starts when the rank is done with the one before
+and what it needs is there:
+
+    F    the output of the stage before
+    B, I the gradient from the stage behind, and the rank's own F
+    W    the rank's own I
+
+Lists that let each other wait in a circle never end. `check` says so before anything is sent, and names the circle:
+
+    rank 0, at its B of micro-batch 0, waits for B of micro-batch 0 from rank 1,
+    which, at its F of micro-batch 1, waits for F of micro-batch 1 from rank 0
+
+`simulate` plays a schedule with given durations, `bubble` is the idle time that results.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tplab.schedules import KINDS, Action, Schedule
+
+DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # a backward is two products of matrices where a forward is one
+
+Durations = Mapping[str, float] | Callable[[int, Action], float]
+Key = tuple[str, int, int]  # kind, with I as B; stage; micro-batch
+
+
+class ScheduleError(ValueError):
+    """A schedule that is not complete, or that would never end."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """An action, and when it starts and ends."""
+
+    action: Action
+    start: float
+    end: float
+
+
+def simulate(schedule: Schedule, durations: Durations = DURATIONS, *, message: float = 0.0) -> list[list[Span]]:
+    """When each rank does each of its actions.
+
+    durations    by kind, for all that a rank holds: in one of v chunks an action takes 1/v of it; or a function
+                 (rank, action) -> duration
+    message      how long a result travels from one rank to another, while both go on working
+
+    Raises ScheduleError for what `check` refuses.
+    """
+    _check_complete(schedule)
+    lasts = durations if callable(durations) else _by_kind(durations, schedule.chunks)
+    spans: list[list[Span]] = [[] for _ in schedule.actions]
+    done: dict[Key, tuple[int, float]] = {}  # by which rank, and when
+    going = True
+    while going:
+        going = False
+        for rank, row in enumerate(schedule.actions):
+            for action in row[len(spans[rank]) :]:
+                needs = _needs(schedule, rank, action)
+                if any(key not in done for key in needs):
+                    break
+                free = spans[rank][-1].end if spans[rank] else 0.0
+                start = max([free, *(end + message * (by != rank) for by, end in (done[key] for key in needs))])
+                end = start + lasts(rank, action)
+                spans[rank].append(Span(action, start, end))
+                done[_key(schedule, rank, action)] = rank, end
+                going = True
+    at = [len(row) for row in spans]
+    if any(place < len(row) for place, row in zip(at, schedule.actions, strict=True)):
+        raise ScheduleError(f"this schedule never ends: {_circle(schedule, at, done)}")
+    return spans
+
+
+def check(schedule: Schedule) -> None:
+    """Raise ScheduleError, in words, for a schedule in which something is missing, twice, or in an order that can't be.
+
+    Every micro-batch goes once through every stage forward, and backward, by B or by I and W (forward only: by none).
+    """
+    simulate(schedule)
+
+
+def bubble(spans: list[list[Span]]) -> float:
+    """Idle time over working time of all ranks, from the first start to the last end: (p-1)/m for GPipe and 1F1B."""
+    every = [span for row in spans for span in row]
+    total = max(span.end for span in every) - min(span.start for span in every)
+    working = sum(span.end - span.start for span in every)
+    return len(spans) * total / working - 1
+
+
+def _by_kind(durations: Mapping[str, float], chunks: int) -> Callable[[int, Action], float]:
+    return lambda rank, action: durations[action.kind] / chunks
+
+
+# What must come before what
+
+
+def _key(schedule: Schedule, rank: int, action: Action) -> Key:
+    """What an action is done with once: I stands for B, which is what the stage before waits for."""
+    return ("B" if action.kind == "I" else action.kind), schedule.stage(rank, action.chunk), action.micro_batch
+
+
+def _needs(schedule: Schedule, rank: int, action: Action) -> list[Key]:
+    stage, k = schedule.stage(rank, action.chunk), action.micro_batch
+    own: list[Key] = {"F": [], "W": [("B", stage, k)]}.get(action.kind, [("F", stage, k)])
+    result = schedule.needs(rank, action)
+    return own if result is None else [*own, ("F" if result[0] == "output" else "B", *result[1:])]
+
+
+def _check_complete(schedule: Schedule) -> None:
+    m, v, wanted = schedule.micro_batches, schedule.chunks, ("F", "B") if schedule.trains else ("F",)
+    for rank, row in enumerate(schedule.actions):
+        counts = Counter(row)
+        for action, count in counts.items():
+            if action.kind not in KINDS:
+                raise ScheduleError(f"rank {rank} has an action {action.kind!r}; there are {', '.join(KINDS)}")
+            if not (0 <= action.micro_batch < m and 0 <= action.chunk < v):
+                there = f"there are {m} micro-batches" + (f" and {v} chunks" if v > 1 else "")
+                raise ScheduleError(f"rank {rank} has {action.in_words}, but {there}, counted from 0")
+            if action.kind != "F" and not schedule.trains:
+                raise ScheduleError(f"rank {rank} has {action.in_words} in a schedule that is forward only")
+            if count > 1:
+                raise ScheduleError(f"rank {rank} does {action.in_words} {count} times; once is right")
+        for chunk in range(v):
+            for k in range(m):
+                for kind in wanted:
+                    _check_once(rank, Action(kind, k, chunk), counts)
+
+
+def _check_once(rank: int, action: Action, counts: Counter[Action]) -> None:
+    """The rank does the action; or, in place of B, both of its halves."""
+    halves = [Action(kind, action.micro_batch, action.chunk) for kind in "IW"] if action.kind == "B" else []
+    missing = [half for half in halves if not counts[half]]
+    if counts[action]:
+        if len(missing) < len(halves):
+            raise ScheduleError(f"rank {rank} does {action.in_words} whole and by halves: B, or I and W, not both")
+    elif missing and len(missing) < len(halves):
+        raise ScheduleError(f"rank {rank} never does {missing[0].in_words}, the other half of its backward")
+    elif missing or action.kind == "F":
+        raise ScheduleError(f"rank {rank} never does {action.in_words}")
+
+
+def _circle(schedule: Schedule, at: list[int], done: Mapping[Key, object]) -> str:
+    """Who waits for whom, from a rank that can't go on until the same rank comes again.
+
+    at    how many of its actions each rank has done
+    """
+    rank = next(rank for rank, row in enumerate(schedule.actions) if at[rank] < len(row))
+    path: list[int] = []
+    while rank not in path:
+        path.append(rank)
+        key = _awaited(schedule, rank, at[rank], done)
+        rank = schedule.rank_of(key[1])
+    path = path[path.index(rank) :]
+    waits = [(rank, _awaited(schedule, rank, at[rank], done)) for rank in path]
+    if len(waits) == 1:
+        mine, key = waits[0]
+        action = schedule.actions[mine][at[mine]]
+        return f"rank {mine} would do {action.in_words} before its own {_words(schedule, key)}"
+    links = []
+    for mine, key in waits:
+        here = schedule.actions[mine][at[mine]].in_words
+        links.append(f"at its {here}, waits for {_words(schedule, key)} from rank {schedule.rank_of(key[1])}")
+    return f"rank {waits[0][0]}, " + ", which, ".join(links)
+
+
+def _awaited(schedule: Schedule, rank: int, place: int, done: Mapping[Key, object]) -> Key:
+    return next(key for key in _needs(schedule, rank, schedule.actions[rank][place]) if key not in done)
+
+
+def _words(schedule: Schedule, key: Key) -> str:
+    """The action that makes the key, as it stands in the list of its rank."""
+    owner = schedule.rank_of(key[1])
+    return next(action.in_words for action in schedule.actions[owner] if _key(schedule, owner, action) == key)

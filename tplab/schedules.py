@@ -1,0 +1,222 @@
+"""Chapter 13: what every rank of a pipeline does, and in which order, as data.
+
+The layers are cut into stages; rank r holds stage r. A batch is cut into m micro-batches, and each goes forward through
+all stages, then backward through all of them. What is left to choose is the order: a list of actions for each rank.
+
+    gpipe(2, 3)          rank 0    F0 F1 F2 B0 B1 B2
+                         rank 1    F0 F1 F2 B0 B1 B2
+    one_f_one_b(2, 3)    rank 0    F0 F1 B0 F2 B1 B2
+                         rank 1    F0 B0 F1 B1 F2 B2
+
+    F    forward: needs the output of the stage before, sends its own to the stage behind
+    B    backward: needs the gradient of its output, sends that of its input
+    I    the half of B that others wait for: the gradient of the stage's input
+    W    the half that nobody waits for: the gradient of its weights; any time after I
+
+With v chunks a rank, the model has p v stages and rank r holds the stages r, r + p, r + 2p, ..
+
+                   bubble                    live micro-batches on rank r
+    gpipe          (p-1)/m                   m
+    one_f_one_b    (p-1)/m                   min(m, p - r)
+    interleaved    (p-1)/(m v)               at most (2(p - r - 1) + (v-1) p + 1) / v
+    zero_bubble    (p-1)/(3m)                min(m, p)
+
+The bubble is the time that a rank idles, over the time that it works; `tplab.schedule_order` computes it. That of
+zero_bubble is for m >= p and F, I and W of the same length, in general it is (p-1)(F + I - W) / (m (F + I + W)).
+(Huang et al. 2018, "GPipe"; Narayanan et al. 2019, "PipeDream", for 1F1B; Narayanan et al. 2021, "Efficient large-scale
+language model training on GPU clusters", for interleaved; Qi et al. 2023, "Zero bubble pipeline parallelism", ZB-H1.)
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tplab.runtime.records import Total
+
+KINDS = ("F", "B", "I", "W")
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing that a rank does: `kind` F, B, I or W, for one micro-batch, in one of the rank's chunks."""
+
+    kind: str
+    micro_batch: int
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.micro_batch}" + (f"/{self.chunk}" if self.chunk else "")
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.kind} of micro-batch {self.micro_batch}" + (f" in chunk {self.chunk}" if self.chunk else "")
+
+
+Result = tuple[str, int, int]  # "output" or "gradient" (of a stage's input), the stage that makes it, the micro-batch
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The actions of every rank, in order; nothing says that they can run (`tplab.schedule_order.check` does).
+
+    actions          for each of the p ranks its list
+    micro_batches    m
+    chunks           v, the stages that each rank holds
+    trains           False: forward only
+    """
+
+    name: str
+    actions: tuple[tuple[Action, ...], ...]
+    micro_batches: int
+    chunks: int = 1
+    trains: bool = True
+
+    @property
+    def world_size(self) -> int:
+        return len(self.actions)
+
+    @property
+    def stages(self) -> int:
+        return self.world_size * self.chunks
+
+    def stage(self, rank: int, chunk: int) -> int:
+        return chunk * self.world_size + rank
+
+    def rank_of(self, stage: int) -> int:
+        return stage % self.world_size
+
+    def needs(self, rank: int, action: Action) -> Result | None:
+        """What the action needs of its neighbour in the chain of stages; None for the first F, the last B, and W."""
+        stage = self.stage(rank, action.chunk)
+        if action.kind == "F":
+            return ("output", stage - 1, action.micro_batch) if stage > 0 else None
+        if action.kind == "W" or stage == self.stages - 1:
+            return None
+        return ("gradient", stage + 1, action.micro_batch)
+
+    def gives(self, rank: int, action: Action) -> Result | None:
+        """What the action makes that a neighbour needs; None for the last F, the first B, and W."""
+        stage = self.stage(rank, action.chunk)
+        if action.kind == "F":
+            return ("output", stage, action.micro_batch) if stage < self.stages - 1 else None
+        return None if action.kind == "W" or stage == 0 else ("gradient", stage, action.micro_batch)
+
+    def receiver(self, result: Result) -> int:
+        """The rank that needs the result."""
+        what, stage, _ = result
+        return self.rank_of(stage + 1 if what == "output" else stage - 1)
+
+    def __str__(self) -> str:
+        lines = (f"rank {rank}  {' '.join(map(str, row))}" for rank, row in enumerate(self.actions))
+        return "\n".join([self.name, *lines])
+
+
+# The four schedules
+
+
+def gpipe(p: int, m: int) -> Schedule:
+    """All forwards, then all backwards."""
+    _check_sizes(p, m)
+    row = [Action("F", k) for k in range(m)] + [Action("B", k) for k in range(m)]
+    return _schedule(f"GPipe, p = {p}, m = {m}", [row] * p, m)
+
+
+def one_f_one_b(p: int, m: int) -> Schedule:
+    """As many forwards as there are stages behind this one, then one forward and one backward in turn, then the rest.
+
+    The backward of a micro-batch comes as early as it can, so that no more than p - rank of them are live.
+    """
+    _check_sizes(p, m)
+    rows = []
+    for rank in range(p):
+        forwards, backwards = ([Action(kind, k) for k in range(m)] for kind in "FB")
+        rows.append(_in_turn(forwards, backwards, warm_up=p - rank - 1))
+    return _schedule(f"1F1B, p = {p}, m = {m}", rows, m)
+
+
+def interleaved(p: int, m: int, v: int) -> Schedule:
+    """1F1B with v smaller stages a rank: a micro-batch goes round the ranks v times. m must be a multiple of p.
+
+    A rank takes p micro-batches through its first chunk, then the same p through its second; the pipeline fills in the
+    time of small stages, 1/v of the large ones. The price: v times the messages, and more live micro-batches.
+    """
+    _check_sizes(p, m, v)
+    if v == 1:
+        return one_f_one_b(p, m)
+    if m % p:
+        raise ValueError(f"{m} micro-batches can't go round {p} ranks in whole rounds: use a multiple of {p}")
+    rounds = [range(first, first + p) for first in range(0, m, p)]
+    rows = []
+    for rank in range(p):
+        forwards = [Action("F", k, chunk) for round_ in rounds for chunk in range(v) for k in round_]
+        backwards = [Action("B", k, chunk) for round_ in rounds for chunk in reversed(range(v)) for k in round_]
+        rows.append(_in_turn(forwards, backwards, warm_up=2 * (p - rank - 1) + (v - 1) * p))
+    return _schedule(f"interleaved 1F1B, p = {p}, m = {m}, v = {v}", rows, m, v)
+
+
+def zero_bubble(p: int, m: int) -> Schedule:
+    """1F1B with B cut in two (ZB-H1): I at once, since the stage before waits for it; W where the rank would idle.
+
+    Rank r is r micro-batches late with its W: the later its stage, the earlier it can be done with I for everybody.
+    """
+    _check_sizes(p, m)
+    rows = []
+    for rank in range(p):
+        warm_up = min(m, p - rank - 1)
+        row = [Action("F", k) for k in range(warm_up)]
+        for k in range(m):
+            row += [Action("F", k + warm_up)] if k + warm_up < m else []
+            row += [Action("I", k)]
+            row += [Action("W", k - rank)] if k >= rank else []
+        row += [Action("W", k) for k in range(max(0, m - rank), m)]
+        rows.append(row)
+    return _schedule(f"zero bubble (ZB-H1), p = {p}, m = {m}", rows, m)
+
+
+def forward_only(schedule: Schedule) -> Schedule:
+    """The same order without backwards, to evaluate with."""
+    rows = tuple(tuple(action for action in row if action.kind == "F") for row in schedule.actions)
+    return replace(schedule, name=f"{schedule.name}, forward only", actions=rows, trains=False)
+
+
+# What can be counted without a clock
+
+
+def live(schedule: Schedule, rank: int) -> Iterator[int]:
+    """How many forwards wait for their backward (B, or W where it is cut in two) after each action of the rank."""
+    count = 0
+    for action in schedule.actions[rank]:
+        count += {"F": int(schedule.trains), "I": 0}.get(action.kind, -1)
+        yield count
+
+
+def peak_live(schedule: Schedule) -> list[int]:
+    """For each rank the most micro-batches whose activations it holds at once; with v chunks, each is 1/v as large."""
+    return [max(live(schedule, rank), default=0) for rank in range(schedule.world_size)]
+
+
+def traffic(schedule: Schedule, message_bytes: int) -> list[Total]:
+    """For each rank how many messages it sends, and their bytes, if an output [b, s, h] has `message_bytes`."""
+    totals = []
+    for rank, row in enumerate(schedule.actions):
+        results = [schedule.gives(rank, action) for action in row]
+        calls = sum(result is not None and schedule.receiver(result) != rank for result in results)
+        totals.append(Total(calls, calls * message_bytes))
+    return totals
+
+
+def _in_turn(forwards: Sequence[Action], backwards: Sequence[Action], warm_up: int) -> list[Action]:
+    """`warm_up` forwards, then one forward and one backward in turn, then the backwards that are left."""
+    warm_up = min(warm_up, len(forwards))
+    row = list(forwards[:warm_up])
+    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
+        row += [forward, backward]
+    return row + list(backwards[len(forwards) - warm_up :])
+
+
+def _schedule(name: str, rows: Sequence[Sequence[Action]], m: int, v: int = 1) -> Schedule:
+    return Schedule(name, tuple(map(tuple, rows)), m, v)
+
+
+def _check_sizes(p: int, m: int, v: int = 1) -> None:
+    if min(p, m, v) < 1:
+        raise ValueError(f"p={p} ranks, m={m} micro-batches and v={v} chunks should all be at least 1")
