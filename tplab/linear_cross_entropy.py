@@ -46,9 +46,9 @@ def parallel_linear_cross_entropy(
     tokens_at_once    c, the tokens in a block
     The other options, and the result, as in `vocab_parallel_cross_entropy`.
 
-    The weight's gradient is summed over the blocks in the weight's dtype, under autocast in the lower precision. A second
-    backward raises RuntimeError: the first multiplies the gradients in place. Raises ValueError for reduction="none",
-    which has a dloss for each token.
+    The weight's gradient is summed over the blocks in the weight's dtype, under autocast in the lower precision. A
+    second backward raises RuntimeError: the first multiplies the gradients in place. Raises ValueError for
+    reduction="none", which has a dloss for each token.
     """
     if x.shape[:-1] != target.shape or x.shape[-1:] != weight.shape[1:]:
         shapes = f"x {list(x.shape)}, weight {list(weight.shape)} and target {list(target.shape)}"
