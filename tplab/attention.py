@@ -149,7 +149,7 @@ class ParallelAttention(nn.Module):
         q, k, v = self.qkv(x)  # [b, n, s, d], [b, m, s, d] twice
         if self.rotary_base is not None:
             if positions is None:
-                positions = torch.arange(offset, offset + x.shape[1], device=x.device)  # [s]
+                positions = torch.arange(offset, offset + q.shape[2], device=x.device)  # [s]
             angles = rotary_angles(positions, self.head_dim, self.rotary_base)
             q, k = rotate(q, angles), rotate(k, angles)
         return q, k, v

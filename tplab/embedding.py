@@ -23,6 +23,8 @@ never looked up, never trained, and in no checkpoint: `full_state_dict` gives E 
 (Shoeybi et al. 2019, "Megatron-LM", section 3; Megatron: VocabParallelEmbedding, parallel_lm_logits.)
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -58,6 +60,7 @@ class VocabParallelEmbedding(ShardedModule):
     """
 
     weight: nn.Parameter
+    leave: Callable[..., Tensor]  # g; chapter 12 lets the vectors go out another way
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class VocabParallelEmbedding(ShardedModule):
             raise ValueError(f"padding_idx={padding_idx} isn't one of the {num_embeddings} ids")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
-        self.init_method, self.per_rank_init = init_method, per_rank_init
+        self.leave, self.init_method, self.per_rank_init = reduce_from_region, init_method, per_rank_init
         self.check_ids = IdCheck(num_embeddings, check_ids)
         rows = pad_vocab_size(num_embeddings, self.world_size, multiple) // self.world_size
         self.start, self.stop = self.rank * rows, (self.rank + 1) * rows
@@ -102,7 +105,7 @@ class VocabParallelEmbedding(ShardedModule):
         vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)
         if wrong is not None:
             vectors = vectors.masked_fill(wrong.unsqueeze(-1), torch.nan)
-        return reduce_from_region(vectors, self.group)  # [b, s, h]
+        return self.leave(vectors, self.group)  # [b, s, h]
 
     def _local_padding_idx(self) -> int | None:
         mine = self.padding_idx is not None and self.start <= self.padding_idx < self.stop

@@ -20,6 +20,7 @@ Seed every rank alike before making layers, and all p hold the same matrix (see 
 (Shoeybi et al. 2019, "Megatron-LM", section 3; megatron/core/tensor_parallel/layers.py.)
 """
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -123,6 +124,8 @@ class ColumnParallelLinear(_ParallelLinear):
     Raises ValueError if out_features is not divisible by stride and p. (Megatron: the same name.)
     """
 
+    multiply: Callable[..., Tensor]  # f and the matmul; chapter 12 lets x come in another way
+
     def __init__(
         self,
         in_features: int,
@@ -143,6 +146,7 @@ class ColumnParallelLinear(_ParallelLinear):
             in_features, out_features, bias, 0, skip_bias_add=skip_bias_add, stride=stride, init_method=init_method,
             per_rank_init=per_rank_init, group=group, device=device, dtype=dtype,
         )  # fmt: skip
+        self.multiply = column_linear
         self.gather_output = gather_output
         self.async_grad_allreduce = async_grad_allreduce
 
@@ -150,7 +154,7 @@ class ColumnParallelLinear(_ParallelLinear):
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"x {list(x.shape)} should be [.., {self.in_features}]: each rank needs all of x")
         added: Tensor | None = None if self.skip_bias_add else self.bias
-        y = column_linear(x, self.weight, added, self.group, self.async_grad_allreduce)  # [.., out/p]
+        y = self.multiply(x, self.weight, added, self.group, self.async_grad_allreduce)  # [.., out/p]
         bias: Tensor | None = self.bias
         if self.gather_output:
             y = gather_from_region(y, self.group, stride=self.stride)  # [.., out]
@@ -169,6 +173,8 @@ class RowParallelLinear(_ParallelLinear):
 
     Raises ValueError if in_features is not divisible by stride and p. (Megatron: the same name.)
     """
+
+    leave: Callable[..., Tensor]  # g; chapter 12 lets y go out another way
 
     def __init__(
         self,
@@ -189,6 +195,7 @@ class RowParallelLinear(_ParallelLinear):
             in_features, out_features, bias, 1, skip_bias_add=skip_bias_add, stride=stride, init_method=init_method,
             per_rank_init=per_rank_init, group=group, device=device, dtype=dtype,
         )  # fmt: skip
+        self.leave = reduce_from_region
         self.input_is_parallel = input_is_parallel
 
     def forward(self, x: Tensor) -> Any:
@@ -200,7 +207,7 @@ class RowParallelLinear(_ParallelLinear):
             )
         if not self.input_is_parallel:
             x = scatter_to_region(x, self.group, stride=self.stride)  # [.., in/p]
-        y = reduce_from_region(F.linear(x, self.weight), self.group)  # [.., out]
+        y = self.leave(F.linear(x, self.weight), self.group)  # [.., out]
         if self.skip_bias_add:
             return y, self.bias
         return y if self.bias is None else y + self.bias.to(y.dtype)
