@@ -23,7 +23,7 @@ ENDS = {"embedding": "transformer.wte", "positions": "transformer.wpe", "final_n
 HIDDEN, HEADS, LENGTH = 8, 4, 6
 
 NOT_TURNED = "this rank's part of the weight as it lies in the checkpoint, not transposed"
-CUT_FIRST = "what is left when the weight is cut first and transposed then, along the wrong dimension"
+OTHER_DIM = "this rank's part when the weight [out, in] is cut along the other dimension"
 CONTIGUOUS = "this rank's part when [Q; K; V] is cut as one block"
 BY_HEADS = "this rank's part when the rows are sorted head by head, q k v of each"
 UNPADDED = "rows of the table that begin where they would without padding"
@@ -61,9 +61,9 @@ def mistakes(name: str, whole: Tensor, rank: int, p: int) -> dict[str, Tensor]:
         lying = whole.t()
         dim = 1 if name.endswith(("out.weight", "down.weight")) else 0
         made[NOT_TURNED] = lying.chunk(p, dim)[rank] if lying.shape[dim] % p == 0 else lying
-        made[CUT_FIRST] = lying.chunk(p, dim)[rank].t()
-    if "qkv" in name and p > 1:
-        made[CONTIGUOUS] = whole.chunk(p)[rank]
+        made[OTHER_DIM] = whole.chunk(p, 1 - dim)[rank]
+    if "qkv" in name:
+        made |= {CONTIGUOUS: whole.chunk(p)[rank]} if p > 1 else {}
         made[BY_HEADS] = torch.cat(
             [part for heads in zip(*(w.chunk(HEADS) for w in whole.chunk(3)), strict=True) for part in heads]
         ).chunk(p)[rank]
@@ -80,7 +80,7 @@ def mistakes(name: str, whole: Tensor, rank: int, p: int) -> dict[str, Tensor]:
 def gpt2_checkpoint(gpt2_shards: Callable[..., Any]) -> Verdict:
     generator = fresh_generator()
     for p in WORLD_SIZES:
-        for layers, vocab_size, multiple in ((2, 37, 8), (1, 32, 4)):
+        for layers, vocab_size, multiple in ((2, 37, 8), (1, 36, 4)):
             config = GPTConfig(
                 num_layers=layers, hidden_size=HIDDEN, num_heads=HEADS, vocab_size=vocab_size, seq_length=LENGTH
             )
@@ -145,10 +145,7 @@ def questions(seen: list[dict[str, Any]]) -> list[Question]:
             "v. How many blocks does your cut know of?",
         ),
         Question(
-            lambda d: (
-                kinds(d, NOT_TURNED, CUT_FIRST, "transposed")
-                or any("weight" in n and d.kind(n) == "shape" for n in d.names if "layers" in n)
-            ),
+            lambda d: kinds(d, NOT_TURNED, "transposed"),
             "GPT-2's linear weights lie [in, out], yours [out, in]. Which of them do you transpose, the square "
             "one too, and "
             "do you cut before or after?",
@@ -158,7 +155,7 @@ def questions(seen: list[dict[str, Any]]) -> list[Question]:
             "The checkpoint's numbers are copied as they are. Which line changes their dtype?",
         ),
         Question(
-            lambda d: any("embedding" in name for name in d.names),
+            lambda d: all("embedding" in name for name in d.names),
             "The table is padded at its end, with rows of zeros, to a multiple of `multiple * world_size` rows; "
             "then each rank "
             "takes as many. How many rows does the padded table have here, and what stands in the last ones?",
@@ -182,7 +179,6 @@ def questions(seen: list[dict[str, Any]]) -> list[Question]:
 
 
 CRASH = (
-    "Print the names and shapes of `state`. Which name did your code ask for, and does the tensor have the "
-    "dimension that "
-    "you cut or transpose?"
+    "Print the names and shapes of `state`. GPT-2's linear weights lie [in, out], yours [out, in]: has the tensor the "
+    "dimension that you cut, at this line already?"
 )

@@ -102,7 +102,7 @@ def run_case(gpt_class: Any, case: Case, mine: dict[str, Any]) -> Observed:
         num_layers=LAYERS, hidden_size=HIDDEN, num_heads=HEADS, vocab_size=VOCAB, seq_length=LENGTH,
         activation="gelu_tanh", dropout=RATE if replaced else 0.0,
     )  # fmt: skip
-    place = {"device": device(), "dtype": torch.float64}
+    place: dict[str, Any] = {"device": device(), "dtype": torch.float64}
     model = gpt_class(config, StandIn if replaced else None, group=group, **place)
     full = {k: v.to(device()) for k, v in mine["full"].items() if not (replaced and k.startswith("layers."))}
     load_full_state_dict(model, full, group)
@@ -112,7 +112,7 @@ def run_case(gpt_class: Any, case: Case, mine: dict[str, Any]) -> Observed:
         return in_pieces(model, ids)
     tracker, twin = seed_all(mine["seed"], group), seed_all(mine["seed"], group)
     with twin.fork("replicated"):
-        mask = F.dropout(torch.ones(BATCH, LENGTH, HIDDEN, **place), RATE)  # type: ignore[arg-type]
+        mask = F.dropout(torch.ones(BATCH, LENGTH, HIDDEN, **place), RATE)
     torch.manual_seed(dist.get_rank())
     watched = {name: param for name, param in model.named_parameters() if name in full}
     arguments = {"ids": ids, "targets": targets} if case.what == "loss" else {"ids": ids}
@@ -188,7 +188,7 @@ def expect(case: Case, mine: dict[str, Any], mask: Any, index: int, ranks: tuple
     if case.what == "cache":
         return right, {"out": logits_mistakes(mine, index, q, cached=True)}
     names = [n for n in leaves if case.what != "dropout" or not n.startswith("layers.")]
-    right |= {f"d{name}": plain.cut(name, leaves[name].grad, index, q) for name in names}  # type: ignore[arg-type]
+    right |= {f"d{name}": plain.cut(name, leaves[name].grad, index, q) for name in names}
     tokens = BATCH * LENGTH
     blocks = [("all_reduce", tokens * HIDDEN)] * (1 if case.what == "dropout" else 1 + 2 * LAYERS)
     loss_calls = [("all_reduce", tokens), ("all_reduce", tokens + 1)] if case.what == "loss" else []

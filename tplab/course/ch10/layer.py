@@ -29,6 +29,7 @@ from tplab.course.checking import (
     WORLD_SIZES,
     Claim,
     Observed,
+    Question,
     Traffic,
     Verdict,
     exercise,
@@ -96,13 +97,13 @@ def run_layer(layer_class: Any, cases: Sequence[Case], data: Sequence[Sequence[d
 
 def run_case(layer_class: Any, case: Case, mine: dict[str, Any]) -> Observed:
     group = make_group(case.groups)
-    place = {"device": device(), "dtype": torch.float64}
+    place: dict[str, Any] = {"device": device(), "dtype": torch.float64}
     layer = layer_class(HIDDEN, HEADS, **case.options(), group=group, **place)
     load_full_state_dict(layer, {name: value.to(device()) for name, value in mine["full"].items()}, group)
     layer.train(case.training)
     tracker, twin = seed_all(mine["seed"], group), seed_all(mine["seed"], group)
     with twin.fork("replicated"):
-        masks = [F.dropout(torch.ones(BATCH, LENGTH, HIDDEN, **place), RATE) for _ in range(2)]  # type: ignore[arg-type]
+        masks = [F.dropout(torch.ones(BATCH, LENGTH, HIDDEN, **place), RATE) for _ in range(2)]
     torch.manual_seed(dist.get_rank())  # a rank that draws from the current state draws for itself
     given: list[dict[str, Any]] = []
     layer.attention.register_forward_pre_hook(lambda _, __, options: given.append(dict(options)), with_kwargs=True)
@@ -150,15 +151,15 @@ def expect(case: Case, mine: Twin, masks: Sequence[Tensor], index: int, ranks: t
     q = len(ranks)
     used = tuple(mask.cpu() for mask in masks) if case.rate and case.training else (1.0, 1.0)
     leaves = {name: value.clone().requires_grad_() for name, value in {"x": mine.x, **mine.full}.items()}
-    right_layer = plain.Layer(leaves, HEADS, case.causal, case.post, used)  # type: ignore[arg-type]
+    right_layer = plain.Layer(leaves, HEADS, case.causal, case.post, used)
     out = right_layer(leaves["x"])
     out.backward(mine.dy)
     right: dict[str, Any] = {"out": out.detach()}
     if not case.cached:
-        right |= {f"d{name}": plain.cut(name, leaf.grad, index, q) for name, leaf in leaves.items()}  # type: ignore[arg-type]
+        right |= {f"d{name}": plain.cut(name, leaf.grad, index, q) for name, leaf in leaves.items()}
         calls = [("all_reduce", mine.x.numel())] * 2
         right["forward traffic"] = right["backward traffic"] = Traffic.expected(p, *calls, group=ranks)
-    fixed = {"w": mine.full, "heads": HEADS, "causal": case.causal, "post": case.post, "masks": used}
+    fixed: dict[str, Any] = {"w": mine.full, "heads": HEADS, "causal": case.causal, "post": case.post, "masks": used}
     wrong = plain.Layer(**fixed)
     alike = {label: mistake(wrong, mine.x) for label, mistake in plain.MISTAKES.items()}
     for label, times in (("without the blocks' last biases", 0.0), ("with the blocks' last biases added twice", 2.0)):
@@ -204,13 +205,13 @@ def crash(case: Case) -> str:
     return CACHE if case.cached else CRASH
 
 
-def questions(case: Case, seen: Sequence[Observed]) -> list:
+def questions(case: Case, seen: Sequence[Observed]) -> list[Question]:
     if case.groups:
         return [group_question(WHOSE_GROUP)]
     if case.cached:
         return [*QUESTIONS[:1], CACHE_QUESTION]
     if case.rate:
-        outs = [rank.get("out") for rank in seen]
+        outs = [rank["out"] for rank in seen]
         alike = all(isinstance(out, Tensor) and torch.equal(out, outs[0]) for out in outs)
         return [
             *QUESTIONS[:1],
@@ -221,4 +222,4 @@ def questions(case: Case, seen: Sequence[Observed]) -> list:
     return list(QUESTIONS)
 
 
-CACHE_QUESTION = DROPOUT.__class__(lambda d: True, CACHE)
+CACHE_QUESTION = Question(lambda d: True, CACHE)

@@ -121,10 +121,10 @@ DROPOUT = Question(
 
 def dropout_mistakes(fixed: Mapping[str, Any], x: Tensor, masks: Sequence[Tensor]) -> dict[str, Tensor]:
     """What a layer gives that drops at the wrong place; `masks` are those that should have been drawn."""
-    options = {**fixed, "masks": tuple(mask.cpu() for mask in masks)}
+    options: dict[str, Any] = {**fixed, "masks": tuple(mask.cpu() for mask in masks)}
     layer = plain.Layer(**options)
     normed = layer.norm1(x)
-    undropped = {**options, "masks": (1.0, 1.0)}
+    undropped: dict[str, Any] = {**options, "masks": (1.0, 1.0)}
     bare = plain.Layer(**undropped)
     first = (bare.keep(x, normed) + bare.attention(normed)) * options["masks"][0]
     second = bare.norm2(first)
