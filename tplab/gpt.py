@@ -51,6 +51,7 @@ class ParallelGPT(nn.Module):
     Raises ValueError where p ranks can't share the model; it names the p that can.
     """
 
+    sequence_parallel = False  # chapter 12 cuts x along the sequence; then each rank drops places of its own
     positions: nn.Embedding | None
     head: "OutputTable | None"
 
@@ -129,12 +130,7 @@ class ParallelGPT(nn.Module):
         rng               where dropout draws from (`tplab.rng.seed_all`); None: torch's current state
         """
         x = self.features(ids, key_padding_mask=key_padding_mask, rng=rng)
-        if targets is None:
-            return self.logits(x, gather=gather)
-        return parallel_linear_cross_entropy(
-            x, self.output_weight, targets, ignore_index=ignore_index, vocab_size=self.config.vocab_size,
-            group=self.group,
-        )  # fmt: skip
+        return self.logits(x, gather=gather) if targets is None else self.loss(x, targets, ignore_index=ignore_index)
 
     def features(
         self,
@@ -145,13 +141,8 @@ class ParallelGPT(nn.Module):
         rng: RNGTracker | None = None,
     ) -> Tensor:
         """ids [b, s] -> what the output layer reads, [b, s, h]. With a cache, ids are the next s tokens of its text."""
-        past = cache[0].text.length if cache else 0
-        x = self.embedding(ids)  # [b, s, h]
-        if self.positions is not None:
-            x = x + self.positions(self._places(past, ids))
-        if self.float32_residual:
-            x = x.to(torch.promote_types(x.dtype, torch.float32))
-        x = dropout(x, self.config.dropout, self.training, sharded=False, rng=rng)
+        x = self._embed(ids, cache[0].text.length if cache else 0)  # [b, s, h]
+        x = dropout(x, self.config.dropout, self.training, sharded=self.sequence_parallel, rng=rng)
         for number, layer in enumerate(self.layers):
             step = partial(layer, key_padding_mask=key_padding_mask, cache=cache and cache[number], rng=rng)
             if self.checkpoint_activations and self.training and torch.is_grad_enabled():
@@ -167,6 +158,13 @@ class ParallelGPT(nn.Module):
             async_grad_allreduce=self.async_grad_allreduce, group=self.group,
         )  # fmt: skip
 
+    def loss(self, x: Tensor, targets: Tensor, *, ignore_index: int = -100) -> Tensor:
+        """x [b, s, h] and the tokens to be told [b, s] -> their mean loss, a scalar."""
+        return parallel_linear_cross_entropy(
+            x, self.output_weight, targets, ignore_index=ignore_index, vocab_size=self.config.vocab_size,
+            group=self.group,
+        )  # fmt: skip
+
     @property
     def output_weight(self) -> Tensor:
         """The rows [v/p, h] that the output layer uses: its own, or the embedding's."""
@@ -176,6 +174,12 @@ class ParallelGPT(nn.Module):
         """Room for the keys and values of `max_length` tokens, for each layer, in this rank's heads."""
         layers: Any = self.layers
         return [layer.new_cache(batch_size, max_length, dtype=dtype) for layer in layers]
+
+    def _embed(self, ids: Tensor, past: int) -> Tensor:
+        x = self.embedding(ids)  # [b, s, h]
+        if self.positions is not None:
+            x = x + self.positions(self._places(past, ids))
+        return x.to(torch.promote_types(x.dtype, torch.float32)) if self.float32_residual else x
 
     def _places(self, past: int, ids: Tensor) -> Tensor:
         stop = past + ids.shape[1]

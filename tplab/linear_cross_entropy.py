@@ -39,11 +39,13 @@ def parallel_linear_cross_entropy(
     vocab_size: int | None = None,
     tokens_at_once: int = 512,
     check_target: bool | None = None,
+    sum_gradient: bool = True,
     group: ProcessGroup | None = None,
 ) -> Tensor:
     """vocab_parallel_cross_entropy(parallel_logits(x, weight), target) of x [.., h], this rank's rows [v/p, h].
 
     tokens_at_once    c, the tokens in a block
+    sum_gradient      False: leave this rank's summand of dx, without f, to an operator before this that adds them up
     The other options, and the result, as in `vocab_parallel_cross_entropy`.
 
     The weight's gradient is summed over the blocks in the weight's dtype, under autocast in the lower precision. A
@@ -64,14 +66,14 @@ def parallel_linear_cross_entropy(
         dtype = torch.get_autocast_dtype(kind)
         x, weight = x.to(dtype), weight.to(dtype)
     with torch.autocast(kind, enabled=False):
-        return _LinearCrossEntropy.apply(x, weight, target, wrong, options, tokens_at_once, group)
+        return _LinearCrossEntropy.apply(x, weight, target, wrong, options, tokens_at_once, sum_gradient, group)
 
 
 class _LinearCrossEntropy(Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, target: Tensor, wrong: Tensor, options: Options, tokens_at_once: int,
-        group: ProcessGroup | None,
+        sum_gradient: bool, group: ProcessGroup | None,
     ) -> Tensor:  # fmt: skip
         rows, target, wrong = x.reshape(-1, x.shape[-1]), target.reshape(-1).long(), wrong.reshape(-1)
         count = (target != options.ignore_index).sum() if options.reduction == "mean" else target.new_ones(())
@@ -94,7 +96,7 @@ class _LinearCrossEntropy(Function):
             if need_dw:
                 dw = z.T @ rows[block] if dw is None else dw.addmm_(z.T, rows[block])
         ctx.save_for_backward(dx, dw)
-        ctx.shape, ctx.group = x.shape, group
+        ctx.shape, ctx.sum_gradient, ctx.group = x.shape, sum_gradient, group
         return total / count if options.reduction == "mean" else total  # type: ignore[return-value]
 
     @staticmethod
@@ -105,10 +107,10 @@ class _LinearCrossEntropy(Function):
             if gradient is not None:
                 _multiply(gradient, dloss)
         if dx is not None:
-            if rank_and_size(ctx.group)[1] > 1:
+            if ctx.sum_gradient and rank_and_size(ctx.group)[1] > 1:
                 dist.all_reduce(dx, group=ctx.group)
             dx = dx.view(ctx.shape)
-        return dx, dw, None, None, None, None, None
+        return dx, dw, None, None, None, None, None, None
 
 
 def _multiply(gradient: Tensor, dloss: Tensor) -> None:

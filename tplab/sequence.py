@@ -120,12 +120,18 @@ class _ReduceScatter(Function):
 
 def reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """This rank's tokens [b, s/p, ..] of the sum of x [b, s, ..] over the ranks. Not differentiable: see above."""
-    p = rank_and_size(group)[1]
-    tokens = tokens_per_rank(x.shape[1], p)
-    parts = torch.cat(x.chunk(p, dim=1))  # [p b, s/p, ..], rank by rank
-    total = x.new_empty(x.shape[0], tokens, *x.shape[2:])  # [b, s/p, ..]
+    parts, total = parts_and_place(x, group)
     dist.reduce_scatter_tensor(total, parts, group=group)
     return total
+
+
+def parts_and_place(x: Tensor, group: ProcessGroup | None = None) -> tuple[Tensor, Tensor]:
+    """What a reduce-scatter of x [b, s, ..] wants: the ranks' parts one behind another [p b, s/p, ..], and an empty
+    [b, s/p, ..] for the sum of this rank's.
+    """
+    p = rank_and_size(group)[1]
+    tokens = tokens_per_rank(x.shape[1], p)
+    return torch.cat(x.chunk(p, dim=1)), x.new_empty(x.shape[0], tokens, *x.shape[2:])
 
 
 def tokens_per_rank(sequence_length: int, world_size: int) -> int:

@@ -77,6 +77,8 @@ class ParallelTransformerLayer(nn.Module):
     in float32: norms compute in it, and the blocks get their own dtype.
     """
 
+    sequence_parallel = False  # chapter 12 cuts x along the sequence; then each rank drops places of its own
+
     def __init__(
         self,
         hidden_size: int,
@@ -177,7 +179,7 @@ class ParallelTransformerLayer(nn.Module):
     def _leave(self, residual: Tensor, y: Tensor, bias: Tensor | None, rng: RNGTracker | None) -> Tensor:
         """residual + dropout(y + bias), the same on every rank."""
         y = y if bias is None else y + bias
-        return residual + dropout(y, self.hidden_dropout, self.training, sharded=False, rng=rng)
+        return residual + dropout(y, self.hidden_dropout, self.training, sharded=self.sequence_parallel, rng=rng)
 
     def _check_memory(self, memory: Tensor | None, cache: LayerCache | None) -> None:
         if self.cross_attention is None:

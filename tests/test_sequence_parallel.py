@@ -1,0 +1,339 @@
+"""Layers and a GPT with the sequence cut over ranks: `tplab.sequence_parallel`, against plain models on one process.
+
+The layer is held to torch's own, the GPT to Hugging Face's, as in test_transformer and test_gpt, whose tables say what
+a rank should hold of each gradient. Here each rank gets its own tokens only.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from tests.reference import assert_close, cut, random
+from tests.test_gpt import VOCAB, given, hugging_face
+from tests.test_gpt import part as part_of_gpt
+from tests.test_transformer import BATCH, HIDDEN, make, named_as_ours, part_of, plain_layer
+from tplab import launch, record
+from tplab.checkpoint import load_full_state_dict
+from tplab.gpt import ParallelGPT
+from tplab.gpt_config import GPTConfig
+from tplab.hugging_face import from_hugging_face
+from tplab.mlp import ParallelMLP
+from tplab.rng import seed_all
+from tplab.sequence_parallel import (
+    SequenceParallelGPT,
+    allreduce_sequence_parallel_gradients,
+    cut_the_sequence,
+    sequence_parallel_parameters,
+)
+
+WORLD_SIZES = (1, 2, 4)
+SEQUENCE, MEMORY, STEPS = 8, 4, 4
+SIZE = BATCH * SEQUENCE * HIDDEN * 8  # bytes of [b, s, h] in float64
+RING = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # times (p-1)/p of its bytes, sent by each rank
+
+# The layer
+
+LAYER_OPTIONS = ({}, {"gather_again": True}, {"async_grad_allreduce": True})
+LAYER_CASES = [(kind, options) for kind in ("encoder", "causal", "decoder") for options in LAYER_OPTIONS]
+
+
+def layer_inputs(kind):
+    x, dy = (random((BATCH, SEQUENCE, HIDDEN), name) for name in ("x", "dy"))
+    memory = random((BATCH, MEMORY, HIDDEN), "memory") if kind == "decoder" else None
+    keys = MEMORY if kind == "decoder" else SEQUENCE
+    return x, memory, torch.arange(keys) >= torch.tensor([[keys], [keys - 2]]), dy
+
+
+def plain_layer_run(kind):
+    """Output and all gradients of torch's layer."""
+    layer = copy.deepcopy(plain_layer(kind))
+    x, memory, padding, dy = layer_inputs(kind)
+    leaves = [leaf.requires_grad_() for leaf in (x, memory) if leaf is not None]
+    causal = nn.Transformer.generate_square_subsequent_mask(SEQUENCE, dtype=torch.float64)
+    if kind == "decoder":
+        out = layer(x, memory, tgt_mask=causal, memory_key_padding_mask=padding)
+    elif kind == "causal":
+        out = layer(x, src_mask=causal, is_causal=True)
+    else:
+        out = layer(x, src_key_padding_mask=padding)
+    out.backward(dy)
+    gradients = named_as_ours(kind, {name: p.grad for name, p in layer.named_parameters()})
+    return out.detach(), [leaf.grad for leaf in leaves], gradients
+
+
+def traffic(section):
+    return [(call.kind, call.bytes) for call in section]
+
+
+def layer_run(kind, options, group=None):
+    rank, p = dist.get_rank(group), dist.get_world_size(group)
+    options = dict(options)
+    gather_again = options.pop("gather_again", False)
+    layer = cut_the_sequence(make(kind, group, **options), gather_again=gather_again)
+    x, memory, padding, dy = layer_inputs(kind)
+    leaves = [cut(leaf, 1, rank, p).requires_grad_() for leaf in (x, memory) if leaf is not None]
+    masks = {"decoder": {"memory_padding_mask": padding}, "encoder": {"key_padding_mask": padding}, "causal": {}}
+    with record() as forward:
+        out = layer(*leaves, **masks[kind])
+    with record() as backward:
+        out.backward(cut(dy, 1, rank, p))
+    before = {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}
+    with record() as summing:
+        allreduce_sequence_parallel_gradients(layer, group)
+    return {
+        "out": out.detach(),
+        "leaves": [leaf.grad for leaf in leaves],
+        "before": before,
+        "gradients": {name: parameter.grad for name, parameter in layer.named_parameters()},
+        "traffic": [traffic(section) for section in (forward, backward, summing)],
+        "marked": {name for name, parameter in layer.named_parameters() if hasattr(parameter, "sequence_parallel")},
+    }
+
+
+def _layer_runs(cases):
+    return [layer_run(*case) for case in cases]
+
+
+@pytest.fixture(scope="module", params=WORLD_SIZES)
+def layers(request):
+    results = launch(_layer_runs, request.param, args=(LAYER_CASES,), timeout=200)
+    assert len(results) == request.param
+    return results
+
+
+def assert_layer_equals_plain(kind, results):
+    p = len(results)
+    out, leaves, gradients = plain_layer_run(kind)
+    for rank, result in enumerate(results):
+        assert_close(result["out"], cut(out, 1, rank, p))
+        for mine, whole in zip(result["leaves"], leaves, strict=True):
+            assert_close(mine, cut(whole, 1, rank, p))
+        expected = part_of(kind, gradients, rank, p)
+        assert result["gradients"].keys() == expected.keys()
+        for name, gradient in expected.items():
+            assert_close(result["gradients"][name], gradient)
+
+
+@pytest.mark.parametrize("case", range(len(LAYER_CASES)))
+def test_a_layer_equals_torchs_in_output_and_every_gradient(layers, case):
+    assert_layer_equals_plain(LAYER_CASES[case][0], [result[case] for result in layers])
+
+
+def small(name):
+    """Whether every rank holds all of a parameter."""
+    return "norm" in name or name.endswith(("out.bias", "down.bias"))
+
+
+@pytest.mark.parametrize("case", range(0, len(LAYER_CASES), len(LAYER_OPTIONS)))
+def test_without_the_all_reduce_the_gradients_of_what_is_not_cut_are_summands(layers, case):
+    kind, p = LAYER_CASES[case][0], len(layers)
+    gradients = plain_layer_run(kind)[2]
+    for name in filter(small, gradients):
+        summands = [result[case]["before"][name] for result in layers]
+        assert_close(sum(summands), gradients[name])
+        for summand in summands:
+            assert p == 1 or not torch.allclose(summand, gradients[name], rtol=0.01)
+    for result in layers:
+        assert result[case]["marked"] == set(filter(small, gradients))
+
+
+def test_what_a_layer_sends(layers):
+    p = len(layers)
+    gather, scatter = ("all_gather", SIZE), ("reduce_scatter", SIZE)
+    small_bytes = 8 * 6 * HIDDEN  # two norms, two biases
+    for result in layers:
+        for case, (kind, options) in enumerate(LAYER_CASES):
+            if kind != "causal":
+                continue
+            forward, backward, summing = result[case]["traffic"]
+            one_block = [gather, gather, scatter] if options.get("gather_again") else [gather, scatter]
+            assert forward == (p > 1) * [gather, scatter] * 2
+            assert backward == (p > 1) * one_block * 2
+            assert summing == (p > 1) * [("all_reduce", small_bytes)]
+
+
+def _masks():
+    """Where dropout behind a block, and behind the embedding, left something on this rank."""
+    rng = seed_all(1)
+    layer = cut_the_sequence(make("causal", hidden_dropout=0.5))
+    model = SequenceParallelGPT(small_config(dropout=0.5))
+    with torch.no_grad():
+        for parameter in [*layer.parameters(), *model.parameters()]:
+            parameter.zero_()
+        layer.mlp.down.bias.fill_(1)
+        model.positions.weight.copy_(torch.arange(HIDDEN) + 1)
+        model.final_norm.weight.fill_(1)
+    p = dist.get_world_size()
+    behind_block = layer(torch.zeros(BATCH, SEQUENCE // p, HIDDEN, dtype=torch.float64), rng=rng)
+    behind_embedding = model.features(torch.zeros(BATCH, SEQUENCE, dtype=torch.long), rng=rng)
+    smallest = behind_embedding.amin(-1, keepdim=True)  # what was dropped is 0, less than all else
+    return behind_block != 0, behind_embedding != smallest
+
+
+def small_config(**options):
+    sizes = {"num_layers": 2, "hidden_size": HIDDEN, "num_heads": 4, "vocab_size": VOCAB, "seq_length": SEQUENCE}
+    return GPTConfig(**(sizes | options))
+
+
+def test_every_rank_drops_other_places_of_its_tokens():
+    results = launch(_masks, 2, timeout=120)
+    for one, other in zip(*results, strict=True):
+        assert one.shape == (BATCH, SEQUENCE // 2, HIDDEN)
+        for mask in (one, other):
+            assert 0.3 < mask.double().mean() < 0.7
+        assert 0.3 < (one == other).double().mean() < 0.7
+
+
+# The GPT
+
+GPT_CASES = [
+    ("gpt2", {}),
+    ("gpt2", {"gather_again": True, "checkpoint_activations": True}),
+    ("llama", {"async_grad_allreduce": True}),
+    ("llama 1 kv", {}),
+]
+
+
+def tokens(step=0):
+    generator = torch.Generator().manual_seed(step)
+    ids, targets = (torch.randint(0, VOCAB, (BATCH, SEQUENCE), generator=generator) for _ in range(2))
+    targets[0, :3] = -100  # the tokens that count are not spread evenly over the ranks
+    return ids, targets
+
+
+def plain_gpt_run(kind):
+    model = copy.deepcopy(hugging_face(kind)[0])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses, gradients = [], {}
+    for step in range(STEPS):
+        ids, targets = tokens(step)
+        logits = model(ids).logits  # [b, s, v]
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            first, gradients = logits.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+        optimizer.step()
+        losses.append(loss.item())
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    return {"logits": first, "losses": losses, "gradients": gradients, "weights": weights}
+
+
+def gpt_run(kind, options, source, group=None, model_class=SequenceParallelGPT):
+    state, config, _, dtype = source
+    model = model_class(config, dtype=dtype, group=group, **options)
+    load_full_state_dict(model, from_hugging_face(state, config), group)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with torch.no_grad():
+        logits = model(tokens()[0], gather=True)
+    losses, gradients = [], {}
+    for step in range(STEPS):
+        with record() as section:
+            loss = model(*tokens(step))
+            optimizer.zero_grad()
+            loss.backward()
+        allreduce_sequence_parallel_gradients(model, group)
+        if step == 0:
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        optimizer.step()
+        losses.append(loss.item())
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    ring = sum(RING[kind] * size for kind, size in traffic(section))
+    return {"logits": logits, "losses": losses, "gradients": gradients, "weights": weights, "ring": ring}
+
+
+def _gpt_runs(cases):
+    sequence_parallel = [gpt_run(*case) for case in cases]
+    return sequence_parallel, gpt_run("gpt2", {}, cases[0][2], model_class=ParallelGPT)["ring"]
+
+
+def assert_gpt_equals_plain(kind, results):
+    plain, p = plain_gpt_run(kind), len(results)
+    for rank, result in enumerate(results):
+        assert_close(result["logits"], plain["logits"], 1e-9)
+        assert result["losses"] == pytest.approx(plain["losses"], rel=1e-9)
+        for what, tolerance in (("gradients", 1e-9), ("weights", 1e-6)):  # Adam divides by a gradient's size
+            for name, tensor in result[what].items():
+                assert_close(tensor, part_of_gpt(kind, name, plain[what], rank, p), tolerance)
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+def test_a_gpt_equals_hugging_faces_in_logits_gradients_and_steps_and_sends_the_same(p):
+    sources = [(kind, options, given(kind, 0, torch.float64)) for kind, options in GPT_CASES]
+    results = launch(_gpt_runs, p, args=(sources,), timeout=250)
+    for case, (kind, _) in enumerate(GPT_CASES):
+        assert_gpt_equals_plain(kind, [result[case] for result, _ in results])
+    for result, plain_ring in results:
+        assert result[0]["ring"] == plain_ring
+        assert (plain_ring > 0) == (p > 1)
+
+
+def _in_groups(source):
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]  # every rank makes both
+    group = groups[dist.get_rank() % 2]
+    layer = layer_run("decoder", {"gather_again": True}, group)
+    return layer, gpt_run("gpt2", {"gather_again": True}, source, group)
+
+
+def test_two_groups_side_by_side_do_not_mix():
+    results = launch(_in_groups, 4, args=(given("gpt2", 0, torch.float64),), timeout=250)
+    for members in ([0, 2], [1, 3]):
+        assert_layer_equals_plain("decoder", [results[rank][0] for rank in members])
+        assert_gpt_equals_plain("gpt2", [results[rank][1] for rank in members])
+
+
+def _with_dropout():
+    """Gradients of a GPT with dropout, from the same random states, with and without checkpoints."""
+    gradients = []
+    for checkpoint in (False, True):
+        rng = seed_all(3)
+        model = SequenceParallelGPT(small_config(dropout=0.3), checkpoint_activations=checkpoint, dtype=torch.float64)
+        model(*tokens(), rng=rng).backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    return gradients
+
+
+def test_a_layer_that_is_run_again_drops_the_same_places():
+    for once, twice in launch(_with_dropout, 2, timeout=120):
+        for one, other in zip(once, twice, strict=True):
+            assert_close(one, other)
+
+
+def _marks():
+    model = SequenceParallelGPT(small_config(dropout=0.0))
+    count = len(sequence_parallel_parameters(model))
+    twin = copy.deepcopy(model).to_empty(device="cpu")
+    twin.load_state_dict(model.state_dict(), assign=True)
+    mlp = cut_the_sequence(ParallelMLP(HIDDEN), gather_again=True)
+    grouped = [list(m.shape) for m in sequence_parallel_parameters(mlp)]
+    return count, len(sequence_parallel_parameters(twin)), grouped, mlp(torch.ones(2, 3, HIDDEN)).shape
+
+
+def test_new_parameters_of_a_copy_are_found_and_a_block_alone_can_be_cut():
+    for count, of_twin, of_mlp, shape in launch(_marks, 2, timeout=120):
+        assert count == of_twin == 2 * 6 + 2 + 1  # of two layers, the final norm, the positions
+        assert of_mlp == [[HIDDEN]]
+        assert shape == (2, 3, HIDDEN)
+
+
+def _refused():
+    model = SequenceParallelGPT(small_config(seq_length=12))
+    messages = []
+    for arguments in (
+        {"ids": torch.zeros(2, 9, dtype=torch.long)},
+        {"ids": tokens()[0], "cache": model.new_cache(2, 8)},
+    ):
+        with pytest.raises(ValueError) as error:
+            model.features(**arguments)
+        messages.append(str(error.value))
+    return messages
+
+
+def test_a_text_that_p_does_not_divide_and_a_cache_are_refused():
+    for text, cache in launch(_refused, 2, timeout=120):
+        assert "sequence length s=9 can't be divided over 2 ranks" in text
+        assert "generate with a ParallelGPT" in cache

@@ -1,0 +1,92 @@
+"""Chapter 12: a column-parallel product whose x comes in by parts of the sequence: [b, s/p, in] -> [b, s, out/p].
+
+dW = dY^T X needs all tokens of X again. Autograd may keep them, the [b, s, in] that was gathered: p times what the rank
+had. Or it keeps this rank's own tokens and gathers them once more in backward, while dX is computed:
+
+    gather_linear          forward   all-gather X, Y = X A                      keeps X [b, s, in]
+                           backward  dX = dY A^T, reduce-scatter dX
+    gather_linear_again    forward   the same                                   keeps this rank's X [b, s/p, in]
+                           backward  all-gather X meanwhile dX = dY A^T, reduce-scatter dX meanwhile dW = dY^T X
+
+Both stand where `tplab.linear.column_linear` does and take the same arguments.
+(Korthikanti et al. 2022, section 4.2.2, the end; Megatron: LinearWithGradAccumulationAndAsyncCommunication.)
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from tplab.collectives import rank_and_size
+from tplab.mappings import all_gather
+from tplab.sequence import gather_from_sequence_region, parts_and_place
+from tplab.sharding import unshard
+
+
+def gather_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None, async_grad_allreduce: bool = False
+) -> Tensor:
+    """all-gather, then the matmul with this rank's columns: x [b, s/p, in] -> [b, s, out/p].
+
+    async_grad_allreduce    backward: compute dW while the reduce-scatter of dX travels; then not twice differentiable
+    """
+    if not async_grad_allreduce or rank_and_size(group)[1] == 1 or torch.compiler.is_compiling():
+        return F.linear(gather_from_sequence_region(x, group), weight, bias)
+    return _GatherLinear.apply(*_in_one_dtype(x, weight, bias), group, True)
+
+
+def gather_linear_again(
+    x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None, async_grad_allreduce: bool = False
+) -> Tensor:
+    """As `gather_linear`, but keeps only this rank's x. Its backward is always that of `async_grad_allreduce`."""
+    if rank_and_size(group)[1] == 1:
+        return F.linear(x, weight, bias)
+    return _GatherLinear.apply(*_in_one_dtype(x, weight, bias), group, False)
+
+
+def _in_one_dtype(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The operands as autocast wants them, since the backward below multiplies by hand."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return x, weight, bias
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+class _GatherLinear(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None, keep_whole: bool
+    ) -> Tensor:
+        whole = unshard(all_gather(x, group), 1)  # [b, s, in]
+        ctx.save_for_backward(whole if keep_whole else x, weight)
+        ctx.group, ctx.keep_whole = group, keep_whole
+        return F.linear(whole, weight, bias)  # [b, s, out/p]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        x, weight = ctx.saved_tensors
+        p = rank_and_size(ctx.group)[1]
+        dx = dw = db = arriving = leaving = None
+        if ctx.needs_input_grad[1] and not ctx.keep_whole:
+            parts = x.new_empty(p * x.shape[0], *x.shape[1:])  # [p b, s/p, in]
+            arriving = dist.all_gather_into_tensor(parts, x.contiguous(), group=ctx.group, async_op=True)
+        if ctx.needs_input_grad[0]:
+            dparts, dx = parts_and_place(dy @ weight, ctx.group)  # partial [p b, s/p, in], [b, s/p, in]
+            leaving = dist.reduce_scatter_tensor(dx, dparts, group=ctx.group, async_op=True)
+        if arriving is not None:
+            arriving.wait()
+            x = torch.cat(parts.chunk(p), dim=1)  # [b, s, in]
+        dy = dy.flatten(0, 1)  # [b s, out/p]
+        if ctx.needs_input_grad[1]:
+            dw = dy.T @ x.flatten(0, 1)  # [out/p, in]
+        if ctx.needs_input_grad[2]:
+            db = dy.sum(0)  # [out/p]
+        if leaving is not None:
+            leaving.wait()
+        return dx, dw, db, None, None

@@ -1,0 +1,163 @@
+"""Chapter 12: the layers of the earlier chapters, and a GPT, with the sequence cut between their blocks.
+
+    x [b, s/p, h] -+- norm -> all-gather  attention  reduce-scatter -> + bias, dropout -(+)- .. -> z [b, s/p, h]
+                   |                                                                     |
+                   +---------------------------------------------------------------------+
+
+Inside a block all is as before: [b, s, h] comes in, whole heads and columns are computed. What lies between two blocks
+is this rank's tokens alone, so dropout there draws from the state "sharded" (`tplab.rng`), each rank for itself.
+
+One thing is new. A norm, a bias behind a reduce-scatter, the table of positions: every rank holds all of it, but uses
+it for its own tokens only. So its gradient there is a summand, and has to be added up once a step, after backward:
+
+    loss.backward()
+    allreduce_sequence_parallel_gradients(model)
+    optimizer.step()
+
+Nothing fails without that: the ranks' copies just drift apart, each trained on the tokens of its rank. Such parameters
+say so themselves, `param.sequence_parallel = True` (Megatron's name).
+
+What travels for one training step, in elements of the whole [b, s, h]; one all-reduce counts as two of the others:
+
+                              forward                               backward
+    embedding                 1 reduce-scatter                      1 all-gather
+    block (two in a layer)    1 all-gather, 1 reduce-scatter        1 all-gather, 1 reduce-scatter
+    head                      1 all-gather                          1 reduce-scatter
+
+It is what the same model sends without, an all-reduce each for the embedding, the head, and twice for a block. Besides
+it there is the one all-reduce of the small gradients. With `gather_again` autograd keeps of a block's input only this
+rank's tokens and gathers them a second time in backward: 1/p of the memory for one more all-gather a block.
+(Korthikanti et al. 2022, section 4.2.2; Megatron: sequence_parallel, allreduce_layernorm_grads.)
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from tplab.collectives import rank_and_size
+from tplab.embedding import VocabParallelEmbedding
+from tplab.gpt import ParallelGPT
+from tplab.gpt_config import GPTConfig
+from tplab.linear import ColumnParallelLinear, RowParallelLinear
+from tplab.linear_cross_entropy import parallel_linear_cross_entropy
+from tplab.mappings import gather_from_region
+from tplab.qkv import QKVParallelLinear
+from tplab.rng import RNGTracker
+from tplab.sequence import gather_from_sequence_region, reduce_scatter_to_sequence_region, tokens_per_rank
+from tplab.sequence_linear import gather_linear, gather_linear_again
+from tplab.sharding import shard
+from tplab.transformer import LayerCache, ParallelTransformerLayer
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def cut_the_sequence(block: M, *, gather_again: bool = False) -> M:
+    """Let a block, or whole layers, take x [b, s/p, h], this rank's tokens, and give z [b, s/p, h]; returns the block.
+
+    Every f in it becomes an all-gather, every g a reduce-scatter, dropout behind a block draws from "sharded". The
+    weights stay as they are. Of a decoder's memory [b, t, h] each rank gives its t/p tokens too.
+
+    gather_again    keep this rank's tokens of a block's input for backward, not all of them, and gather them again
+    """
+    for module in block.modules():
+        if isinstance(module, ColumnParallelLinear | QKVParallelLinear):
+            module.multiply = gather_linear_again if gather_again else gather_linear
+        elif isinstance(module, RowParallelLinear):
+            module.leave = reduce_scatter_to_sequence_region
+            sees_part_of_the_sequence(module, "bias")
+        elif isinstance(module, VocabParallelEmbedding):
+            module.leave = reduce_scatter_to_sequence_region
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            sees_part_of_the_sequence(module, "weight", "bias")
+        elif isinstance(module, ParallelTransformerLayer | ParallelGPT):
+            module.sequence_parallel = True
+    return block
+
+
+def sees_part_of_the_sequence(module: nn.Module, *names: str) -> None:
+    """Mark these parameters of a module, not of its children, with `sequence_parallel = True`.
+
+    The module keeps their names too: torch makes new parameters, without the mark, in copy.deepcopy and to_empty.
+    """
+    module.sequence_parallel_parameters = names  # type: ignore[assignment]
+    sequence_parallel_parameters(module)
+
+
+def sequence_parallel_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that every rank holds whole and uses for its own tokens only; each is marked, if it was not."""
+    for module in model.modules():
+        for name in getattr(module, "sequence_parallel_parameters", ()):
+            if (parameter := module._parameters.get(name)) is not None:
+                parameter.sequence_parallel = True  # type: ignore[attr-defined]
+    return [parameter for parameter in model.parameters() if getattr(parameter, "sequence_parallel", False)]
+
+
+def allreduce_sequence_parallel_gradients(model: nn.Module, group: ProcessGroup | None = None) -> None:
+    """Add up over the ranks the gradients of all parameters marked `sequence_parallel`: one all-reduce for each dtype.
+
+    Once a step, by every rank, after the last backward and before the gradients are clipped or used: a second call
+    would add up sums. Parameters without a gradient are left out, which have to be the same ones on every rank.
+    """
+    if rank_and_size(group)[1] == 1:
+        return
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in sequence_parallel_parameters(model):
+        if parameter.grad is not None:
+            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    for gradients in by_dtype.values():
+        total = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(total, group=group)
+        for gradient, part in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+class SequenceParallelGPT(ParallelGPT):
+    """`ParallelGPT` whose activations between the blocks are [b, s/p, h]. Same names, weights, logits and loss.
+
+    gather_again    as in `cut_the_sequence`; all other options as in ParallelGPT
+
+    After backward, call `allreduce_sequence_parallel_gradients(model, group)`. The length of a text, padding included,
+    has to be a multiple of p. To generate, load the state_dict into a ParallelGPT: one new token can't be cut.
+    """
+
+    def __init__(self, config: GPTConfig, *, gather_again: bool = False, **options: Any) -> None:
+        super().__init__(config, **options)
+        cut_the_sequence(self, gather_again=gather_again)
+        if self.positions is not None:
+            sees_part_of_the_sequence(self.positions, "weight")
+
+    def features(
+        self,
+        ids: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cache: Sequence[LayerCache] | None = None,
+        rng: RNGTracker | None = None,
+    ) -> Tensor:
+        """ids [b, s] -> what the output layer reads of this rank's tokens, [b, s/p, h]; key_padding_mask [b, s].
+
+        Raises ValueError if s is not divisible by p, or for a cache.
+        """
+        if cache is not None:
+            raise ValueError("the next token of a cache can't be cut into parts: generate with a ParallelGPT")
+        tokens_per_rank(ids.shape[1], self.world_size)
+        return super().features(ids, key_padding_mask=key_padding_mask, rng=rng)
+
+    def logits(self, x: Tensor, *, gather: bool = False) -> Tensor:
+        """x [b, s/p, h] -> this rank's logits of all tokens [b, s, v/p]; with `gather` all of them, [b, s, v]."""
+        logits = gather_linear(x, self.output_weight, None, self.group, self.async_grad_allreduce)  # [b, s, v/p]
+        return gather_from_region(logits, self.group)[..., : self.config.vocab_size] if gather else logits
+
+    def loss(self, x: Tensor, targets: Tensor, *, ignore_index: int = -100) -> Tensor:
+        """x [b, s/p, h] and the tokens to be told [b, s] -> their mean loss, a scalar, replicated."""
+        return parallel_linear_cross_entropy(
+            gather_from_sequence_region(x, self.group), self.output_weight, targets, ignore_index=ignore_index,
+            vocab_size=self.config.vocab_size, sum_gradient=False, group=self.group,
+        )  # fmt: skip
+
+    def _places(self, past: int, ids: Tensor) -> Tensor:
+        return shard(super()._places(past, ids), 0, self.rank, self.world_size)  # [s/p]
