@@ -33,9 +33,9 @@ def scenes(q: int, generator: torch.Generator) -> dict[str, tuple[Tensor, int]]:
     whole = q * WIDTH
     plain = torch.randn(BATCH, whole, generator=generator, dtype=torch.float64)
     first, last = plain.clone(), plain.clone()
-    for row, (low, high) in enumerate(((0, WIDTH - 1), (WIDTH // 2, WIDTH - 5), (7, 9))):
-        first[row, low] = 9.0
-        last[row, whole - WIDTH + high] = 9.0
+    for row, (left, right) in enumerate(((0, WIDTH - 1), (WIDTH // 2, WIDTH - 5), (7, 9))):
+        first[row, left] = 9.0
+        last[row, whole - WIDTH + right] = 9.0
     ties = plain.clamp(max=4.0)
     ties[0, [3, WIDTH - 1, whole - 1]] = 5.0
     ties[1, [whole - WIDTH, whole - 2]] = 5.0
@@ -126,7 +126,7 @@ def check_best(best_token: Callable[..., Any], p: int, groups: Groups) -> None:
     data = [list(made[i].values()) for i, _ in members]
     special = {"question": ask_about_group(WHOSE_GROUP), "stuck": ask_about_group(WHOSE_GROUP), "note": IN_GROUPS}
     options = special if groups else {"question": CRASH, "note": "best_token"}
-    seen = run_ranks(run_best, p, best_token, groups, data, **options)  # type: ignore[arg-type]
+    seen = run_ranks(run_best, p, best_token, groups, data, **options)
     for index, note in enumerate(made[0]):
         rows, alike = [], []
         for rank, (i, ranks) in enumerate(members):
@@ -153,7 +153,7 @@ def check_generate(generate: Callable[..., Any], p: int, groups: Groups) -> None
     data = [runs[i::count] for i, _ in members]
     special = {"question": ask_about_group(WHOSE_GROUP), "stuck": ask_about_group(WHOSE_GROUP), "note": IN_GROUPS}
     options = special if groups else {"question": GENERATE_CRASH, "stuck": GENERATE_STUCK, "note": "generate"}
-    seen = run_ranks(run_generate, p, generate, groups, data, **options)  # type: ignore[arg-type]
+    seen = run_ranks(run_generate, p, generate, groups, data, **options)
     for index in range(len(data[0])):
         rows = [{"text": greedy(*mine[index])} for mine in data]
         alike = [{"text": text_mistakes(*mine[index])} for mine in data]

@@ -2,7 +2,7 @@
 
 from tplab.course.ch10.scripted import CALLS
 from tplab.course.checking import Question
-from tplab.course.scenes import has_kind
+from tplab.course.scenes import has_kind, kind_is
 
 LITTLE = "only a few numbers for each token travel"
 
@@ -26,9 +26,13 @@ def _ask(name: str, ask: str, *kinds: str) -> Question:
     return Question(has_kind(name, *kinds), ask)
 
 
+def _all_ranks(ask: str, *kinds: str) -> Question:
+    return Question(kind_is("ids", *kinds), ask)
+
+
 def best_questions(note: str) -> list[Question]:
     """What to ask about a wrong choice in one scene."""
-    general = {
+    special = {
         "equal logits": "Several ids have the largest logit here, on one rank or on several. All ranks take the "
         "lowest of these "
         "ids. Which one do yours take, and do all take the same?",
@@ -53,8 +57,8 @@ def best_questions(note: str) -> list[Question]:
             "dtype",
         ),
         _ask("ids", "The result has one id for each text, [b]. Which dimension is left over or missing?", "shape"),
-        _ask(
-            "ids",
+        *([Question(lambda d: "ids" in d.names, special[note])] if note in special else []),
+        _all_ranks(
             "Each rank has chosen for itself. Which of the ranks holds the largest logit of all, and how do the "
             "others learn "
             "of it?",
@@ -83,9 +87,7 @@ def best_questions(note: str) -> list[Question]:
         ),
         Question(
             lambda d: True,
-            general.get(
-                note, "Every rank has one candidate: its largest logit and its id. By which rule does one of p win?"
-            ),
+            "Every rank has one candidate: its largest logit and its id. By which rule does one of p win?",
         ),
     ]
 

@@ -18,11 +18,10 @@ from tplab.course.ch10.layer_questions import (
     GETS_CACHE,
     GETS_RNG,
     NO_MASK,
-    P_BIASES,
-    P_RESIDUALS,
     QUESTIONS,
     RANKS_DISAGREE,
     WHOSE_GROUP,
+    before_the_sum,
     dropout_mistakes,
 )
 from tplab.course.checking import (
@@ -151,12 +150,12 @@ def expect(case: Case, mine: Twin, masks: Sequence[Tensor], index: int, ranks: t
     q = len(ranks)
     used = tuple(mask.cpu() for mask in masks) if case.rate and case.training else (1.0, 1.0)
     leaves = {name: value.clone().requires_grad_() for name, value in {"x": mine.x, **mine.full}.items()}
-    right_layer = plain.Layer(leaves, HEADS, case.causal, case.post, used)
+    right_layer = plain.Layer(leaves, HEADS, case.causal, case.post, used)  # type: ignore[arg-type]
     out = right_layer(leaves["x"])
     out.backward(mine.dy)
     right: dict[str, Any] = {"out": out.detach()}
     if not case.cached:
-        right |= {f"d{name}": plain.cut(name, leaf.grad, index, q) for name, leaf in leaves.items()}
+        right |= {f"d{name}": plain.cut(name, leaf.grad, index, q) for name, leaf in leaves.items()}  # type: ignore[arg-type]
         calls = [("all_reduce", mine.x.numel())] * 2
         right["forward traffic"] = right["backward traffic"] = Traffic.expected(p, *calls, group=ranks)
     fixed: dict[str, Any] = {"w": mine.full, "heads": HEADS, "causal": case.causal, "post": case.post, "masks": used}
@@ -165,8 +164,7 @@ def expect(case: Case, mine: Twin, masks: Sequence[Tensor], index: int, ranks: t
     for label, times in (("without the blocks' last biases", 0.0), ("with the blocks' last biases added twice", 2.0)):
         alike[f"what comes out {label}"] = plain.Layer(**fixed, bias=times)(mine.x)
     if q > 1:
-        alike[P_RESIDUALS] = plain.Layer(**fixed, residual=float(q))(mine.x)
-        alike[P_BIASES] = plain.Layer(**fixed, bias=float(q))(mine.x)
+        alike |= before_the_sum(fixed, mine.x, q)
     if case.rate:
         alike |= dropout_mistakes(fixed, mine.x, masks)
     return right, {"out": alike}
@@ -174,29 +172,36 @@ def expect(case: Case, mine: Twin, masks: Sequence[Tensor], index: int, ranks: t
 
 @exercise("10.1", "ParallelTransformerLayer")
 def transformer_layer(layer_class: Any) -> Verdict:
-    name = getattr(layer_class, "__name__", "the layer")
+    dropping = [case for case in CASES if case.rate]
+    plain_ones = [case for case in CASES if not case.rate]
     for p in WORLD_SIZES:
-        generator = fresh_generator()
-        here = [case for case in CASES if case.groups is None or p == 4]
-        members = [member_of(p, case.groups) for case in here]
-        twins = [[twin(generator) for _ in case.groups or (0,)] for case in here]
-        data = [[vars(t[i]) for i, _ in member] for t, member in zip(twins, members, strict=True)]
-        for batch in (slice(0, 1), slice(1, None)):  # the plain case alone first: its message is the clearest
-            runs = run_cases(
-                run_layer, p, layer_class, here[batch], data[batch],
-                note=lambda case: case.note(name), question=crash,
-                stuck=lambda case: crash(case) if case.groups else None,
-            )  # fmt: skip
-            for case, mine, member, seen in zip(here[batch], twins[batch], members[batch], runs, strict=True):
-                rows = [
-                    expect(case, mine[i], seen[rank]["masks"], ranks.index(rank), ranks, p)
-                    for rank, (i, ranks) in enumerate(member)
-                ]
-                verify(
-                    "10.1", p, seen, [row[0] for row in rows], lookalikes=by_name([row[1] for row in rows]),
-                    questions=questions(case, seen), note=case.note(name),
-                )  # fmt: skip
+        check_cases(layer_class, p, [case for case in plain_ones if case.groups is None or p == 4])
+    for p in (2, 4, 1):  # with several ranks first, where a wrong state shows as ranks that disagree
+        check_cases(layer_class, p, dropping)
     return Verdict("Two all-reduces of b·s·h numbers forward and two backward; norms, biases and dropout send nothing.")
+
+
+def check_cases(layer_class: Any, p: int, here: Sequence[Case]) -> None:
+    name = getattr(layer_class, "__name__", "the layer")
+    generator = fresh_generator()
+    members = [member_of(p, case.groups) for case in here]
+    twins = [[twin(generator) for _ in case.groups or (0,)] for case in here]
+    data = [[vars(t[i]) for i, _ in member] for t, member in zip(twins, members, strict=True)]
+    for batch in (slice(0, 1), slice(1, None)):  # the plain case alone first: its message is the clearest
+        runs = run_cases(
+            run_layer, p, layer_class, here[batch], data[batch],
+            note=lambda case: case.note(name), question=crash,
+            stuck=lambda case: crash(case) if case.groups else None,
+        )  # fmt: skip
+        for case, mine, member, seen in zip(here[batch], twins[batch], members[batch], runs, strict=True):
+            rows = [
+                expect(case, mine[i], seen[rank]["masks"], ranks.index(rank), ranks, p)
+                for rank, (i, ranks) in enumerate(member)
+            ]
+            verify(
+                "10.1", p, seen, [row[0] for row in rows], lookalikes=by_name([row[1] for row in rows]),
+                questions=questions(case, seen), note=case.note(name),
+            )  # fmt: skip
 
 
 def crash(case: Case) -> str:
@@ -215,8 +220,8 @@ def questions(case: Case, seen: Sequence[Observed]) -> list[Question]:
         alike = all(isinstance(out, Tensor) and torch.equal(out, outs[0]) for out in outs)
         return [
             *QUESTIONS[:1],
-            *([] if alike else [RANKS_DISAGREE]),
             *([NO_MASK] if not case.training else []),
+            *([] if alike else [RANKS_DISAGREE]),
             DROPOUT,
         ]
     return list(QUESTIONS)

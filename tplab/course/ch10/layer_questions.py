@@ -13,6 +13,8 @@ GETS_RNG = "the attention gets rng"
 GETS_CACHE = "the attention gets the cache"
 P_RESIDUALS = "what comes out when the residuals are added on every rank before the sum: p residuals"
 P_BIASES = "what comes out when the last biases are added on every rank before the sum: p biases"
+ONLY_MLP = " (in the MLP's block)"
+P_OF_BOTH = f"{P_RESIDUALS}, and p biases{ONLY_MLP}"
 NO_DROPOUT = "what comes out without dropout"
 BEFORE_BIAS = "what comes out when dropout works on the blocks' outputs before their biases are added"
 ON_THE_SUM = "what comes out when dropout works on the sums, the residuals included"
@@ -39,8 +41,14 @@ QUESTIONS = (
         "p residuals have been added up. g sums over the ranks whatever it gets. On which side of g must a tensor be "
         "added that every rank holds whole?",
         P_RESIDUALS,
+        P_RESIDUALS + ONLY_MLP,
+        P_OF_BOTH,
     ),
-    _ask("How many times does the sum over the ranks contain the bias? On which side of g is it added?", P_BIASES),
+    _ask(
+        "How many times does the sum over the ranks contain the bias? On which side of g is it added?",
+        P_BIASES,
+        P_BIASES + ONLY_MLP,
+    ),
     _ask(
         "With apply_residual_connection_post_layernorm the residual is what the norm returned, without it what "
         "the norm "
@@ -117,6 +125,22 @@ DROPOUT = Question(
     "dropout(y + bias) is added to the residual, for the attention first and then for the MLP, drawn from the state "
     '"replicated" of `rng`. Which of the three is different in your lines: what is dropped, the order, or the state?',
 )
+
+
+def before_the_sum(fixed: Mapping[str, Any], x: Tensor, q: int) -> dict[str, Tensor]:
+    """What q ranks give that add the residuals or the last biases before the sum over the ranks."""
+    layer = plain.Layer(**fixed)
+    normed = layer.norm1(x)
+    after = layer.keep(x, normed) + layer.attention(normed)
+    normed = layer.norm2(after)
+    right, more, bias = layer(x), (q - 1) * layer.keep(after, normed), (q - 1) * layer.w["mlp.down.bias"]
+    return {
+        P_RESIDUALS: plain.Layer(**fixed, residual=float(q))(x),
+        P_BIASES: plain.Layer(**fixed, bias=float(q))(x),
+        P_RESIDUALS + ONLY_MLP: right + more,
+        P_BIASES + ONLY_MLP: right + bias,
+        P_OF_BOTH: right + more + bias,
+    }
 
 
 def dropout_mistakes(fixed: Mapping[str, Any], x: Tensor, masks: Sequence[Tensor]) -> dict[str, Tensor]:
