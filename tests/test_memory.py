@@ -1,5 +1,6 @@
 """The memory bill: against plain torch models, real optimizers, what autograd really keeps, published figures."""
 
+import dataclasses
 import math
 import random
 
@@ -315,6 +316,39 @@ def test_activations_of_a_layer_are_the_published_formula_and_what_autograd_keep
             assert ours == kept_by(config, b, tp, device)
 
 
+def test_sequence_parallelism_and_recomputation_keep_what_table_2_of_korthikanti_says() -> None:
+    plain = {"num_kv_heads": None, "ffn_hidden_size": None, "gated": False, "bias": True, "flash_attention": False}
+    for seed in range(20):
+        config = dataclasses.replace(random_config(random.Random(seed), **plain), dropout=0.1)
+        s, h, a, b = config.seq_length, config.hidden_size, config.num_heads, 3
+        for t in (p for p in tensor_parallel_sizes(config, 8) if s % p == 0):
+            scores = 5 * a * s / (h * t)
+            table = {
+                (False, "nothing"): 10 + 24 / t + scores,
+                (True, "nothing"): 34 / t + scores,
+                (False, "attention"): 10 + 24 / t,
+                (True, "attention"): 34 / t,
+                (False, "layers"): 2,
+                (True, "layers"): 2 / t,
+            }
+            for (sequence_parallel, recompute), factor in table.items():
+                kept = layer_activations(config, b, t, sequence_parallel=sequence_parallel, recompute=recompute)
+                assert sum(kept.values()) == pytest.approx(s * b * h * factor, abs=0.5)
+
+
+def test_the_bill_counts_sequence_parallelism_and_recomputation_in_every_layer() -> None:
+    """And in what lies outside the layers: the embedding's dropout, the last norm, the input of the output layer."""
+    config = dataclasses.replace(PRESETS["GPT-3 175B"], dropout=0.1, flash_attention=False)
+    s, h, a, t, layers = config.seq_length, config.hidden_size, config.num_heads, 8, config.num_layers
+    logits = 4 * s * -(-config.vocab_size // t)
+    plain, lean = (
+        bill(config, Layout(tp=t, sequence_parallel=both, recompute="attention" if both else "nothing")).activations
+        for both in (False, True)
+    )
+    assert plain == layers * s * h * (10 + 24 // t + 5 * a * s // (h * t)) + s * h * (1 + 4) + logits
+    assert lean == layers * s * h * 34 // t + s * h * (1 + 4) // t + logits
+
+
 @pytest.mark.parametrize("config", RANDOM[:30])
 @pytest.mark.parametrize("dropout", [0.1, 0.0])
 def test_activations_of_any_layer_are_what_autograd_keeps(config, dropout) -> None:
@@ -408,6 +442,11 @@ def test_smallest_p_is_the_first_that_fits() -> None:
         (lambda: bill(GPTConfig(**(vars(SMALL) | {"ffn_hidden_size": 6})), Layout(tp=4)), "ffn_hidden_size=6"),
         (lambda: check_tensor_parallel(THREE_KEY_HEADS, 2), "num_kv_heads=3 can't be divided over 2 ranks"),
         (lambda: Layout(dp=0), "dp is 0"),
+        (
+            lambda: layer_activations(dataclasses.replace(SMALL, seq_length=9), tp=2, sequence_parallel=True),
+            "seq_length=9 can't be divided over tp=2 ranks",
+        ),
+        (lambda: layer_activations(SMALL, recompute="everything"), "'everything' is not one of 'nothing', 'attention'"),
         (lambda: Layout(micro_batches=0), "micro_batches is 0"),
         (lambda: bill(SMALL, Layout(pp=3)), "pp=3 stages can't share 2 layers"),
         (lambda: bill(SMALL, Layout(pp=2), stage=2), "no stage 2"),

@@ -5,6 +5,7 @@
 
     tensor parallel (tp)    divides the matrices of every layer and what is computed with them; norms, the biases behind
                             a sum and the activations [s, b, h] between the matrices stay whole on every rank
+    sequence parallel       divides these activations too, over the same tp ranks
     pipeline parallel (pp)  divides the layers; with the schedule 1F1B the first stage keeps pp micro-batches in flight
     data parallel (dp)      divides the sequences of a step; every replica holds the same as one alone
 
@@ -12,6 +13,7 @@ Pure arithmetic: nothing here needs torch. `tplab.memory_meter` measures the sam
 """
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from tplab.gpt_config import (
     PRESETS,
@@ -39,6 +41,7 @@ __all__ = [
     "smallest_p",
 ]
 
+Recompute = Literal["nothing", "attention", "layers"]
 GB = 10**9
 GPUS: dict[str, int] = {  # memory as sold, in bytes
     "RTX 4090, 24 GB": 24 * GB,
@@ -78,6 +81,7 @@ class Layout:
 
     micro_batch:   sequences that go through the model at once
     micro_batches: how many of those each replica takes in a step; None: pp, the fewest that occupy every stage
+    sequence_parallel, recompute: as in `layer_activations`
     """
 
     tp: int = 1
@@ -85,6 +89,8 @@ class Layout:
     dp: int = 1
     micro_batch: int = 1
     micro_batches: int | None = None
+    sequence_parallel: bool = False
+    recompute: Recompute = "nothing"
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "micro_batch", "micro_batches"):
@@ -145,35 +151,61 @@ def rank_parameters(config: GPTConfig, layout: Layout = Layout(), stage: int = 0
     return sum(weight.on_rank(layout.tp) for weight in weights)
 
 
-def layer_activations(config: GPTConfig, micro_batch: int = 1, tp: int = 1) -> dict[str, int]:
+def layer_activations(
+    config: GPTConfig,
+    micro_batch: int = 1,
+    tp: int = 1,
+    *,
+    sequence_parallel: bool = False,
+    recompute: Recompute = "nothing",
+) -> dict[str, int]:
     """Bytes of what autograd keeps of one layer for its backward pass, on one rank, by name, with 16-bit numbers.
 
-    For a GPT with dropout, full heads and an MLP of 4h this adds up to sbh(34 + 5as/h), and with tensor parallelism to
-    sbh(10 + 24/t + 5as/(ht)): Korthikanti et al. 2022, equations 1 and 2. As there, the mean and variance of norms
-    (two numbers a token) are left out. A dropout mask is one byte an element.
+    sequence_parallel    what tensor parallelism leaves whole is cut along the sequence
+    recompute            "attention": scores, softmax and their dropout are computed again from Q, K and V in backward
+                         (selective recomputation); "layers": all is, from the layer's input (full)
+
+    For a GPT with dropout, full heads and an MLP of 4h this adds up to Korthikanti et al. 2022, table 2:
+
+        one rank                  sbh(34 + 5as/h)               with "attention"   sbh(34)
+        tensor parallel           sbh(10 + 24/t + 5as/(ht))                        sbh(10 + 24/t)
+        and sequence parallel     sbh(34/t + 5as/(ht))                             sbh(34/t)
+        "layers"                  sbh(2), with sequence parallel sbh(2/t)
+
+    As there, the mean and variance of norms (two numbers a token) are left out. A dropout mask is one byte an element.
+    Raises ValueError where tp does not fit the model, or the sequence.
     """
     check_tensor_parallel(config, tp)
+    if recompute not in get_args(Recompute):
+        raise ValueError(f"recompute={recompute!r} is not one of {', '.join(map(repr, get_args(Recompute)))}")
+    if sequence_parallel and config.seq_length % tp:
+        raise ValueError(f"seq_length={config.seq_length} can't be divided over tp={tp} ranks, in whole tokens")
     tokens = micro_batch * config.seq_length
     whole = 2 * tokens * config.hidden_size  # a tensor [s, b, h] of 16-bit numbers
+    between = whole // tp if sequence_parallel else whole  # between two blocks
+    if recompute == "layers":
+        return {"input of the layer": between}
     heads, kv_heads = config.num_heads // tp, max(config.kv_heads // tp, 1)
     scores = tokens * config.seq_length * heads  # [b, a/t, s, s]
     inner = 2 * tokens * config.ffn_size // tp
-    mask = whole // 2 if config.dropout else 0
+    mask = between // 2 if config.dropout else 0
     kept = {
-        "input of the attention norm": whole,
-        "input of Q, K and V": whole,
+        "input of the attention norm": between,
+        "input of Q, K and V": between,
         "Q, K and V": 2 * tokens * config.head_dim * (heads + 2 * kv_heads),
         "attention scores": 0 if config.flash_attention else (5 if config.dropout else 2) * scores,
         "log-sum-exp of the scores": 4 * tokens * heads if config.flash_attention else 0,
         "input of the attention's output layer": whole // tp,
         "dropout mask behind attention": mask,
-        "input of the MLP norm": whole,
-        "input of the MLP": whole,
+        "input of the MLP norm": between,
+        "input of the MLP": between,
         "input of the activation": inner,
         "both factors of the gate": 2 * inner if config.gated else 0,
         "input of the second linear layer": inner,
         "dropout mask behind the MLP": mask,
     }
+    if recompute == "attention":
+        kept |= {"attention scores": 0, "log-sum-exp of the scores": 0}
     return {name: size for name, size in kept.items() if size}
 
 
@@ -187,13 +219,15 @@ def bill(config: GPTConfig, layout: Layout = Layout(), recipe: Recipe = ADAM, st
         return max((bill(config, layout, recipe, stage) for stage in range(layout.pp)), key=lambda b: b.total)
     parameters = rank_parameters(config, layout, stage)
     tokens = layout.micro_batch * config.seq_length
-    kept = layers_of_stage(config.num_layers, layout.pp, stage) * sum(
-        layer_activations(config, layout.micro_batch, layout.tp).values()
+    of_layer = layer_activations(
+        config, layout.micro_batch, layout.tp, sequence_parallel=layout.sequence_parallel, recompute=layout.recompute
     )
-    kept += tokens * config.hidden_size * (stage == 0 and config.dropout > 0)
+    outside = tokens * config.hidden_size // (layout.tp if layout.sequence_parallel else 1)  # elements
+    kept = layers_of_stage(config.num_layers, layout.pp, stage) * sum(of_layer.values())
+    kept += outside * (stage == 0 and config.dropout > 0)
     activations = kept * min(layout.pp - stage, layout.steps)  # 1F1B: Narayanan et al. 2021, section 2.2
     if stage == layout.pp - 1:
-        activations += 4 * tokens * config.hidden_size + 4 * tokens * -(-config.vocab_size // layout.tp)
+        activations += 4 * outside + 4 * tokens * -(-config.vocab_size // layout.tp)
     return Bill(
         weights=recipe.weights * parameters,
         gradients=recipe.gradients * parameters,
