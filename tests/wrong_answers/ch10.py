@@ -134,7 +134,7 @@ GPT = [
     ("the sum of the losses", gpt((LOSS, LOSS.replace("group=", "reduction='sum', group="))), "The mean is over the tokens"),
     ("the ignored token counts", gpt((LOSS, LOSS.replace("group=self.group)", "reduction='sum', group=self.group) / targets.numel()"))), "The mean is over the tokens"),
     ("gathers, then torch's loss", gpt((LOSS, "whole = gather_from_region(logits, self.group)[..., : self.config.vocab_size]\n        return F.cross_entropy(whole.flatten(0, 1), targets.flatten())")), "the communication is not"),
-    ("torch's loss of a shard", gpt((LOSS, "return F.cross_entropy(logits.flatten(0, 1), targets.flatten().clamp(max=logits.shape[-1] - 1))")), "Go through your lines"),
+    ("torch's loss of a shard", gpt((LOSS, "return F.cross_entropy(logits.flatten(0, 1), targets.flatten().clamp(max=logits.shape[-1] - 1))")), "tells the loss how many tokens"),
     ("targets are ignored", gpt(("if targets is None:\n            return logits\n        " + LOSS, "return logits")), "a single number"),
     ("targets are moved by one", gpt(("(logits, targets,", "(logits, targets.roll(-1, 1),")), "Go through your lines"),
     ("no dropout of the embedding", gpt((DROPPED, "pass")), "what is dropped in front of the first layer"),

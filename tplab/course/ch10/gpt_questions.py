@@ -34,6 +34,7 @@ QUESTIONS = (
         "none",
         "type",
         "structure",
+        "shape",
     ),
     _ask(
         "The logits of a rank are those of its own rows of the table, [b, s, v/p]. Which option gathered them?", "whole"
@@ -62,7 +63,7 @@ QUESTIONS = (
         "sends more?",
     ),
     Question(
-        lambda d: "out" not in d.names and "dembedding.weight" in d.names,
+        lambda d: "dembedding.weight" in d.names and d.names <= {"dembedding.weight", "backward traffic"},
         "The table is used twice, for the look-up and for the logits, and both uses add to its gradient. Is the "
         "weight "
         "that your logits read the parameter itself, and does its f, which parallel_logits has inside, see your x?",
