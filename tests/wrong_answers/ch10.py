@@ -149,7 +149,7 @@ GPT = [
     ("the whole list of caches to each layer", gpt(("cache[number] if cache else None", "cache")), "which of the caches belongs to which layer"),
     ("the logits are not given group", gpt((LOGITS, LOGITS.replace(", group=self.group", ""))), "was not given `group=self.group`"),
     ("the loss is not given group", gpt((LOSS, LOSS.replace(", group=self.group", ""))), "was not given `group=self.group`"),
-    ("returns nothing", gpt((LOSS, LOSS.replace("return ", "")), ("return logits", "logits.sum()")), "What does forward return"),
+    ("returns nothing", gpt((LOSS, LOSS.replace("return ", "loss = "))), "What does forward return"),
     ("returns zeros", gpt(("return logits", "return torch.zeros_like(logits)")), "all zeros"),
 ]  # fmt: skip
 
