@@ -17,6 +17,7 @@
     lookup     a look-up in a table cut by rows: what each rank finds, its zeros, the sum
     masks      which places every rank's dropout keeps
     layer      a transformer layer on p ranks, and what its four operators sent
+    schedule   what every rank of a pipeline does when, and where it waits
     softmax    one token's softmax, put together from the ranks' columns
     explore    a function behind sliders
 
@@ -36,6 +37,7 @@ from tplab.viz.matrices import matrices
 from tplab.viz.memory import bill, live_memory
 from tplab.viz.parallelisms import parallelism
 from tplab.viz.product import product
+from tplab.viz.schedule import schedule
 from tplab.viz.softmax import softmax
 from tplab.viz.split import split
 from tplab.viz.table import table
@@ -59,6 +61,7 @@ __all__ = [
     "product",
     "rank_colors",
     "ring",
+    "schedule",
     "softmax",
     "split",
     "table",

@@ -1,0 +1,68 @@
+"""A schedule of a pipeline: a lane for each rank, a box for each action, gaps where the rank waits."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch, Rectangle
+
+from tplab.schedule_order import Span
+from tplab.viz.colors import INK, WIDTH, Picture, chart, rank_color, style, tint
+
+_STRENGTH = {"F": 0.2, "B": 0.62, "I": 0.62, "W": 0.2}
+_HATCH = {"F": "", "B": "", "I": "", "W": "////"}
+_NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward of the input",
+    "W": "backward of the weights",
+}
+_ENOUGH = 0.16  # inches that a number needs
+
+
+def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Picture:
+    """Draw what `tplab.schedule_order.simulate` returned: each action's micro-batch in a box as long as the action.
+
+    F is light, B and I are dark, W is light with stripes. A box of a second chunk is lower, of a third lower still.
+    """
+    if not any(spans):
+        raise ValueError("there are no actions to draw")
+    every = [span for row in spans for span in row]
+    begin, end = min(span.start for span in every), max(span.end for span in every)
+    chunks = 1 + max(span.action.chunk for span in every)
+    p = len(spans)
+    with style():
+        caption = title or f"schedule of {p} ranks, {len(every)} actions, {end - begin:g} units of time"
+        picture, axes = chart(WIDTH, 1.1 + 0.42 * p, caption, title)
+        unit = (WIDTH - 1.0) / (end - begin)  # inches
+        for rank, row in enumerate(spans):
+            for span in row:
+                _box(axes, rank, span, chunks, unit)
+        axes.set_yticks(range(p), [f"rank {rank}" for rank in range(p)])
+        axes.set_ylim(p - 0.5, -0.5)
+        axes.set_xlim(begin, end)
+        axes.set_xlabel("time")
+        axes.tick_params(left=False)
+        axes.spines["left"].set_visible(False)
+        kinds = [kind for kind in _NAMES if any(span.action.kind == kind for span in every)]
+        handles = [Patch(facecolor=tint(INK, _STRENGTH[k]), edgecolor=INK, hatch=_HATCH[k]) for k in kinds]
+        axes.legend(
+            handles, [f"{kind}: {_NAMES[kind]}" for kind in kinds], ncols=4, loc="lower right",
+            bbox_to_anchor=(1, 1.0), borderpad=0.1,
+        )  # fmt: skip
+    return picture
+
+
+def _box(axes: Axes, rank: int, span: Span, chunks: int, unit: float) -> None:
+    action = span.action
+    height = 0.8 * (1 - 0.5 * action.chunk / chunks)
+    y, width = rank + 0.4 - height, span.end - span.start
+    color = tint(rank_color(rank), _STRENGTH[action.kind])
+    axes.add_patch(
+        Rectangle((span.start, y), width, height, facecolor=color, edgecolor=INK, lw=0.7, hatch=_HATCH[action.kind])
+    )
+    if width * unit >= _ENOUGH * (1 if action.micro_batch < 10 else 1.5):
+        box = {"facecolor": color, "edgecolor": "none", "pad": 0.6} if _HATCH[action.kind] else None
+        axes.text(
+            span.start + width / 2, y + height / 2, str(action.micro_batch), ha="center", va="center", fontsize=8.5,
+            bbox=box,
+        )  # fmt: skip
