@@ -21,6 +21,8 @@ from tplab.checkpoint import load_full_state_dict
 from tplab.gpt import ParallelGPT
 from tplab.gpt_config import GPTConfig
 from tplab.hugging_face import from_hugging_face
+from tplab.memory import layer_activations
+from tplab.memory_meter import saved_for_backward
 from tplab.mlp import ParallelMLP
 from tplab.rng import seed_all
 from tplab.sequence_parallel import (
@@ -29,6 +31,7 @@ from tplab.sequence_parallel import (
     cut_the_sequence,
     sequence_parallel_parameters,
 )
+from tplab.transformer import ParallelTransformerLayer
 
 WORLD_SIZES = (1, 2, 4)
 SEQUENCE, MEMORY, STEPS = 8, 4, 4
@@ -186,6 +189,42 @@ def test_every_rank_drops_other_places_of_its_tokens():
         for mask in (one, other):
             assert 0.3 < mask.double().mean() < 0.7
         assert 0.3 < (one == other).double().mean() < 0.7
+
+
+# What autograd keeps
+
+
+def one_byte_dropout(x, p=0.5, training=True):
+    """F.dropout as on a GPU, with a mask of one byte an element; on a CPU it keeps one of the dtype of x."""
+    return torch.native_dropout(x, p, True)[0] if training and p else x
+
+
+def _kept_bytes(config):
+    """Bytes that autograd keeps of a layer on a rank: as in chapter 10; cut, gathering once; cut, gathering again."""
+    torch.nn.functional.dropout = one_byte_dropout
+    p, kept = dist.get_world_size(), []
+    for gather_again in (None, False, True):
+        layer = ParallelTransformerLayer(
+            config.hidden_size, config.num_heads, hidden_dropout=config.dropout, dtype=torch.bfloat16
+        )
+        tokens_ = config.seq_length
+        if gather_again is not None:
+            layer, tokens_ = cut_the_sequence(layer, gather_again=gather_again), tokens_ // p
+        x = torch.ones(BATCH, tokens_, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+        with saved_for_backward(layer) as pieces:
+            layer(x)
+        kept.append(sum(size for shape, _, size in pieces.pieces if shape != (BATCH, tokens_, 1)))  # norms: 2 a token
+    return kept
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_a_layer_keeps_what_the_formula_says(p):
+    config = small_config(hidden_size=64, seq_length=32, num_heads=8, dropout=0.1, flash_attention=True)
+    whole = sum(layer_activations(config, BATCH, p).values())
+    cut_ = sum(layer_activations(config, BATCH, p, sequence_parallel=True).values())
+    inputs = 2 * 2 * BATCH * config.seq_length * config.hidden_size  # of two blocks, in 16 bits
+    for kept in launch(_kept_bytes, p, args=(config,), timeout=120):
+        assert kept == [whole, cut_ + inputs - inputs // p, cut_]
 
 
 # The GPT

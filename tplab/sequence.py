@@ -121,17 +121,16 @@ class _ReduceScatter(Function):
 def reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """This rank's tokens [b, s/p, ..] of the sum of x [b, s, ..] over the ranks. Not differentiable: see above."""
     parts, total = parts_and_place(x, group)
-    dist.reduce_scatter_tensor(total, parts, group=group)
+    dist.reduce_scatter(total, parts, group=group)
     return total
 
 
-def parts_and_place(x: Tensor, group: ProcessGroup | None = None) -> tuple[Tensor, Tensor]:
-    """What a reduce-scatter of x [b, s, ..] wants: the ranks' parts one behind another [p b, s/p, ..], and an empty
-    [b, s/p, ..] for the sum of this rank's.
-    """
+def parts_and_place(x: Tensor, group: ProcessGroup | None = None) -> tuple[list[Tensor], Tensor]:
+    """What a reduce-scatter of x [b, s, ..] wants: each rank's tokens [b, s/p, ..], and room for the sum of my own."""
     p = rank_and_size(group)[1]
-    tokens = tokens_per_rank(x.shape[1], p)
-    return torch.cat(x.chunk(p, dim=1)), x.new_empty(x.shape[0], tokens, *x.shape[2:])
+    tokens_per_rank(x.shape[1], p)
+    parts = [part.contiguous() for part in x.chunk(p, dim=1)]  # p of [b, s/p, ..]
+    return parts, torch.empty_like(parts[0])
 
 
 def tokens_per_rank(sequence_length: int, world_size: int) -> int:

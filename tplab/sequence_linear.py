@@ -71,17 +71,17 @@ class _GatherLinear(Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple:
         x, weight = ctx.saved_tensors
-        p = rank_and_size(ctx.group)[1]
         dx = dw = db = arriving = leaving = None
         if ctx.needs_input_grad[1] and not ctx.keep_whole:
-            parts = x.new_empty(p * x.shape[0], *x.shape[1:])  # [p b, s/p, in]
-            arriving = dist.all_gather_into_tensor(parts, x.contiguous(), group=ctx.group, async_op=True)
+            x = x.contiguous()
+            parts = [torch.empty_like(x) for _ in range(rank_and_size(ctx.group)[1])]  # p of [b, s/p, in]
+            arriving = dist.all_gather(parts, x, group=ctx.group, async_op=True)
         if ctx.needs_input_grad[0]:
-            dparts, dx = parts_and_place(dy @ weight, ctx.group)  # partial [p b, s/p, in], [b, s/p, in]
-            leaving = dist.reduce_scatter_tensor(dx, dparts, group=ctx.group, async_op=True)
+            dparts, dx = parts_and_place(dy @ weight, ctx.group)  # p of [b, s/p, in], partial; [b, s/p, in]
+            leaving = dist.reduce_scatter(dx, dparts, group=ctx.group, async_op=True)
         if arriving is not None:
             arriving.wait()
-            x = torch.cat(parts.chunk(p), dim=1)  # [b, s, in]
+            x = torch.cat(parts, dim=1)  # [b, s, in]
         dy = dy.flatten(0, 1)  # [b s, out/p]
         if ctx.needs_input_grad[1]:
             dw = dy.T @ x.flatten(0, 1)  # [out/p, in]
