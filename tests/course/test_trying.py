@@ -1,9 +1,13 @@
 """What a failure says was tried: the case on the ranks, the call in this process."""
 
+import functools
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from tplab import launch
 from tplab.course.checking import (
     CheckFailed,
     Claim,
@@ -73,6 +77,15 @@ def test_ranks_that_wait_are_asked_about_their_collectives_and_not_about_shapes(
 def wait_on_rank_0():
     if dist.get_rank() == 0:
         dist.all_reduce(torch.ones(1))
+
+
+def test_ranks_that_are_not_done_in_time_are_blamed_on_nobody(monkeypatch) -> None:
+    monkeypatch.setattr("tplab.course.trying.launch", functools.partial(launch, timeout=1.0))
+    with pytest.raises(CheckFailed) as failure:
+        run_ranks(time.sleep, 2, 60, question="Which argument?")
+    assert "p = 2: the ranks did not end in time" in str(failure.value)
+    assert "does its loop end?" in failure.value.question
+    assert "None" not in str(failure.value)
 
 
 def test_what_was_wrong_in_an_earlier_case_is_told_first() -> None:

@@ -23,6 +23,10 @@ from tplab.runtime import Deadlock, RankError, Results, launch
 _STUB = re.compile(r"exercise \d+\.\w+")
 _FAILED = "Read the last line first, then the line of your own code above it. What did that line expect to find?"
 _CALLED = "What does the docstring of the exercise say goes in, and what comes out?"
+_LATE = (
+    "Where the report says that a rank runs, look at that line: does its loop end? A rank that has not started yet is "
+    "none of your doing: the machine is busy with something else. Run the check again."
+)
 _STUCK = "Does every rank enter the same collectives in the same order, with tensors of the same shape?"
 
 
@@ -58,11 +62,14 @@ def run_ranks(
         if error.cause_type == "NotImplementedError" and _STUB.fullmatch(message):
             raise NotImplementedError(message) from None
         waiting = isinstance(error, Deadlock)
-        what = "the ranks wait for each other" if waiting else f"your code fails on rank {error.rank}"
+        late = error.cause_type == "timeout"
+        what = "the ranks did not end in time" if late else f"your code fails on rank {error.rank}"
+        what = "the ranks wait for each other" if waiting else what
         start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
         start += f", {note}" if note else ""
         report = readable_report(str(error))
-        asked = (stuck or _STUCK) if waiting else question or (_FAILED if has_frames(report) else _CALLED)
+        asked = question or (_FAILED if has_frames(report) else _CALLED)
+        asked = (stuck or _STUCK) if waiting else _LATE if late else asked
         raise CheckFailed(f"{start}: {what}{current().passed_before(p)}.", report=report, question=asked) from error
 
 
