@@ -555,7 +555,7 @@ viz.table(rows, title="largest difference from the plain GPT, on any rank, in fl
 # %% [markdown]
 # ## 4 · Training on real text
 #
-# The text is on your machine already: the first 3000 bytes of the Python standard library's sources, so little that a small model can begin to learn it within seconds. A byte is a token, the target of every byte is the byte after it.
+# The text is on your machine already: 3000 bytes of the Python standard library's sources, so little that a small model can begin to learn it within seconds. A byte is a token, the target of every byte is the byte after it.
 
 # %%
 CONTEXT, BATCH, STEPS = 48, 8, 120
@@ -923,7 +923,7 @@ viz.table(rows, title="40 tokens for each of 4 texts, float64")
 # ## 8 · In the wild
 #
 # **Megatron-Core**, `megatron/core/transformer/transformer_layer.py`: `TransformerLayer`, with `input_layernorm`, `self_attention`, `self_attn_bda`, `cross_attention`, `pre_mlp_layernorm`, `mlp`, `mlp_bda`. `bda` is bias, dropout, add: `get_bias_dropout_add` in `megatron/core/fusions/fused_bias_dropout.py`, which fuses the three. The
-# residual is taken behind the norm with `apply_residual_connection_post_layernorm`. The model is `GPTModel` in `megatron/core/models/gpt/gpt_model.py`.
+# switch for post-LN, `apply_residual_connection_post_layernorm`, still stands in `TransformerConfig` of release 0.16.1, but its layer no longer reads it. The model is `GPTModel` in `megatron/core/models/gpt/gpt_model.py`.
 #
 # **Hugging Face**, `transformers/models/gpt2/modeling_gpt2.py`: `GPT2LMHeadModel`, with `GPT2Block` and `Conv1D`, whose weight is `[in, out]`. `tplab.hugging_face` maps its state dict, and that of a Llama, to the names of `tplab.gpt`; `tplab.generation` also draws from the `k` best, for which every rank sends its `k` candidates.
 #
