@@ -32,7 +32,7 @@ def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Pi
     p = len(spans)
     with style():
         caption = title or f"schedule of {p} ranks, {len(every)} actions, {end - begin:g} units of time"
-        picture, axes = chart(WIDTH, 1.1 + 0.42 * p, caption, title)
+        picture, axes = chart(WIDTH, 1.3 + 0.42 * p, caption, title)
         unit = (WIDTH - 1.0) / (end - begin)  # inches
         for rank, row in enumerate(spans):
             for span in row:
@@ -45,10 +45,8 @@ def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Pi
         axes.spines["left"].set_visible(False)
         kinds = [kind for kind in _NAMES if any(span.action.kind == kind for span in every)]
         handles = [Patch(facecolor=tint(INK, _STRENGTH[k]), edgecolor=INK, hatch=_HATCH[k]) for k in kinds]
-        axes.legend(
-            handles, [f"{kind}: {_NAMES[kind]}" for kind in kinds], ncols=4, loc="lower right",
-            bbox_to_anchor=(1, 1.0), borderpad=0.1,
-        )  # fmt: skip
+        names = [f"{kind}: {_NAMES[kind]}" for kind in kinds]
+        picture.legend(handles, names, ncols=4, loc="outside lower right")
     return picture
 
 

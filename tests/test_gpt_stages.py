@@ -1,0 +1,162 @@
+"""Pipeline with a GPT in stages, tensor parallelism inside each, and beside torch's own executor.
+
+The reference of the GPT is ParallelGPT on one process, which other tests hold to Hugging Face's.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from tests.reference import assert_close, random
+from tplab import launch
+from tplab.gpt import ParallelGPT
+from tplab.gpt_config import GPTConfig
+from tplab.gpt_stages import gpt_stages
+from tplab.pipeline import Pipeline
+from tplab.rng import seed_all
+from tplab.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from tplab.wires import Lanes
+
+HIDDEN, BATCH, LENGTH = 6, 2, 3
+SHAPE, DTYPE = (BATCH, LENGTH, HIDDEN), torch.float64
+
+
+# A GPT in stages, with tensor parallelism inside each
+
+
+GPT = GPTConfig(num_layers=4, hidden_size=8, num_heads=2, vocab_size=37, seq_length=6, dropout=0.0)
+UNTIED = dataclasses.replace(GPT, tied_embedding=False, learned_positions=False, bias=False, gated=True)
+GPT_CASES = [
+    (GPT, one_f_one_b(2, 3), {}),
+    (GPT, zero_bubble(2, 3), {"async_grad_allreduce": True}),
+    (GPT, interleaved(2, 2, 2), {"checkpoint_activations": True}),
+    (UNTIED, zero_bubble(2, 2), {}),
+]
+
+
+def gpt_batch(m):
+    generator = torch.Generator().manual_seed(3)
+    ids, targets = torch.randint(0, GPT.vocab_size, (2, m, 2, 5), generator=generator)
+    targets[0, 0, :3] = -100
+    return list(ids), list(targets)
+
+
+def _gpt(tp, lanes, config, schedule, options):
+    seed_all(5)
+    model = ParallelGPT(config, dtype=DTYPE, group=tp, **options)
+    stages = gpt_stages(model, schedule.stages)
+    rank = lanes.rank
+    mine = [stages[schedule.stage(rank, chunk)] for chunk in range(schedule.chunks)]
+    tied = mine[0].tied if rank == 0 else mine[-1].tied
+    pipeline = Pipeline(
+        mine,
+        schedule,
+        shape=(2, 5, config.hidden_size),
+        dtype=DTYPE,
+        loss_sum=mine[-1].loss_sum,
+        tied=tied,
+        lanes=lanes,
+    )
+    ids, targets = gpt_batch(schedule.micro_batches)
+    loss = pipeline.step(ids, targets)
+    gradients = {}
+    for stage in mine:
+        for name, parameter in stage.named_parameters():
+            gradients[name] = parameter.grad, getattr(parameter, "tensor_parallel", None)
+    return loss, gradients
+
+
+def _gpts():
+    rank = dist.get_rank()
+    tp = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    pp = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+    lanes = Lanes(pp)
+    return [_gpt(tp, lanes, *case) for case in GPT_CASES]
+
+
+def whole_gpt(config, m):
+    seed_all(5)
+    model = ParallelGPT(config, dtype=DTYPE)
+    ids, targets = map(torch.cat, gpt_batch(m))
+    loss = model(ids, targets)
+    loss.backward()
+    gradients = {name: parameter.grad[: config.vocab_size] for name, parameter in model.named_parameters()}
+    return loss.item(), gradients
+
+
+def test_a_gpt_in_two_stages_of_two_ranks_each_equals_the_whole_one():
+    results = launch(_gpts, 4, timeout=200)
+    for number, (config, schedule, _) in enumerate(GPT_CASES):
+        loss, whole = whole_gpt(config, schedule.micro_batches)
+        seen = set()
+        for rank, result in enumerate(results):
+            mine, gradients = result[number]
+            assert (mine is None) if rank < 2 else (mine.item() == pytest.approx(loss, abs=1e-12))
+            for name, (gradient, sharding) in gradients.items():
+                name = "embedding.weight" if name == "output.weight" else name
+                expected = whole[name] if sharding is None else sharding.shard(whole[name], rank % 2, 2)
+                assert_close(gradient, expected)
+                seen.add(name)
+        assert seen == whole.keys()
+
+
+def test_layers_that_cannot_be_divided_are_refused():
+    with pytest.raises(ValueError, match="4 layers can't be cut into 3 stages"):
+        gpt_stages(ParallelGPT(GPT), 3)
+
+
+# torch.distributed.pipelining, an executor that others wrote
+
+
+def _block(number):
+    block = nn.Sequential(nn.Linear(HIDDEN, HIDDEN, dtype=DTYPE), nn.Tanh())
+    block[0].weight.data, block[0].bias.data = random((HIDDEN, HIDDEN), "w", number), random((HIDDEN,), "b", number)
+    return block
+
+
+def _theirs_and_ours():
+    from torch.distributed import pipelining
+
+    rank, p, m = dist.get_rank(), dist.get_world_size(), 4
+    theirs = {
+        "gpipe": pipelining.ScheduleGPipe,
+        "1f1b": pipelining.Schedule1F1B,
+        "interleaved": pipelining.ScheduleInterleaved1F1B,
+    }
+    ours = {"gpipe": gpipe(p, m), "1f1b": one_f_one_b(p, m), "interleaved": interleaved(p, m, 2)}
+    x, target = random((m * BATCH, LENGTH, HIDDEN), "x"), random((m * BATCH, LENGTH, HIDDEN), "target")
+    found, lanes = [], Lanes()
+    for name, schedule in ours.items():
+        numbers = [schedule.stage(rank, chunk) for chunk in range(schedule.chunks)]
+        blocks = [_block(number) for number in numbers]
+        stages = [
+            pipelining.PipelineStage(block, number, schedule.stages, torch.device("cpu"))
+            for block, number in zip(blocks, numbers, strict=True)
+        ]
+        runner = theirs[name](stages if schedule.chunks > 1 else stages[0], m, loss_fn=F.mse_loss)
+        losses: list[torch.Tensor] = []
+        runner.step(*([x] if rank == 0 else []), **({"target": target, "losses": losses} if rank == p - 1 else {}))
+        gradients = [parameter.grad for block in blocks for parameter in block.parameters()]
+
+        blocks = [_block(number) for number in numbers]
+        pipeline = Pipeline(
+            blocks, schedule, shape=SHAPE, dtype=DTYPE, count=torch.numel,
+            loss_sum=lambda y, t: F.mse_loss(y, t, reduction="sum"), lanes=lanes,
+        )  # fmt: skip
+        loss = pipeline.step(x.chunk(m), target.chunk(m))
+        own = [parameter.grad for block in blocks for parameter in block.parameters()]
+        found.append((loss, sum(losses) / m if losses else None, gradients, own))
+    return found
+
+
+def test_torchs_own_schedules_give_the_same():
+    for rank, results in enumerate(launch(_theirs_and_ours, 2, timeout=200)):
+        for loss, their_loss, theirs, ours in results:
+            if rank == 1:
+                assert_close(loss, their_loss)
+            for gradient, expected in zip(ours, theirs, strict=True):
+                assert_close(gradient, expected)

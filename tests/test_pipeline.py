@@ -1,0 +1,265 @@
+"""The executor: any schedule on real ranks gives the loss and the gradients of one process, and keeps what it should.
+
+Each launch runs all cases of its p. The reference is the same chain of plain torch modules on one process, over the
+whole batch at once.
+"""
+
+import dataclasses
+import gc
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from tests.reference import assert_close, random
+from tplab import launch, record
+from tplab.pipeline import Pipeline
+from tplab.schedule_order import ScheduleError
+from tplab.schedules import (
+    Action,
+    forward_only,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    peak_live,
+    traffic,
+    zero_bubble,
+)
+from tplab.wires import Lanes
+
+HIDDEN, CLASSES, BATCH, LENGTH = 6, 5, 2, 3
+SHAPE, DTYPE = (BATCH, LENGTH, HIDDEN), torch.float64
+MESSAGE = 8 * BATCH * LENGTH * HIDDEN
+
+
+def backwards_last_first(p, m):
+    """GPipe with the backwards in the opposite order, and a rank that sends its last outputs first."""
+    made = gpipe(p, m)
+    rows = [sorted(row, key=lambda action: (action.kind != "F", -action.micro_batch)) for row in made.actions]
+    return dataclasses.replace(made, name="backwards", actions=tuple(map(tuple, rows)))
+
+
+def out_of_step(p, m):
+    """Every other rank takes the micro-batches in the opposite order: messages aren't used in the order of sending."""
+    made = gpipe(p, m)
+    rows = [
+        [dataclasses.replace(a, micro_batch=m - 1 - a.micro_batch if rank % 2 else a.micro_batch) for a in row]
+        for rank, row in enumerate(made.actions)
+    ]
+    return dataclasses.replace(made, name="out of step", actions=tuple(map(tuple, rows)))
+
+
+def schedules(p):
+    few = [one_f_one_b(p, 1), zero_bubble(p, 1)]
+    return few + [
+        gpipe(p, 3), one_f_one_b(p, 6), zero_bubble(p, 6), interleaved(p, 2 * p, 2), backwards_last_first(p, 4),
+        out_of_step(p, 4),
+    ]  # fmt: skip
+
+
+class Alive(Function):
+    """Passes x on, and counts how many graphs that it stands in are alive."""
+
+    count = most = 0
+
+    class Token:
+        def __init__(self):
+            Alive.count += 1
+            Alive.most = max(Alive.most, Alive.count)
+
+        def __del__(self):
+            Alive.count -= 1
+
+    @staticmethod
+    def forward(ctx, x):
+        if x.requires_grad or ctx.needs_input_grad[0]:
+            ctx.token = Alive.Token()
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
+class Stage(nn.Module):
+    """Plain modules; the first embeds ids, the last gives logits, with the same table if it is tied."""
+
+    def __init__(self, number, stages, tied=False):
+        super().__init__()
+        self.first, self.last = number == 0, number == stages - 1
+        table = random((CLASSES, HIDDEN), "table").requires_grad_()
+        self.table = nn.Parameter(table) if self.first or (self.last and tied) else None
+        self.layers = nn.Sequential(nn.Linear(HIDDEN, 8, dtype=DTYPE), nn.Tanh(), nn.Linear(8, HIDDEN, dtype=DTYPE))
+        for name, parameter in self.layers.named_parameters():
+            parameter.data = random(tuple(parameter.shape), number, name)
+        self.head = nn.Linear(HIDDEN, CLASSES, dtype=DTYPE) if self.last and not tied else None
+        if self.head is not None:
+            self.head.weight.data, self.head.bias.data = random((CLASSES, HIDDEN), "w"), random((CLASSES,), "b")
+
+    def forward(self, x):
+        x = F.embedding(x, self.table) if self.first else x
+        x = x + self.layers(Alive.apply(x))
+        if self.last:
+            x = x @ self.table.T if self.head is None else self.head(x)
+        return x
+
+
+def loss_sum(logits, target):
+    return F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum")
+
+
+def batch(m, seed=0):
+    """Micro-batches of ids and targets; from each another number of targets is left out."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, CLASSES, (m, BATCH, LENGTH), generator=generator)
+    targets = torch.randint(0, CLASSES, (m, BATCH, LENGTH), generator=generator)
+    for k in range(m):
+        targets[k].view(-1)[: k % 5] = -100
+    return list(ids), list(targets)
+
+
+def whole_model(stages, tied=False):
+    model = nn.Sequential(*(Stage(number, stages, tied) for number in range(stages)))
+    if tied and stages > 1:
+        model[-1].table = model[0].table
+    return model
+
+
+def one_process(stages, m, tied=False):
+    """Loss, logits and gradients of the plain model over the whole batch."""
+    model = whole_model(stages, tied)
+    ids, targets = map(torch.cat, batch(m))
+    logits = model(ids)
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return loss.item(), logits.detach(), gradients
+
+
+def _run(lanes, schedule, tied=False):
+    rank, stages = dist.get_rank(), schedule.stages
+    mine = [Stage(schedule.stage(rank, chunk), stages, tied) for chunk in range(schedule.chunks)]
+    ends = {0: mine[0].table, dist.get_world_size() - 1: mine[-1].table}
+    if tied and rank > 0 and rank in ends:
+        ends[rank].data.zero_()  # Pipeline has to fetch the first stage's
+    pipeline = Pipeline(
+        mine,
+        schedule,
+        shape=SHAPE,
+        dtype=DTYPE,
+        loss_sum=loss_sum,
+        tied=ends.get(rank) if tied else None,
+        lanes=lanes,
+    )
+    ids, targets = batch(schedule.micro_batches)
+    first, last = rank == 0, rank == dist.get_world_size() - 1
+    Alive.most = 0
+    with record() as section:
+        loss = pipeline.step(ids if first else None, targets if last else None)
+    gc.collect()
+    alive = Alive.most, Alive.count, pipeline.peak_live
+    gradients = [{name: p.grad.clone() for name, p in stage.named_parameters()} for stage in mine]
+    with record() as forward:
+        evaluated = pipeline.evaluate(ids if first else None, targets if last else None)
+        logits = pipeline.outputs(ids if first else None)
+    alive = *alive, pipeline.peak_live
+    pipeline.step(ids if first else None, targets if last else None)  # without zero_grad: gradients add up
+    twice = [{name: p.grad for name, p in stage.named_parameters()} for stage in mine]
+    return {
+        "loss": loss, "evaluated": evaluated, "logits": logits, "gradients": gradients, "twice": twice,
+        "alive": alive, "sent": section.totals(rank), "forward": forward.totals(rank),
+    }  # fmt: skip
+
+
+def _run_all(cases):
+    lanes = Lanes()
+    return [_run(lanes, *case) for case in cases]
+
+
+def cases(p):
+    return [(schedule,) for schedule in schedules(p)] + [(one_f_one_b(p, 5), True), (zero_bubble(p, 4), True)]
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ran(request):
+    p = request.param
+    results = launch(_run_all, p, args=(cases(p),), timeout=200)
+    return p, [[result[index] for result in results] for index in range(len(cases(p)))]
+
+
+def test_loss_logits_and_gradients_equal_one_process(ran):
+    p, results = ran
+    for (schedule, *tied), ranks in zip(cases(p), results, strict=True):
+        loss, logits, gradients = one_process(schedule.stages, schedule.micro_batches, *tied)
+        assert [result["loss"] for result in ranks[:-1]] == [None] * (p - 1), schedule.name
+        assert [result["logits"] for result in ranks[:-1]] == [None] * (p - 1)
+        assert ranks[-1]["loss"].item() == pytest.approx(loss, abs=1e-12), schedule.name
+        assert ranks[-1]["evaluated"].item() == pytest.approx(loss, abs=1e-12), schedule.name
+        assert_close(torch.cat(ranks[-1]["logits"]), logits)
+        seen = set()
+        for rank, result in enumerate(ranks):
+            for chunk, mine in enumerate(result["gradients"]):
+                for name, gradient in mine.items():
+                    stage = 0 if name == "table" else schedule.stage(rank, chunk)
+                    assert_close(gradient, gradients[f"{stage}.{name}"])
+                    assert_close(result["twice"][chunk][name], 2 * gradients[f"{stage}.{name}"])
+                    seen.add(f"{stage}.{name}")
+        assert seen == gradients.keys(), schedule.name
+
+
+def test_no_more_is_kept_than_was_computed_from_the_schedule_and_nothing_at_the_end(ran):
+    for (schedule, *_), ranks in zip(cases(ran[0]), ran[1], strict=True):
+        for rank, result in enumerate(ranks):
+            most, left, counted, counted_forward_only = result["alive"]
+            assert (most, counted) == (peak_live(schedule)[rank],) * 2, (schedule.name, rank)
+            assert left == counted_forward_only == 0, (schedule.name, rank)
+
+
+def test_the_messages_are_those_computed_from_the_schedule(ran):
+    for (schedule, *tied), ranks in zip(cases(ran[0]), ran[1], strict=True):
+        if tied:  # and one all-reduce of the table on the two ranks that have it
+            ends = [result["sent"].pop("all_reduce", None) for result in ranks]
+            assert ends == [
+                (1, 8 * CLASSES * HIDDEN) if rank in (0, len(ranks) - 1) else None for rank in range(len(ranks))
+            ]
+        expected, forward = traffic(schedule, MESSAGE), traffic(forward_only(schedule), 2 * MESSAGE)
+        for rank, result in enumerate(ranks):
+            assert result["sent"].get("send") == expected[rank], (schedule.name, rank)
+            assert set(result["sent"]) == {"send", "recv"}
+            calls, size = result["forward"].get("send", (0, 0))
+            assert (calls, size) == (2 * forward[rank].calls, forward[rank].bytes), (schedule.name, rank)
+
+
+# One rank, and what is refused
+
+
+def test_one_rank_hands_over_to_itself():
+    for schedule in (gpipe(1, 3), interleaved(1, 3, 2), zero_bubble(1, 2)):
+        model = whole_model(schedule.stages)
+        pipeline = Pipeline(list(model), schedule, shape=SHAPE, dtype=DTYPE, loss_sum=loss_sum)
+        loss, _, gradients = one_process(schedule.stages, schedule.micro_batches)
+        assert pipeline.step(*batch(schedule.micro_batches)).item() == pytest.approx(loss, abs=1e-12)
+        for name, parameter in model.named_parameters():
+            assert_close(parameter.grad, gradients[name])
+        assert [pipeline.peak_live] == peak_live(schedule)
+
+
+def one_rank(schedule, stages, shape=SHAPE):
+    return Pipeline(stages, schedule, shape=shape, dtype=DTYPE, loss_sum=loss_sum)
+
+
+def test_what_does_not_fit_is_refused():
+    model = list(whole_model(2))
+    with pytest.raises(ValueError, match="for 2 ranks with 1 stages each; here are 1 ranks, and rank 0 has 2 stages"):
+        one_rank(gpipe(2, 1), model)
+    with pytest.raises(ScheduleError, match="never does B"):
+        one_rank(dataclasses.replace(gpipe(1, 1), actions=((Action("F", 0),),)), model[:1])
+    with pytest.raises(ValueError, match="rank 0 got 2 micro-batches of inputs; the schedule has 3"):
+        one_rank(interleaved(1, 3, 2), model).step(batch(2)[0], batch(3)[1])
+    with pytest.raises(ValueError, match="rank 0 got 0 micro-batches of targets; the schedule has 3"):
+        one_rank(interleaved(1, 3, 2), model).step(batch(3)[0])
+    with pytest.raises(ValueError, match=r"chunk 0 of rank 0 gives \[2, 3, 6\] torch.float64; the pipeline was told"):
+        one_rank(interleaved(1, 3, 2), model, (2, 3, 7)).step(*batch(3))

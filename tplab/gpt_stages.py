@@ -1,0 +1,100 @@
+"""Chapter 13: a GPT, cut into the stages of a pipeline.
+
+    first stage    ids [b, s] -> embedding, positions, dropout, its layers -> x [b, s, h]
+    in between     x [b, s, h] -> layers -> x [b, s, h]
+    last stage     x [b, s, h] -> layers, final norm, output layer -> logits_r [b, s, v/p]
+
+p is the number of ranks that share a stage by tensor parallelism: what goes on to the next stage is replicated, so each
+of them sends to the one rank of the next stage that has its place there.
+
+Every parameter has the name that it has in the whole model. A tied output layer is the exception: the last stage has a
+copy of the embedding, `output.weight`, which `Pipeline(tied=stage.tied)` keeps like the first one.
+"""
+
+import copy
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from tplab.cross_entropy import vocab_parallel_cross_entropy
+from tplab.embedding import parallel_logits
+from tplab.gpt import ParallelGPT
+from tplab.rng import RNGTracker, checkpoint, dropout
+
+
+class GPTStage(nn.Module):
+    """The layers `first` to `stop` - 1 of a ParallelGPT, with what stands before the first and behind the last layer.
+
+    The stage takes the modules of `model` over, it copies none but a tied embedding.
+    rng     where dropout draws from; None: torch's current state
+    """
+
+    def __init__(self, model: ParallelGPT, first: int, stop: int, rng: RNGTracker | None = None) -> None:
+        super().__init__()
+        self.config, self.group, self.rng = model.config, model.group, rng
+        self.float32_residual, self.checkpoint_activations = model.float32_residual, model.checkpoint_activations
+        self.async_grad_allreduce = model.async_grad_allreduce
+        self.is_first, self.is_last = first == 0, stop == len(model.layers)
+        self.embedding = model.embedding if self.is_first else None
+        self.positions = model.positions if self.is_first else None
+        self.layers = nn.ModuleDict({str(number): model.layers[number] for number in range(first, stop)})
+        self.final_norm = model.final_norm if self.is_last else None
+        self.head = model.head if self.is_last else None
+        self.output: nn.Module | None = None
+        if self.is_last and model.head is None and not self.is_first:
+            self.output = copy.deepcopy(model.embedding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embedding is not None:
+            x = self._embed(x)  # [b, s, h]
+        for layer in self.layers.values():
+            step = partial(layer, rng=self.rng)
+            if self.checkpoint_activations and self.training and torch.is_grad_enabled():
+                x = checkpoint(step, x, tracker=self.rng or RNGTracker(self.group))
+            else:
+                x = step(x)  # [b, s, h]
+        if self.final_norm is None:
+            return x
+        weight = self._output_weight()  # [v/p, h]
+        x = self.final_norm(x).to(weight.dtype)
+        return parallel_logits(x, weight, async_grad_allreduce=self.async_grad_allreduce, group=self.group)
+
+    def loss_sum(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The sum of the tokens' losses, of logits [b, s, v/p] and target [b, s], as `Pipeline` wants it."""
+        return vocab_parallel_cross_entropy(
+            logits, target, reduction="sum", vocab_size=self.config.vocab_size, group=self.group
+        )
+
+    @property
+    def tied(self) -> nn.Parameter | None:
+        """This stage's copy of the table that the first and the last stage share, where it has one."""
+        if not self.config.tied_embedding or self.is_first == self.is_last:
+            return None
+        return self._output_weight() if self.is_last else self.embedding.weight  # type: ignore[union-attr]
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        assert self.embedding is not None
+        x = self.embedding(ids)  # [b, s, h]
+        if self.positions is not None:
+            x = x + self.positions.weight[: ids.shape[1]]
+        if self.float32_residual:
+            x = x.to(torch.promote_types(x.dtype, torch.float32))
+        return dropout(x, self.config.dropout, self.training, sharded=False, rng=self.rng)
+
+    def _output_weight(self) -> nn.Parameter:
+        table = self.head or self.output or self.embedding
+        assert table is not None
+        return table.weight  # type: ignore[return-value]
+
+
+def gpt_stages(model: ParallelGPT, num_stages: int, rng: RNGTracker | None = None) -> list[GPTStage]:
+    """The model, cut into stages of equally many layers. A rank keeps its own and forgets the others, and the model.
+
+    Raises ValueError where the layers can't be divided evenly.
+    """
+    num_layers = len(model.layers)
+    if num_stages < 1 or num_layers % num_stages:
+        raise ValueError(f"{num_layers} layers can't be cut into {num_stages} stages of equally many")
+    each = num_layers // num_stages
+    return [GPTStage(model, first, first + each, rng) for first in range(0, num_layers, each)]

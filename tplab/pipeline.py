@@ -1,0 +1,239 @@
+"""Chapter 13: a schedule, run on real ranks.
+
+Every rank holds its stages, ordinary modules, and works through its list of actions:
+
+    F    x = receive(output of the stage before);  y = stage(x), kept;  send(y)
+    B    dy = receive(gradient from the stage behind);  backward from y with dy;  y is dropped;  send(dx)
+    I, W the same in two halves, see `tplab.split_backward`; y is dropped after W
+
+    ids, micro-batches k        rank 0: stage 0  -- y [b, s, h] -->  rank 1: stage 1  -> logits, loss
+                                                <-- dy [b, s, h] --
+
+The loss is the mean over all counted tokens of the batch. Micro-batches may have different numbers of them, so no mean
+over a micro-batch is right: the loss of each is a *sum*, divided by the tokens of all. Then the gradients of the
+micro-batches simply add up, to those of the whole batch on one process.
+
+A table that the first stage uses as embedding and the last as output layer is there twice. Both copies get the sum of
+the two gradients, in one all-reduce of two ranks at the end; starting alike, they stay alike.
+(Narayanan et al. 2021; Megatron: forward_backward_pipelining_without_interleaving, finalize_model_grads;
+torch.distributed.pipelining.)
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from tplab.schedule_order import check
+from tplab.schedules import Action, Schedule, forward_only
+from tplab.split_backward import Weights, backward_of_input
+from tplab.wires import Lanes, Wires
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def counted_tokens(target: Tensor) -> int:
+    """The targets that count: all but those of -100, as in `F.cross_entropy`."""
+    return int((target != -100).sum())
+
+
+class Pipeline:
+    """This rank's part of a model that is cut into stages, one or more on each rank of a group.
+
+    stages      this rank's modules, one a chunk: stage r, r + p, .. for rank r; each takes and returns one tensor
+    schedule    see `tplab.schedules`; the same on every rank
+    shape       of what goes from stage to stage, for one micro-batch, such as [b, s, h]; dtype and device of the same
+    loss_sum    (output of the last stage, target) -> the sum of the counted tokens' losses, a scalar
+    count       target -> how many tokens count
+    tied        the parameter that the first stage shares with the last one; given on the ranks of both, None elsewhere
+    lanes       the ranks of the pipeline, `Lanes(group)`; pipelines may share it. None: all ranks
+
+    `peak_live` is the most micro-batches that were kept at once in the last run, counted while it ran.
+    Raises ScheduleError for a schedule that can't run, ValueError where stages and schedule don't fit the ranks.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        schedule: Schedule,
+        *,
+        shape: Sequence[int],
+        loss_sum: Loss,
+        count: Callable[[Tensor], int] = counted_tokens,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        tied: nn.Parameter | None = None,
+        lanes: Lanes | None = None,
+    ) -> None:
+        check(schedule)
+        self.lanes = lanes or Lanes()
+        self.rank, p = self.lanes.rank, self.lanes.world_size
+        if schedule.world_size != p or len(stages) != schedule.chunks:
+            raise ValueError(
+                f"the schedule is for {schedule.world_size} ranks with {schedule.chunks} stages each; "
+                f"here are {p} ranks, and rank {self.rank} has {len(stages)} stages"
+            )
+        self.stages, self.schedule = list(stages), schedule
+        self.shape, self.dtype, self.device = tuple(shape), dtype, torch.device(device)
+        self.loss_sum, self.count = loss_sum, count
+        self.is_first, self.is_last = self.rank == 0, self.rank == p - 1
+        self.peak_live = 0
+        self.tied = tied
+        self._start_alike()
+
+    def step(
+        self,
+        inputs: Sequence[Tensor] | None = None,
+        targets: Sequence[Tensor] | None = None,
+        *,
+        total: int | None = None,
+    ) -> Tensor | None:
+        """Forward and backward of a batch: adds to the gradients, as `backward` does. The mean loss on the last rank.
+
+        inputs     the m micro-batches, on the first rank; targets the same, on the last
+        total      the counted tokens of the batch, where other ranks have more of it (data parallelism)
+        """
+        finish = self._finish(targets, total)
+        with self._tied_gradients():
+            losses = self._run(self.schedule, inputs, finish)
+        return torch.stack(losses).sum() if self.is_last else None
+
+    @torch.no_grad()
+    def evaluate(
+        self, inputs: Sequence[Tensor] | None = None, targets: Sequence[Tensor] | None = None
+    ) -> Tensor | None:
+        """The mean loss, on the last rank; forward only."""
+        losses = self._run(forward_only(self.schedule), inputs, self._finish(targets, None))
+        return torch.stack(losses).sum() if self.is_last else None
+
+    @torch.no_grad()
+    def outputs(self, inputs: Sequence[Tensor] | None = None) -> list[Tensor] | None:
+        """What the last stage gives for each micro-batch, on the last rank; forward only."""
+        outputs = self._run(forward_only(self.schedule), inputs, lambda y, k: y)
+        return outputs if self.is_last else None
+
+    def _finish(self, targets: Sequence[Tensor] | None, total: int | None) -> Callable[[Tensor, int], Tensor]:
+        """What the last stage makes of its output: the micro-batch's part of the mean loss."""
+        if not self.is_last:
+            return lambda y, k: y
+        self._check_number("targets", targets)
+        assert targets is not None
+        tokens = sum(map(self.count, targets)) if total is None else total
+        return lambda y, k: self.loss_sum(y, targets[k]) / tokens
+
+    def _run(
+        self, schedule: Schedule, inputs: Sequence[Tensor] | None, finish: Callable[[Tensor, int], Tensor]
+    ) -> list[Tensor]:
+        if self.is_first:
+            self._check_number("inputs", inputs)
+        wires = Wires(self.lanes, schedule, self.shape, self.dtype, self.device)
+        run = _Run(self.stages, schedule, self.rank, wires, inputs or (), finish)
+        run.play()
+        self.peak_live = run.peak_live
+        return [run.finished[k] for k in sorted(run.finished)]
+
+    def _start_alike(self) -> None:
+        """The last stage's copy of a tied parameter takes the values of the first stage's."""
+        if self.tied is not None and self.lanes.ends is not None:
+            with torch.no_grad():
+                dist.broadcast(self.tied, group_src=0, group=self.lanes.ends)
+
+    @contextmanager
+    def _tied_gradients(self) -> Iterator[None]:
+        """Give both copies the sum of what they get inside the block, on top of what they had."""
+        if self.tied is None or self.lanes.ends is None or not self.schedule.trains:
+            yield
+            return
+        before, self.tied.grad = self.tied.grad, None
+        yield
+        if self.tied.grad is None:
+            self.tied.grad = torch.zeros_like(self.tied)
+        dist.all_reduce(self.tied.grad, group=self.lanes.ends)
+        if before is not None:
+            self.tied.grad += before
+
+    def _check_number(self, name: str, given: Sequence[Tensor] | None) -> None:
+        number = 0 if given is None else len(given)
+        if number != self.schedule.micro_batches:
+            raise ValueError(
+                f"rank {self.rank} got {number} micro-batches of {name}; the schedule has {self.schedule.micro_batches}"
+            )
+
+
+@dataclass
+class _Live:
+    """A micro-batch between forward and backward: its input, if that has a gradient, and where its backward begins."""
+
+    x: Tensor | None
+    y: GradientEdge | None
+    weights: Weights | None = None
+
+
+@dataclass
+class _Run:
+    """One run of a schedule on this rank.
+
+    finish      makes of the last stage's output for micro-batch k what the caller wants of it
+    live        what was kept in forward, by chunk and micro-batch
+    finished    what `finish` made, by micro-batch
+    """
+
+    stages: Sequence[nn.Module]
+    schedule: Schedule
+    rank: int
+    wires: Wires
+    inputs: Sequence[Tensor]
+    finish: Callable[[Tensor, int], Tensor]
+    live: dict[tuple[int, int], _Live] = field(default_factory=dict)
+    finished: dict[int, Tensor] = field(default_factory=dict)
+    peak_live: int = 0
+
+    def play(self) -> None:
+        row = self.schedule.actions[self.rank]
+        needs = [self.schedule.needs(self.rank, action) for action in row]
+        for action, needed, coming in zip(row, needs, [*needs[1:], None], strict=True):
+            received = None if needed is None else self.wires.receive(needed)
+            if coming is not None:
+                self.wires.expect(coming)
+            made = self._forward(action, received) if action.kind == "F" else self._backward(action, received)
+            given = self.schedule.gives(self.rank, action)
+            if given is not None and made is not None:
+                self.wires.send(given, made)
+            self.peak_live = max(self.peak_live, len(self.live))
+        self.wires.close()
+
+    def _forward(self, action: Action, received: Tensor | None) -> Tensor:
+        k, training = action.micro_batch, self.schedule.trains and torch.is_grad_enabled()
+        with torch.set_grad_enabled(training):
+            x = self.inputs[k] if received is None else received.requires_grad_(training)  # [b, s, h]
+            y = self.stages[action.chunk](x)  # [b, s, h]
+            if self.schedule.stage(self.rank, action.chunk) == self.schedule.stages - 1:
+                y = self.finish(y, k)
+                self.finished[k] = y.detach()
+            else:
+                self.wires.check(y, f"chunk {action.chunk} of rank {self.rank}")
+        if training:
+            edge = get_gradient_edge(y) if y.requires_grad else None
+            self.live[action.chunk, k] = _Live(None if received is None else x, edge)
+        return y.detach()
+
+    def _backward(self, action: Action, dy: Tensor | None) -> Tensor | None:
+        """B, I or W; the gradient of the stage's input, where it has one."""
+        here = (action.chunk, action.micro_batch)
+        kept, dx = self.live[here], None
+        if action.kind == "W" and kept.weights is not None:
+            kept.weights()
+        elif action.kind == "I" and kept.y is not None:
+            dx, kept.weights = backward_of_input(kept.y, dy, kept.x)
+        elif action.kind == "B" and kept.y is not None:
+            torch.autograd.backward(kept.y, dy)
+            dx = None if kept.x is None else kept.x.grad
+        if action.kind != "I":
+            del self.live[here]
+        if dx is None and kept.x is not None:
+            dx = torch.zeros_like(kept.x)  # of a stage that doesn't use its input
+        return dx
