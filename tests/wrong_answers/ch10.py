@@ -98,7 +98,7 @@ LAYER = [
     ("takes the pair for a tensor", layer_swap(("y, bias = self.mlp(normed)", "y, bias = self.mlp(normed), 0")), "returns two things"),
     ("returns the pair", layer(FIRST + "return self.mlp(self.mlp_norm(x))"), "One tensor [b, s, h]"),
     ("returns nothing", layer_swap(("return residual + ", "residual + ")), "One tensor [b, s, h]"),
-    ("returns zeros", layer("return torch.zeros_like(x)"), "all zeros"),
+    ("returns zeros", layer("return torch.zeros_like(x)"), "None: no gradient arrives here"),
     ("writes into x", layer_swap((LEAVE, f"x = residual.data.add_({DROP})")), "writes into one of them"),
 ]  # fmt: skip
 
@@ -150,7 +150,7 @@ GPT = [
     ("the logits are not given group", gpt((LOGITS, LOGITS.replace(", group=self.group", ""))), "was not given `group=self.group`"),
     ("the loss is not given group", gpt((LOSS, LOSS.replace(", group=self.group", ""))), "was not given `group=self.group`"),
     ("returns nothing", gpt((LOSS, LOSS.replace("return ", "loss = "))), "What does forward return"),
-    ("returns zeros", gpt(("return logits", "return torch.zeros_like(logits)")), "all zeros"),
+    ("returns zeros", gpt(("return logits", "return torch.zeros_like(logits)")), "None: no gradient arrives here"),
 ]  # fmt: skip
 
 
@@ -191,7 +191,7 @@ CHECKPOINT = [
     ("the table is transposed", shards(("shard(table, 0, rank, world_size)", "shard(table, 0, rank, world_size).t()")), "Which of them do you transpose"),
     ("the output layer too", shards(("    return mine", '    mine["lm_head.weight"] = mine["embedding.weight"]\n    return mine')), "tied, so it has no weight of its own"),
     ("the masks of old files too", shards(("    return mine", '    mine |= {n: t for n, t in state.items() if n.endswith("attn.bias")}\n    return mine')), "masks of old checkpoints"),
-    ("the mask for the bias", shards(('"attention.qkv":', '"attention.qkv" and end == "weight":'), ("mine[f\"layers", 'tensor = state[f"transformer.h.{number}.attn.bias"] if (ours, end) == ("attention.qkv", "bias") else tensor\n                mine[f"layers')), "shape"),
+    ("the mask for the bias", shards(('"attention.qkv":', '"attention.qkv" and end == "weight":'), ("mine[f\"layers", 'tensor = state[f"transformer.h.{number}.attn.bias"] if (ours, end) == ("attention.qkv", "bias") else tensor\n                mine[f"layers')), "shape [1, 1, 6, 6], right is [24]"),
     ("no biases", shards(('("weight", "bias")', '("weight",)')), "gets nothing"),
     ("only the first layer", shards(("range(config.num_layers)", "range(1)")), "gets nothing"),
     ("the final norm is forgotten", shards(('mine[f"final_norm.{end}"] = state[f"transformer.ln_f.{end}"]', "pass")), "gets nothing"),
@@ -236,10 +236,10 @@ GENERATION = [
     ("ties are summed", generated(("vocab_size)  # [b]: no candidate", "0)  # [b]: no candidate"), ("op=dist.ReduceOp.MIN, ", "")), "take the lowest of these ids"),
     ("a rank decides ties for itself", best(LOCAL + "best = value.clone()\ndist.all_reduce(best, op=dist.ReduceOp.MAX, group=group)\ntoken = torch.where(value == best, start + place, vocab_size)\nlowest = token.clone()\ndist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)\nreturn torch.where(value == best, token, lowest)"), "take the lowest of these ids"),
     ("the last of equal ones in a shard", best("width = logits.shape[-1]\nstart = dist.get_rank(group) * width\nids = torch.arange(start, start + width, device=logits.device)\nreal = logits.masked_fill(ids >= vocab_size, -torch.inf)\nvalue, place = real.flip(-1).max(-1)\nplace = width - 1 - place\n" + GATHERED + "return tokens.gather(0, values.argmax(0)[None])[0]"), "take the lowest of these ids"),
-    ("padding may be chosen", generated(("logits.masked_fill(ids >= vocab_size, -torch.inf).max(-1)", "logits.max(-1)")), "padding"),
-    ("padding is set to zero", generated(("-torch.inf)", "0.0)")), "padding"),
-    ("padding masked by place", generated(("ids >= vocab_size", "ids - start >= vocab_size")), "padding"),
-    ("off by one at the padding", generated(("ids >= vocab_size", "ids > vocab_size")), "padding"),
+    ("padding may be chosen", generated(("logits.masked_fill(ids >= vocab_size, -torch.inf).max(-1)", "logits.max(-1)")), "the padding included"),
+    ("padding is set to zero", generated(("-torch.inf)", "0.0)")), "the padding included"),
+    ("padding masked by place", generated(("ids >= vocab_size", "ids - start >= vocab_size")), "the padding included"),
+    ("off by one at the padding", generated(("ids >= vocab_size", "ids > vocab_size")), "the padding included"),
     ("cuts the padding off: nothing is left on some ranks", best("width = logits.shape[-1]\nstart = dist.get_rank(group) * width\nvalue, place = logits[:, : vocab_size - start].max(-1)\n" + GATHERED + "return tokens.gather(0, values.argmax(0)[None])[0]"), "nothing but padding"),
     ("ids travel as logits", best(LOCAL + "from tplab.mappings import all_gather\npairs = torch.stack(all_gather(torch.stack([value, (start + place).to(value.dtype)], -1), group))\nwinner = pairs[..., 0].argmax(0)\nreturn pairs[..., 1].gather(0, winner[None])[0].long()"), "In which dtype do your ids travel"),
     ("gathers all logits", best("whole = gather_from_region(logits, group)[:, :vocab_size]\nreturn whole.argmax(-1)"), "How many of a rank's logits can be the largest"),
@@ -249,7 +249,7 @@ GENERATION = [
     ("the rank in the default group", generated(("get_rank(group)", "get_rank()")), "default group of all ranks"),
     ("one id for the whole batch", generated(("    return token\n", "    return token.min()\n")), "one id for each text"),
     ("ids [b, 1]", generated(("    return token\n", "    return token[:, None]\n"), ("token[:, None]]", "token]"), ("torch.cat([text, token]", "torch.cat([text, token]")), "one id for each text"),
-    ("ids as float", generated(("    return token\n", "    return token.double()\n")), "int64"),
+    ("ids as float", generated(("    return token\n", "    return token.double()\n")), "float64, right is int64"),
     ("returns what all_reduce returns", generated(("    dist.all_reduce(token, op=dist.ReduceOp.MIN, group=group)\n    return token", "    return dist.all_reduce(token, op=dist.ReduceOp.MIN, group=group)")), "a tensor of ids [b]"),
     ("masks the caller's logits in place", generated(("logits.masked_fill(ids", "logits.masked_fill_(ids")), "belong to the caller"),
     ("generate: no cache", generated((READ, "logits = model(text)[:, -1]")), "Each token is read once"),
