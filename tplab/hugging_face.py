@@ -1,6 +1,6 @@
 """Chapter 10: from Hugging Face's GPT-2 and Llama to our names and back. `transformers` itself is not needed.
 
-    state = AutoModelForCausalLM.from_pretrained("gpt2").state_dict()          with transformers (the extra hugging-face)
+    state = AutoModelForCausalLM.from_pretrained("gpt2").state_dict()          with the extra hugging-face
     model = ParallelGPT(gpt_config("gpt2's config.json as a dict"))
     load_full_state_dict(model, from_hugging_face(state, model.config))        each rank cuts out its shards
 
