@@ -17,6 +17,12 @@ READABLE = 3.0  # contrast: WCAG 2.1 asks 3 of large text, 4.5 of small; black o
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
+
+def in_process(number: int) -> pytest.MarkDecorator:
+    """Half of the tests run in one process, half in another, each with a server of its own."""
+    return pytest.mark.xdist_group(f"chapters in the browser, {number % 2}")
+
+
 # For every piece of text in an output: its contrast with what lies behind it
 CONTRASTS = """() => {
     const channels = color => (color.match(/[\\d.]+/g) || []).map(Number);
@@ -109,7 +115,7 @@ def unreadable(page: NotebookPage) -> list[str]:
     return [f"{text!r} has contrast {contrast:.1f}" for contrast, text in found if contrast < READABLE]
 
 
-@pytest.mark.parametrize("stem", CHAPTERS)
+@pytest.mark.parametrize("stem", [pytest.param(stem, marks=in_process(i)) for i, stem in enumerate(CHAPTERS)])
 def test_a_chapter_runs_and_its_controls_change_their_pictures(chromium, server, stem):
     page = open_and_run(chromium, server, stem)
     assert turn_every_knob(page, stem) >= 1
@@ -118,6 +124,7 @@ def test_a_chapter_runs_and_its_controls_change_their_pictures(chromium, server,
     page.page.context.close()
 
 
+@in_process(0)
 def test_a_chapter_fits_a_page_as_narrow_as_a_phone(chromium, server):
     page = open_and_run(chromium, server, NARROW, width=420, height=900)
     assert page.page.evaluate(TOO_WIDE) == []
@@ -126,6 +133,7 @@ def test_a_chapter_fits_a_page_as_narrow_as_a_phone(chromium, server):
     page.page.context.close()
 
 
+@in_process(1)
 def test_a_chapter_can_be_read_in_the_dark_theme(chromium, folder, tmp_path):
     shutil.copy(folder / f"{DARK}.ipynb", tmp_path)
     with lab_server(tmp_path, theme="JupyterLab Dark") as server:
