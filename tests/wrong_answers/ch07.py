@@ -18,9 +18,7 @@ def swap(text: str, old: str, new: str) -> str:
 # 7.1
 
 PAD = "step = multiple * world_size\nreturn math.ceil(vocab_size / step) * step"
-SPAN = (
-    "rows = pad_vocab_size(vocab_size, world_size, multiple) // world_size\nreturn rank * rows, (rank + 1) * rows"
-)
+SPAN = "rows = pad_vocab_size(vocab_size, world_size, multiple) // world_size\nreturn rank * rows, (rank + 1) * rows"
 
 
 def ranges(pad: str = PAD, span: str = SPAN) -> str:
@@ -155,7 +153,9 @@ TEST = (
     "    place = wrong.nonzero()[0].tolist()\n"
     '    raise IndexError(f"id {ids[tuple(place)].item()} at {place} is outside the vocabulary")\n'
 )
-CALL = "return parallel_lookup(ids, self.weight, self.start, self.stop, padding_row=self.padding_row(), group=self.group)"
+CALL = (
+    "return parallel_lookup(ids, self.weight, self.start, self.stop, padding_row=self.padding_row(), group=self.group)"
+)
 
 
 def module(init: str = INIT, first: str = FIRST, row: str = ROW, forward: str = TEST + CALL, given: str = GIVEN) -> str:

@@ -51,7 +51,7 @@ def _configs(generator: torch.Generator) -> Iterator[GPTConfig]:
         yield _config(generator, **flags)
 
 
-def _config(generator: torch.Generator, fewer_heads: bool = False, other_ffn: bool = False, **flags: bool) -> GPTConfig:
+def _config(generator: torch.Generator, fewer_heads: bool = False, other_ffn: bool = False, **flags: Any) -> GPTConfig:
     keys = pick(generator, 2, 4)
     heads = keys * pick(generator, 2, 3)
     h = heads * pick(generator, 3, 6)
