@@ -84,7 +84,9 @@ def whole_gpt(config, m):
     ids, targets = map(torch.cat, gpt_batch(m))
     loss = model(ids, targets)
     loss.backward()
-    gradients = {name: parameter.grad[: config.vocab_size] for name, parameter in model.named_parameters()}
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    for name in gradients.keys() & {"embedding.weight", "head.weight"}:
+        gradients[name] = gradients[name][: config.vocab_size]  # without the padding
     return loss.item(), gradients
 
 
