@@ -103,8 +103,21 @@ predict("2.a", rows=1024, columns=1024, mib=4)
 # | `dist.all_reduce(y)` | the sum over the ranks, in `y` itself; the call returns `None` | $n$ |
 # | `dist.all_gather(parts, y)` | the `y` of every rank, in rank order, in `parts`: a list of `p` tensors of the shape of `y` | $p \cdot n$ |
 #
-# In the three words from above: an all-reduce makes a partial tensor replicated. An all-gather makes a sharded one replicated, once its parts are concatenated.
-#
+# In the three words from above: an all-reduce makes a partial tensor replicated. An all-gather makes a sharded one replicated, once its parts are concatenated. On two ranks, with a `y` of `[1, 1]` on rank 0 and of `[2, 2]` on rank 1:
+
+
+# %%
+def two_collectives():
+    y = torch.full((2,), 1.0 + dist.get_rank(), device=device())  # [2]
+    parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]  # p of [2]
+    dist.all_gather(parts, y)
+    dist.all_reduce(y)  # y is the sum from here on
+    return {"all-gather, concatenated": torch.cat(parts).tolist(), "all-reduce": y.tolist()}
+
+
+viz.table([{"rank": rank} | told for rank, told in enumerate(launch(two_collectives, 2))])
+
+# %% [markdown]
 # That is all it takes. Now build.
 
 # %% [markdown] task="2.1" title="Cut a tensor into shards, and put it together again" difficulty=2 minutes=12

@@ -44,7 +44,7 @@ NAMES = {
 }  # in a layer of ParallelGPT: in a layer of GPT-2
 
 # %% [markdown]
-# This is the whole layer, drawn from the record of one forward and one backward pass on two ranks. The layer is the ready-made one of `tplab.transformer`; yours will take its place.
+# This is the whole layer, drawn from the record of one forward and one backward pass. The layer is the ready-made one of `tplab.transformer`; yours will take its place. Move the control to four ranks: the colours become narrower, and the messages stay as they are.
 
 
 # %%
@@ -64,8 +64,14 @@ def ready_made():
     return transformer.ParallelTransformerLayer(32, 4, device=device())
 
 
-mine = launch(one_pass, 2, args=(ready_made,))[0]
-viz.layer(mine["forward"], mine["backward"], ranks=2, title="one layer, b·s·h numbers in float32 in every message")
+# %% tags=["explore"]
+def show_layer(p):
+    mine = launch(one_pass, p, args=(ready_made,))[0]
+    title = f"one layer on {p} ranks, b·s·h numbers in float32 in every message"
+    return viz.layer(mine["forward"], mine["backward"], ranks=p, title=title)
+
+
+viz.explore(show_layer, p=(2, 4))
 
 # %% [markdown]
 # ## 1 · What stands around the blocks
