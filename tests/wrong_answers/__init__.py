@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from textwrap import dedent, indent
 from typing import Any
 
 from tplab.course.rewrite import blank_exercise, blank_prediction, keep_solution
@@ -32,6 +33,25 @@ class WrongAnswer:
     name: str
     source: str
     says: str
+
+
+def indented(text: str, spaces: int = 4) -> str:
+    """The lines of `text` with their common indentation replaced by `spaces`: the body of a function or class."""
+    return indent(dedent(text).strip(), " " * spaces)
+
+
+def swap(text: str, old: str, new: str) -> str:
+    """The text with `new` in place of `old`. Raises ValueError if `old` isn't in it."""
+    if old not in text:
+        raise ValueError(f"{old!r} is not in {text!r}")
+    return text.replace(old, new)
+
+
+def swap_all(text: str, *pairs: tuple[str, str]) -> str:
+    """The text with each (old, new) swapped, one after the other."""
+    for old, new in pairs:
+        text = swap(text, old, new)
+    return text
 
 
 @cache

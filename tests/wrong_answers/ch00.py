@@ -1,15 +1,6 @@
 """Wrong answers to the exercises of chapter 00, and what each must be told."""
 
-from tests.wrong_answers import WrongAnswer
-
-
-def swap(text: str, *pairs: tuple[str, str]) -> str:
-    for old, new in pairs:
-        if old not in text:
-            raise ValueError(f"{old!r} is not in {text!r}")
-        text = text.replace(old, new)
-    return text
-
+from tests.wrong_answers import WrongAnswer, swap_all
 
 COUNT = """
 def parameter_count(config):
@@ -30,7 +21,7 @@ def parameter_count(config):
 
 
 def count(*pairs: tuple[str, str]) -> str:
-    return swap(COUNT, *pairs)
+    return swap_all(COUNT, *pairs)
 
 
 PARAMETERS = [
@@ -101,7 +92,7 @@ def state_bytes(parameters, optimizer, mixed_precision):
 
 
 def state(*pairs: tuple[str, str]) -> str:
-    return swap(STATE, *pairs)
+    return swap_all(STATE, *pairs)
 
 
 BYTES = [
@@ -156,11 +147,11 @@ def smallest_p(config, gpu_bytes, micro_batch=1, largest=8):
 
 
 def rank(*pairs: tuple[str, str]) -> str:
-    return swap(RANK, *pairs) + SEARCH
+    return swap_all(RANK, *pairs) + SEARCH
 
 
 def search(*pairs: tuple[str, str]) -> str:
-    return RANK + swap(SEARCH, *pairs)
+    return RANK + swap_all(SEARCH, *pairs)
 
 
 TOTAL = "16 * parameters + L * activations"
@@ -176,8 +167,8 @@ SMALLEST = [
     ("states times micro_batch", rank(("16 * parameters", "16 * parameters * b")), "does not depend on the data"),
     ("everything times micro_batch", rank(("s * b *", "s *"), (TOTAL, "b * (16 * parameters + L * activations)")), "does not depend on the data"),
     ("p ignored", rank(("b, h, s, a, L =", "p = 1\n    b, h, s, a, L =")), "This is p = 1"),
-    ("everything divided by p", "def rank_bytes(config, p, micro_batch=1):\n    return whole_bytes(config, 1, micro_batch) / p\n" + swap(RANK, ("rank_bytes", "whole_bytes")) + SEARCH, "Not everything is divided by p"),
-    ("everything divided by p, in whole bytes", "def rank_bytes(config, p, micro_batch=1):\n    return whole_bytes(config, 1, micro_batch) // p\n" + swap(RANK, ("rank_bytes", "whole_bytes")) + SEARCH, "Not everything is divided by p"),
+    ("everything divided by p", "def rank_bytes(config, p, micro_batch=1):\n    return whole_bytes(config, 1, micro_batch) / p\n" + swap_all(RANK, ("rank_bytes", "whole_bytes")) + SEARCH, "Not everything is divided by p"),
+    ("everything divided by p, in whole bytes", "def rank_bytes(config, p, micro_batch=1):\n    return whole_bytes(config, 1, micro_batch) // p\n" + swap_all(RANK, ("rank_bytes", "whole_bytes")) + SEARCH, "Not everything is divided by p"),
     ("all states divided by p", rank(("math.ceil(config.vocab_size / p)", "config.vocab_size"), ("divided // p", "divided"), ("16 * parameters +", "16 * parameters / p +")), "The states are not all divided by p"),
     ("states not divided", rank(("math.ceil(config.vocab_size / p)", "config.vocab_size"), ("divided // p", "divided")), "divided by nothing"),
     ("activations not divided", rank(("24 * h // p", "24 * h"), ("s // p)", "s)")), "These activations are those of p = 1"),

@@ -4,9 +4,7 @@ Most change one of the operator's two halves; `f`, `g`, `scatter` and `gather` b
 half. "Shipped" marks what was found in released code.
 """
 
-from textwrap import dedent, indent
-
-from tests.wrong_answers import WrongAnswer
+from tests.wrong_answers import WrongAnswer, indented
 
 IDENTITY = "return {0}.view_as({0})"
 ALL_REDUCE = """
@@ -38,10 +36,10 @@ def operator(exercise: str, forward: str | None, backward: str | None) -> str:
         f"class {name}(Function):\n"
         "    @staticmethod\n"
         "    def forward(ctx, x):\n"
-        f"{indent(dedent(forward).strip(), ' ' * 8)}\n\n"
+        f"{indented(forward, 8)}\n\n"
         "    @staticmethod\n"
         "    def backward(ctx, grad_output):\n"
-        f"{indent(dedent(backward).strip(), ' ' * 8)}\n"
+        f"{indented(backward, 8)}\n"
     )
 
 

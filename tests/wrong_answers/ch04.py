@@ -3,9 +3,9 @@
 Those marked "shipped" were found in released code; the others are what a learner writes, or a way round the check.
 """
 
-from textwrap import dedent, indent
+from textwrap import dedent
 
-from tests.wrong_answers import WrongAnswer
+from tests.wrong_answers import WrongAnswer, indented, swap
 
 COLUMN_SHAPES = """
 weight_shape = (divide(out_features, world_size), in_features)
@@ -22,10 +22,6 @@ self.bias = nn.Parameter(torch.zeros(bias_shape, device=device, dtype=dtype)) if
 """
 
 
-def _block(text: str, spaces: int) -> str:
-    return indent(dedent(text).strip(), " " * spaces)
-
-
 def _layer(name: str, option: str, dim: int, shapes: str, forward: str, extra: str, allocate: str) -> str:
     return f"""
 {dedent(extra).strip()}
@@ -38,11 +34,11 @@ class {name}(nn.Module):
         self.skip_bias_add = skip_bias_add
         self.group = group
         world_size = dist.get_world_size(group)
-{_block(shapes, 8)}
-{_block(allocate or ALLOCATE.format(dim=dim), 8)}
+{indented(shapes, 8)}
+{indented(allocate or ALLOCATE.format(dim=dim), 8)}
 
     def forward(self, x):
-{_block(forward, 8)}
+{indented(forward, 8)}
 """
 
 
@@ -94,12 +90,6 @@ G_BOTH_WAYS = ALL_REDUCE_FUNCTION.format(
     forward="x = x.clone(); dist.all_reduce(x, group=group)",
     backward="dy = dy.clone(); dist.all_reduce(dy, group=ctx.group)",
 )
-
-
-def swap(text: str, old: str, new: str) -> str:
-    if old not in text:
-        raise ValueError(f"{old!r} is not in {text!r}")
-    return text.replace(old, new)
 
 
 COLUMN = [
@@ -317,11 +307,11 @@ def cut(body: str, glue: str = "") -> str:
     )
     return f"""
 def shard(tensor, dim, rank, world_size, *, stride=1):
-{_block(body, 4)}
+{indented(body, 4)}
 
 
 def unshard(shards, dim, *, stride=1):
-{_block(glue, 4)}
+{indented(glue, 4)}
 """
 
 
@@ -364,7 +354,7 @@ def init(body: str) -> str:
 def init_from_master(param, full_shape, init_method, group=None):
     sharding = param.tensor_parallel
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-{_block(body, 4)}
+{indented(body, 4)}
 """
 
 
@@ -428,12 +418,12 @@ def load_save(load: str = LOAD_BODY, save: str = SAVE_BODY) -> str:
     return f"""
 def load_full_state_dict(module, full_state, group=None):
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-{_block(load, 4)}
+{indented(load, 4)}
 
 
 def full_state_dict(module, group=None):
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-{_block(save, 4)}
+{indented(save, 4)}
 """
 
 

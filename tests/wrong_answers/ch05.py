@@ -1,19 +1,8 @@
 """Wrong answers to the exercises of chapter 05, and what each must be told."""
 
-from textwrap import dedent, indent
+from textwrap import dedent
 
-from tests.wrong_answers import WrongAnswer
-
-
-def _block(text: str, spaces: int) -> str:
-    return indent(dedent(text).strip(), " " * spaces)
-
-
-def swap(text: str, old: str, new: str) -> str:
-    if old not in text:
-        raise ValueError(f"{old!r} is not in {text!r}")
-    return text.replace(old, new)
-
+from tests.wrong_answers import WrongAnswer, indented, swap
 
 OPTIONS = 'options = {"bias": bias, "group": group, "device": device, "dtype": dtype}\n'
 MLP_INIT = OPTIONS + (
@@ -38,10 +27,10 @@ class {name}(nn.Module):
     def __init__(self, hidden_size, {ffn}, *, bias=True, group=None, device=None, dtype=None):
         super().__init__()
         self.group = group
-{_block(init, 8)}
+{indented(init, 8)}
 
     def forward(self, x):
-{_block(forward, 8)}
+{indented(forward, 8)}
 """
 
 
@@ -125,7 +114,7 @@ SWIGLU = [
 def formula(body: str) -> str:
     return f"""
 def mlp_traffic(batch, sequence, hidden_size, ffn_hidden_size, p, bytes_per_number=4, naive=False):
-{_block(body, 4)}
+{indented(body, 4)}
 """
 
 
@@ -163,7 +152,7 @@ def drift(body: str) -> str:
 def replica_drift(module, group=None):
     rank, p = dist.get_rank(group), dist.get_world_size(group)
     worst = 0.0
-{_block(body, 4)}
+{indented(body, 4)}
 """
 
 

@@ -1,19 +1,8 @@
 """Wrong answers to the exercises of chapter 06, and what each must be told."""
 
-from textwrap import dedent, indent
+from textwrap import dedent
 
-from tests.wrong_answers import WrongAnswer
-
-
-def _block(text: str, spaces: int) -> str:
-    return indent(dedent(text).strip(), " " * spaces)
-
-
-def swap(text: str, old: str, new: str) -> str:
-    if old not in text:
-        raise ValueError(f"{old!r} is not in {text!r}")
-    return text.replace(old, new)
-
+from tests.wrong_answers import WrongAnswer, indented, swap
 
 SPLIT = "return y.unflatten(-1, (-1, head_dim)).transpose(1, 2)"
 MERGE = "return y.transpose(1, 2).flatten(2)"
@@ -30,15 +19,15 @@ return scores.softmax(dim=-1) @ v
 def heads(attend: str = ATTEND, split: str = SPLIT, merge: str = MERGE) -> str:
     return f"""
 def split_heads(y, head_dim):
-{_block(split, 4)}
+{indented(split, 4)}
 
 
 def attend(q, k, v, causal=False):
-{_block(attend, 4)}
+{indented(attend, 4)}
 
 
 def merge_heads(y):
-{_block(merge, 4)}
+{indented(merge, 4)}
 """
 
 
@@ -87,10 +76,10 @@ class ParallelAttention(nn.Module):
         super().__init__()
         self.causal, self.group = causal, group
         world_size = dist.get_world_size(group)
-{_block(init or ATTENTION_INIT, 8)}
+{indented(init or ATTENTION_INIT, 8)}
 
     def forward(self, x):
-{_block(forward or ATTENTION_FORWARD, 8)}
+{indented(forward or ATTENTION_FORWARD, 8)}
 """
 
 
@@ -153,7 +142,7 @@ ATTENTION = [
 def slicing(body: str) -> str:
     return f"""
 def shard_qkv(weight, num_heads, num_kv_heads, rank, world_size):
-{_block(body, 4)}
+{indented(body, 4)}
 """
 
 
@@ -202,7 +191,7 @@ class GroupedAttention(nn.Module):
         self.causal, self.group = causal, group
         self.head_dim = divide(hidden_size, num_heads)
         world_size = dist.get_world_size(group)
-{_block(init or GROUPED_INIT, 8)}
+{indented(init or GROUPED_INIT, 8)}
         self.copies, self.copies_group = copies, copies_group(group, copies)
         blocks = [Block(heads * self.head_dim, unit=self.head_dim) for heads in (num_heads, num_kv_heads, num_kv_heads)]
         rows = (self.heads + 2 * self.kv_heads) * self.head_dim
@@ -216,7 +205,7 @@ class GroupedAttention(nn.Module):
 
     def forward(self, x):
         n, m, d = self.heads, self.kv_heads, self.head_dim
-{_block(forward or GROUPED_FORWARD, 8)}
+{indented(forward or GROUPED_FORWARD, 8)}
 """
 
 
@@ -300,14 +289,14 @@ def cache(step: str = "", append: str = "", init: str = "") -> str:
     return f"""
 class KVCache:
     def __init__(self, attention, batch_size, max_length):
-{_block(init or CACHE_INIT, 8)}
+{indented(init or CACHE_INIT, 8)}
 
     def append(self, keys, values):
-{_block(append or APPEND, 8)}
+{indented(append or APPEND, 8)}
 
 
 def attend_next(attention, x, cache):
-{_block(step or STEP, 4)}
+{indented(step or STEP, 4)}
 """
 
 

@@ -2,18 +2,7 @@
 
 from textwrap import dedent, indent
 
-from tests.wrong_answers import WrongAnswer
-
-
-def _block(text: str, spaces: int) -> str:
-    return indent(dedent(text).strip(), " " * spaces)
-
-
-def swap(text: str, old: str, new: str) -> str:
-    if old not in text:
-        raise ValueError(f"{old!r} is not in {text!r}")
-    return text.replace(old, new)
-
+from tests.wrong_answers import WrongAnswer, indented, swap
 
 # 7.1
 
@@ -24,11 +13,11 @@ SPAN = "rows = pad_vocab_size(vocab_size, world_size, multiple) // world_size\nr
 def ranges(pad: str = PAD, span: str = SPAN) -> str:
     return f"""
 def pad_vocab_size(vocab_size, world_size, multiple=128):
-{_block(pad, 4)}
+{indented(pad, 4)}
 
 
 def vocab_range(vocab_size, rank, world_size, multiple=128):
-{_block(span, 4)}
+{indented(span, 4)}
 """
 
 
@@ -74,7 +63,7 @@ def lookup(body: str = LOOKUP, extra: str = "") -> str:
 {dedent(extra).strip()}
 
 def parallel_lookup(ids, weight, start, stop, *, padding_row=None, group=None):
-{_block(body, 4)}
+{indented(body, 4)}
 """
 
 
@@ -167,15 +156,15 @@ class VocabParallelEmbedding(nn.Module):
         super().__init__()
         self.num_embeddings, self.padding_idx, self.group = num_embeddings, padding_idx, group
         rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-{_block(init, 8)}
-{_block(given, 8)}
-{_block(first, 8)}
+{indented(init, 8)}
+{indented(given, 8)}
+{indented(first, 8)}
 
     def padding_row(self):
-{_block(row, 8)}
+{indented(row, 8)}
 
     def forward(self, ids):
-{_block(forward, 8)}
+{indented(forward, 8)}
 """
 
 
@@ -232,7 +221,7 @@ def logits(body: str = LOGITS, extra: str = "") -> str:
 {dedent(extra).strip()}
 
 def parallel_logits(x, weight, *, gather=False, vocab_size=None, group=None):
-{_block(body, 4)}
+{indented(body, 4)}
 """
 
 
@@ -301,10 +290,10 @@ def tied(forward: str = TIED_FORWARD, init: str = TIED_INIT) -> str:
 class TiedModel(nn.Module):
     def __init__(self, vocab_size, hidden_size, body, *, multiple=128, group=None, device=None, dtype=None):
         super().__init__()
-{_block(init, 8)}
+{indented(init, 8)}
 
     def forward(self, ids, gather=False):
-{_block(forward, 8)}
+{indented(forward, 8)}
 """
 
 

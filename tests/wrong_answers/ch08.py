@@ -1,22 +1,10 @@
 """Wrong answers to the exercises of chapter 08, and what each must be told."""
 
-from textwrap import dedent, indent
-
-from tests.wrong_answers import WrongAnswer
-
-
-def _block(text: str, spaces: int = 4) -> str:
-    return indent(dedent(text).strip(), " " * spaces)
-
-
-def swap(text: str, old: str, new: str) -> str:
-    if old not in text:
-        raise ValueError(f"{old!r} is not in {text!r}")
-    return text.replace(old, new)
+from tests.wrong_answers import WrongAnswer, indented, swap
 
 
 def maximum(body: str) -> str:
-    return f"@torch.no_grad()\ndef vocab_max(logits, group=None):\n{_block(body)}\n"
+    return f"@torch.no_grad()\ndef vocab_max(logits, group=None):\n{indented(body)}\n"
 
 
 ALL_REDUCE = "dist.all_reduce(m, op=dist.ReduceOp.MAX, group=group)\nreturn m"
@@ -48,7 +36,7 @@ MAXIMUM = [
 
 
 def lse(body: str) -> str:
-    return f"def vocab_logsumexp(logits, group=None):\n{_block(body)}\n"
+    return f"def vocab_logsumexp(logits, group=None):\n{indented(body)}\n"
 
 
 M = "m = vocab_max(logits, group)\n"
@@ -90,7 +78,7 @@ LSE = [
 
 
 def aimed(body: str) -> str:
-    return f"def target_logit(logits, target, group=None):\n{_block(body)}\n"
+    return f"def target_logit(logits, target, group=None):\n{indented(body)}\n"
 
 
 COUNT = "columns = logits.shape[-1]\nv = columns * dist.get_world_size(group)\n"
@@ -155,11 +143,11 @@ def by_hand(backward: str = BACKWARD, forward: str = FORWARD) -> str:
 class VocabParallelCrossEntropy(Function):
     @staticmethod
     def forward(ctx, logits, target, group):
-{_block(forward, 8)}
+{indented(forward, 8)}
 
     @staticmethod
     def backward(ctx, dloss):
-{_block(backward, 8)}
+{indented(backward, 8)}
 """
 
 
@@ -202,7 +190,7 @@ BY_HAND = [
 def whole(body: str) -> str:
     return (
         "def vocab_parallel_loss(logits, target, *, vocab_size, ignore_index=-100, label_smoothing=0.0, group=None):\n"
-        + _block(body)
+        + indented(body)
         + "\n"
     )
 

@@ -1,24 +1,12 @@
 """Wrong answers to the exercises of chapter 09, and what each must be told."""
 
-from textwrap import dedent, indent
-
-from tests.wrong_answers import WrongAnswer
-
-
-def _block(text: str, spaces: int) -> str:
-    return indent(dedent(text).strip(), " " * spaces)
-
-
-def swap(text: str, old: str, new: str) -> str:
-    if old not in text:
-        raise ValueError(f"{old!r} is not in {text!r}")
-    return text.replace(old, new)
+from tests.wrong_answers import WrongAnswer, indented, swap
 
 
 def shard(body: str) -> str:
     return f"""
 def draw_shard(shape, dim, seed, group=None):
-{_block(body, 4)}
+{indented(body, 4)}
 """
 
 
@@ -57,7 +45,7 @@ FIRST_VALUES = [
 def seeds(body: str) -> str:
     return f"""
 def stream_seeds(seed, rank, world_size, copy=0):
-{_block(body, 4)}
+{indented(body, 4)}
 """
 
 
@@ -119,20 +107,20 @@ def tracker(
     return f"""
 class RNGTracker:
     def __init__(self):
-{_block(init, 8)}
+{indented(init, 8)}
 
     def add(self, name, seed):
-{_block(add, 8)}
+{indented(add, 8)}
 
     @contextmanager
     def fork(self, name={default}):
-{_block(fork, 8)}
+{indented(fork, 8)}
 
     def state_dict(self):
-{_block(save, 8)}
+{indented(save, 8)}
 
     def load_state_dict(self, state):
-{_block(load, 8)}
+{indented(load, 8)}
 """
 
 
@@ -194,10 +182,10 @@ def block(forward: str = FORWARD, init: str = INIT) -> str:
 class ParallelBlock(nn.Module):
     def __init__(self, hidden_size, ffn_hidden_size, rate, tracker, *, group=None, device=None, dtype=None):
         super().__init__()
-{_block(init, 8)}
+{indented(init, 8)}
 
     def forward(self, x):
-{_block(forward, 8)}
+{indented(forward, 8)}
 """
 
 
@@ -248,7 +236,7 @@ return torch_checkpoint(function, *args, use_reentrant=False, context_fn=lambda:
 def replay(body: str) -> str:
     return f"""
 def checkpoint(function, *args, tracker):
-{_block(body, 4)}
+{indented(body, 4)}
 """
 
 

@@ -1,19 +1,9 @@
 """Wrong answers to the exercises of chapter 10, and what each must be told."""
 
-from textwrap import dedent, indent
-
-from tests.wrong_answers import WrongAnswer, chapter
+from tests.wrong_answers import WrongAnswer, chapter, indented, swap_all
 from tplab.course.rewrite import keep_solution
 
 MAPPINGS = "from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region\n"
-
-
-def swap(text: str, *pairs: tuple[str, str]) -> str:
-    for old, new in pairs:
-        if old not in text:
-            raise ValueError(f"{old!r} is not in {text!r}")
-        text = text.replace(old, new)
-    return text
 
 
 def solution(exercise: str) -> str:
@@ -26,7 +16,7 @@ def replaced(exercise: str, start: str, stop: str, body: str) -> str:
     begin = next(i for i, line in enumerate(lines) if line.strip().startswith(start))
     end = next((i for i, line in enumerate(lines) if i > begin and stop and line.strip().startswith(stop)), len(lines))
     spaces = len(lines[begin]) - len(lines[begin].lstrip())
-    return MAPPINGS + "\n".join([*lines[:begin], indent(dedent(body).strip(), " " * spaces), "", *lines[end:]])
+    return MAPPINGS + "\n".join([*lines[:begin], indented(body, spaces), "", *lines[end:]])
 
 
 def layer(body: str) -> str:
@@ -34,7 +24,7 @@ def layer(body: str) -> str:
 
 
 def layer_swap(*pairs: tuple[str, str]) -> str:
-    return MAPPINGS + swap(solution("10.1"), *pairs)
+    return MAPPINGS + swap_all(solution("10.1"), *pairs)
 
 
 DROP = "dropout(y + bias, self.hidden_dropout, self.training, sharded=False, rng=rng)"
@@ -104,7 +94,7 @@ LAYER = [
 
 
 def gpt(*pairs: tuple[str, str]) -> str:
-    return MAPPINGS + swap(solution("10.2"), *pairs)
+    return MAPPINGS + swap_all(solution("10.2"), *pairs)
 
 
 LOGITS = "logits = parallel_logits(x, self.embedding.weight, group=self.group)"
@@ -155,7 +145,7 @@ GPT = [
 
 
 def shards(*pairs: tuple[str, str]) -> str:
-    return swap(solution("10.3"), *pairs)
+    return swap_all(solution("10.3"), *pairs)
 
 
 TURN = "if tensor.dim() == 2:\n                    tensor = tensor.t()"
@@ -207,7 +197,7 @@ CHECKPOINT = [
 
 
 def generated(*pairs: tuple[str, str]) -> str:
-    return MAPPINGS + swap(solution("10.4"), *pairs)
+    return MAPPINGS + swap_all(solution("10.4"), *pairs)
 
 
 def best(body: str) -> str:
