@@ -1,16 +1,13 @@
 """Pictures of collectives, rings and times: the right numbers, colours and places, inside the frame, no overlap."""
 
-import itertools
 import math
 from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
-from matplotlib.text import Text
 
-from tests.test_viz import fills, texts
+from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, fills, texts
 from tplab import viz
 from tplab.viz.colors import FAINT, NOBODY, rank_color, rank_fill
 
@@ -68,32 +65,14 @@ PICTURES = {
 
 @pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
 def test_a_picture_is_small_fits_a_notebook_and_is_the_same_every_time(draw) -> None:
-    png, shown = draw()._repr_png_()
-    assert len(png) < 100_000
-    assert shown["width"] <= 960
-    assert shown["alt"]
-    assert png == draw().png()
-
-
-def boxes_of(picture: viz.Picture) -> list[tuple]:
-    """Every text with the rectangle that it covers, in pixels, without the line that leads to it."""
-    canvas = FigureCanvasAgg(picture)
-    canvas.draw()
-    found = [text for axes in picture.axes for text in axes.texts if text.get_text()]
-    return [(text.get_text(), Text.get_window_extent(text, canvas.get_renderer())) for text in found]
+    assert_fits_a_notebook(draw)
 
 
 @pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
 def test_texts_stay_in_the_frame_and_apart(draw) -> None:
     picture = draw()
-    boxes = boxes_of(picture)
-    frame = picture.bbox
-    outside = [
-        text for text, box in boxes if box.x0 < -1 or box.x1 > frame.x1 + 1 or box.y0 < -1 or box.y1 > frame.y1 + 1
-    ]
-    assert outside == []
-    pairs = itertools.combinations(boxes, 2)
-    assert [(one, other) for (one, a), (other, b) in pairs if a.overlaps(b)] == []
+    assert_texts_inside(picture)
+    assert_texts_apart(picture)
 
 
 def test_every_number_before_and_after_stands_on_the_colours_of_its_sources() -> None:

@@ -1,11 +1,8 @@
 """The picture of heads on ranks: every head by its number in its rank's colour, copies dashed, inside the frame."""
 
-import itertools
-
 import pytest
 
-from tests.test_viz import texts
-from tests.test_viz_collectives import boxes_of
+from tests.pictures import assert_texts_apart, assert_texts_inside, texts
 from tplab import viz
 from tplab.viz.colors import rank_fill
 
@@ -24,12 +21,8 @@ def rectangles(picture, dashed):
 @pytest.mark.parametrize("held", [GROUPED, WHOLE, ONE_EACH], ids=["grouped", "whole", "one each"])
 def test_texts_stay_in_the_frame_and_apart_and_the_picture_is_small(held) -> None:
     picture = viz.heads(held, title="which head lives where")
-    boxes = boxes_of(picture)
-    frame = picture.bbox
-    outside = [t for t, box in boxes if box.x0 < -1 or box.x1 > frame.x1 + 1 or box.y0 < -1 or box.y1 > frame.y1 + 1]
-    assert outside == []
-    pairs = itertools.combinations(boxes, 2)
-    assert [(one, other) for (one, a), (other, b) in pairs if a.overlaps(b)] == []
+    assert_texts_inside(picture)
+    assert_texts_apart(picture)
     png, shown = picture._repr_png_()
     assert len(png) < 100_000
     assert shown["width"] <= 960

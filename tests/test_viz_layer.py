@@ -1,13 +1,11 @@
 """The picture of a transformer layer: what is whole, what is shared out, and what its four operators sent."""
 
-import itertools
 from types import SimpleNamespace
 
 import pytest
 from matplotlib.colors import to_rgb
 
-from tests.test_viz import texts
-from tests.test_viz_collectives import boxes_of
+from tests.pictures import assert_texts_apart, assert_texts_inside, texts
 from tplab import viz
 from tplab.viz.colors import NOBODY, rank_fill
 
@@ -24,12 +22,8 @@ def picture(p, **options):
 @pytest.mark.parametrize("p", [1, 2, 4])
 def test_texts_stay_in_the_frame_and_apart_and_the_picture_is_small(p, post) -> None:
     drawn = picture(p, post=post)
-    boxes = boxes_of(drawn)
-    frame = drawn.bbox
-    outside = [t for t, box in boxes if box.x0 < -1 or box.x1 > frame.x1 + 1 or box.y0 < -1 or box.y1 > frame.y1 + 1]
-    assert outside == []
-    pairs = itertools.combinations(boxes, 2)
-    assert [(one, other) for (one, a), (other, b) in pairs if a.overlaps(b)] == []
+    assert_texts_inside(drawn)
+    assert_texts_apart(drawn)
     png, shown = drawn._repr_png_()
     assert len(png) < 100_000
     assert shown["width"] <= 960

@@ -1,12 +1,10 @@
 """The picture of a look-up in a table cut by rows: every rank's rows, its masked vectors, and their sum."""
 
-import itertools
-
 import pytest
 import torch
 from matplotlib.colors import to_rgb
 
-from tests.test_viz import fills, text_boxes, texts
+from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, fills, texts
 from tplab import viz
 from tplab.viz.colors import rank_fill
 
@@ -42,16 +40,9 @@ PICTURES = {
 
 @pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
 def test_it_fits_a_notebook_and_no_text_leaves_it_or_covers_another(draw) -> None:
-    drawn = draw()
-    png, shown = drawn._repr_png_()
-    assert len(png) < 100_000
-    assert shown["width"] <= 960
-    boxes = text_boxes(drawn)
-    frame = drawn.bbox
-    assert [text for text, box in boxes if box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < 0] == []
-    assert [text for text, box in boxes if box.y1 > frame.y1] == []
-    assert [(a, b) for (a, one), (b, other) in itertools.combinations(boxes, 2) if one.overlaps(other)] == []
-    assert png == draw().png()
+    assert_fits_a_notebook(draw)
+    assert_texts_inside(draw())
+    assert_texts_apart(draw())
 
 
 def test_every_vector_has_the_colour_of_the_rank_that_found_it() -> None:

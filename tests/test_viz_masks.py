@@ -1,12 +1,10 @@
 """Pictures of dropout masks: every kept place is filled where it stands, in the colour of its rank."""
 
-import itertools
-
 import pytest
 import torch
 from matplotlib.collections import PatchCollection
 
-from tests.test_viz import text_boxes, texts
+from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, text_boxes, texts
 from tplab import viz
 from tplab.viz.colors import rank_color, tint
 
@@ -29,16 +27,10 @@ PICTURES = {
 
 @pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
 def test_a_picture_is_small_fits_a_notebook_and_keeps_its_texts_inside_and_apart(draw) -> None:
-    picture = draw()
-    png, shown = picture._repr_png_()
-    assert len(png) < 100_000
-    assert shown["width"] <= 960
-    assert shown["alt"]
-    assert png == draw().png()
-    boxes, frame = text_boxes(picture), picture.bbox
-    assert boxes
-    assert all(box.x0 >= 0 and box.x1 <= frame.x1 and box.y0 >= 0 and box.y1 <= frame.y1 for _, box in boxes)
-    assert [(one, other) for (one, a), (other, b) in itertools.combinations(boxes, 2) if a.overlaps(b)] == []
+    assert_fits_a_notebook(draw)
+    assert text_boxes(draw())
+    assert_texts_inside(draw())
+    assert_texts_apart(draw())
 
 
 def filled(picture: viz.Picture) -> list[tuple[tuple[float, ...], set[tuple[int, int]]]]:

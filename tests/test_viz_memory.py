@@ -7,7 +7,7 @@ import torch
 from matplotlib.colors import to_rgb
 from torch import nn
 
-from tests.test_viz import text_boxes, texts
+from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
 from tplab import viz
 from tplab.memory import PRESETS, Bill, Layout, bill
 from tplab.memory_meter import MemoryMeter
@@ -55,25 +55,13 @@ PICTURES = {
 
 @pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
 def test_a_picture_is_small_fits_a_notebook_and_keeps_its_texts_inside(draw) -> None:
-    picture = draw()
-    png, shown = picture._repr_png_()
-    assert len(png) < 100_000
-    assert shown["width"] <= 960
-    assert shown["alt"]
-    assert png == draw().png()
-    frame = picture.bbox
-    outside = [
-        text
-        for text, box in text_boxes(picture)
-        if box.x0 < frame.x0 - 1 or box.x1 > frame.x1 + 1 or box.y0 < frame.y0 - 1 or box.y1 > frame.y1 + 1
-    ]
-    assert outside == []
+    assert_fits_a_notebook(draw)
+    assert_texts_inside(draw())
 
 
 @pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
 def test_no_two_texts_overlap(draw) -> None:
-    pairs = itertools.combinations(text_boxes(draw()), 2)
-    assert [(one, other) for (one, a), (other, b) in pairs if a.overlaps(b)] == []
+    assert_texts_apart(draw())
 
 
 def bars(picture: viz.Picture) -> list[tuple[float, float, bool]]:

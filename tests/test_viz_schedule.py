@@ -4,7 +4,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
-from tests.test_viz import text_boxes
+from tests.pictures import assert_texts_apart, assert_texts_inside
 from tplab import viz
 from tplab.schedule_order import simulate
 from tplab.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
@@ -36,11 +36,8 @@ def test_every_action_is_a_box_of_its_length_in_the_lane_of_its_rank(name):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_no_number_touches_another_and_all_lie_within_the_picture(name):
     picture = viz.schedule(simulate(SCHEDULES[name]), title="t")
-    whole = picture.bbox
-    placed = [box for _, box in text_boxes(picture)]
-    for index, box in enumerate(placed):
-        assert whole.x0 <= box.x0 <= box.x1 <= whole.x1
-        assert not any(box.overlaps(other) for other in placed[:index])
+    assert_texts_inside(picture)
+    assert_texts_apart(picture)
 
 
 def test_each_box_has_its_micro_batch():
