@@ -69,7 +69,7 @@ SEEDS = [
     ("ranks 2**32 apart", seeds(FIRST + swap(ANSWER, "1 + rank", "1 + rank * 2**32")), "last 32 bits"),
     ("seeds that do not follow the run's", seeds(swap(FIRST, "seed + ", "10**8 + ") + ANSWER), "Which of your seeds does not contain `seed`"),
     ("copies 128 apart", seeds(swap(FIRST, "2000", "128") + ANSWER), "never reaches the next one"),
-    ("the hash of a name", seeds(FIRST + swap(ANSWER, "first + 1 + rank", "first + 10**8 + 10**6 * (hash('sharded') % 20) + rank")), "of a text is another number in every process"),
+    ("the hash of a name", seeds(FIRST + swap(ANSWER, "first + 1 + rank", "first + 10**8 + 10**6 * (hash('sharded') % 10**9) + rank")), "of a text is another number in every process"),
     ("negative", seeds(FIRST + swap(ANSWER, "first + 1 + rank", "-first - rank")), "none of them negative"),
     ("tensors", seeds(FIRST + swap(ANSWER, "first + 1 + rank", "torch.tensor(first + 1 + rank)")), "of whole numbers"),
     ("a list", seeds(FIRST + "return [seed, first, first + 1 + rank]"), "The result is a dictionary"),
