@@ -144,11 +144,12 @@ def layers_of_stage(num_layers: int, pp: int, stage: int) -> int:
 def rank_parameters(config: GPTConfig, layout: Layout = Layout(), stage: int = 0) -> int:
     """How many parameters one GPU of a pipeline stage holds. ValueError where tp or pp does not fit the model."""
     check_tensor_parallel(config, layout.tp)
-    weights = layer_weights(config) * layers_of_stage(config.num_layers, layout.pp, stage)
-    weights += first_weights(config) if stage == 0 else []
+    of_layer = sum(weight.on_rank(layout.tp) for weight in layer_weights(config))
+    ends = first_weights(config) if stage == 0 else []
     if stage == layout.pp - 1:
-        weights += last_weights(config, own_head=layout.pp > 1 or not config.tied_embedding)
-    return sum(weight.on_rank(layout.tp) for weight in weights)
+        ends += last_weights(config, own_head=layout.pp > 1 or not config.tied_embedding)
+    of_ends = sum(weight.on_rank(layout.tp) for weight in ends)
+    return layers_of_stage(config.num_layers, layout.pp, stage) * of_layer + of_ends
 
 
 def layer_activations(

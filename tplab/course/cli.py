@@ -12,10 +12,10 @@ from rich.text import Text
 
 import tplab
 from tplab.course.notebook import Unreadable
-from tplab.course.tools import check, doctor, hint, lab, progress, reset, solution
+from tplab.course.tools import check, doctor, hint, lab, plan, progress, reset, solution
 from tplab.course.tools.places import Misuse
 
-COMMANDS = (lab, check, progress, hint, solution, reset, doctor)
+COMMANDS = (lab, check, progress, hint, solution, reset, doctor, plan)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -16,4 +16,5 @@ solution      tplab solution
 reset         tplab reset
 lab           tplab lab, which `make lab` runs
 doctor        tplab doctor, a package
+plan          tplab plan
 """

@@ -1,0 +1,382 @@
+"""The cost of communication and computation: collectives, FLOPs, a layer, a step. Published tables: test_published.
+
+References are written out here: numbers done by hand, torch's own FLOP counter, the schedules of chapter 13 played.
+"""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tplab import collective_cost as cost
+from tplab.flops import hardware_flops, layer_products, layer_scores, logits, model_flops
+from tplab.gpt import ParallelGPT
+from tplab.gpt_config import PRESETS, GPTConfig
+from tplab.layer_cost import Pass, efficiency, layer_time, overlap_saving
+from tplab.links import Link
+from tplab.machines import MACHINES, Machine
+from tplab.memory import Layout
+from tplab.schedule_order import bubble, simulate
+from tplab.schedules import gpipe, interleaved, one_f_one_b
+from tplab.step_cost import Program, StepTime, achieved, output_time, step_time, throughput
+
+UNIT = Link(1.0, 1.0)
+NOTHING = Link(0.0, 1e-30)
+A100 = MACHINES["A100 DGX"]
+# Every number different, none a power of two of another: no two parts can be mistaken for each other.
+PLAIN = Machine("plain", flops=7e6, fraction=0.5, memory=10**9, bandwidth=3e5, gpus_per_node=4,
+                inside=Link(0.0157, 1.3e-6), between=Link(0.17, 2.9e-5))  # fmt: skip
+SMALL = GPTConfig(num_layers=6, hidden_size=24, num_heads=4, vocab_size=44, seq_length=20)
+T = 3 * 20  # tokens of a micro-batch of 3
+
+
+# Collectives
+
+
+@pytest.mark.parametrize(
+    ("seconds", "by_hand"),
+    [
+        (cost.all_reduce(UNIT, 8, 4), 2 * 3 * (1 + 2)),
+        (cost.all_reduce(UNIT, 8, 4, "tree"), 2 * 2 * (1 + 8)),
+        (cost.all_reduce(UNIT, 8, 5, "tree"), 2 * 3 * (1 + 8)),
+        (cost.all_gather(UNIT, 8, 4), 3 * (1 + 2)),
+        (cost.reduce_scatter(UNIT, 8, 4), 3 * (1 + 2)),
+        (cost.broadcast(UNIT, 8, 4), 2 * (1 + 8)),
+        (cost.broadcast(UNIT, 8, 5), 3 * (1 + 8)),
+        (cost.all_to_all(UNIT, 8, 4), 3 * (1 + 2)),
+        (cost.send(UNIT, 8), 1 + 8),
+    ],
+)
+def test_collectives_take_the_time_of_their_messages(seconds, by_hand):
+    assert seconds == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize("name", cost.COLLECTIVES)
+def test_one_rank_sends_nothing_and_impossible_ones_are_refused(name):
+    assert cost.COLLECTIVES[name](UNIT, 8, 1) == 0
+    with pytest.raises(ValueError, match="p=0"):
+        cost.COLLECTIVES[name](UNIT, 8, 0)
+    with pytest.raises(ValueError, match="-8 bytes"):
+        cost.COLLECTIVES[name](UNIT, -8, 2)
+
+
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather():
+    for p in range(1, 20):
+        parts = cost.reduce_scatter(UNIT, 100, p) + cost.all_gather(UNIT, 100, p)
+        assert cost.all_reduce(UNIT, 100, p) == pytest.approx(parts)
+
+
+def test_an_unknown_algorithm_is_refused():
+    with pytest.raises(ValueError, match="'star' is neither"):
+        cost.all_reduce(UNIT, 8, 4, "star")  # type: ignore[arg-type]
+
+
+# FLOPs
+
+
+def counted(config: GPTConfig, batch: int, recompute: str = "nothing") -> int:
+    """FLOPs of forward and backward of a real GPT, as torch counts them."""
+    model = ParallelGPT(config, recompute=recompute).train()
+    ids = torch.randint(config.vocab_size, (batch, config.seq_length))
+    with FlopCounterMode(display=False) as counter:
+        model(ids, targets=ids).backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("recompute", ["nothing", "attention", "layers"])
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"num_kv_heads": 2, "gated": True, "ffn_hidden_size": 36, "bias": False, "learned_positions": False}],
+    ids=["GPT", "Llama"],
+)
+def test_flops_are_those_that_torch_counts_in_a_real_gpt(change, recompute):
+    config = dataclasses.replace(SMALL, vocab_size=128, **change)  # 128, since the GPT pads its vocabulary
+    again = counted(config, 3, recompute)
+    if recompute == "attention":  # torch stops once it has what backward needs, so P V is not multiplied again
+        again += T * config.num_layers * layer_scores(config) // 2
+    assert hardware_flops(config, 3, recompute) == again
+    assert model_flops(config, 3) == counted(config, 3)
+
+
+def test_an_unknown_recomputation_is_refused():
+    with pytest.raises(ValueError, match="'all' is not one of 'nothing', 'attention', 'layers'"):
+        hardware_flops(SMALL, 1, "all")  # type: ignore[arg-type]
+
+
+def test_flops_of_a_gpt_by_the_formulas_of_the_docstring():
+    h, s, vocabulary, layers, batch = 24, 20, 44, 6, 3
+    assert layer_products(SMALL) == 24 * h**2
+    assert layer_scores(SMALL) == 4 * s * h
+    assert logits(SMALL) == 2 * h * vocabulary
+    factor = batch * s * layers * h**2
+    tail = vocabulary / (12 * layers * h)
+    assert model_flops(SMALL, batch) == pytest.approx(72 * factor * (1 + s / (6 * h) + tail))
+    assert hardware_flops(SMALL, batch, "attention") == pytest.approx(72 * factor * (1 + 2 * s / (9 * h) + tail))
+
+
+# A layer
+
+
+def parts(one: Pass) -> tuple[float, float, float, float]:
+    return one.products, one.elementwise, one.communication, one.hidden
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_a_layer_is_its_products_its_bytes_and_its_messages(tp):
+    h, f, a, s, rate, wide = 24, 96, 4, 20, 3.5e6, 3e5
+    time = layer_time(SMALL, PLAIN, micro_batch=3, tp=tp)
+    products = T * (24 * h**2 + 4 * s * h) / tp / rate
+    scores = a * s * T / tp
+    forward_bytes = T * h * (2 * 4 + 2 * 7) + 4 * T * f / tp + 13 * scores
+    backward_bytes = T * h * (2 * 6 + 2 * 11) + 6 * T * f / tp + 19 * scores
+    messages = 2 * 2 * (tp - 1) * (0.0157 + 1.3e-6 * 2 * T * h / tp)
+    assert parts(time.forward) == pytest.approx((products, forward_bytes / wide, messages, 0))
+    assert parts(time.backward) == pytest.approx((2 * products, backward_bytes / wide, messages, 0))
+    assert parts(time.recompute) == (0, 0, 0, 0)
+    assert time.total == pytest.approx(3 * products + (forward_bytes + backward_bytes) / wide + 2 * messages)
+
+
+def test_without_dropout_its_passes_and_masks_fall_away_and_a_gate_adds_its_own():
+    config = dataclasses.replace(SMALL, dropout=0.0, gated=True, ffn_hidden_size=40)
+    time = layer_time(config, PLAIN, micro_batch=3)
+    scores = 4 * 20 * T
+    assert time.forward.elementwise == pytest.approx((T * 24 * (8 + 12) + 6 * T * 40 + 8 * scores) / 3e5)
+    assert time.backward.elementwise == pytest.approx((T * 24 * (12 + 12) + 10 * T * 40 + 14 * scores) / 3e5)
+    assert time.forward.products == pytest.approx(T * (8 * 24**2 + 6 * 24 * 40 + 4 * 20 * 24) / 3.5e6)
+
+
+def test_flash_attention_computes_half_of_the_scores_and_keeps_them_out_of_memory():
+    flash = layer_time(dataclasses.replace(SMALL, flash_attention=True), PLAIN, micro_batch=3)
+    whole = layer_time(SMALL, PLAIN, micro_batch=3)
+    scores = T * 4 * 20 * 24 / 3.5e6
+    assert whole.forward.products - flash.forward.products == pytest.approx(scores / 2)
+    assert whole.backward.products - flash.backward.products == pytest.approx(2 * scores - 5 / 4 * scores)
+    assert whole.forward.elementwise - flash.forward.elementwise == pytest.approx(13 * 4 * 20 * T / 3e5)
+    assert whole.backward.elementwise - flash.backward.elementwise == pytest.approx(19 * 4 * 20 * T / 3e5)
+
+
+def test_recomputation_repeats_the_scores_or_the_whole_forward_pass():
+    nothing, attention, layers = (
+        layer_time(SMALL, PLAIN, micro_batch=3, tp=2, recompute=what) for what in ("nothing", "attention", "layers")
+    )
+    assert layers.recompute == nothing.forward
+    assert parts(attention.recompute) == pytest.approx((T * 4 * 20 * 24 / 2 / 3.5e6, 13 * 4 * 20 * T / 2 / 3e5, 0, 0))
+    assert nothing.forward == attention.forward == layers.forward
+    assert nothing.backward == attention.backward == layers.backward
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_sequence_parallelism_cuts_what_is_whole_and_gathers_the_inputs_again_beside_a_product(overlap):
+    cut = layer_time(SMALL, PLAIN, micro_batch=3, tp=4, sequence_parallel=True, overlap=overlap)
+    whole = layer_time(SMALL, PLAIN, micro_batch=3, tp=4)
+    assert whole.forward.elementwise - cut.forward.elementwise == pytest.approx(T * 24 * 22 * 3 / 4 / 3e5)
+    assert whole.backward.elementwise - cut.backward.elementwise == pytest.approx(T * 24 * 34 * 3 / 4 / 3e5)
+    gather = 3 * (0.0157 + 1.3e-6 * 2 * T * 24 / 4)
+    assert cut.forward.communication == pytest.approx(whole.forward.communication)
+    assert cut.backward.communication == pytest.approx(whole.backward.communication + 2 * gather)
+    assert cut.forward.hidden == 0
+    qkv, up = (T * 2 * 24 * width / 4 / 3.5e6 for width in (3 * 24, 96))
+    again = min(gather, qkv) + min(gather, up)
+    assert cut.backward.hidden == pytest.approx(again * (2 if overlap else 1))
+
+
+def test_the_overlap_hides_the_shorter_of_all_reduce_and_weight_gradient_of_each_column_weight():
+    message = 2 * 1 * (0.0157 + 1.3e-6 * 2 * T * 24 / 2)
+    qkv, up = (T * 2 * 24 * width / 2 / 3.5e6 for width in (3 * 24, 96))
+    assert qkv < message < up, "the case should show both"
+    first, second = overlap_saving(SMALL, PLAIN, micro_batch=3, tp=2)
+    assert (first.name, second.name) == ("Q, K and V", "MLP")
+    assert (first.communication, first.product, first.hidden) == pytest.approx((message, qkv, qkv))
+    assert (second.communication, second.product, second.hidden) == pytest.approx((message, up, message))
+    assert (first.share, second.share) == pytest.approx((qkv / message, 1.0))
+    with_overlap = layer_time(SMALL, PLAIN, micro_batch=3, tp=2, overlap=True)
+    without = layer_time(SMALL, PLAIN, micro_batch=3, tp=2)
+    assert with_overlap.backward.hidden == pytest.approx(qkv + message)
+    assert without.total - with_overlap.total == pytest.approx(qkv + message)
+    assert with_overlap.forward == without.forward
+    assert overlap_saving(SMALL, PLAIN)[0].share == 1.0
+
+
+def test_efficiency_is_one_gpus_time_over_that_of_p_and_falls_with_p():
+    alone, shared = layer_time(SMALL, PLAIN, micro_batch=3), layer_time(SMALL, PLAIN, micro_batch=3, tp=2)
+    assert efficiency(SMALL, PLAIN, 2, micro_batch=3) == pytest.approx(alone.total / 2 / shared.total)
+    gpt3 = PRESETS["GPT-3 175B"]
+    falling = [efficiency(gpt3, A100, p) for p in (1, 2, 4, 8, 16)]
+    assert falling == sorted(falling, reverse=True)
+    assert falling[0] == 1.0
+
+
+def test_wider_layers_use_more_of_eight_gpus():
+    def of(h: int) -> float:
+        return efficiency(GPTConfig(num_layers=1, hidden_size=h, num_heads=8, vocab_size=8, seq_length=2048), A100, 8)
+
+    rising = [of(h) for h in (1024, 2048, 4096, 8192, 16384)]
+    assert rising == sorted(rising)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"tp": 3}, "num_heads=4 can't be divided over 3"),
+        ({"recompute": "all"}, "'all' is not one of"),
+        ({"tp": 4, "sequence_parallel": True}, "seq_length=18"),
+    ],
+)
+def test_a_layer_that_cannot_be_is_refused(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        layer_time(dataclasses.replace(SMALL, seq_length=18), PLAIN, **wrong)
+
+
+def test_passes_add_up_and_multiply():
+    one, other = Pass(1, 2, 4, 3), Pass(10, 20, 40, 30)
+    assert one + other == Pass(11, 22, 44, 33)
+    assert one * 2.0 == Pass(2, 4, 8, 6)
+    assert (one.compute, one.exposed, one.total) == (3, 1, 4)
+    assert sum(one.parts().values()) == one.total
+
+
+# A step
+
+FREE = dataclasses.replace(PLAIN, inside=NOTHING, between=NOTHING)
+
+
+def even(stages: int, m: int, **kwargs) -> tuple[GPTConfig, Layout]:
+    """Stages that all take the same time, since the output layer has next to no vocabulary."""
+    return dataclasses.replace(SMALL, vocab_size=1, num_layers=12), Layout(pp=stages, micro_batches=m, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "v"),
+    [
+        (gpipe(3, 5), 1),
+        (one_f_one_b(3, 6), 1),
+        (one_f_one_b(4, 8), 1),
+        (interleaved(3, 6, 2), 2),
+        (interleaved(2, 4, 3), 3),
+    ],
+    ids=str,
+)
+def test_the_bubble_is_that_of_the_schedule_when_it_is_played(schedule, v):
+    config, layout = even(schedule.world_size, schedule.micro_batches)
+    time = step_time(config, layout, FREE, Program(chunks=v))
+    played = bubble(simulate(schedule, {"F": 1.0, "B": 2.0}))
+    assert time.bubble / (time.compute + time.tensor_parallel) == pytest.approx(played, rel=0.02)
+
+
+def test_uneven_stages_wait_for_the_slowest():
+    config = dataclasses.replace(SMALL, num_layers=7, vocab_size=1)
+    time = step_time(config, Layout(pp=3, micro_batches=4), FREE)
+    of_layer = layer_time(config, FREE).total
+    end = output_time(config, FREE, 1, 1).total
+    assert time.compute == pytest.approx(4 * 3 * of_layer)
+    assert time.bubble == pytest.approx((2 + 2) * of_layer + end)
+
+
+def test_a_step_on_one_gpu_is_its_layers_its_output_and_its_optimizer():
+    time = step_time(SMALL, Layout(micro_batch=3, micro_batches=5, recompute="layers"), PLAIN)
+    layer = layer_time(SMALL, PLAIN, micro_batch=3, recompute="layers").total
+    output = 3 * T * 2 * 24 * 44 / 3.5e6 + 22 * T * 44 / 3e5
+    parameters = 6 * (12 * 24**2 + 13 * 24) + (44 + 20) * 24 + 2 * 24
+    assert time.compute == pytest.approx(5 * (6 * layer + output))
+    assert time.optimizer == pytest.approx(28 * parameters / 3e5)
+    assert time.total == pytest.approx(time.compute + time.optimizer)
+    assert sum(time.parts().values()) == pytest.approx(time.total)
+
+
+def test_gradients_are_summed_over_replicas_by_the_link_that_they_lie_across():
+    parameters = 6 * (12 * 24**2 + 13 * 24) + (44 + 20) * 24 + 2 * 24
+    inside = step_time(SMALL, Layout(dp=4, micro_batches=1), PLAIN)
+    across = step_time(SMALL, Layout(dp=8, micro_batches=1), PLAIN)
+    assert inside.data_parallel == pytest.approx(2 * 3 * (0.0157 + 1.3e-6 * 2 * parameters / 4))
+    assert across.data_parallel == pytest.approx(2 * 7 * (0.17 + 2.9e-5 / 4 * 2 * parameters / 8))
+    hidden = step_time(SMALL, Layout(dp=8, micro_batches=1), PLAIN, Program(overlap_gradients=True))
+    assert hidden.data_parallel == pytest.approx(max(0, across.data_parallel - 2 / 3 * across.compute))
+    assert hidden.compute == across.compute
+    sharded = step_time(SMALL, Layout(dp=8, micro_batches=1), PLAIN, Program(shard_optimizer=True))
+    assert sharded.optimizer == pytest.approx(across.optimizer / 8)
+    assert sharded.data_parallel == across.data_parallel
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_replicas_with_tensor_parallel_ranks_between_them_have_fewer_adapters(dp):
+    layout = Layout(tp=4, dp=2 * dp, micro_batches=1)
+    assert PLAIN.link(layout.dp, layout.tp).beta == PLAIN.between.beta  # one replica a node
+
+
+def test_stages_send_each_micro_batch_there_and_back():
+    size = 2 * T * 24
+    config, layout = even(2, 4, micro_batch=3)
+    inside = step_time(config, layout, PLAIN)
+    assert inside.pipeline_sends == pytest.approx(2 * (4 + 1) * (0.0157 + 1.3e-6 * size))
+    across = step_time(config, dataclasses.replace(layout, tp=4), PLAIN)
+    assert across.pipeline_sends == pytest.approx(2 * (4 + 1) * (0.17 + 2.9e-5 * size))
+    cut = step_time(config, dataclasses.replace(layout, tp=4, sequence_parallel=True), PLAIN)
+    assert cut.pipeline_sends == pytest.approx(2 * (4 + 1) * (0.17 + 2.9e-5 * size / 4))
+    gathered = step_time(config, dataclasses.replace(layout, tp=4), PLAIN, Program(scatter_gather=True))
+    gather = 3 * (0.0157 + 1.3e-6 * size / 4)
+    assert gathered.pipeline_sends == pytest.approx(2 * (4 + 1) * (0.17 + 2.9e-5 * size / 4 + gather))
+    chunks = step_time(config, layout, PLAIN, Program(chunks=3))
+    assert chunks.pipeline_sends == pytest.approx(2 * (4 * 3 + 1) * (0.0157 + 1.3e-6 * size))
+
+
+def test_tensor_parallel_communication_counts_layers_embedding_and_output():
+    time = step_time(SMALL, Layout(tp=2, micro_batch=3, micro_batches=5), PLAIN, Program(overlap_input_gradient=False))
+    message = 2 * 1 * (0.0157 + 1.3e-6 * 2 * T * 24 / 2)
+    assert time.tensor_parallel == pytest.approx(5 * (6 * 4 + 2) * message)
+    hidden = step_time(SMALL, Layout(tp=2, micro_batch=3, micro_batches=5), PLAIN)
+    saved = sum(pair.hidden for pair in overlap_saving(SMALL, PLAIN, micro_batch=3, tp=2))
+    assert hidden.tensor_parallel == pytest.approx(time.tensor_parallel - 5 * 6 * saved)
+
+
+def test_throughput_is_flops_over_seconds_and_gpus():
+    layout = Layout(tp=2, pp=2, dp=2, micro_batch=3, micro_batches=4, recompute="layers")
+    seconds = step_time(SMALL, layout, PLAIN).total
+    reached = throughput(SMALL, layout, PLAIN)
+    assert reached == achieved(SMALL, layout, PLAIN, seconds)
+    assert reached.seconds == seconds
+    assert reached.hardware == pytest.approx(hardware_flops(SMALL, 24, "layers") / 8 / seconds)
+    assert reached.mfu == pytest.approx(model_flops(SMALL, 24) / 8 / seconds / 7e6)
+    assert reached.hfu / reached.mfu == pytest.approx(hardware_flops(SMALL, 1, "layers") / model_flops(SMALL, 1))
+
+
+def test_the_limit_is_the_largest_part_beside_the_products():
+    assert StepTime(9, 1, 2, 3, 1, 1, 1).limit == "pipeline bubble"
+    assert StepTime(0, 1, 2, 0, 1, 5, 1).limit == "data parallel"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_free_or_negative(seed):
+    draw = random.Random(seed)
+    for _ in range(40):
+        tp, pp, dp = (draw.choice([1, 2, 4]) for _ in range(3))
+        layout = Layout(
+            tp,
+            pp,
+            dp,
+            draw.choice([1, 2]),
+            draw.choice([4, 8]),
+            draw.random() < 0.5,
+            draw.choice(["nothing", "layers"]),
+        )
+        time = step_time(
+            dataclasses.replace(SMALL, num_layers=8), layout, PLAIN, Program(draw.random() < 0.5, draw.random() < 0.5)
+        )
+        assert min(time.parts().values()) >= 0
+        assert (time.bubble > 0) == (time.pipeline_sends > 0) == (pp > 1)
+        assert (time.tensor_parallel > 0) == (tp > 1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "chunks"),
+    [
+        (Layout(pp=2, micro_batches=4), 2),
+        (Layout(pp=3, micro_batches=4), 2),
+        (Layout(micro_batches=4), 2),
+        (Layout(), 0),
+    ],
+)
+def test_chunks_that_do_not_divide_are_refused(layout, chunks):
+    with pytest.raises(ValueError, match=f"chunks={chunks}"):
+        step_time(SMALL, layout, PLAIN, Program(chunks=chunks))

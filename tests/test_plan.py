@@ -1,0 +1,244 @@
+"""Layouts for a cluster: `tplab.plan` and the command `tplab plan`. All arithmetic."""
+
+import dataclasses
+import itertools
+import math
+import subprocess
+import sys
+
+import pytest
+
+from tplab.course import cli
+from tplab.course.tools.places import Misuse
+from tplab.course.tools.plan import COLUMNS, parameters
+from tplab.gpt_config import PRESETS, GPTConfig, parameter_count
+from tplab.machines import MACHINES
+from tplab.memory import Layout, bill
+from tplab.plan import (
+    NothingFits,
+    best_of_each_split,
+    default_sequences,
+    gpt_shape,
+    layouts,
+    model,
+    plans,
+)
+from tplab.step_cost import Program, step_time
+
+H100 = MACHINES["H100 DGX"]
+SMALL = GPTConfig(num_layers=6, hidden_size=48, num_heads=12, vocab_size=64, seq_length=32)
+LLAMA = PRESETS["Llama 3 70B"]
+
+
+# A shape
+
+
+@pytest.mark.parametrize("size", [1e6, 1e8, 1e9, 7e9, 70e9, 175e9, 1e12, 1e14])
+def test_a_made_up_gpt_has_about_so_many_parameters_and_divides_well(size):
+    config = gpt_shape(size, seq_length=1024)
+    assert parameter_count(config) == pytest.approx(size, rel=0.1)
+    assert config.seq_length == 1024
+    if size >= 1e9:
+        assert config.num_heads % 8 == config.num_layers % 4 == 0
+        assert config.head_dim == 128
+        assert 1 / 2 < config.hidden_size / config.num_layers / 128 < 2
+
+
+@pytest.mark.parametrize("size", [0, -5, 10, 1e15, math.inf, math.nan])
+def test_no_gpt_is_made_up_for_absurd_sizes(size):
+    with pytest.raises(ValueError, match="from 1e6 to 1e14"):
+        gpt_shape(size)
+
+
+@pytest.mark.parametrize("name", ["Llama 3 70B", "llama-3 70b", "LLAMA3_70B"])
+def test_a_model_is_found_whatever_its_spelling(name):
+    assert model(name) is LLAMA
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="GPT-2 1.5B, GPT-3 175B, Llama 3 8B"):
+        model("GPT-5")
+
+
+# Layouts
+
+
+@pytest.mark.parametrize(("gpus", "sequences"), [(1, 1), (8, 16), (12, 24), (24, 48), (6, 5), (7, 7)])
+def test_every_layout_that_divides_is_there_once_and_no_other(gpus, sequences):
+    wanted = set()
+    for tp, pp, dp, b in itertools.product(range(1, gpus + 1), range(1, 7), range(1, gpus + 1), (1, 2, 4, 8, 16, 32)):
+        if tp * pp * dp != gpus or 12 % tp or 192 % tp or sequences % (dp * b):
+            continue
+        for cut, again in itertools.product((False, True), ("nothing", "attention", "layers")):
+            if not cut or (tp > 1 and 32 % tp == 0):
+                wanted.add(Layout(tp, pp, dp, b, sequences // (dp * b), cut, again))
+    found = list(layouts(SMALL, gpus, sequences))
+    assert len(found) == len(set(found))
+    assert set(found) == wanted
+    assert all(one.gpus == gpus and one.sequences == sequences for one in found)
+
+
+def test_attention_that_keeps_no_scores_is_not_recomputed_by_itself():
+    flash = dataclasses.replace(SMALL, flash_attention=True)
+    assert {one.recompute for one in layouts(flash, 4, 4)} == {"nothing", "layers"}
+
+
+@pytest.mark.parametrize("gpus", [1, 7, 64, 1000])
+def test_the_batch_is_about_four_million_tokens_and_divides_over_all_gpus(gpus):
+    sequences = default_sequences(LLAMA, gpus)
+    assert sequences % gpus == 0
+    assert sequences * 8192 == pytest.approx(4e6, rel=0.05) or gpus == 1000
+    assert sequences >= gpus
+
+
+# Plans
+
+
+def test_plans_fit_are_fastest_first_and_say_what_memory_and_time_say():
+    found = plans(LLAMA, 64, H100, sequences=512)
+    assert [one.time.total for one in found] == sorted(one.time.total for one in found)
+    for one in found[:3] + found[-3:]:
+        assert one.bill == bill(LLAMA, one.layout)  # of the fullest of all stages
+        assert one.bill.total <= 0.9 * H100.memory
+        assert one.time == step_time(LLAMA, one.layout, H100, Program())
+        assert one.achieved.seconds == one.time.total
+        assert one.layout.gpus == 64
+        assert one.layout.sequences == 512
+
+
+def test_no_layout_that_fits_is_missing():
+    found = {one.layout for one in plans(LLAMA, 16, H100, sequences=64, shard_optimizer=True)}
+    for layout in layouts(LLAMA, 16, 64):
+        whole = [bill(LLAMA, layout, stage=stage) for stage in range(layout.pp)]
+        sharded = max(one.total - one.optimizer + math.ceil(one.optimizer / layout.dp) for one in whole)
+        assert (layout in found) == (sharded <= 0.9 * H100.memory)
+
+
+def test_all_memory_may_be_used_where_nothing_is_kept_back():
+    fewer, more = (plans(LLAMA, 64, H100, sequences=512, reserve=reserve) for reserve in (0.1, 0.0))
+    assert {one.layout for one in fewer} < {one.layout for one in more}
+
+
+def test_the_best_of_each_split_is_its_first():
+    found = plans(LLAMA, 64, H100, sequences=512)
+    best = best_of_each_split(found)
+    splits = [(one.layout.tp, one.layout.pp, one.layout.dp) for one in found]
+    assert [found.index(one) for one in best] == sorted({splits.index(split) for split in splits})
+    assert best[0] == found[0]
+
+
+def test_more_gpus_or_a_faster_machine_make_the_best_step_shorter():
+    def best(gpus: int, name: str) -> float:
+        return plans(LLAMA, gpus, MACHINES[name], sequences=512)[0].time.total
+
+    assert best(128, "H100 DGX") < best(64, "H100 DGX") < best(64, "A100 DGX")
+
+
+def test_where_nothing_fits_the_message_says_what_the_smallest_need_is():
+    least = min(max(bill(LLAMA, layout, stage=s).total for s in range(layout.pp)) for layout in layouts(LLAMA, 8, 64))
+    with pytest.raises(NothingFits, match=f"at least {least / 1e9:.0f} GB .* has 80 GB") as refused:
+        plans(LLAMA, 8, H100, sequences=64)
+    assert "optimizer state" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sequences", "says"),
+    [(0, 8, "gpus=0"), (-1, 8, "gpus=-1"), (8, 0, "at least one sequence, got 0"), (13, 8, "no layout over 13 GPUs")],
+)
+def test_impossible_clusters_and_batches_are_refused(gpus, sequences, says):
+    with pytest.raises(ValueError, match=says):
+        plans(SMALL, gpus, H100, sequences=sequences)
+
+
+# The command
+
+
+def told(*arguments: str, capsys, code: int = 0) -> str:
+    assert cli.main(["plan", *arguments]) == code
+    captured = capsys.readouterr()
+    return " ".join((captured.out + captured.err).split())
+
+
+def test_the_command_prints_the_best_layouts_first(capsys):
+    text = told("--params", "70e9", "--gpus", "64", "--gpu", "h100", capsys=capsys)
+    best = plans(gpt_shape(70e9), 64, H100)[0]
+    layout = best.layout
+    assert "69.8 billion parameters: 68 layers, hidden size 9216, 72 heads" in text
+    assert "64 GPUs of H100 DGX, 80 GB each" in text
+    row = f" {layout.tp} {layout.pp} {layout.dp} {layout.micro_batch} yes - "
+    assert row in text
+    first = text[text.index(row) :].split()
+    assert first[8:12] == [
+        f"{best.bill.total / 1e9:.1f}", f"{best.time.total:.3g}", f"{best.achieved.model / 1e12:.0f}",
+        f"{best.achieved.mfu:.0%}",
+    ]  # fmt: skip
+    assert f"init_device_mesh('cuda', ({layout.dp}, {layout.pp}, {layout.tp})" in text
+    assert f"{layout.steps} micro-batches of {layout.micro_batch}." in text
+
+
+def test_every_row_fits_a_terminal_of_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["plan", "--model", "llama 3 70b", "--gpus", "64", "--gpu", "a100", "--all", "--top", "40"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+    assert len(COLUMNS) == 13
+
+
+def test_a_known_model_a_batch_a_sequence_and_a_sharded_optimizer_are_taken(capsys):
+    arguments = ("--model", "Llama-3 70B", "--gpus", "16", "--gpu", "H200", "--batch", "32")
+    text = told(*arguments, "--seq", "2048", "--shard-optimizer", "--top", "1", capsys=capsys)
+    config = dataclasses.replace(LLAMA, seq_length=2048)
+    found = best_of_each_split(plans(config, 16, MACHINES["H200 DGX"], sequences=32, shard_optimizer=True))
+    assert "Llama-3 70B, 70.6 billion parameters" in text
+    assert "32 sequences of 2048 tokens a step on 16 GPUs of H200 DGX" in text
+    assert f"{len(found) - 1} more with --top {len(found)}" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--params", "70e9", "--gpus", "8", "--gpu", "h100"], 1, "nothing fits: 69.8 billion parameters on 8 GPUs"),
+        (["--params", "70e9", "--gpus", "8", "--gpu", "b100"], 2, "no machine is called 'b100'; known: V100 DGX-2H"),
+        (["--params", "many", "--gpus", "8", "--gpu", "h100"], 2, "--params many: give a number"),
+        (["--params", "1e30", "--gpus", "8", "--gpu", "h100"], 2, "from 1e6 to 1e14"),
+        (["--params", "-7e9", "--gpus", "8", "--gpu", "h100"], 2, "expected one argument"),
+        (["--params", "7e9", "--gpus", "0", "--gpu", "h100"], 2, "gpus=0"),
+        (["--params", "7e9", "--gpus", "8", "--gpu", "h100", "--batch", "0"], 2, "at least one sequence"),
+        (["--params", "7e9", "--gpus", "8", "--gpu", "h100", "--seq", "0"], 2, "--seq 0"),
+        (["--params", "7e9", "--gpus", "8", "--gpu", "h100", "--top", "0"], 2, "--top 0"),
+        (["--params", "7e9", "--gpus", "37", "--gpu", "h100", "--batch", "8"], 2, "no layout over 37 GPUs"),
+        (["--gpus", "8", "--gpu", "h100"], 2, "say which model"),
+        (["--params", "7e9", "--model", "GPT-3 175B", "--gpus", "8", "--gpu", "h100"], 2, "say which model"),
+        (["--model", "GPT-9", "--gpus", "8", "--gpu", "h100"], 2, "no model is called 'GPT-9'"),
+    ],
+)
+def test_mistakes_are_answered_in_words(arguments, code, says, capsys):
+    try:
+        returned = cli.main(["plan", *arguments])
+    except SystemExit as stopped:
+        returned = stopped.code
+    captured = capsys.readouterr()
+    assert returned == code
+    assert says in " ".join((captured.out + captured.err).split())
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("70e9", 70e9), ("70B", 70e9), ("1.5b", 1.5e9), ("350M", 350e6), ("1t", 1e12)]
+)
+def test_parameters_are_written_as_people_write_them(text, number):
+    assert parameters(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "b", "1.2.3", "70 apples", "0x10", "nan", "inf"])
+def test_other_words_are_no_number(text):
+    with pytest.raises(Misuse, match="give a number"):
+        parameters(text)
+
+
+def test_the_help_needs_no_torch():
+    program = "import sys; from tplab.course import cli\ntry: cli.main(['plan', '--help'])\n"
+    program += "finally: assert 'torch' not in sys.modules"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "70e9, or 70B" in ended.stdout

@@ -1,0 +1,152 @@
+"""Published measurements to hold the cost model to. Nothing in the model reads them; the tests and chapter 11 do.
+
+Each row names its configuration and what was measured. Every GPT here has a vocabulary of 51,200, padded so that 8
+ranks share it in multiples of 128, dropout 0.1, a tied embedding and learned positions, as in the papers.
+"""
+
+from dataclasses import dataclass
+
+from tplab.gpt_config import GPTConfig
+from tplab.memory import Layout, Recompute
+from tplab.step_cost import Program
+
+VOCABULARY = 51200
+
+
+def gpt(num_layers: int, hidden_size: int, num_heads: int, seq_length: int = 2048) -> GPTConfig:
+    return GPTConfig(
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        vocab_size=VOCABULARY,
+        seq_length=seq_length,
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A measured training run: its layout, and what it achieved."""
+
+    name: str
+    config: GPTConfig
+    layout: Layout
+    program: Program
+    parameters: float  # as the paper gives them
+    tflops: float  # achieved by one GPU, FLOPs of recomputation included
+    share_of_peak: float
+
+
+# Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", table 1, on
+# A100. All activations are computed again. Micro-batch sizes and chunks of layers are not in the paper but in the scripts
+# that reproduce it: NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh. The scatter/gather optimisation is on (section
+# 5.1). Where there is no pipeline, torch's DDP sums the gradients during the backward pass (DDP=torch in the scripts).
+_TABLE_1 = (
+    # billions, heads, hidden, layers, tp, pp, GPUs, batch, TFLOP/s, % of peak; micro-batch, chunks
+    (1.7, 24, 2304, 24, 1, 1, 32, 512, 137, 44, 16, 1),
+    (3.6, 32, 3072, 30, 2, 1, 64, 512, 138, 44, 16, 1),
+    (7.5, 32, 4096, 36, 4, 1, 128, 512, 142, 46, 16, 1),
+    (18.4, 48, 6144, 40, 8, 1, 256, 1024, 135, 43, 8, 1),
+    (39.1, 64, 8192, 48, 8, 2, 512, 1536, 138, 44, 4, 1),
+    (76.1, 80, 10240, 60, 8, 4, 1024, 1792, 140, 45, 2, 3),
+    (145.6, 96, 12288, 80, 8, 8, 1536, 2304, 148, 47, 2, 2),
+    (310.1, 128, 16384, 96, 8, 16, 1920, 2160, 155, 50, 1, 2),
+    (529.6, 128, 20480, 105, 8, 35, 2520, 2520, 163, 52, 1, 3),
+    (1008.0, 160, 25600, 128, 8, 64, 3072, 3072, 163, 52, 1, 1),
+)
+
+
+def _narayanan(row: tuple) -> Run:
+    billions, heads, hidden, layers, tp, pp, gpus, batch, tflops, percent, micro_batch, chunks = row
+    dp = gpus // (tp * pp)
+    layout = Layout(tp, pp, dp, micro_batch, batch // (dp * micro_batch), recompute="layers")
+    program = Program(overlap_input_gradient=False, overlap_gradients=pp == 1, chunks=chunks, scatter_gather=True)
+    return Run(f"{billions:g}B", gpt(layers, hidden, heads), layout, program, billions * 1e9, tflops, percent / 100)
+
+
+NARAYANAN_TABLE_1 = tuple(map(_narayanan, _TABLE_1))
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A row of weak scaling on DGX-2H: the model grows with the GPUs that share it."""
+
+    parameters: float
+    config: GPTConfig
+    tp: int
+    efficiency: float  # tensor parallel, one replica, batch 8
+    with_data_parallel: float  # 64 replicas, batch 512
+
+
+# Shoeybi et al. 2019, "Megatron-LM", table 1 and figure 5: V100 in DGX-2H, batch 8 a replica, activations computed
+# again. The run on one GPU reaches 39 TFLOP/s; efficiency is FLOP/s of a GPU against that.
+SHOEYBI_FIGURE_5 = (
+    Scaling(1.2e9, gpt(40, 1536, 16, 1024), 1, 1.00, 0.96),
+    Scaling(2.5e9, gpt(54, 1920, 20, 1024), 2, 0.95, 0.83),
+    Scaling(4.2e9, gpt(64, 2304, 24, 1024), 4, 0.82, 0.79),
+    Scaling(8.3e9, gpt(72, 3072, 32, 1024), 8, 0.77, 0.74),
+)
+SHOEYBI_TFLOPS = 39.0
+
+# The same, table 8: the 1.2 billion parameters of the first row, batch 8, shared by more and more GPUs; times as fast.
+SHOEYBI_TABLE_8 = {1: 1.0, 2: 1.64, 4: 2.34, 8: 2.98}
+
+# Shoeybi et al. 2020, "MegatronLM's supercharged V1.0", nv-adlr.github.io/MegatronLMV1: the 1.2 billion parameters on
+# one GPU of a DGX-2H, with a year's optimisations of the software.
+MEGATRON_V1_TFLOPS = 62.4
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """Milliseconds of one layer of the model with 22 billion parameters, micro-batch 4, tp 8."""
+
+    name: str
+    sequence_parallel: bool
+    recompute: Recompute
+    forward: float
+    backward: float  # with what is computed again
+
+
+# Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", table 4, on A100. The
+# all-reduce of the input's gradient overlaps with the gradient of the weight (section 6.2).
+LAYER_22B = gpt(48, 6144, 64)
+KORTHIKANTI_TABLE_4 = (
+    LayerRow("baseline", False, "nothing", 7.7, 11.9),
+    LayerRow("sequence parallel", True, "nothing", 7.2, 11.8),
+    LayerRow("baseline, layers again", False, "layers", 7.7, 19.5),
+    LayerRow("attention again", False, "attention", 7.7, 13.2),
+    LayerRow("sequence parallel, attention again", True, "attention", 7.2, 13.1),
+)
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Seconds of one iteration without data parallelism, with all of every layer computed again, and with less."""
+
+    name: str
+    config: GPTConfig
+    layout: Layout  # of the present work: sequence parallel, attention computed again
+    program: Program
+    layers_again: float
+    present_work: float
+    mfu: float
+    hfu: float
+
+
+# The same, tables 3 and 5. Three chunks for 175B and 530B (section 6).
+def _korthikanti(row: tuple) -> Iteration:
+    name, config, pp, batch, micro_batch, chunks, again, present, mfu, hfu = row
+    layout = Layout(8, pp, 1, micro_batch, batch // micro_batch, sequence_parallel=True, recompute="attention")
+    return Iteration(name, config, layout, Program(chunks=chunks), again, present, mfu, hfu)
+
+
+KORTHIKANTI_TABLE_5 = tuple(
+    map(
+        _korthikanti,
+        (
+            ("22B", LAYER_22B, 1, 4, 4, 1, 1.42, 1.10, 0.415, 0.437),
+            ("175B", gpt(96, 12288, 96), 8, 64, 1, 3, 18.13, 13.75, 0.514, 0.528),
+            ("530B", gpt(105, 20480, 128), 35, 280, 1, 3, 49.05, 37.83, 0.560, 0.570),
+            ("1T", gpt(128, 25600, 160), 64, 512, 1, 1, 94.42, 71.49, 0.563, 0.570),
+        ),
+    )
+)

@@ -1,0 +1,142 @@
+"""`tplab plan`: the layouts of a model over a cluster that fit, with memory and predicted time, fastest first.
+
+tplab plan --params 70e9 --gpus 64 --gpu h100
+tplab plan --model "Llama 3 70B" --gpus 64 --gpu h100 --batch 512
+"""
+
+import argparse
+import re
+from typing import TYPE_CHECKING, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tplab.course.tools.places import Misuse
+
+if TYPE_CHECKING:
+    from tplab.gpt_config import GPTConfig
+    from tplab.machines import Machine
+    from tplab.plan import Plan
+
+GB = 10**9
+COLUMNS: dict[str, Literal["left", "right"]] = {
+    "tp": "right", "pp": "right", "dp": "right", "micro\nbatch": "right", "seq.\npar.": "left", "again": "left",
+    "state\nGB": "right", "activ.\nGB": "right", "sum\nGB": "right", "step\ns": "right", "TFLOP/s": "right",
+    "MFU": "right", "most beside\nproducts": "left",
+}  # fmt: skip
+SHORT = {
+    "tensor parallel": "tensor", "pipeline bubble": "bubble", "pipeline sends": "sends", "data parallel": "data",
+}  # fmt: skip
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="how to lay a model out over a cluster",
+        description="Every layout over tensor-, pipeline- and data-parallel GPUs that fits into memory, fastest first.",
+    )
+    parser.add_argument("--params", metavar="N", help="parameters of the model: 70e9, or 70B")
+    parser.add_argument("--model", metavar="NAME", help='in place of --params a known model: "Llama 3 70B"')
+    parser.add_argument("--gpus", type=int, required=True, metavar="N", help="how many GPUs")
+    parser.add_argument("--gpu", required=True, metavar="NAME", help="of which machine: v100, a100, h100, h200")
+    parser.add_argument("--seq", type=int, metavar="N", help="tokens of a sequence (default: 4096, or the model's own)")
+    parser.add_argument("--batch", type=int, metavar="N", help="sequences of a step (default: about 4 million tokens)")
+    parser.add_argument("--shard-optimizer", action="store_true", help="divide the optimizer's state over replicas")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="rows to print (default: 10)")
+    parser.add_argument("--all", action="store_true", help="every layout, not only the best of each tp, pp, dp")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    from tplab import plan  # here, since it takes seconds to import
+    from tplab.machines import machine
+
+    if bool(options.params) == bool(options.model):
+        raise Misuse("say which model: either --params 70e9 or --model 'Llama 3 70B'")
+    if options.top < 1:
+        raise Misuse(f"--top {options.top}: give at least 1")
+    try:
+        cluster = machine(options.gpu)
+        config = _config(options)
+        sequences = options.batch if options.batch is not None else plan.default_sequences(config, max(options.gpus, 1))
+        found = plan.plans(config, options.gpus, cluster, sequences=sequences, shard_optimizer=options.shard_optimizer)
+    except plan.NothingFits as error:
+        console.print(Text(str(error), style="red"))
+        return 1
+    except ValueError as error:
+        raise Misuse(str(error)) from None
+    shown = found if options.all else plan.best_of_each_split(found)
+    console.print(Text(heading(options.model, config, cluster, options.gpus, sequences), style="bold"))
+    console.print(table(shown[: options.top]))
+    console.print(Text(footing(shown, options.top), style="dim"))
+    return 0
+
+
+def heading(name: str | None, config: "GPTConfig", cluster: "Machine", gpus: int, sequences: int) -> str:
+    """What the plans are for, in two lines."""
+    from tplab.gpt_config import parameter_count
+
+    called = f"{name}, " if name else "A GPT of "
+    return (
+        f"{called}{parameter_count(config) / 1e9:.3g} billion parameters: {config.num_layers} layers, hidden size "
+        f"{config.hidden_size}, {config.num_heads} heads, vocabulary {config.vocab_size}\n"
+        f"{sequences} sequences of {config.seq_length} tokens a step on {gpus} GPUs of {cluster.name}, "
+        f"{cluster.memory / GB:.0f} GB each"
+    )
+
+
+def table(shown: "list[Plan]") -> Table:
+    """One row a plan."""
+    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for name, justify in COLUMNS.items():
+        grid.add_column(name, justify=justify, no_wrap=True)
+    for plan in shown:
+        layout, bill = plan.layout, plan.bill
+        share = plan.time.parts()[plan.time.limit] / plan.time.total
+        grid.add_row(
+            *map(str, (layout.tp, layout.pp, layout.dp, layout.micro_batch)),
+            "yes" if layout.sequence_parallel else "-",
+            "-" if layout.recompute == "nothing" else layout.recompute,
+            *(f"{size / GB:.1f}" for size in (bill.total - bill.activations, bill.activations, bill.total)),
+            f"{plan.time.total:.3g}",
+            f"{plan.achieved.model / 1e12:.0f}",
+            f"{plan.achieved.mfu:.0%}",
+            f"{SHORT.get(plan.time.limit, plan.time.limit)} {share:.0%}",
+        )
+    return grid
+
+
+def footing(shown: "list[Plan]", top: int) -> str:
+    """How to take the numbers, and what to do with the first row."""
+    best = shown[0].layout
+    more = f"{len(shown) - top} more with --top {len(shown)}. " if len(shown) > top else ""
+    return (
+        f"{more}state: weights, gradients, optimizer, on the fullest GPU; again: what backward computes again; "
+        "TFLOP/s: of one GPU. Times come from formulas (tplab.step_cost), and real steps take a quarter longer and "
+        "more: trust the order, and try the first few.\n"
+        f"The first as a mesh: init_device_mesh('cuda', ({best.dp}, {best.pp}, {best.tp}), "
+        f"mesh_dim_names=('dp', 'pp', 'tp')), {best.steps} micro-batches of {best.micro_batch}."
+    )
+
+
+def _config(options: argparse.Namespace) -> "GPTConfig":
+    from dataclasses import replace
+
+    from tplab import plan
+
+    if options.seq is not None and options.seq < 1:
+        raise Misuse(f"--seq {options.seq}: give at least 1 token")
+    if options.model:
+        known = plan.model(options.model)
+        return replace(known, seq_length=options.seq) if options.seq else known
+    return plan.gpt_shape(parameters(options.params), seq_length=options.seq or 4096)
+
+
+def parameters(text: str) -> float:
+    """70e9, 70B or 70b as a number. Raises Misuse for anything else."""
+    match = re.fullmatch(r"\s*(\d+\.?\d*(?:e\+?\d+)?)\s*([kmbt]?)\s*", text.lower().replace("_", ""))
+    if not match:
+        raise Misuse(f"--params {text}: give a number such as 70e9 or 70B")
+    return float(match[1]) * _UNITS[match[2]]

@@ -1,0 +1,220 @@
+"""Chapter 11: machines to predict times for: how fast one GPU computes, and what lies between two of them.
+
+    matrix products     FLOPs / (flops · fraction)        fraction: what large products reach of the peak on paper
+    all other work      bytes read and written / bandwidth, that of the GPU's own memory
+    a message           a Link: alpha + beta · bytes, one for GPUs of one node, one for GPUs of two
+
+A group of p ranks that spans nodes, k of its members in each, has k network adapters a node, so its ring can go k ways
+at once, each with 1/k of the bytes: `Machine.link`.
+
+`MACHINES` are published figures, each with its source. `measure_machine` makes such a description of the machine that
+it runs on.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from tplab.links import SIZES, Link, fit, measure_link, now
+from tplab.runtime import device
+
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A cluster of equal nodes. Raises ValueError for figures that no machine has.
+
+    flops           peak of one GPU, FLOP/s, dense products of 16-bit numbers
+    fraction        share of it that large matrix products reach
+    memory          bytes on one GPU
+    bandwidth       bytes a second between that memory and the GPU's cores
+    gpus_per_node   GPUs that share a node
+    inside          from one GPU to another of its node, in one direction
+    between         from a GPU to one in another node, in one direction, when all GPUs of the node send
+    sources         for each of these its source
+    """
+
+    name: str
+    flops: float
+    fraction: float
+    memory: int
+    bandwidth: float
+    gpus_per_node: int
+    inside: Link
+    between: Link
+    sources: dict[str, str] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "memory", "bandwidth", "gpus_per_node"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}={getattr(self, name)} of {self.name!r} must be positive")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(
+                f"fraction={self.fraction} of {self.name!r} should be a share of the peak, above 0, up to 1"
+            )
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s of large matrix products."""
+        return self.flops * self.fraction
+
+    def link(self, p: int, stride: int = 1) -> Link:
+        """What p ranks communicate over whose neighbours are `stride` GPUs apart; nodes are filled one after another.
+
+        Within one node `inside`. Over several, with k of the ranks in each node, the ring crosses from node to node in
+        k places at once: `between` with k times its bandwidth, though no faster than `inside`. (NCCL builds such rings,
+        one for each adapter.) Its alpha is that of `between` for every step, which overstates the steps inside a node.
+        Raises ValueError for less than one rank, or a stride below 1.
+        """
+        if p < 1 or stride < 1:
+            raise ValueError(f"a group has p >= 1 ranks that stand stride >= 1 GPUs apart, got {p=}, {stride=}")
+        if p == 1 or p * stride <= self.gpus_per_node:
+            return self.inside
+        in_a_node = max(self.gpus_per_node // stride, 1)
+        beta = max(self.between.beta / in_a_node, self.inside.beta)
+        return Link(self.between.alpha, beta, f"{in_a_node} at once: {self.between.source}")
+
+
+_ALPHA = "alpha: NVIDIA/nccl b647562, src/graph/tuning.cc, hwLat, Ring with protocol Simple"
+_NVLINK = "NVIDIA/nccl, src/graph/topo.h, what its rings reach over one NVLink"
+
+
+def _nvlink(links: int, gigabytes: float, constant: str) -> Link:
+    return Link(
+        3.4e-6, 1 / (links * gigabytes * GB), f"{links} links of {gigabytes} GB/s: {_NVLINK}, {constant}; {_ALPHA}"
+    )
+
+
+def _network(gigabytes: float, source: str) -> Link:
+    return Link(14e-6, 1 / (gigabytes * GB), f"{source}; {_ALPHA}")
+
+
+_MATMUL = "Bekman, Machine Learning Engineering, compute/accelerator, Maximum Achievable Matmul FLOPS"
+_HOPPER_FRACTION = f"794.5 of 989 TFLOP/s on an H100 SXM: {_MATMUL}"
+_DGX_NDR = "8 adapters of 400 Gb/s for 8 GPUs: NVIDIA DGX {} data sheet"
+_HOPPER_PEAK = "dense, that is half of the figure with sparsity: NVIDIA {} data sheet"
+
+MACHINES: dict[str, Machine] = {
+    machine.name: machine
+    for machine in (
+        Machine(
+            "V100 DGX-2H", flops=2.1e15 / 16, fraction=83 / 125, memory=32 * GB, bandwidth=900e9, gpus_per_node=16,
+            inside=_nvlink(6, 20.0, "SM70_NVLINK_BW"),
+            between=_network(100 / 16, "100 GB/s a server of 16 GPUs, 8 adapters: Shoeybi et al. 2019, section 5"),
+            sources={
+                "flops": "2.1 PFLOP/s for 16 GPUs: NVIDIA DGX-2H data sheet",
+                "fraction": "83 of 125 TFLOP/s: Markidis et al. 2018, NVIDIA tensor core programmability, abstract",
+                "memory": "Shoeybi et al. 2019, section 5",
+                "bandwidth": "NVIDIA V100 architecture whitepaper",
+            },
+        ),
+        Machine(
+            "A100 DGX", flops=312e12, fraction=271.2 / 312, memory=80 * GB, bandwidth=2039e9, gpus_per_node=8,
+            inside=_nvlink(12, 20.0, "SM80_NVLINK_BW"),
+            between=_network(25, "8 adapters of 200 Gb/s for 8 GPUs: Korthikanti et al. 2022, section 6"),
+            sources={
+                "flops": "Narayanan et al. 2021, section 5; NVIDIA A100 data sheet",
+                "fraction": f"271.2 of 312 TFLOP/s on an A100 SXM: {_MATMUL}",
+                "memory": "Narayanan et al. 2021, section 5",
+                "bandwidth": "NVIDIA A100 data sheet, A100 80GB SXM",
+            },
+        ),
+        Machine(
+            "H100 DGX", flops=989e12, fraction=794.5 / 989, memory=80 * GB, bandwidth=3350e9, gpus_per_node=8,
+            inside=_nvlink(18, 20.6, "SM90_NVLINK_BW"),
+            between=_network(50, _DGX_NDR.format("H100")),
+            sources={
+                "flops": _HOPPER_PEAK.format("H100"),
+                "fraction": _HOPPER_FRACTION,
+                "memory": "NVIDIA H100 data sheet, H100 SXM",
+                "bandwidth": "NVIDIA H100 data sheet, H100 SXM",
+            },
+        ),
+        Machine(
+            "H200 DGX", flops=989e12, fraction=794.5 / 989, memory=141 * GB, bandwidth=4800e9, gpus_per_node=8,
+            inside=_nvlink(18, 20.6, "SM90_NVLINK_BW"),
+            between=_network(50, _DGX_NDR.format("H200")),
+            sources={
+                "flops": _HOPPER_PEAK.format("H200"),
+                "fraction": f"the same chip: {_HOPPER_FRACTION}",
+                "memory": "NVIDIA H200 data sheet",
+                "bandwidth": "NVIDIA H200 data sheet",
+            },
+        ),
+    )
+}  # fmt: skip
+
+
+def machine(name: str) -> Machine:
+    """The machine of `MACHINES` that is called so, or whose name begins so: "h100" is "H100 DGX".
+
+    Raises ValueError, with the known ones, where there is none.
+    """
+    found = [known for key, known in MACHINES.items() if name and key.lower().startswith(name.strip().lower())]
+    if len(found) != 1:
+        raise ValueError(f"no machine is called {name!r}; known: {', '.join(MACHINES)}")
+    return found[0]
+
+
+# This machine
+
+
+def measure_machine(
+    *, name: str = "this machine", rounds: int = 10, side: int | None = None, group: ProcessGroup | None = None
+) -> Machine:
+    """The machine that the group's ranks run on, one node, by measuring; every rank of it calls this and gets the same.
+
+    Rate and bandwidth are those of the slowest rank while all are busy, since in a layer all are. `flops` is the rate
+    that products reached, so `fraction` is 1; nothing here knows a peak. Products are in bfloat16 on a GPU, in float32
+    on a CPU. `between` is the same as `inside`: there is no other node. What else runs on the machine makes every
+    figure worse. Raises ValueError for a group of one rank, which has no link.
+    """
+    p = dist.get_world_size(group)
+    link = fit(measure_link(SIZES, rounds=rounds, group=group))
+    dist.barrier(group=group)
+    slowest = torch.tensor([matrix_rate(side), memory_rate()], dtype=torch.float64, device=device())
+    dist.all_reduce(slowest, op=dist.ReduceOp.MIN, group=group)
+    on_gpu = device().type == "cuda"
+    memory = torch.cuda.get_device_properties(device()).total_memory if on_gpu else psutil.virtual_memory().total // p
+    what = "a GPU's" if on_gpu else "the machine's, divided by its ranks"
+    return Machine(
+        name, flops=slowest[0].item(), fraction=1.0, memory=memory, bandwidth=slowest[1].item(), gpus_per_node=p,
+        inside=link, between=link,
+        sources={"flops": "measured", "fraction": "measured", "memory": what, "bandwidth": "measured"},
+    )  # fmt: skip
+
+
+def matrix_rate(side: int | None = None, seconds: float = 0.2) -> float:
+    """FLOP/s that this rank's device reaches in products of square matrices: the best of those done in `seconds`.
+
+    side: rows and columns; None: 8192 on a GPU (bfloat16), 1024 on a CPU (float32)
+    """
+    on_gpu = device().type == "cuda"
+    side = side or (8192 if on_gpu else 1024)
+    a = torch.randn(side, side, dtype=torch.bfloat16 if on_gpu else torch.float32, device=device())
+    product = torch.empty_like(a)
+    return 2 * side**3 / _shortest(lambda: torch.mm(a, a, out=product), seconds)
+
+
+def memory_rate(size: int | None = None, seconds: float = 0.1) -> float:
+    """Bytes a second that this rank's device reads and writes when it copies `size` bytes; the best of those tried."""
+    size = size or (2**30 if device().type == "cuda" else 2**26)
+    source = torch.zeros(size, dtype=torch.uint8, device=device())
+    target = torch.empty_like(source)
+    return 2 * size / _shortest(lambda: target.copy_(source), seconds)
+
+
+def _shortest(run: Callable[[], object], seconds: float) -> float:
+    run()  # the first one also pays for what is set up once
+    times: list[float] = []
+    began = now()
+    while not times or now() - began < seconds:
+        start = now()
+        run()
+        times.append(now() - start)
+    return min(times)

@@ -1,0 +1,180 @@
+"""Chapter 14: which layouts of a model over a cluster there are, what each needs of memory, and how long a step takes.
+
+    n GPUs = tp · pp · dp          tp divides heads and MLP, dp · micro-batch the sequences; each stage has a layer
+
+Every way of writing n so, with every micro-batch that is a power of two, with and without sequence parallelism, and
+with nothing, the attention or whole layers computed again: what fits into a GPU's memory (`tplab.memory.bill`), fastest
+first (`tplab.step_cost.step_time`). A tenth of the memory is left for what the bill does not count: buffers of
+libraries, memory in pieces too small to use. `python -m tplab plan` prints the same.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from tplab.gpt_config import PRESETS, GPTConfig, parameter_count, tensor_parallel_sizes
+from tplab.machines import Machine
+from tplab.memory import ADAM, Bill, Layout, Recipe, Recompute, bill
+from tplab.step_cost import Program, StepTime, Throughput, achieved, step_time
+
+GB = 10**9
+TOKENS = (
+    4_000_000  # of a step, where nothing else is asked for; GPT-3 175B took 3.2 million (Brown et al. 2020, table 2.1)
+)
+RESERVE = 0.1
+SMALLEST, LARGEST = 1e6, 1e14  # parameters of a GPT that `gpt_shape` makes up
+
+
+class NothingFits(ValueError):  # noqa: N818 (it names what was found)
+    """No layout fits; the message says what the one that needs least would need."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A layout that fits, with its bill of the fullest GPU and the time of its step."""
+
+    layout: Layout
+    bill: Bill
+    time: StepTime
+    achieved: Throughput
+
+
+def plans(
+    config: GPTConfig,
+    gpus: int,
+    machine: Machine,
+    *,
+    sequences: int | None = None,
+    shard_optimizer: bool = False,
+    recipe: Recipe = ADAM,
+    reserve: float = RESERVE,
+) -> list[Plan]:
+    """Every layout of the model over `gpus` GPUs that fits into their memory, fastest first.
+
+    sequences         of one step, over all replicas; None: `default_sequences`
+    shard_optimizer   each replica keeps 1/dp of the optimizer's state (ZeRO-1)
+    reserve           share of a GPU's memory that the bill may not use
+    Raises ValueError where no layout divides the model and the batch, NothingFits where none fits into memory.
+    """
+    if gpus < 1:
+        raise ValueError(f"gpus={gpus}: there must be at least one")
+    sequences = sequences if sequences is not None else default_sequences(config, gpus)
+    if sequences < 1:
+        raise ValueError(f"a step has at least one sequence, got {sequences}")
+    candidates = [
+        (layout, _bill(config, layout, recipe, shard_optimizer)) for layout in layouts(config, gpus, sequences)
+    ]
+    if not candidates:
+        raise ValueError(
+            f"no layout over {gpus} GPUs: tp must divide {config.num_heads} heads, pp may be at most the "
+            f"{config.num_layers} layers, dp must divide {sequences} sequences, and tp pp dp must be {gpus}. Take "
+            f"another number of GPUs, or a batch that is a multiple of {gpus}."
+        )
+    usable = machine.memory * (1 - reserve)
+    program = Program(shard_optimizer=shard_optimizer)
+    fitting = []
+    for layout, need in candidates:
+        if need.total <= usable:
+            time = step_time(config, layout, machine, program, recipe)
+            fitting.append(Plan(layout, need, time, achieved(config, layout, machine, time.total)))
+    if not fitting:
+        raise NothingFits(_why_not(config, machine, gpus, usable, *min(candidates, key=lambda pair: pair[1].total)))
+    return sorted(fitting, key=lambda plan: (plan.time.total, plan.bill.total))
+
+
+def best_of_each_split(found: list[Plan]) -> list[Plan]:
+    """The fastest plan of each (tp, pp, dp), in the order given: the rest differs in micro-batch and recomputation."""
+    best: dict[tuple[int, int, int], Plan] = {}
+    for plan in found:
+        best.setdefault((plan.layout.tp, plan.layout.pp, plan.layout.dp), plan)
+    return list(best.values())
+
+
+def layouts(config: GPTConfig, gpus: int, sequences: int) -> Iterator[Layout]:
+    """Every layout over `gpus` GPUs in which tp divides heads and MLP, and dp and the micro-batch the sequences.
+
+    Where pp does not divide the layers, the first stages hold one more (`tplab.memory.layers_of_stage`).
+    """
+    for tp in tensor_parallel_sizes(config, gpus):
+        for pp in _divisors(gpus // tp, config.num_layers) if gpus % tp == 0 else ():
+            dp = gpus // (tp * pp)
+            for exponent in range(sequences.bit_length()):
+                micro_batch = 2**exponent
+                if sequences % (dp * micro_batch):
+                    break
+                steps = sequences // (dp * micro_batch)
+                for sequence_parallel in (False, True) if tp > 1 and config.seq_length % tp == 0 else (False,):
+                    for recompute in get_args(Recompute):
+                        if recompute != "attention" or not config.flash_attention:  # which keeps no scores anyhow
+                            yield Layout(tp, pp, dp, micro_batch, steps, sequence_parallel, recompute)
+
+
+def default_sequences(config: GPTConfig, gpus: int) -> int:
+    """About `TOKENS` tokens a step, and a multiple of the number of GPUs, so that every dp divides it."""
+    return max(1, round(TOKENS / config.seq_length / gpus)) * gpus
+
+
+def gpt_shape(parameters: float, *, seq_length: int = 4096, vocab_size: int = 51200) -> GPTConfig:
+    """A GPT of about so many parameters: heads of 128, an MLP of 4h, h about 128 times the number of layers.
+
+    From a billion on heads are multiples of 8 and layers of 4, so that they divide well. The scores are computed with
+    FlashAttention, without dropout. Raises ValueError below a million parameters and above a hundred trillion.
+    """
+    if not SMALLEST <= parameters <= LARGEST:
+        raise ValueError(f"{parameters:.3g} parameters are no GPT that this can make up: give from 1e6 to 1e14")
+    unit = 8 if parameters >= 1e9 else 1  # of heads; layers come in half of it
+    head = 128 if parameters >= 1e8 else 16
+    few = max(unit // 2, 1)
+    found: tuple[float, GPTConfig] | None = None
+    heads = unit
+    while 12 * few * (heads * head) ** 2 <= 4 * parameters or found is None:
+        hidden = heads * head
+        each = 12 * hidden**2 + 13 * hidden
+        layers = max(round((parameters - (vocab_size + seq_length) * hidden) / each / few), 1) * few
+        config = GPTConfig(
+            num_layers=layers, hidden_size=hidden, num_heads=heads, vocab_size=vocab_size, seq_length=seq_length,
+            dropout=0.0, flash_attention=True,
+        )  # fmt: skip
+        away = 10 * abs(math.log(parameter_count(config) / parameters)) + abs(math.log(hidden / layers / 128))
+        if found is None or away < found[0]:
+            found = away, config
+        heads += unit
+    return found[1]
+
+
+def model(name: str) -> GPTConfig:
+    """The configuration of `tplab.gpt_config.PRESETS` that is called so; case, spaces and hyphens don't matter.
+
+    Raises ValueError, with the known ones, where there is none.
+    """
+
+    def plain(text: str) -> str:
+        return "".join(text.lower().replace("-", " ").replace("_", " ").split())
+
+    for known, config in PRESETS.items():
+        if plain(known) == plain(name):
+            return config
+    raise ValueError(f"no model is called {name!r}; known: {', '.join(PRESETS)}. Or give --params")
+
+
+def _bill(config: GPTConfig, layout: Layout, recipe: Recipe, shard_optimizer: bool) -> Bill:
+    """The bill of the fullest GPU, one of the first stage, which holds most micro-batches, or of the last (logits)."""
+    of_stages = (bill(config, layout, recipe, stage) for stage in {0, layout.pp - 1})
+    if shard_optimizer:
+        of_stages = (replace(one, optimizer=-(-one.optimizer // layout.dp)) for one in of_stages)
+    return max(of_stages, key=lambda one: one.total)
+
+
+def _why_not(config: GPTConfig, machine: Machine, gpus: int, usable: float, layout: Layout, need: Bill) -> str:
+    largest = max(need.parts(), key=lambda part: need.parts()[part])
+    return (
+        f"nothing fits: {parameter_count(config) / 1e9:.1f} billion parameters on {gpus} GPUs need at least "
+        f"{need.total / GB:.0f} GB on a GPU (tp={layout.tp}, pp={layout.pp}, dp={layout.dp}; most of it {largest}, "
+        f"{need.parts()[largest] / GB:.0f} GB), and {machine.name} has {machine.memory / GB:.0f} GB, of which "
+        f"{usable / GB:.0f} are counted on. Take more GPUs, or GPUs with more memory."
+    )
+
+
+def _divisors(n: int, largest: int) -> list[int]:
+    return [k for k in range(1, min(n, largest) + 1) if n % k == 0]
