@@ -258,9 +258,9 @@ def test_overlap_sends_the_same_and_gives_the_same():
             assert_close(theirs[name], gradients[name])
 
 
-def _with_dropout(state, config, again):
+def _with_dropout(state, config, recompute):
     rng = seed_all(11)
-    model = ParallelGPT(config, dtype=torch.float64, checkpoint_activations=again)
+    model = ParallelGPT(config, dtype=torch.float64, recompute=recompute)
     load_full_state_dict(model, from_hugging_face(state, config))
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
@@ -276,17 +276,22 @@ def _with_dropout(state, config, again):
 
 
 @pytest.mark.parametrize("p", [1, 2])
-def test_activation_checkpointing_keeps_less_and_replays_the_same_dropout(p):
+def test_recomputation_keeps_less_and_replays_the_same_dropout(p):
     state, config, *_ = given("gpt2", 0, torch.float64)
     config = dataclasses.replace(config, dropout=0.2)
-    keeping, again = (launch(_with_dropout, p, args=(state, config, flag)) for flag in (False, True))
-    for (losses, gradients, kept, quiet), (others, theirs, less, _) in zip(keeping, again, strict=True):
+    keeping, selective, full = (
+        launch(_with_dropout, p, args=(state, config, recompute)) for recompute in ("nothing", "attention", "layers")
+    )
+    for (losses, gradients, kept, quiet), *others in zip(keeping, selective, full, strict=True):
         assert losses[0] != losses[1]
         assert quiet == pytest.approx(expected(CASES[0])["losses"][0], abs=1e-12)
-        assert others == losses
-        assert less < kept / 2
-        for name in gradients:
-            assert_close(theirs[name], gradients[name])
+        for same_losses, same_gradients, _, _ in others:
+            assert same_losses == losses
+            for name in gradients:
+                assert_close(same_gradients[name], gradients[name])
+        without_scores, inputs_only = (less for _, _, less, _ in others)
+        assert inputs_only < kept / 2
+        assert inputs_only < without_scores < kept
 
 
 # The same model for every p
@@ -335,7 +340,7 @@ def test_first_values_have_the_spread_of_gpt2_and_what_writes_to_the_residual_a_
 
 def _in_groups(state, config, seed, dtype):
     group = [dist.new_group([0, 2]), dist.new_group([1, 3])][dist.get_rank() % 2]
-    return run(state, config, seed, dtype, group, checkpoint_activations=True)
+    return run(state, config, seed, dtype, group, recompute="layers")
 
 
 def test_two_groups_side_by_side_are_two_models():

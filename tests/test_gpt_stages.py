@@ -33,7 +33,7 @@ UNTIED = dataclasses.replace(GPT, tied_embedding=False, learned_positions=False,
 GPT_CASES = [
     (GPT, one_f_one_b(2, 3), {}),
     (GPT, zero_bubble(2, 3), {"async_grad_allreduce": True}),
-    (GPT, interleaved(2, 2, 2), {"checkpoint_activations": True}),
+    (GPT, interleaved(2, 2, 2), {"recompute": "layers"}),
     (UNTIED, zero_bubble(2, 2), {}),
 ]
 

@@ -199,13 +199,14 @@ def one_byte_dropout(x, p=0.5, training=True):
     return torch.native_dropout(x, p, True)[0] if training and p else x
 
 
-def _kept_bytes(config):
+def _kept_bytes(config, recompute):
     """Bytes that autograd keeps of a layer on a rank: as in chapter 10; cut, gathering once; cut, gathering again."""
     torch.nn.functional.dropout = one_byte_dropout
+    dropped = {"hidden_dropout": config.dropout, "attention_dropout": 0.0 if config.flash_attention else config.dropout}
     p, kept = dist.get_world_size(), []
     for gather_again in (None, False, True):
         layer = ParallelTransformerLayer(
-            config.hidden_size, config.num_heads, hidden_dropout=config.dropout, dtype=torch.bfloat16
+            config.hidden_size, config.num_heads, **dropped, recompute_attention=recompute, dtype=torch.bfloat16
         )
         tokens_ = config.seq_length
         if gather_again is not None:
@@ -217,13 +218,16 @@ def _kept_bytes(config):
     return kept
 
 
-@pytest.mark.parametrize("p", [2, 4])
-def test_a_layer_keeps_what_the_formula_says(p):
-    config = small_config(hidden_size=64, seq_length=32, num_heads=8, dropout=0.1, flash_attention=True)
-    whole = sum(layer_activations(config, BATCH, p).values())
-    cut_ = sum(layer_activations(config, BATCH, p, sequence_parallel=True).values())
+@pytest.mark.parametrize("recompute", ["nothing", "attention"])
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_a_layer_keeps_what_the_formula_says(p, recompute):
+    """The scores either as FlashAttention leaves them, or with dropout, computed again in backward."""
+    again = recompute == "attention"
+    config = small_config(hidden_size=64, seq_length=32, num_heads=8, dropout=0.1, flash_attention=not again)
+    whole = sum(layer_activations(config, BATCH, p, recompute=recompute).values())
+    cut_ = sum(layer_activations(config, BATCH, p, sequence_parallel=True, recompute=recompute).values())
     inputs = 2 * 2 * BATCH * config.seq_length * config.hidden_size  # of two blocks, in 16 bits
-    for kept in launch(_kept_bytes, p, args=(config,), timeout=120):
+    for kept in launch(_kept_bytes, p, args=(config, again), timeout=120):
         assert kept == [whole, cut_ + inputs - inputs // p, cut_]
 
 
@@ -231,9 +235,9 @@ def test_a_layer_keeps_what_the_formula_says(p):
 
 GPT_CASES = [
     ("gpt2", {}),
-    ("gpt2", {"gather_again": True, "checkpoint_activations": True}),
+    ("gpt2", {"gather_again": True, "recompute": "layers"}),
     ("llama", {"async_grad_allreduce": True}),
-    ("llama 1 kv", {}),
+    ("llama 1 kv", {"recompute": "attention"}),
 ]
 
 
@@ -326,20 +330,21 @@ def test_two_groups_side_by_side_do_not_mix():
 
 
 def _with_dropout():
-    """Gradients of a GPT with dropout, from the same random states, with and without checkpoints."""
+    """Gradients of a GPT with dropout, from the same random states, with nothing, some and all of a layer run again."""
     gradients = []
-    for checkpoint in (False, True):
+    for recompute in ("nothing", "attention", "layers"):
         rng = seed_all(3)
-        model = SequenceParallelGPT(small_config(dropout=0.3), checkpoint_activations=checkpoint, dtype=torch.float64)
+        model = SequenceParallelGPT(small_config(dropout=0.3), recompute=recompute, dtype=torch.float64)
         model(*tokens(), rng=rng).backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     return gradients
 
 
-def test_a_layer_that_is_run_again_drops_the_same_places():
-    for once, twice in launch(_with_dropout, 2, timeout=120):
-        for one, other in zip(once, twice, strict=True):
-            assert_close(one, other)
+def test_what_is_run_again_drops_the_same_places():
+    for once, *again in launch(_with_dropout, 2, timeout=120):
+        for twice in again:
+            for one, other in zip(once, twice, strict=True):
+                assert_close(one, other)
 
 
 def _marks():

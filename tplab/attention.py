@@ -18,6 +18,7 @@ With fewer K, V heads than ranks also the gradient of their weight, see `tplab.q
 ParallelAttention, SelfAttention, CrossAttention.)
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -42,6 +43,11 @@ class RandomStates(Protocol):
     def fork(self) -> AbstractContextManager: ...
 
 
+def run_once(core: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, rng: RandomStates | None) -> Tensor:
+    """core(q, k, v), of which autograd keeps what it wants."""
+    return core(q, k, v)
+
+
 class ParallelAttention(nn.Module):
     """x [b, s, h] replicated -> z [b, s, h] replicated.
 
@@ -59,6 +65,8 @@ class ParallelAttention(nn.Module):
     Parameters: `qkv` [(num_heads + 2 num_kv_heads) d, h], for cross `q` and `kv`; `out` [h, num_heads d].
     Raises ValueError if the ranks can't have whole heads, the same number each; it names the p that work.
     """
+
+    run_core: Callable[..., Tensor]  # scores, softmax, dropout; a layer may let them run again in backward
 
     def __init__(
         self,
@@ -96,7 +104,7 @@ class ParallelAttention(nn.Module):
         self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.attention_type, self.causal, self.dropout = attention_type, causal, dropout
-        self.rotary_base = rotary_base
+        self.rotary_base, self.run_core = rotary_base, run_once
         options: dict[str, Any] = {"per_rank_init": per_rank_init, "group": group, "device": device, "dtype": dtype}
         first: dict[str, Any] = {"init_method": init_method, "async_grad_allreduce": async_grad_allreduce, **options}
         if attention_type == "self":
@@ -177,10 +185,14 @@ class ParallelAttention(nn.Module):
                 attn_mask = attn_mask.narrow(1, self.rank * self.heads, self.heads)  # [b, n, s, t]
         mask, is_causal = attention_mask(s, t, self.causal, key_padding_mask, attn_mask, q.device)
         dropout = self.dropout if self.training else 0.0
-        with rng.fork() if rng is not None and dropout else nullcontext():
-            return F.scaled_dot_product_attention(
-                q, k, v, mask, dropout, is_causal, enable_gqa=self.heads != self.kv_heads
-            )  # [b, n, s, d]
+
+        def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with rng.fork() if rng is not None and dropout else nullcontext():
+                return F.scaled_dot_product_attention(
+                    q, k, v, mask, dropout, is_causal, enable_gqa=self.heads != self.kv_heads
+                )  # [b, n, s, d]
+
+        return self.run_core(core, q, k, v, rng)
 
     def new_cache(self, batch_size: int, max_length: int, dtype: torch.dtype | None = None) -> KVCache:
         """Room for the keys and values of this rank's heads, of `max_length` tokens (cross: those of the memory)."""

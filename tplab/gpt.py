@@ -17,7 +17,7 @@ The same seed gives the same model for every p, and the same whole checkpoint fi
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from tplab.gpt_config import GPTConfig, check_tensor_parallel
 from tplab.initialization import InitMethod, init_parameter
 from tplab.linear import Device
 from tplab.linear_cross_entropy import parallel_linear_cross_entropy
+from tplab.memory import Recompute
 from tplab.rng import RNGTracker, checkpoint, dropout
 from tplab.sharding import Block, ShardedModule, Sharding
 from tplab.token_ids import When
@@ -42,7 +43,9 @@ class ParallelGPT(nn.Module):
 
     config                    the sizes, see `tplab.gpt_config`
     float32_residual          the sum over the layers is taken in float32, in a model of another dtype
-    checkpoint_activations    keep only the input of each layer, and run the layer again in backward
+    recompute                 what autograd does not keep and backward computes again, with the same dropout: "nothing",
+                              "attention" (its scores, softmax and dropout, from Q, K and V), or "layers" (all of a
+                              layer, from its input)
     init_method               of every weight; None: normal with std 0.02
     output_init_method        of the weights that write to the residual; None: the same with std 0.02 / sqrt(2 L)
     check_ids                 as in VocabParallelEmbedding
@@ -60,7 +63,7 @@ class ParallelGPT(nn.Module):
         config: GPTConfig,
         *,
         float32_residual: bool = False,
-        checkpoint_activations: bool = False,
+        recompute: Recompute = "nothing",
         init_method: InitMethod | None = None,
         output_init_method: InitMethod | None = None,
         per_rank_init: bool = False,
@@ -74,7 +77,9 @@ class ParallelGPT(nn.Module):
         self.config, self.group = config, group
         self.rank, self.world_size = rank_and_size(group)
         check_tensor_parallel(config, self.world_size)
-        self.float32_residual, self.checkpoint_activations = float32_residual, checkpoint_activations
+        if recompute not in get_args(Recompute):
+            raise ValueError(f"recompute={recompute!r} is not one of {', '.join(map(repr, get_args(Recompute)))}")
+        self.float32_residual, self.recompute = float32_residual, recompute
         self.async_grad_allreduce = async_grad_allreduce
         normal = partial(nn.init.normal_, std=INIT_STD)
         narrow = partial(nn.init.normal_, std=INIT_STD / math.sqrt(2 * config.num_layers))
@@ -103,6 +108,7 @@ class ParallelGPT(nn.Module):
                 norm_eps=config.norm_eps,
                 hidden_dropout=config.dropout,
                 attention_dropout=config.dropout,
+                recompute_attention=recompute == "attention",
                 init_method=first,
                 output_init_method=last,
                 async_grad_allreduce=async_grad_allreduce,
@@ -145,7 +151,7 @@ class ParallelGPT(nn.Module):
         x = dropout(x, self.config.dropout, self.training, sharded=self.sequence_parallel, rng=rng)
         for number, layer in enumerate(self.layers):
             step = partial(layer, key_padding_mask=key_padding_mask, cache=cache and cache[number], rng=rng)
-            if self.checkpoint_activations and self.training and torch.is_grad_enabled():
+            if self.recompute == "layers" and self.training and torch.is_grad_enabled():
                 x = checkpoint(step, x, tracker=rng or RNGTracker(self.group))
             else:
                 x = step(x)  # [b, s, h]

@@ -33,7 +33,7 @@ class GPTStage(nn.Module):
     def __init__(self, model: ParallelGPT, first: int, stop: int, rng: RNGTracker | None = None) -> None:
         super().__init__()
         self.config, self.group, self.rng = model.config, model.group, rng
-        self.float32_residual, self.checkpoint_activations = model.float32_residual, model.checkpoint_activations
+        self.float32_residual, self.recompute = model.float32_residual, model.recompute
         self.async_grad_allreduce = model.async_grad_allreduce
         self.is_first, self.is_last = first == 0, stop == len(model.layers)
         self.embedding = model.embedding if self.is_first else None
@@ -50,7 +50,7 @@ class GPTStage(nn.Module):
             x = self._embed(x)  # [b, s, h]
         for layer in self.layers.values():
             step = partial(layer, rng=self.rng)
-            if self.checkpoint_activations and self.training and torch.is_grad_enabled():
+            if self.recompute == "layers" and self.training and torch.is_grad_enabled():
                 x = checkpoint(step, x, tracker=self.rng or RNGTracker(self.group))
             else:
                 x = step(x)  # [b, s, h]

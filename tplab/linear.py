@@ -219,10 +219,16 @@ def column_linear(
     """f, then the matmul with this rank's columns: x [.., in] replicated -> [.., out/p]."""
     if not async_grad_allreduce or rank_and_size(group)[1] == 1 or torch.compiler.is_compiling():
         return F.linear(copy_to_region(x, group), weight, bias)
-    if torch.is_autocast_enabled(x.device.type):  # the backward multiplies by hand, so all operands need one dtype
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    return _LinearAsync.apply(x, weight, bias, group)
+    return _LinearAsync.apply(*in_autocast_dtype(x, weight, bias), group)
+
+
+def in_autocast_dtype(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+    """The operands of a product that is written out by hand, in the dtype that autocast multiplies in if it is on."""
+    kind = first.device.type
+    if not torch.is_autocast_enabled(kind):
+        return first, *others
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(None if operand is None else operand.to(dtype) for operand in (first, *others))
 
 
 class _LinearAsync(Function):

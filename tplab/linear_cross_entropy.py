@@ -26,6 +26,7 @@ from torch.distributed import ProcessGroup
 
 from tplab.collectives import rank_and_size
 from tplab.cross_entropy import Options, forward_of_rows, gradient_of_rows, wrong_targets
+from tplab.linear import in_autocast_dtype
 
 
 def parallel_linear_cross_entropy(
@@ -61,11 +62,8 @@ def parallel_linear_cross_entropy(
         raise ValueError(f"tokens_at_once={tokens_at_once}: a block has at least one token")
     options = Options.of(len(weight), ignore_index, label_smoothing, reduction, vocab_size, True, group)
     wrong = wrong_targets(target, options, check_target)
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind):  # the products below are written out, so both operands need one dtype
-        dtype = torch.get_autocast_dtype(kind)
-        x, weight = x.to(dtype), weight.to(dtype)
-    with torch.autocast(kind, enabled=False):
+    x, weight = in_autocast_dtype(x, weight)
+    with torch.autocast(x.device.type, enabled=False):
         return _LinearCrossEntropy.apply(x, weight, target, wrong, options, tokens_at_once, sum_gradient, group)
 
 

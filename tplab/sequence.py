@@ -59,9 +59,7 @@ def gather_from_sequence_region(x: Tensor, group: ProcessGroup | None = None, *,
                     False: all ranks do the same with y, dy is replicated; backward: this rank's part of dy.
     (Megatron: tensor_parallel_output_grad.)
     """
-    if rank_and_size(group)[1] == 1:
-        return x
-    return _GatherPartial.apply(x, group) if partial_grad else _GatherReplicated.apply(x, group)
+    return x if rank_and_size(group)[1] == 1 else _Gather.apply(x, group, partial_grad)
 
 
 def reduce_scatter_to_sequence_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
@@ -82,29 +80,19 @@ class _Scatter(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple:
-        return _GatherReplicated.apply(dy, ctx.group), None
+        return _Gather.apply(dy, ctx.group, False), None
 
 
-class _GatherReplicated(Function):
+class _Gather(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
-        ctx.group = group
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None, partial_grad: bool) -> Tensor:
+        ctx.group, ctx.partial_grad = group, partial_grad
         return unshard(all_gather(x, group), 1)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple:
-        return _Scatter.apply(dy, ctx.group), None
-
-
-class _GatherPartial(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
-        ctx.group = group
-        return unshard(all_gather(x, group), 1)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple:
-        return _ReduceScatter.apply(dy, ctx.group), None
+        partner = _ReduceScatter if ctx.partial_grad else _Scatter
+        return partner.apply(dy, ctx.group), None, None
 
 
 class _ReduceScatter(Function):
@@ -115,7 +103,7 @@ class _ReduceScatter(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple:
-        return _GatherPartial.apply(dy, ctx.group), None
+        return _Gather.apply(dy, ctx.group, True), None
 
 
 def reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:

@@ -23,6 +23,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from tplab.collectives import rank_and_size
+from tplab.linear import in_autocast_dtype
 from tplab.mappings import all_gather
 from tplab.sequence import gather_from_sequence_region, parts_and_place
 from tplab.sharding import unshard
@@ -37,7 +38,7 @@ def gather_linear(
     """
     if not async_grad_allreduce or rank_and_size(group)[1] == 1 or torch.compiler.is_compiling():
         return F.linear(gather_from_sequence_region(x, group), weight, bias)
-    return _GatherLinear.apply(*_in_one_dtype(x, weight, bias), group, True)
+    return _GatherLinear.apply(*in_autocast_dtype(x, weight, bias), group, True)
 
 
 def gather_linear_again(
@@ -46,15 +47,7 @@ def gather_linear_again(
     """As `gather_linear`, but keeps only this rank's x. Its backward is always that of `async_grad_allreduce`."""
     if rank_and_size(group)[1] == 1:
         return F.linear(x, weight, bias)
-    return _GatherLinear.apply(*_in_one_dtype(x, weight, bias), group, False)
-
-
-def _in_one_dtype(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The operands as autocast wants them, since the backward below multiplies by hand."""
-    if not torch.is_autocast_enabled(x.device.type):
-        return x, weight, bias
-    dtype = torch.get_autocast_dtype(x.device.type)
-    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return _GatherLinear.apply(*in_autocast_dtype(x, weight, bias), group, False)
 
 
 class _GatherLinear(Function):

@@ -18,6 +18,7 @@ each, and one of b t h backward for the memory.
 bias_dropout_add.)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ from tplab.initialization import InitMethod
 from tplab.kv_cache import KVCache
 from tplab.linear import Device
 from tplab.mlp import ParallelMLP
-from tplab.rng import RNGTracker, dropout
+from tplab.rng import RNGTracker, checkpoint, dropout
 
 
 @dataclass
@@ -57,6 +58,15 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
+def run_again_in_backward(
+    core: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, rng: RNGTracker | None
+) -> Tensor:
+    """core(q, k, v), of which autograd keeps q, k and v alone: for `ParallelAttention.run_core`."""
+    if not torch.is_grad_enabled():
+        return core(q, k, v)
+    return checkpoint(core, q, k, v, tracker=rng or RNGTracker())
+
+
 NORMS: dict[str, type[nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}
 
 
@@ -70,6 +80,8 @@ class ParallelTransformerLayer(nn.Module):
     hidden_dropout        behind each block, alike on all ranks
     attention_dropout     of the attention probabilities, each rank's heads for themselves
     apply_residual_connection_post_layernorm    the residual is taken behind the norm (post-LN; Megatron's name)
+    recompute_attention   autograd keeps Q, K and V, not the scores, softmax and dropout between them and the output:
+                          these are computed again in backward, with the same dropout (selective recomputation)
     init_method           of the weights that read x; output_init_method of those that write to the residual
     per_rank_init, async_grad_allreduce         as in ColumnParallelLinear
 
@@ -96,6 +108,7 @@ class ParallelTransformerLayer(nn.Module):
         hidden_dropout: float = 0.0,
         attention_dropout: float = 0.0,
         apply_residual_connection_post_layernorm: bool = False,
+        recompute_attention: bool = False,
         init_method: InitMethod | None = None,
         output_init_method: InitMethod | None = None,
         per_rank_init: bool = False,
@@ -129,6 +142,9 @@ class ParallelTransformerLayer(nn.Module):
         self.cross_attention = (
             ParallelAttention(hidden_size, **heads, attention_type="cross", **block) if cross_attention else None
         )
+        if recompute_attention:
+            for attention in filter(None, (self.attention, self.cross_attention)):
+                attention.run_core = run_again_in_backward
         self.mlp_norm = NORMS[norm](hidden_size, eps=norm_eps, **place)
         self.mlp = ParallelMLP(hidden_size, ffn_hidden_size, activation, **block)
 

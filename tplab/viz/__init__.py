@@ -11,6 +11,8 @@
     ring       what goes round in a ring, step by step
     times      seconds over bytes: measured points and lines, on logarithmic axes
     heads      which attention head lives on which rank, with the heads of K and V below its queries
+    held       what each rank holds from step to step: some tokens, some columns, a summand
+    kept       what autograd keeps of a layer, part by part
     bill       what a GPU has to hold, part by part, beside what it has
     live_memory how much memory was live at each moment of a run
     parallelism data, tensor or pipeline parallelism: what each rank holds, sends, and when it waits
@@ -30,6 +32,8 @@ from tplab.viz.colors import Picture, rank_colors
 from tplab.viz.controls import explore
 from tplab.viz.curves import curves
 from tplab.viz.heads import heads
+from tplab.viz.held import held
+from tplab.viz.kept import kept
 from tplab.viz.layer import layer
 from tplab.viz.lookup import lookup
 from tplab.viz.masks import masks
@@ -52,6 +56,8 @@ __all__ = [
     "curves",
     "explore",
     "heads",
+    "held",
+    "kept",
     "layer",
     "live_memory",
     "lookup",

@@ -1,0 +1,63 @@
+"""What each rank holds from step to step: all tokens or some of them, all columns or some, sums or summands."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from tplab.viz.blocks import block, label, shape_text
+from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
+from tplab.viz.traffic import bytes_text
+
+_LEFT, _TOP, _CELL, _TALL = 0.72, 0.78, 0.94, 0.56  # inches: first column, first row, a tensor's width and height
+
+
+def held(steps: Sequence[Mapping[str, Any]], *, ranks: int, title: str | None = None) -> Picture:
+    """Draw a column for each tensor and a row for each rank; what is filled of a frame, the rank holds of the tensor.
+
+    steps: in order. {"name": "norm(x)", "whole": (tokens, columns), "part": (tokens, columns)}: where the part is
+           smaller the tensor is cut, in rank order; "summand": True where the ranks' parts have to be added up;
+           "sent": the collectives that led here from the step before
+    """
+    if len(steps) < 2:
+        raise ValueError(f"held draws how a tensor goes on from step to step; got {len(steps)}")
+    head = title or f"what {ranks} ranks hold"
+    gap = (WIDTH - _LEFT - 0.15 - len(steps) * _CELL) / (len(steps) - 1)
+    bottom = _TOP + ranks * (_TALL + 0.14)
+    with style():
+        picture, axes = canvas(WIDTH, bottom + 0.85, head)
+        axes.text(0.15, 0.2, head, fontsize=10.5, fontweight="bold", va="center")
+        for rank in range(ranks):
+            middle = _TOP + rank * (_TALL + 0.14) + _TALL / 2
+            axes.text(0.15, middle, f"rank {rank}", fontsize=9, va="center")
+        for number, step in enumerate(steps):
+            left = _LEFT + number * (_CELL + gap)
+            axes.text(left + _CELL / 2, 0.56, step["name"], fontsize=9, ha="center", va="center")
+            for rank in range(ranks):
+                _tensor(axes, left, _TOP + rank * (_TALL + 0.14), rank, step)
+            shape = shape_text(step["part"])
+            axes.text(left + _CELL / 2, bottom + 0.08, shape, fontsize=8.5, color=FAINT, ha="center", va="center")
+            if step.get("sent"):
+                _sent(axes, left - gap / 2, gap, bottom, step["sent"])
+    return picture
+
+
+def _tensor(axes: Axes, left: float, top: float, rank: int, step: Mapping[str, Any]) -> None:
+    axes.add_patch(
+        Rectangle((left, top), _CELL, _TALL, facecolor="none", edgecolor=FAINT, linewidth=0.8, linestyle=":")
+    )
+    (tokens, columns), (whole_tokens, whole_columns) = step["part"], step["whole"]
+    height, width = _TALL * tokens / whole_tokens, _CELL * columns / whole_columns
+    x = left + (rank * width if columns < whole_columns else 0)
+    y = top + (rank * height if tokens < whole_tokens else 0)
+    block(axes, x, y, width, height, rank)
+    if step.get("summand"):
+        label(axes, left + _CELL / 2, top + _TALL / 2, "summand", 8)
+
+
+def _sent(axes: Axes, x: float, gap: float, bottom: float, calls: Sequence[Any]) -> None:
+    """Between two columns: a line, and below it what went over the links there."""
+    axes.plot([x, x], [_TOP, bottom + 0.26], color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
+    text = "\n".join(f"{call.kind}\n{bytes_text(call.bytes)}" for call in calls)
+    axes.text(x, bottom + 0.34, text, fontsize=8.5, ha="center", va="top", linespacing=1.25)
