@@ -21,6 +21,9 @@
     layer      a transformer layer on p ranks, and what its four operators sent
     schedule   what every rank of a pipeline does when, and where it waits
     softmax    one token's softmax, put together from the ranks' columns
+    overlap    two lanes a rank: when it computed, and when a collective was under way
+    time_bars  where the time goes, part by part
+    against    a model's figures beside published ones
     explore    a function behind sliders
 
 A rank has one colour everywhere (colour-blind safe), and its number stands beside it. Every function returns a
@@ -30,6 +33,7 @@ A rank has one colour everywhere (colour-blind safe), and its number stands besi
 from tplab.viz.collectives import collective, ring
 from tplab.viz.colors import Picture, rank_colors
 from tplab.viz.controls import explore
+from tplab.viz.costs import against, time_bars
 from tplab.viz.curves import curves
 from tplab.viz.heads import heads
 from tplab.viz.held import held
@@ -39,6 +43,7 @@ from tplab.viz.lookup import lookup
 from tplab.viz.masks import masks
 from tplab.viz.matrices import matrices
 from tplab.viz.memory import bill, live_memory
+from tplab.viz.overlap import overlap
 from tplab.viz.parallelisms import parallelism
 from tplab.viz.product import product
 from tplab.viz.schedule import schedule
@@ -51,6 +56,7 @@ from tplab.viz.traffic import traffic
 
 __all__ = [
     "Picture",
+    "against",
     "bill",
     "collective",
     "curves",
@@ -63,6 +69,7 @@ __all__ = [
     "lookup",
     "masks",
     "matrices",
+    "overlap",
     "parallelism",
     "product",
     "rank_colors",
@@ -71,6 +78,7 @@ __all__ = [
     "softmax",
     "split",
     "table",
+    "time_bars",
     "timeline",
     "times",
     "traffic",

@@ -1,0 +1,175 @@
+"""A rank's trace: what is hidden is counted by its definition, and traces of real runs have the order of the program."""
+
+import json
+import random
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tplab import launch, record
+from tplab.linear import ColumnParallelLinear
+from tplab.trace import LANES, RankTrace, Span, chrome_trace, rows_of, save_chrome_trace, trace_rank
+
+TOKENS, IN, OUT = 512, 256, 512
+
+
+def spans(lane, *times):
+    return [Span(lane, lane, float(start), float(end)) for start, end in times]
+
+
+CASES = {  # computing, communicating, hidden, exposed
+    "one after the other": ([(0, 4)], [(4, 6)], 0, 2),
+    "half beside": ([(0, 4)], [(3, 5)], 1, 1),
+    "all beside": ([(0, 9)], [(3, 5), (6, 7)], 3, 0),
+    "a gap in the computation": ([(0, 2), (3, 5)], [(1, 4)], 2, 1),
+    "two collectives at once count once": ([(0, 2)], [(1, 4), (1, 3)], 1, 2),
+    "two operations at once count once": ([(0, 3), (1, 4)], [(2, 6)], 2, 2),
+    "nothing computed": ([], [(1, 3)], 0, 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hidden_is_what_the_two_lanes_have_in_common(name):
+    computing, communicating, hidden, exposed = CASES[name]
+    trace = RankTrace(0, spans("compute", *computing) + spans("communicate", *communicating))
+    assert (trace.hidden, trace.exposed) == (hidden, exposed)
+    assert trace.hidden_share == hidden / (hidden + exposed)
+
+
+def test_hidden_share_agrees_with_counting_moments():
+    generator = random.Random(0)
+    for _ in range(50):
+        drawn = {lane: [sorted(generator.sample(range(40), 2)) for _ in range(5)] for lane in LANES}
+        trace = RankTrace(0, [span for lane in LANES for span in spans(lane, *drawn[lane])])
+        busy = {lane: {moment for start, end in drawn[lane] for moment in range(start, end)} for lane in LANES}
+        both = len(busy["compute"] & busy["communicate"])
+        assert trace.hidden_share == pytest.approx(both / len(busy["communicate"]))
+        assert trace.seconds("compute") == len(busy["compute"])
+
+
+def test_a_rank_that_communicated_nothing_has_no_share():
+    with pytest.raises(ValueError, match="rank 3 communicated nothing"):
+        _ = RankTrace(3, spans("compute", (0, 1))).hidden_share
+
+
+def _backward(async_grad_allreduce):
+    layer = ColumnParallelLinear(IN, OUT, async_grad_allreduce=async_grad_allreduce)
+    x = torch.randn(TOKENS, IN, requires_grad=True)
+    dy = torch.randn(TOKENS, OUT // dist.get_world_size())
+    layer(x).backward(dy)
+    y = layer(x)
+    with record() as section, trace_rank() as trace:
+        y.backward(dy)
+    return trace, list(section)
+
+
+def test_the_trace_of_a_backward_pass_has_its_products_and_its_all_reduce_in_their_order():
+    for waits, order in ((True, ["mm", "mm", "all_reduce"]), (False, ["mm", "all_reduce", "mm"])):
+        for rank, (trace, recorded) in enumerate(launch(_backward, 2, args=(not waits,))):
+            assert trace.rank == rank
+            assert [span.name for span in trace.spans if span.name in ("mm", "all_reduce")] == order
+            (sent,) = trace.lane("communicate")
+            assert sent.about["bytes"] == recorded[0].bytes == 4 * TOKENS * IN
+            assert sent.about["group"] == [0, 1]
+            assert all(span.start < span.end for span in trace.spans)
+            if waits:
+                assert trace.hidden == 0  # the rank does nothing while it waits
+                assert trace.exposed == trace.seconds("communicate")
+
+
+def test_shapes_of_the_products_are_kept():
+    trace, _ = launch(_backward, 2, args=(True,))[0]
+    products = [span.about["shapes"] for span in trace.spans if span.name == "mm"]
+    assert products == [[[TOKENS, OUT // 2], [OUT // 2, IN]], [[OUT // 2, TOKENS], [TOKENS, IN]]]
+
+
+def _every_kind():
+    x = torch.ones(64)
+    with record() as section, trace_rank() as trace:
+        dist.all_reduce(x)
+        dist.broadcast(x, 0)
+        dist.all_gather([torch.empty(64), torch.empty(64)], x)
+        dist.send(x, 1) if dist.get_rank() == 0 else dist.recv(x, 0)
+        dist.barrier()
+    late = [abs(span.start - call.start) for span, call in zip(trace.lane("communicate"), section, strict=True)]
+    return [span.name for span in trace.lane("communicate")], [call.kind for call in section], max(late)
+
+
+def test_every_collective_of_the_record_is_in_the_trace_at_its_time():
+    for traced, recorded, late in launch(_every_kind, 2):
+        assert traced == recorded
+        assert late < 1.0  # seconds: one clock
+
+
+def _alone():
+    with trace_rank() as trace:
+        dist.all_reduce(torch.ones(4) @ torch.ones(4, 4))
+    return [span.lane for span in trace.spans]
+
+
+def test_what_stays_on_a_rank_is_no_communication():
+    assert set(launch(_alone, 1)[0]) == {"compute"}
+
+
+def test_a_trace_without_ranks_has_the_operations():
+    with trace_rank() as trace:
+        torch.ones(8, 8) @ torch.ones(8, 8)
+    assert "mm" in [span.name for span in trace.lane("compute")]
+    assert trace.rank == 0
+
+
+def test_rows_hold_spans_that_do_not_overlap():
+    drawn = spans("communicate", (0, 4), (1, 2), (2, 6), (4, 5), (5, 9))
+    rows = rows_of(drawn)
+    assert sorted(span.start for row in rows for span in row) == [0, 1, 2, 4, 5]
+    assert len(rows) == 2
+    for row in rows:
+        assert all(early.end <= late.start for early, late in zip(row, row[1:], strict=False))
+
+
+def test_the_chrome_trace_is_a_process_a_rank_and_a_row_a_lane(tmp_path):
+    traces = [trace for trace, _ in launch(_backward, 2, args=(True,))]
+    path = save_chrome_trace(tmp_path / "new" / "trace.json", traces)
+    events = json.loads(path.read_text())["traceEvents"]
+    named = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events if e["name"].endswith("_name")}
+    assert {pid: name for (pid, tid), name in named.items() if tid is None} == {0: "rank 0", 1: "rank 1"}
+    assert [named[rank, row] for rank in (0, 1) for row in (0, 1)] == ["compute", "communicate"] * 2
+    boxes = [event for event in events if event["ph"] == "X"]
+    assert len(boxes) == sum(len(trace.spans) for trace in traces)
+    assert all(box["ts"] >= 0 and box["dur"] > 0 for box in boxes)
+    assert min(box["ts"] for box in boxes) == 0
+    for box in boxes:
+        assert named[box["pid"], box["tid"]] == box["cat"]
+    sent = [box for box in boxes if box["cat"] == "communicate"]
+    assert [(box["pid"], box["name"], box["args"]["bytes"]) for box in sent] == [
+        (rank, "all_reduce", 4 * TOKENS * IN) for rank in (0, 1)
+    ]
+
+
+def test_what_overlaps_in_a_lane_gets_rows_of_its_own():
+    trace = RankTrace(0, spans("compute", (0, 9)) + spans("communicate", (1, 4), (2, 6)))
+    boxes = [event for event in chrome_trace([trace])["traceEvents"] if event["ph"] == "X"]
+    assert sorted((box["tid"], box["ts"], box["dur"]) for box in boxes) == [(0, 0, 9e6), (1, 1e6, 3e6), (2, 2e6, 4e6)]
+
+
+class _Event:
+    """As torch.profiler describes what ran on a GPU."""
+
+    def __init__(self, name, start, end, annotation=False, device=torch.autograd.DeviceType.CUDA):
+        self.name, self.device_type, self.is_user_annotation = name, device, annotation
+        self.time_range = type("Times", (), {"start": start, "end": end})
+
+
+def test_on_a_gpu_the_kernels_count_and_those_of_nccl_communicate():
+    from tplab.trace import _on_gpu
+
+    events = [
+        _Event("sm90_gemm", 0, 10),
+        _Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 10, 30),
+        _Event("nccl:all_reduce", 10, 30, annotation=True),
+        _Event("Memcpy HtoD", 0, 5),
+        _Event("aten::mm", 0, 1, device=torch.autograd.DeviceType.CPU),
+    ]
+    found = [(span.lane, span.name, round(span.start, 9)) for span in _on_gpu(events, 1.0)]
+    assert found == [("compute", "sm90_gemm", 1.0), ("communicate", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 1.00001)]

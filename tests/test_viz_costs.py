@@ -1,0 +1,59 @@
+"""Pictures of a cost model: bars as long as their parts, and pairs of figures with how far they are apart."""
+
+import pytest
+
+from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
+from tplab import viz
+
+ROWS = {
+    "p = 1": {"compute": 8e-3, "communicate": 0.0},
+    "p = 2": {"compute": 4e-3, "communicate": 1e-3},
+    "p = 8": {"compute": 1e-3, "communicate": 2e-3},
+}
+PAIRS = {"1 GPU": (30.0, 33.0), "8 GPUs": (24.0, 22.8), "64 GPUs": (20.0, 20.0)}
+
+
+def test_parts_lie_behind_each_other_in_one_unit():
+    axes = viz.time_bars(ROWS).axes[0]
+    drawn = [(round(bar.get_x(), 9), round(bar.get_width(), 9)) for bar in axes.patches]
+    assert drawn == [(0, 8), (8, 0), (0, 4), (4, 1), (0, 1), (1, 2)]
+    assert axes.get_xlabel() == "milliseconds"
+    assert viz.time_bars({"a": {"x": 2e-5}}).axes[0].get_xlabel() == "microseconds"
+    assert viz.time_bars({"a": {"x": 2.0}}).axes[0].get_xlabel() == "seconds"
+
+
+def test_bars_say_their_sum_or_the_note_they_are_given():
+    assert texts(viz.time_bars(ROWS, notes={"p = 8": "33 %"})) == ["8 ms", "5 ms", "33 %"]
+
+
+def test_parts_can_be_told_apart_without_colour():
+    looks = {(bar.get_facecolor(), bar.get_hatch()) for bar in viz.time_bars(ROWS).axes[0].patches}
+    assert len(looks) == 2
+
+
+def test_a_scale_is_kept():
+    one, two = viz.time_bars(ROWS, scale=0.02), viz.time_bars({"p = 8": ROWS["p = 8"]}, scale=0.02)
+    assert one.axes[0].get_xlim() == two.axes[0].get_xlim()
+
+
+def test_pairs_are_drawn_where_they_are_and_say_how_far_the_second_is_off():
+    picture = viz.against(PAIRS, unit="teraFLOP/s")
+    lines = {line.get_label(): list(line.get_xdata()) for line in picture.axes[0].lines if line.get_marker() == "o"}
+    assert lines == {"published": [30, 24, 20], "the model": [33, 22.8, 20]}
+    assert texts(picture) == ["+10%", "-5%", "+0%"]
+
+
+@pytest.mark.parametrize("draw", [lambda: viz.time_bars(ROWS, title="t"), lambda: viz.against(PAIRS, title="t")])
+def test_they_fit_a_notebook(draw):
+    assert_fits_a_notebook(draw)
+    assert_texts_inside(draw())
+    assert_texts_apart(draw())
+
+
+def test_nothing_to_draw_is_refused():
+    with pytest.raises(ValueError, match="no figures"):
+        viz.against({})
+    with pytest.raises(ValueError, match="1 to 5 different parts"):
+        viz.time_bars({})
+    with pytest.raises(ValueError, match="1 to 5 different parts"):
+        viz.time_bars({"a": {str(i): 1.0 for i in range(6)}})

@@ -1,0 +1,79 @@
+"""The picture of computing and communicating: two lanes a rank, every span a bar at its time, all runs to one scale."""
+
+import pytest
+from matplotlib.patches import Rectangle
+
+from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
+from tplab import viz
+from tplab.trace import RankTrace, Span
+
+
+def run(shift, p=2):
+    return [
+        RankTrace(
+            rank,
+            [
+                Span("compute", "mm", 5.0, 5.004),
+                Span("compute", "mm", 5.004, 5.009),
+                Span("compute", "t", 5.009, 5.00901),
+                Span("communicate", "all_reduce", 5.009 + shift, 5.012 + shift),
+            ],
+        )
+        for rank in range(p)
+    ]
+
+
+RUNS = {"before": run(0.00001), "after": run(-0.004)}
+
+
+def bars(axes):
+    return [patch for patch in axes.patches if isinstance(patch, Rectangle) and patch.get_width() < 100]
+
+
+@pytest.mark.parametrize("runs", [RUNS, {"one": run(0.001, p=1)}, {"four": run(0, p=4)}])
+def test_every_span_is_a_bar_at_its_time_in_the_lane_of_its_rank(runs):
+    picture = viz.overlap(runs)
+    assert len(picture.axes) == len(runs)
+    for axes, traces in zip(picture.axes, runs.values(), strict=True):
+        begin = min(span.start for trace in traces for span in trace.spans)
+        drawn = {
+            (round(b.get_x(), 6), round(b.get_width(), 6), round(b.get_y() + b.get_height() / 2)) for b in bars(axes)
+        }
+        expected = {
+            (round((s.start - begin) * 1e3, 6), round((s.end - s.start) * 1e3, 6), 2 * i + (s.lane == "communicate"))
+            for i, trace in enumerate(traces)
+            for s in trace.spans
+        }
+        assert expected <= drawn
+
+
+def test_both_runs_have_one_scale_and_say_what_was_hidden():
+    picture = viz.overlap(RUNS, title="t")
+    before, after = picture.axes
+    assert before.get_xlim() == after.get_xlim()
+    assert before.get_title(loc="left") == "before: 0% and 0% of the communication hidden"
+    assert after.get_title(loc="left") == "after: 100% and 100% of the communication hidden"
+
+
+def test_communication_is_hatched_and_computation_is_not():
+    hatched = [bool(bar.get_hatch()) for bar in bars(viz.overlap({"one": run(0, p=1)}).axes[0])]
+    assert hatched.count(True) == 1
+
+
+def test_names_stand_in_the_bars_that_have_room_for_them():
+    picture = viz.overlap({"one": run(0.001, p=1)})
+    assert sorted(texts(picture)) == ["all_reduce", "mm", "mm"]
+
+
+def test_it_fits_a_notebook_and_no_text_touches_another():
+    assert_fits_a_notebook(lambda: viz.overlap(RUNS, title="a column-parallel layer"))
+    picture = viz.overlap(RUNS, title="a column-parallel layer")
+    assert_texts_inside(picture)
+    assert_texts_apart(picture)
+
+
+def test_what_was_not_traced_is_not_drawn():
+    with pytest.raises(ValueError, match="nothing was traced in 'after'"):
+        viz.overlap({"before": run(0), "after": [RankTrace(0, [])]})
+    with pytest.raises(ValueError, match="nothing was traced"):
+        viz.overlap({})

@@ -1,0 +1,270 @@
+"""Chapter 11: what a rank did when, computing and communicating, and how much of the one was hidden behind the other.
+
+    computes        ██ mm ██         █████ mm █████
+    communicates              ▒▒▒▒▒▒▒ all_reduce ▒▒▒▒▒▒▒
+                              exposed└──── hidden ────┘
+
+    hidden share  =  |C ∩ W| / |C|        C: the times in which some collective is under way on the rank
+                                          W: the times in which the rank computes
+
+|..| is the length of a set of times: what happens twice at once counts once. The times come from torch's profiler, one
+clock for both lanes; kind, bytes and line of a collective come from the record (`tplab.record`).
+A share of 1 says that nobody waited, not that communication was free: what runs beside a product may slow it down.
+
+`save_chrome_trace` writes the same for ui.perfetto.dev and chrome://tracing ("Trace Event Format", Google 2016).
+"""
+
+import json
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.autograd.profiler import profile, record_function
+
+from tplab.runtime import Collective, device, hooks, record
+
+Lane = Literal["compute", "communicate"]
+LANES: tuple[Lane, ...] = ("compute", "communicate")
+Times = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Span:
+    """One operation or one collective of a rank; times in seconds since the launch began.
+
+    name:   "mm", "all_reduce", or what a GPU's kernel is called
+    about:  what else is known: shapes of the inputs; bytes, group and line of a collective
+    """
+
+    lane: Lane
+    name: str
+    start: float
+    end: float
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class RankTrace:
+    """What one rank did, in the order in which it began."""
+
+    rank: int
+    spans: list[Span] = field(default_factory=list)
+
+    def lane(self, lane: Lane) -> list[Span]:
+        return [span for span in self.spans if span.lane == lane]
+
+    def seconds(self, lane: Lane) -> float:
+        """How long the rank computed, or some collective of it was under way."""
+        return _length(_times(self.lane(lane)))
+
+    @property
+    def hidden(self) -> float:
+        """Seconds in which a collective is under way while the rank computes: |C ∩ W|."""
+        return _length(_common(_times(self.lane("communicate")), _times(self.lane("compute"))))
+
+    @property
+    def exposed(self) -> float:
+        """Seconds in which a collective is under way and the rank computes nothing: |C| - |C ∩ W|."""
+        return self.seconds("communicate") - self.hidden
+
+    @property
+    def hidden_share(self) -> float:
+        """|C ∩ W| / |C|, between 0 and 1. Raises ValueError for a rank that communicated nothing."""
+        if not self.lane("communicate"):
+            raise ValueError(f"rank {self.rank} communicated nothing here: there is nothing to hide")
+        return self.hidden / self.seconds("communicate")
+
+
+@contextmanager
+def trace_rank() -> Iterator[RankTrace]:
+    """What this rank does inside the block; each rank has a trace of its own, filled when the block ends.
+
+        def step():
+            with trace_rank() as trace:
+                layer(x).backward(dy)
+            return trace
+
+        traces = launch(step, 2)
+
+    On a CPU, operations of torch are computation, and a collective is under way from the moment the rank starts it
+    until the backend has finished it, whenever the rank waits for it. On a GPU, kernels count: NCCL's communicate.
+    Let the block run once before it is traced: whatever is done for the first time takes longer.
+    """
+    on_gpu = device().type == "cuda"
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # else every profile prints that it starts and stops
+    trace = RankTrace(dist.get_rank() if dist.is_initialized() else 0)
+    with record() as section, profile(use_device="cuda" if on_gpu else None, record_shapes=True) as profiler:
+        marked = [_mark() for _ in range(3)]
+        yield trace
+        if on_gpu:
+            torch.cuda.synchronize()
+    events = list(profiler.function_events or ())
+    marks = sorted((event for event in events if event.name == _MARK), key=lambda event: event.time_range.start)
+    surest = min(range(len(marks)), key=lambda index: marked[index][1] - marked[index][0])
+    shift = marked[surest][0] - _start(marks[surest])  # from the profiler's clock to the record's
+    found = _on_gpu(events, shift) if on_gpu else _on_cpu(events, section, shift, marks[surest].thread)
+    trace.spans = sorted(found, key=lambda span: span.start)
+
+
+# From the profiler's events
+
+_MARK = "tplab: the same moment on two clocks"
+_NOT_COMPUTED = ("Memcpy", "Memset")
+
+
+def _mark() -> tuple[float, float]:
+    """Leave a mark in the profile; returns the times just before and after it, by the record's clock."""
+    early = _now()
+    with record_function(_MARK):
+        pass
+    return early, _now()
+
+
+def _now() -> float:
+    return hooks.active.now() if hooks.active is not None else time.monotonic()
+
+
+def _start(event: Any) -> float:
+    return event.time_range.start * 1e-6
+
+
+def _end(event: Any) -> float:
+    return event.time_range.end * 1e-6
+
+
+def _on_gpu(events: Iterable[Any], shift: float) -> Iterator[Span]:
+    for event in events:
+        kernel = event.device_type == torch.autograd.DeviceType.CUDA and not getattr(event, "is_user_annotation", False)
+        if kernel and not event.name.startswith(_NOT_COMPUTED):
+            lane: Lane = "communicate" if event.name.startswith("nccl") else "compute"
+            yield Span(lane, event.name, _start(event) + shift, _end(event) + shift)
+
+
+def _on_cpu(events: Sequence[Any], section: Iterable[Collective], shift: float, thread: int) -> Iterator[Span]:
+    for event in events:
+        if event.thread == thread and event.name.startswith("aten::") and not _belongs_to_another(event):
+            worker = _worker(event)
+            shapes = [list(shape) for shape in worker.input_shapes or () if shape]
+            name = worker.name.removeprefix("aten::")
+            yield Span("compute", name, _start(event) + shift, _end(event) + shift, {"shapes": shapes})
+    yield from _collectives(events, list(section), shift)
+
+
+def _belongs_to_another(event: Any) -> bool:
+    """Whether it is a step of another operation of torch, or of a collective."""
+    parent = event.cpu_parent
+    while parent is not None:
+        if parent.name.startswith(("aten::", "c10d::")):
+            return True
+        parent = parent.cpu_parent
+    return False
+
+
+def _worker(event: Any) -> Any:
+    """The step of an operation in which most of its time goes: of matmul, mm."""
+    while event.cpu_children:
+        longest = max(event.cpu_children, key=lambda child: _end(child) - _start(child))
+        if not longest.name.startswith("aten::") or 2 * (_end(longest) - _start(longest)) < _end(event) - _start(event):
+            break
+        event = longest
+    return event
+
+
+def _collectives(events: Iterable[Any], section: Sequence[Collective], shift: float) -> Iterator[Span]:
+    """From the call on the rank until the backend's own event ends: when it is done, not when somebody has waited.
+
+    Where there is not one event for each collective (a send, a backend without them): the times of the record.
+    """
+    in_order = sorted(events, key=lambda event: event.time_range.start)
+    started = [event for event in in_order if event.name.startswith("c10d::") and not _belongs_to_another(event)]
+    finished: dict[str, deque[Any]] = {}
+    for event in in_order:
+        if event.name.startswith("gloo:"):
+            finished.setdefault(event.name.removeprefix("gloo:"), deque()).append(event)
+    calls = Counter(collective.kind for collective in section)
+    known = {kind for kind, count in calls.items() if len(finished.get(kind, ())) == count}
+    for index, collective in enumerate(section):
+        kind, start, end = collective.kind, collective.start, collective.end
+        if len(started) == len(section):
+            start = _start(started[index]) + shift
+        if kind in known:
+            end = _end(finished[kind].popleft()) + shift
+        if len(collective.group) > 1 and end is not None:
+            about = {"bytes": collective.bytes, "group": list(collective.group), "where": collective.where}
+            yield Span("communicate", kind, start, end, about)
+
+
+# Lengths of sets of times
+
+
+def _times(spans: Iterable[Span]) -> Times:
+    """When at least one of them lasts: intervals apart from each other, in order."""
+    merged: Times = []
+    for start, end in sorted((span.start, span.end) for span in spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _common(one: Times, other: Times) -> Times:
+    """When both last."""
+    both = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
+    return [(start, end) for start, end in both if start < end]
+
+
+def _length(times: Times) -> float:
+    return sum(end - start for start, end in times)
+
+
+# For a browser
+
+
+def chrome_trace(traces: Sequence[RankTrace]) -> dict[str, Any]:
+    """The traces in the Trace Event Format: a process for each rank, in it a row for each lane; microseconds.
+
+    What overlaps in one lane, such as two collectives under way, gets rows of its own: a row shows one at a time.
+    """
+    zero = min((span.start for trace in traces for span in trace.spans), default=0.0)
+    events: list[dict[str, Any]] = []
+    for trace in traces:
+        rank = trace.rank
+        events.append({"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}})
+        events.append({"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}})
+        rows = [(lane, row) for lane in LANES for row in rows_of(trace.lane(lane))]
+        for number, (lane, row) in enumerate(rows):
+            place = {"pid": rank, "tid": number}
+            events.append({"ph": "M", **place, "name": "thread_name", "args": {"name": lane}})
+            events.append({"ph": "M", **place, "name": "thread_sort_index", "args": {"sort_index": number}})
+            for span in row:
+                times = {"ts": (span.start - zero) * 1e6, "dur": (span.end - span.start) * 1e6}
+                events.append({"ph": "X", **place, "name": span.name, "cat": lane, **times, "args": span.about})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def rows_of(spans: Iterable[Span]) -> list[list[Span]]:
+    """Spans dealt out to as few rows as it takes for none to overlap another of its row."""
+    rows: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        free = next((row for row in rows if row[-1].end <= span.start), None)
+        if free is None:
+            rows.append([span])
+        else:
+            free.append(span)
+    return rows
+
+
+def save_chrome_trace(path: str | Path, traces: Sequence[RankTrace]) -> Path:
+    """Write the traces to a file for ui.perfetto.dev, and return its path. The page reads it in your browser."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(chrome_trace(traces)), encoding="utf-8")
+    return path

@@ -1,0 +1,84 @@
+"""What each rank computed and communicated when: two lanes a rank, one run below another, all to one scale."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from tplab.trace import LANES, RankTrace, Span
+from tplab.viz.blocks import text_width
+from tplab.viz.colors import INK, WIDTH, Picture, rank_color, style, tint
+
+_ROOM = WIDTH - 1.2  # inches from the left end of a lane to the right
+
+
+def overlap(runs: Mapping[str, Sequence[RankTrace]], *, title: str | None = None) -> Picture:
+    """Draw what `tplab.trace.trace_rank` saw in each run: solid where a rank computes, hatched where it communicates.
+
+    runs: by name, the traces of all ranks. Above each run stands which share of its communication was hidden.
+    Raises ValueError for a run in which nothing was traced.
+    """
+    if not runs:
+        raise ValueError("nothing was traced: overlap needs at least one run")
+    for name, traces in runs.items():
+        if not any(trace.spans for trace in traces):
+            raise ValueError(f"nothing was traced in {name!r}: is the program inside `with trace_rank()`?")
+    longest = max(_end(traces) - _begin(traces) for traces in runs.values()) * 1e3
+    height = sum(0.62 + 0.44 * len(traces) for traces in runs.values()) + 0.75 + 0.3 * bool(title)
+    with style():
+        picture = Picture(figsize=(WIDTH, height), layout="constrained")
+        picture.caption = title or "computing and communicating: " + "; ".join(map(_headline, runs, runs.values()))
+        if title:
+            picture.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+        rows = [len(traces) for traces in runs.values()]
+        places = picture.subplots(len(runs), 1, squeeze=False, gridspec_kw={"height_ratios": rows})[:, 0]
+        for axes, (name, traces) in zip(places, runs.items(), strict=True):
+            _lanes(axes, traces, longest)
+            axes.set_title(_headline(name, traces), fontsize=9.5, fontweight="normal")
+        places[-1].set_xlabel("milliseconds")
+        handles = [
+            Patch(facecolor="#B8B8B8", edgecolor=INK, label="computes"),
+            Patch(facecolor="white", edgecolor=INK, hatch="////", label="communicates"),
+        ]
+        picture.legend(handles=handles, ncols=2, loc="outside lower right")
+    return picture
+
+
+def _lanes(axes: Axes, traces: Sequence[RankTrace], longest: float) -> None:
+    begin = _begin(traces)
+    for index, trace in enumerate(traces):
+        for span in trace.spans:
+            _bar(axes, 2 * index + LANES.index(span.lane), span, begin, rank_color(trace.rank), longest)
+    axes.set_yticks([2 * index + 0.5 for index in range(len(traces))], [f"rank {trace.rank}" for trace in traces])
+    axes.set_ylim(2 * len(traces) - 0.4, -0.6)
+    axes.set_xlim(0, longest * 1.01)
+    axes.tick_params(left=False)
+    axes.grid(axis="x")
+
+
+def _bar(axes: Axes, lane: int, span: Span, begin: float, color: str, longest: float) -> None:
+    left, width = (span.start - begin) * 1e3, (span.end - span.start) * 1e3
+    computes = span.lane == "compute"
+    axes.barh(
+        lane, width, 0.84, left=left, linewidth=0.7, color=tint(color, 0.6) if computes else "white",
+        edgecolor=color if computes else INK, hatch="" if computes else "////",
+    )  # fmt: skip
+    if width / longest * _ROOM > text_width(span.name, 7.5) + 0.1:
+        box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+        axes.text(left + width / 2, lane, span.name, fontsize=7.5, ha="center", va="center", bbox=box)
+
+
+def _headline(name: str, traces: Sequence[RankTrace]) -> str:
+    shares = [f"{trace.hidden_share:.0%}" for trace in traces if trace.lane("communicate")]
+    if not shares:
+        return f"{name}: nothing was communicated"
+    listed = ", ".join(shares[:-1]) + " and " + shares[-1] if len(shares) > 1 else shares[0]
+    return f"{name}: {listed} of the communication hidden"
+
+
+def _begin(traces: Sequence[RankTrace]) -> float:
+    return min(span.start for trace in traces for span in trace.spans)
+
+
+def _end(traces: Sequence[RankTrace]) -> float:
+    return max(span.end for trace in traces for span in trace.spans)
