@@ -1,0 +1,348 @@
+"""Data parallelism equals one process with the whole batch, and torch's DistributedDataParallel."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.reference import assert_close
+from tests.small_net import Net, batch, gradients, plain_gradients, plain_training, uneven_batch, whole_batch
+from tplab import launch, record
+from tplab.data import DataParallel, tokens_of_all
+from tplab.flat import broadcast, in_buckets
+
+BUCKETS = [1, 500, 25 * 2**20]  # bytes: a parameter each, a few, all in one
+
+
+def trained(model):
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def assert_same_gradients(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        if gradient is None:
+            assert actual[name] is None or not actual[name].any(), name
+        else:
+            assert_close(actual[name], gradient)
+
+
+# Buckets
+
+
+def test_buckets_hold_the_last_parameters_first_and_no_more_than_they_may():
+    model = Net()
+    for size in (1, 500, 1000, 10**9):
+        buckets = in_buckets(model.parameters(), size)
+        assert [parameter for bucket in buckets for parameter in bucket] == trained(model)[::-1]
+        for bucket, behind in zip(buckets, [*buckets[1:], None], strict=True):
+            filled = sum(8 * parameter.numel() for parameter in bucket)
+            assert filled <= size or len(bucket) == 1
+            assert behind is None or filled + 8 * behind[0].numel() > size
+
+
+def test_each_dtype_has_buckets_of_its_own():
+    parameters = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in [torch.float32, torch.bfloat16] * 2]
+    assert [[p.dtype for p in bucket] for bucket in in_buckets(parameters)] == [
+        [torch.bfloat16] * 2,
+        [torch.float32] * 2,
+    ]
+
+
+def test_a_bucket_without_room_is_refused():
+    with pytest.raises(ValueError, match="bucket_bytes=0"):
+        in_buckets(Net().parameters(), 0)
+
+
+# Gradients
+
+
+def _mean(bucket_bytes, group=None):
+    rank = dist.get_rank(group)
+    model = Net(rank)  # the constructor has to make them alike
+    data = DataParallel(model, bucket_bytes=bucket_bytes, group=group)
+    x, target = batch(rank, 0)
+    with record() as sent:
+        F.cross_entropy(model(x), target).backward()
+        data.finish()
+    bytes_of = [collective.bytes for collective in sent]
+    kinds = {(collective.kind, collective.op, len(collective.group)) for collective in sent}
+    return gradients(model), bytes_of, kinds, [sum(8 * p.numel() for p in bucket) for bucket in data.buckets]
+
+
+def _unequal_counts():
+    model, rank = Net(), dist.get_rank()
+    data = DataParallel(model, average=False, bucket_bytes=500)
+    x, target = uneven_batch(rank, 0)
+    total = tokens_of_all(int((target != -100).sum()))
+    loss = F.cross_entropy(model(x), target, reduction="sum") / total
+    loss.backward()
+    data.finish()
+    dist.all_reduce(loss := loss.detach())
+    return gradients(model), total, loss
+
+
+def _accumulated():
+    """Three backwards, of which one or none sends."""
+    rank, found = dist.get_rank(), []
+    for last_sends in (True, False):
+        model = Net()
+        data = DataParallel(model, bucket_bytes=500)
+        with record() as sent:
+            for k in range(3):
+                x, target = batch(rank, k)
+                loss = F.cross_entropy(model(x, spare=True), target) / 3
+                if k < 2 or not last_sends:
+                    with data.no_sync():
+                        loss.backward()
+                else:
+                    loss.backward()
+            before = data.started
+            data.finish()
+        found.append((gradients(model), len(sent), len(data.buckets), before))
+    return found
+
+
+def _trained():
+    rank, found = dist.get_rank(), []
+    for make in OPTIMIZERS:
+        model = Net(rank)
+        data, optimizer = DataParallel(model, bucket_bytes=500, find_unused=True), make(model)
+        for step in range(3):
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            x, target = batch(rank, 10 * step)
+            F.cross_entropy(model(x), target).backward()
+            data.finish()
+            optimizer.step()
+        found.append({name: parameter.detach() for name, parameter in model.named_parameters()})
+    return found
+
+
+def _of_ddp():
+    model, rank = Net(dist.get_rank()), dist.get_rank()
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    x, target = batch(rank, 0)
+    F.cross_entropy(wrapped(x), target).backward()
+    return gradients(model)
+
+
+def _everything():
+    first = [_mean(size) for size in BUCKETS]
+    return first, _unequal_counts(), _accumulated(), _trained(), _of_ddp(), _unused(), _overlap(), _second_backward()
+
+
+OPTIMIZERS = [
+    lambda model: torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1),
+    lambda model: torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9),
+]
+
+
+@pytest.fixture(scope="module", params=[3])
+def runs(request):
+    results = launch(_everything, request.param, timeout=200)
+    assert len(results) == request.param
+    return results
+
+
+def test_the_mean_of_the_gradients_is_that_of_the_whole_batch(runs):
+    wanted = plain_gradients(range(len(runs)))
+    for first, *_ in runs:
+        for found, *_ in first:
+            assert_same_gradients(found, wanted)
+
+
+def test_a_step_sends_every_gradient_once(runs):
+    for first, *_ in runs:
+        for _, bytes_of, kinds, of_buckets in first:
+            assert kinds == {("all_reduce", "sum", len(runs))}
+            assert bytes_of == of_buckets
+            assert sum(bytes_of) == 8 * sum(parameter.numel() for parameter in trained(Net()))
+        one_each, some, all_at_once = (len(bytes_of) for _, bytes_of, *_ in first)
+        assert one_each == len(trained(Net())) > some > all_at_once == 1
+
+
+def test_every_token_counts_the_same_where_ranks_have_different_numbers(runs):
+    wanted = plain_gradients(range(len(runs)), of_rank=uneven_batch)
+    x, target = whole_batch(range(len(runs)), 0, uneven_batch)
+    whole_loss = F.cross_entropy(Net()(x), target).detach()
+    for _, (found, total, loss), *_ in runs:
+        assert total == sum(4 - rank for rank in range(len(runs)))
+        assert_close(loss, whole_loss)
+        assert_same_gradients(found, wanted)
+
+
+def test_accumulated_gradients_are_sent_once(runs):
+    wanted: dict = {}
+    for k in range(3):
+        for name, gradient in plain_gradients(range(len(runs)), k, spare=True).items():
+            wanted[name] = gradient if gradient is None else gradient / 3 + wanted.get(name, 0)
+    for _, _, (one_sends, none_sends), *_ in runs:
+        for found, sent, buckets, _ in (one_sends, none_sends):
+            assert sent == buckets
+            assert_same_gradients(found, wanted)
+        assert one_sends[3] > none_sends[3] == 0
+
+
+def test_steps_are_those_of_one_process(runs):
+    for number, make in enumerate(OPTIMIZERS):
+        wanted, _ = plain_training(range(len(runs)), 3, make)
+        for result in runs:
+            for name, weight in wanted.items():
+                assert_close(result[3][number][name], weight)
+
+
+def test_torchs_own_gives_the_same(runs):
+    for first, _, _, _, theirs, *_ in runs:
+        assert_same_gradients(first[0][0], theirs)
+
+
+# What is not used
+
+
+def _unused():
+    """Gradients where no rank uses the spare layer, and where only rank 1 does; without and with `find_unused`."""
+    rank, found = dist.get_rank(), []
+    for find_unused in (False, True):
+        for used in (False, rank == 1):
+            model = Net()
+            data = DataParallel(model, bucket_bytes=500, find_unused=find_unused)
+            x, target = batch(rank, 0)
+            F.cross_entropy(model(x, spare=used), target).backward()
+            data.finish()
+            found.append(gradients(model))
+    return found
+
+
+def test_what_no_rank_uses_has_no_gradient_if_asked_for_and_else_zero(runs):
+    for result in runs:
+        without, _, asked, _ = result[5]
+        for name in ("spare.weight", "spare.bias"):
+            assert without[name] is not None
+            assert not without[name].any()
+            assert asked[name] is None
+        assert asked["frozen.weight"] is None
+
+
+def test_what_some_ranks_use_has_the_mean_on_all(runs):
+    wanted: dict = {}
+    for rank in range(len(runs)):
+        for name, gradient in plain_gradients([rank], spare=rank == 1).items():
+            wanted[name] = wanted.get(name, 0) + (0 if gradient is None else gradient / len(runs))
+    for result in runs:
+        for found in (result[5][1], result[5][3]):
+            for name, gradient in found.items():
+                if not name.startswith("frozen"):
+                    assert_close(gradient, wanted[name])
+
+
+# While backward runs
+
+
+def _overlap():
+    """How many buckets have left when backward comes to the first layer, and what those gradients are then."""
+    model, seen = Net(), []
+    data = DataParallel(model, bucket_bytes=500)
+    x, target = batch(dist.get_rank(), 0)
+    with record() as sent:
+        z = model.first(x)
+        z.register_hook(lambda gradient: seen.append((data.started, [p.grad for p in data.buckets[0]])))
+        x = model.frozen(z @ model.scale)
+        for block in model.blocks:
+            x = block(x)
+        loss = F.cross_entropy(model.last(model.spare(x)), target)
+        loss.backward()
+        after = data.started
+        data.finish()
+    return seen, after, len(data.buckets), data.started, len(sent)
+
+
+def test_full_buckets_leave_while_backward_runs(runs):
+    for result in runs:
+        ((at_the_first_layer, early),), after, buckets, at_the_end, sent = result[6]
+        assert 0 < at_the_first_layer < buckets
+        assert early == [None] * len(early)
+        assert after == buckets == sent
+        assert at_the_end == 0
+
+
+def _second_backward():
+    model = Net()
+    data = DataParallel(model, bucket_bytes=1)
+    for k in range(2):
+        x, target = batch(dist.get_rank(), k)
+        try:
+            F.cross_entropy(model(x), target).backward()
+        except ValueError as error:
+            data.finish()
+            return k, str(error)
+    return None
+
+
+def test_a_second_backward_before_finish_is_refused(runs):
+    for result in runs:
+        k, message = result[7]
+        assert k == 1
+        assert "got a second gradient before finish()" in message
+        assert "no_sync()" in message
+
+
+# Other dtypes, other groups, one rank
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+        self.b = nn.Parameter(torch.zeros(2))
+
+
+def _in_bfloat16():
+    """Gradients 256, 1 and 1: their sum is a bfloat16, but 256 + 1 on the way there is none."""
+    found = []
+    for reduce_dtype in (None, torch.float32):
+        model = Two()
+        data = DataParallel(model, average=False, reduce_dtype=reduce_dtype)
+        with record() as sent:
+            ((256.0, 1.0, 1.0)[dist.get_rank()] * (model.a.sum() + model.b.sum())).backward()
+            data.finish()
+        found.append((model.a.grad, model.b.grad, sorted(collective.bytes for collective in sent)))
+    return found
+
+
+def test_bfloat16_gradients_can_be_added_up_in_float32():
+    for (a, b, sent), (exact_a, exact_b, more) in launch(_in_bfloat16, 3, timeout=120):
+        assert a.dtype == exact_a.dtype == torch.bfloat16
+        assert 256 in a.tolist()  # 256 + 1 = 256 in bfloat16; 1 + 1 + 256 comes out, so the order of the ranks tells
+        assert exact_a.tolist() == [258] * 3
+        assert b.tolist() == exact_b.tolist() == [258] * 2
+        assert (sent, more) == ([3 * 2, 2 * 4], [2 * 4, 3 * 4])
+
+
+def _in_groups():
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]  # every rank makes both
+    group = groups[rank % 2]
+    tensors = [torch.arange(6.0).view(2, 3).t() + rank, torch.tensor(float(rank)), torch.empty(0)]
+    broadcast(tensors, group)
+    return _mean(500, group)[0], tensors, tokens_of_all(rank + 1, group)
+
+
+def test_two_groups_side_by_side_do_not_mix():
+    wanted = plain_gradients(range(2))
+    for rank, (found, tensors, count) in enumerate(launch(_in_groups, 4, timeout=120)):
+        assert_same_gradients(found, wanted)  # each has ranks 0 and 1 of its own
+        assert tensors[0].tolist() == (torch.arange(6.0).view(2, 3).t() + rank % 2).tolist()
+        assert tensors[1] == rank % 2
+        assert count == (4 if rank % 2 == 0 else 6)
+
+
+def test_one_process_needs_no_group():
+    model = Net()
+    data = DataParallel(model)
+    x, target = batch(0, 0)
+    F.cross_entropy(model(x), target).backward()
+    data.finish()
+    assert_same_gradients(gradients(model), plain_gradients([0]))
+    assert tokens_of_all(7) == 7

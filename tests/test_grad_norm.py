@@ -1,0 +1,177 @@
+"""The norm of a gradient that lies on many ranks is that of the plain model, as torch's clip_grad_norm_ takes it.
+
+The reference of the GPT is ParallelGPT on one process, which other tests hold to Hugging Face's.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.reference import assert_close, cut, random
+from tplab import launch, record
+from tplab.flat import Flat
+from tplab.gpt import ParallelGPT
+from tplab.gpt_config import GPTConfig
+from tplab.gpt_stages import gpt_stages
+from tplab.grad_norm import clip, clip_grad_norm, counted, grad_norm, grad_norm_of_pieces
+from tplab.mesh import mesh
+from tplab.pipeline import Pipeline
+from tplab.rng import seed_all
+from tplab.schedules import one_f_one_b
+from tplab.sharding import Block, Sharding
+from tplab.wires import Lanes
+
+# By hand: a replicated parameter, one cut by rows, a fused one with fewer K, V heads than ranks, one without gradient
+
+FUSED = (Block(8, 2), Block(2, 2), Block(2, 2))  # 4 heads of Q, 1 of K, 1 of V, of 2 rows each
+
+
+def whole_gradients():
+    return {"replicated": random((5,), "r"), "rows": random((8, 3), "c"), "fused": random((12, 3), "f")}
+
+
+def own_parameters(rank, p):
+    whole = whole_gradients()
+    q, k, v = whole["fused"].split([8, 2, 2])
+    gradients = {
+        "replicated": whole["replicated"],
+        "rows": cut(whole["rows"], 0, rank, p),
+        "fused": torch.cat([cut(q, 0, rank, p), k, v]),
+    }
+    shardings = {"replicated": None, "rows": Sharding(0), "fused": Sharding(0, blocks=FUSED)}
+    parameters = []
+    for name, gradient in gradients.items():
+        parameter = nn.Parameter(torch.zeros_like(gradient))
+        parameter.grad = gradient.clone()
+        if shardings[name] is not None:
+            parameter.tensor_parallel = shardings[name]
+        parameters.append(parameter)
+    return [*parameters, nn.Parameter(torch.zeros(3))]
+
+
+def _of_shards():
+    """Over tp alone; then over dp and tp, of gradients that ZeRO has cut."""
+    rank, found = dist.get_rank(), []
+    tp = mesh(tp=4)
+    parameters = own_parameters(rank, 4)
+    with record() as sent:
+        norm = clip_grad_norm(parameters, 0.5, tp)
+    found.append((norm, [parameter.grad for parameter in parameters], sent.totals()))
+    too_long = grad_norm(own_parameters(rank, 4), tp), clip_grad_norm(own_parameters(rank, 4), 100.0, tp)
+
+    both = mesh(dp=2, tp=2)
+    parameters = own_parameters(both.get_local_rank("tp"), 2)[:-1]
+    flat = Flat(parameters, both.get_group("dp"))
+    pieces = flat.pieces(flat.shard(flat.flatten([parameter.grad for parameter in parameters])))
+    with record() as sent:
+        norm = grad_norm_of_pieces(pieces, both)
+    found.append((norm, sent.totals()))
+    nobody = grad_norm([], both)
+    return found, too_long, nobody
+
+
+def test_each_number_counts_once_and_every_rank_clips_by_the_same_factor():
+    whole = [nn.Parameter(torch.zeros_like(gradient)) for gradient in whole_gradients().values()]
+    for parameter, gradient in zip(whole, whole_gradients().values(), strict=True):
+        parameter.grad = gradient
+    norm = nn.utils.clip_grad_norm_(whole, 0.5)
+    factor = 0.5 / (norm + 1e-6)
+    for rank, (((found, gradients, sent), (of_pieces, more)), others, nobody) in enumerate(launch(_of_shards, 4)):
+        for each in (found, of_pieces, *others):
+            assert_close(each, norm)
+        for gradient, own in zip(gradients[:-1], own_parameters(rank, 4), strict=False):
+            assert_close(gradient, own.grad * factor)
+        assert gradients[-1] is None
+        assert sent == {"all_reduce": (1, 8)}
+        assert more == {"all_reduce": (2, 16)}
+        assert nobody == 0
+
+
+def test_what_a_rank_counts_of_heads_that_several_hold():
+    parameter = nn.Parameter(torch.zeros(6, 3))
+    parameter.tensor_parallel = Sharding(0, blocks=FUSED)
+    for rank in range(4):
+        here = counted(parameter, parameter.shape, rank, 4)
+        assert here.expand(6, 3)[:, 0].tolist() == [True, True] + [rank == 0] * 4
+    parameter.tensor_parallel = Sharding(1)
+    assert all(counted(parameter, parameter.shape, rank, 4) for rank in range(4))
+    del parameter.tensor_parallel
+    assert [bool(counted(parameter, parameter.shape, rank, 4)) for rank in range(4)] == [True, False, False, False]
+
+
+def test_on_one_process_it_is_torchs():
+    for dtype in (torch.float32, torch.float64):
+        for max_norm in (0.1, 1e9):
+            ours, theirs = (nn.Linear(4, 3, dtype=dtype) for _ in range(2))
+            for layer in (ours, theirs):
+                for parameter in layer.parameters():
+                    parameter.grad = random(tuple(parameter.shape), "g", dtype=dtype)
+            norm = clip_grad_norm([*ours.parameters(), ours.weight], max_norm)  # given twice, counted once
+            assert float(norm) == pytest.approx(float(nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)))
+            for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+                assert_close(one.grad, other.grad, 1e-6 if dtype == torch.float32 else 1e-12)
+
+
+def test_nothing_is_made_longer():
+    gradient = torch.tensor([3.0, 4.0])
+    clip([gradient], torch.tensor(5.0), 10.0)
+    assert gradient.tolist() == [3, 4]
+    clip([gradient], torch.tensor(5.0), 1.0)
+    assert gradient.norm() == pytest.approx(1)
+
+
+# A GPT in two stages of two ranks each: tied table, copies of the one K, V head
+
+TIED = GPTConfig(
+    num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, vocab_size=37, seq_length=6, dropout=0.0
+)  # fmt: skip
+UNTIED = dataclasses.replace(TIED, tied_embedding=False, learned_positions=False, bias=False, gated=True)
+MAX_NORM = 0.1
+
+
+def gpt_batch():
+    return torch.randint(0, TIED.vocab_size, (2, 4, 5), generator=torch.Generator().manual_seed(3))
+
+
+def _of_a_gpt():
+    m, found = mesh(pp=2, tp=2), []
+    lanes, tp = Lanes(m.get_group("pp")), m.get_group("tp")
+    for config in (TIED, UNTIED):
+        seed_all(5)
+        model = ParallelGPT(config, dtype=torch.float64, group=tp)
+        stage = gpt_stages(model, 2)[m.get_local_rank("pp")]
+        pipeline = Pipeline(
+            [stage], one_f_one_b(2, 2), shape=(2, 5, 8), dtype=torch.float64, loss_sum=stage.loss_sum,
+            tied=stage.tied, lanes=lanes,
+        )  # fmt: skip
+        ids, targets = gpt_batch()
+        pipeline.step(ids.chunk(2), targets.chunk(2))
+        norm = clip_grad_norm(stage.parameters(), MAX_NORM, m, tied=stage.tied)
+        gradients = {
+            name: (parameter.grad, getattr(parameter, "tensor_parallel", None))
+            for name, parameter in stage.named_parameters()
+        }
+        found.append((norm, gradients))
+    return found
+
+
+def test_a_gpt_on_a_mesh_is_clipped_like_the_whole_one():
+    results = launch(_of_a_gpt, 4, timeout=200)
+    for number, config in enumerate((TIED, UNTIED)):
+        seed_all(5)
+        model = ParallelGPT(config, dtype=torch.float64)
+        model(*gpt_batch()).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        assert norm > 2 * MAX_NORM
+        whole = {name: parameter.grad for name, parameter in model.named_parameters()}
+        for name in whole.keys() & {"embedding.weight", "head.weight"}:
+            whole[name] = whole[name][: config.vocab_size]  # without the padding
+        for rank, result in enumerate(results):
+            found, gradients = result[number]
+            assert_close(found, norm)
+            for name, (gradient, sharding) in gradients.items():
+                expected = whole["embedding.weight" if name == "output.weight" else name]
+                assert_close(gradient, expected if sharding is None else sharding.shard(expected, rank % 2, 2))

@@ -1,0 +1,88 @@
+"""The grid of ranks: arithmetic by the book of torch's own mesh, and the process groups that it makes."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tplab import launch
+from tplab.mesh import DIMENSIONS, Grid, mesh
+
+SIZES = [(1, 1, 1), (2, 2, 2), (3, 2, 4), (4, 3, 1), (1, 5, 2), (2, 1, 8)]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_ranks_are_numbered_like_the_entries_of_an_array(sizes):
+    grid, numbers = Grid(*sizes), torch.arange(math.prod(sizes)).view(sizes)
+    assert grid.size == numbers.numel()
+    for place in itertools.product(*map(range, sizes)):
+        assert grid.rank(*place) == numbers[place]
+        assert grid.place(int(numbers[place])) == place
+    for axis, name in enumerate(DIMENSIONS):
+        wanted = numbers.movedim(axis, -1).reshape(-1, sizes[axis]).tolist()
+        assert sorted(grid.groups(name)) == sorted(wanted)
+        for group in wanted:
+            assert all(grid.group(rank, name) == group for rank in group)
+
+
+def test_tensor_parallel_ranks_are_neighbours():
+    assert Grid(2, 2, 2).groups("tp") == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert Grid(2, 2, 2).groups("pp") == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert Grid(2, 2, 2).groups("dp") == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+def test_how_many_nodes_a_group_reaches_over():
+    grid = Grid(dp=2, pp=4, tp=8)
+    assert [grid.nodes(name, 8) for name in DIMENSIONS] == [2, 4, 1]
+    assert Grid(tp=16).nodes("tp", 8) == 2
+    assert Grid(tp=6, dp=2).nodes("tp", 4) == 2  # ranks 0 to 3 | 4, 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: Grid(tp=0), "tp=0: each dimension"),
+        (lambda: Grid(2, 2, 2).place(8), "rank 8 isn't one of the 8 ranks of dp=2 · pp=2 · tp=2: they are 0 to 7"),
+        (lambda: Grid(2, 2, 2).place(-1), "rank -1 isn't"),
+        (lambda: Grid(2, 2, 2).rank(pp=2), "there is no pp 2 in dp=2 · pp=2 · tp=2: they are 0 to 1"),
+        (lambda: Grid().groups("size"), "no dimension 'size': use one of dp, pp, tp"),
+        (lambda: Grid().group(0, "cp"), "no dimension 'cp'"),
+        (lambda: Grid().nodes("tp", 0), "gpus_per_node=0"),
+        (lambda: mesh(), "call it on ranks that tplab.launch started"),
+    ],
+)
+def test_what_is_not_there_is_refused_in_words(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        wrong()
+
+
+def _groups_of_a_mesh():
+    found = {}
+    for sizes in [(1, 2, 2), (2, 1, 2), (4, 1, 1)]:
+        m = mesh(*sizes)
+        groups = [dist.get_process_group_ranks(m.get_group(name)) for name in DIMENSIONS]
+        place = [m.get_local_rank(name) for name in DIMENSIONS]
+        total = torch.tensor([10.0 ** dist.get_rank()])
+        dist.all_reduce(total, group=m.get_group("tp"))
+        found[sizes] = groups, place, total.item()
+    messages = []
+    for sizes in [(2, 2, 2), (1, 1, 1), (2, 1, 1)]:
+        with pytest.raises(ValueError) as error:
+            mesh(*sizes)
+        messages.append(str(error.value))
+    return found, messages
+
+
+def test_a_mesh_has_the_groups_of_its_grid():
+    results = launch(_groups_of_a_mesh, 4, timeout=120)
+    assert len(results) == 4
+    for rank, (found, messages) in enumerate(results):
+        for sizes, (groups, place, total) in found.items():
+            grid = Grid(*sizes)
+            assert groups == [grid.group(rank, name) for name in DIMENSIONS]
+            assert tuple(place) == grid.place(rank)
+            assert total == sum(10.0**other for other in grid.group(rank, "tp"))
+        assert "dp=2 · pp=2 · tp=2 = 8 ranks, but there are 4" in messages[0]
+        assert "= 1 ranks, but there are 4" in messages[1]

@@ -1,0 +1,438 @@
+"""ZeRO 1, 2 and 3 train like one process, hold and send what the paper says, and do as torch's own do."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn import functional as F
+
+from tests.reference import assert_close, random
+from tests.small_net import HIDDEN, Block, Net, batch, plain_training, whole_batch
+from tplab import launch, record
+from tplab.collectives import ring_sent
+from tplab.flat import Flat, broadcast, in_buckets
+from tplab.grad_norm import clip, grad_norm_of_pieces
+from tplab.memory import Recipe
+from tplab.zero import ZeRO1, ZeRO2
+from tplab.zero_bill import ring_volume, zero_memory, zero_traffic
+from tplab.zero_three import ZeRO3
+
+ADAMW = {"optimizer_class": torch.optim.AdamW, "lr": 0.02, "weight_decay": 0.1}
+SGD = {"optimizer_class": torch.optim.SGD, "lr": 0.3, "momentum": 0.9}
+BUCKET = 500
+STAGES = (1, 2, 3)
+
+
+def make_zero(stage, model, group=None, **options):
+    options = ADAMW | options
+    broadcast(model.buffers(), group)
+    if stage == 3:
+        return ZeRO3(model, model.blocks, group=group, **options)
+    return {1: ZeRO1, 2: ZeRO2}[stage](model.parameters(), bucket_bytes=BUCKET, group=group, **options)
+
+
+def weights_of(zero, model):
+    if isinstance(zero, ZeRO3):
+        with zero.gathered():
+            return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+# A vector and its shards
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 7])
+def test_shards_and_pieces_of_a_vector_are_all_of_it_once(p):
+    parameters = [nn.Parameter(random(shape, shape)) for shape in [(3, 2), (), (5,), (0,), (2, 2, 2)]]
+    flat = Flat(parameters)
+    flat.world_size, flat.shard_numel = p, -(-flat.numel // p)
+    vector = flat.flatten([None if p.dim() == 1 else p.detach() for p in parameters])
+    assert len(vector) == p * flat.shard_numel >= flat.numel == 20
+    assert not vector[flat.numel :].any()
+    for view, parameter in zip(flat.views(vector), parameters, strict=True):
+        assert_close(view, parameter.detach() * (parameter.dim() != 1))
+    assert torch.cat(flat.parts(vector)).equal(vector)
+    found = {parameter: torch.zeros(parameter.numel(), dtype=torch.float64) for parameter in parameters}
+    for flat.rank in range(p):
+        for parameter, shape, start, values in flat.pieces(flat.shard(vector)):
+            assert shape == parameter.shape
+            found[parameter][start : start + len(values)] += values
+    for view, values in zip(flat.views(vector), found.values(), strict=True):
+        assert_close(values, view.flatten())
+
+
+def test_a_vector_of_two_dtypes_or_none_is_refused():
+    with pytest.raises(ValueError, match="one dtype, got .*bfloat16.*float32"):
+        Flat([nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))])
+    with pytest.raises(ValueError, match="none at all"):
+        Flat([])
+
+
+# Steps
+
+
+def _train(stage, micro_batches=1, max_norm=None, group=None, steps=3, spare=True, again=False, **options):
+    """What comes out, and what the last step sent and held."""
+    rank = dist.get_rank(group)
+    model = Net(rank)  # the constructor of ZeRO has to make them alike
+    zero, norms = make_zero(stage, model, group, **options), []
+    for step in range(steps):
+        zero.zero_grad()
+        with record() as sent:
+            for k in range(micro_batches):
+                x, target = batch(rank, 10 * step + k)
+                (F.cross_entropy(model(x, spare, again), target) / micro_batches).backward()
+            held, peak = zero.memory(), getattr(zero, "peak_gathered", None)
+            if max_norm is not None:
+                zero.finish()
+                norms.append(_clip(zero, max_norm, group))
+            zero.step()
+    return {"weights": weights_of(zero, model), "norms": norms, "sent": sent.totals(), "held": held, "peak": peak}
+
+
+def _clip(zero, max_norm, group):
+    """Shorten the whole gradient, of which each rank holds pieces; returns its norm."""
+    square = grad_norm_of_pieces(zero.pieces()) ** 2
+    dist.all_reduce(square, group=group)
+    clip([piece.values for piece in zero.pieces()], square.sqrt(), max_norm)
+    return float(square.sqrt())
+
+
+CASES = {
+    "AdamW": {},
+    "SGD": SGD,
+    "three backwards": {"micro_batches": 3},
+    "clipped": {"max_norm": 0.05},
+    "a sum": {**SGD, "average": False, "lr": 0.05, "weight_decay": 0.0},
+    "a layer that is not used": {"spare": False},
+}
+
+
+def _everything():
+    runs = {(stage, name): _train(stage, **case) for stage in STAGES for name, case in CASES.items()}
+    runs[3, "AdamW", "again"] = _train(3, again=True)
+    return runs, _with_groups(), _torchs_zero_1(), _torchs_zero_3()
+
+
+@pytest.fixture(scope="module", params=[3])
+def runs(request):
+    results = launch(_everything, request.param, timeout=250)
+    assert len(results) == request.param
+    return results
+
+
+def plain(p, micro_batches=1, max_norm=None, average=True, spare=True, **options):
+    options = ADAMW | options
+    optimizer_class = options.pop("optimizer_class")
+    if not average:
+        options["lr"] *= p  # of SGD, where a sum in place of the mean is a p times larger step
+    return plain_training(
+        range(p), 3, lambda model: optimizer_class(model.parameters(), **options), micro_batches, max_norm, spare=spare
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_are_those_of_the_plain_optimizer(runs, name):
+    weights, norms = plain(len(runs), **CASES[name])
+    for result in runs:
+        for found in [found for (_, case, *_), found in result[0].items() if case == name]:
+            assert found["norms"] == pytest.approx(norms)
+            for parameter, weight in weights.items():
+                if CASES[name].get("spare", True) or "spare" not in parameter:
+                    assert_close(found["weights"][parameter], weight)
+
+
+def _with_groups():
+    """Parameter groups with options of their own, and a learning rate that changes."""
+    model, found = Net(), []
+    for zero_class in (ZeRO1, ZeRO2):
+        model = Net()
+        zero = zero_class(_groups(model), torch.optim.AdamW, lr=0.02, bucket_bytes=BUCKET)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(zero.optimizer, 0.5)
+        for step in range(3):
+            x, target = batch(dist.get_rank(), 10 * step)
+            F.cross_entropy(model(x, spare=True), target).backward()
+            zero.step()
+            zero.zero_grad()
+            scheduler.step()
+        found.append(weights_of(zero, model))
+    return found
+
+
+def _groups(model):
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": 0.3},
+        {"params": [p for p in trained if p.dim() == 1], "weight_decay": 0.0, "betas": (0.5, 0.6)},
+    ]
+
+
+def test_groups_of_parameters_and_schedulers_do_as_with_a_plain_optimizer(runs):
+    model = Net()
+    optimizer = torch.optim.AdamW(_groups(model), lr=0.02)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for step in range(3):
+        x, target = whole_batch(range(len(runs)), 10 * step)
+        F.cross_entropy(model(x, spare=True), target).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+    for result in runs:
+        for found in result[1]:
+            for name, parameter in model.named_parameters():
+                assert_close(found[name], parameter.detach())
+
+
+# What is held, and what is sent
+
+
+def unit_sizes(stage):
+    """The numbers of each unit: of buckets, or of the blocks and the rest."""
+    model = Net()
+    if stage < 3:
+        return [sum(p.numel() for p in bucket) for bucket in in_buckets(model.parameters(), BUCKET)]
+    block = HIDDEN * HIDDEN + HIDDEN + 2 * HIDDEN
+    whole = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    blocks = [block - HIDDEN, block, block - HIDDEN]  # two of them share a bias, which so belongs to the rest
+    return [whole - sum(blocks), *blocks]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rank_holds_what_the_paper_says(runs, stage):
+    p, sizes = len(runs), unit_sizes(stage)
+    padded = sum(-(-size // p) * p for size in sizes)
+    assert padded < sum(sizes) + p * len(sizes)
+    on_paper = zero_memory(stage, padded, p, Recipe(8, 8, 16))  # float64: weight, gradient, two averages of Adam
+    on_paper["optimizer"] += 4 * len(sizes)  # torch counts the steps of each unit
+    if stage == 1:
+        on_paper["gradients"] = 8 * sum(sizes)  # no padding yet
+    for result in runs:
+        for name in ("AdamW", "three backwards"):
+            assert result[0][stage, name]["held"] == on_paper
+
+
+def test_zero_3_has_one_layer_whole_besides_the_rest(runs):
+    p = len(runs)
+    rest, *blocks = (-(-size // p) * p for size in unit_sizes(3))
+    for result in runs:
+        for found in (result[0][3, "AdamW"], result[0][3, "AdamW", "again"]):
+            assert found["peak"] == 8 * (rest + max(blocks))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_step_sends_what_the_paper_says(runs, stage):
+    p, sizes = len(runs), unit_sizes(stage)
+    padded = sum(-(-size // p) * p for size in sizes)
+    for result in runs:
+        for name, m in (("AdamW", 1), ("SGD", 1), ("three backwards", 3)):
+            sent = {kind: total.bytes for kind, total in result[0][stage, name]["sent"].items()}
+            assert sent == {kind: 8 * numbers for kind, numbers in zero_traffic(stage, padded, m).items()}
+            assert result[0][stage, name]["sent"]["all_gather"].calls == len(sizes) * (2 * m if stage == 3 else 1)
+    volumes = [ring_volume(zero_traffic(stage, padded), p) for stage in range(4)]
+    assert volumes == [Fraction(times * padded * (p - 1), p) for times in (2, 2, 2, 3)]
+
+
+def test_the_volume_on_a_ring_is_what_rings_send():
+    for p in (1, 2, 4, 8):
+        for stage in range(4):
+            traffic = zero_traffic(stage, 40, micro_batches=3)
+            assert ring_volume(traffic, p) == sum(ring_sent((n,), 0, p, kind) for kind, n in traffic.items())
+
+
+def test_the_papers_own_numbers():
+    """Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 ranks."""
+    bills = [sum(zero_memory(stage, 7_500_000_000, 64).values()) / 1e9 for stage in range(4)]
+    assert [round(bill, 1) for bill in bills] == [120, 31.4, 16.6, 1.9]
+
+
+def test_a_stage_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="no stage 4 of ZeRO: use one of 0, 1, 2, 3"):
+        zero_traffic(4, 1)
+    with pytest.raises(ValueError, match="dp=0"):
+        zero_memory(1, 1, 0)
+
+
+def _mixed(group):
+    """bfloat16 weights and gradients, float32 in the optimizer."""
+    rank, found = dist.get_rank(group), []
+    for stage in STAGES:
+        model = Net(dtype=torch.bfloat16)
+        zero = make_zero(stage, model, group, master_dtype=torch.float32)
+        for step in range(2):
+            zero.zero_grad()
+            x, target = batch(rank, step, torch.bfloat16)
+            F.cross_entropy(model(x, spare=True), target).backward()
+            held = zero.memory()
+            zero.step()
+        found.append((weights_of(zero, model), held))
+    return found
+
+
+def mixed_on_one_process(p):
+    model = Net(dtype=torch.bfloat16)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    masters = [nn.Parameter(parameter.detach().float()) for parameter in trained]
+    optimizer = torch.optim.AdamW(masters, lr=0.02, weight_decay=0.1)
+    for step in range(2):
+        sums = [torch.zeros_like(parameter) for parameter in trained]
+        for rank in range(p):
+            x, target = batch(rank, step, torch.bfloat16)
+            gradients = torch.autograd.grad(F.cross_entropy(model(x, spare=True), target), trained)
+            sums = [total + gradient / p for total, gradient in zip(sums, gradients, strict=True)]
+        for master, total in zip(masters, sums, strict=True):
+            master.grad = total.float()
+        optimizer.step()
+        for parameter, master in zip(trained, masters, strict=True):
+            parameter.data.copy_(master.detach())
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def test_16_bytes_a_parameter_in_mixed_precision_and_a_float32_optimizer_behind_bfloat16(grouped):
+    p, wanted = 2, mixed_on_one_process(2)  # of two rounded numbers the sum doesn't depend on the order
+    for _, mixed in grouped:
+        for stage, (weights, held) in zip(STAGES, mixed, strict=True):
+            sizes = bucket_sizes_of_16_bits() if stage < 3 else unit_sizes(3)
+            padded = sum(-(-size // p) * p for size in sizes)
+            on_paper = zero_memory(stage, padded, p)
+            on_paper["optimizer"] += 4 * len(sizes)
+            if stage == 1:
+                on_paper["gradients"] = 2 * sum(sizes)
+            assert held == on_paper
+            for name, weight in wanted.items():
+                assert_close(weights[name], weight, 0)
+
+
+def bucket_sizes_of_16_bits():
+    buckets = in_buckets(Net(dtype=torch.bfloat16).parameters(), BUCKET)
+    return [sum(p.numel() for p in bucket) for bucket in buckets]
+
+
+# torch's own
+
+
+def _torchs_zero_1():
+    model = Net()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.02, weight_decay=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        x, target = batch(dist.get_rank(), 10 * step)
+        F.cross_entropy(model(x, spare=True), target).backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def test_torchs_zero_redundancy_optimizer_makes_the_same_steps(runs):
+    for result in runs:
+        for name, weight in result[2].items():
+            assert_close(result[0][1, "AdamW"]["weights"][name], weight)
+
+
+def _blocks():
+    blocks = nn.Sequential(Block(), Block(), Block()).double()
+    with torch.no_grad():
+        for name, parameter in blocks.named_parameters():
+            parameter.copy_(random(tuple(parameter.shape), name))
+    return blocks
+
+
+def _torchs_zero_3():
+    p, rank = dist.get_world_size(), dist.get_rank()
+    theirs, ours = _blocks(), _blocks()
+    mesh = init_device_mesh("cpu", (p,))
+    for block in theirs:
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    fully_shard(theirs, mesh=mesh)
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.02)
+    zero = ZeRO3(ours, list(ours), torch.optim.AdamW, lr=0.02)
+    sent = []
+    for step in range(3):
+        x = random((4, HIDDEN), "x", rank, step)
+        for model, training in ((theirs, optimizer), (ours, zero)):
+            training.zero_grad()
+            with record() as section:
+                model(x).square().mean().backward()
+                training.step()
+            sent.append(section.totals())
+    with zero.gathered():
+        pairs = zip(theirs.parameters(), ours.parameters(), strict=True)
+        return [(a.full_tensor().detach(), b.detach().clone()) for a, b in pairs], sent[-2:]
+
+
+def test_torchs_fully_shard_makes_the_same_steps_and_sends_as_much(runs):
+    for result in runs:
+        pairs, (theirs, ours) = result[3]
+        for weight, own in pairs:
+            assert_close(own, weight)
+        assert theirs.keys() == ours.keys() == {"all_gather", "reduce_scatter"}
+        assert theirs["reduce_scatter"].calls == ours["reduce_scatter"].calls == 3
+        assert ours["all_gather"].calls == 6
+
+
+# Other groups, one process, and what can't be
+
+
+def _in_groups():
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]  # every rank makes both
+    group = groups[dist.get_rank() % 2]
+    return [_train(stage, group=group)["weights"] for stage in STAGES], _mixed(group)
+
+
+@pytest.fixture(scope="module")
+def grouped():
+    results = launch(_in_groups, 4, timeout=120)
+    assert len(results) == 4
+    return results
+
+
+def test_two_groups_side_by_side_do_not_mix(grouped):
+    weights, _ = plain(2)
+    for trained, _ in grouped:
+        for found in trained:
+            for name, weight in weights.items():
+                assert_close(found[name], weight)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_one_process_needs_no_group(stage):
+    model = Net()
+    zero = make_zero(stage, model)
+    with record() as sent:
+        for step in range(3):
+            zero.zero_grad()
+            x, target = batch(0, 10 * step)
+            F.cross_entropy(model(x, spare=True), target).backward()
+            zero.step()
+    assert not sent
+    for name, weight in plain(1)[0].items():
+        assert_close(weights_of(zero, model)[name], weight)
+
+
+def test_weights_that_are_changed_while_they_are_whole_are_kept():
+    model = Net()
+    zero = make_zero(3, model, master_dtype=torch.float32)
+    assert all(not p.numel() for p in model.parameters() if p.requires_grad)
+    with zero.gathered():
+        model.load_state_dict(Net("others").state_dict())
+    with torch.no_grad():
+        x, _ = batch(0, 0)
+        assert_close(model(x), Net("others")(x))
+    assert zero.memory()["weights"] == 8 * sum(unit_sizes(3))
+    for unit in zero.units:
+        assert_close(unit.master.detach(), unit.shard.float())
+
+
+def test_layers_that_are_no_units_are_refused():
+    model = Net()
+    with pytest.raises(ValueError, match="LayerNorm is in two layers"):
+        ZeRO3(model, [model.blocks[0], model.blocks[0].norm], torch.optim.SGD)
+    with pytest.raises(ValueError, match="is in one of the layers, but not in the model"):
+        ZeRO3(model, [Block()], torch.optim.SGD)

@@ -1,0 +1,118 @@
+"""Chapter 14: the norm of a gradient that lies on many ranks.
+
+Clipping wants the length of the whole gradient, all parameters in one vector. Over a mesh no rank sees all of it, and
+some of it is there several times. Each number has to count exactly once:
+
+    cut over tp                      every rank counts its shard
+    replicated over tp               tp rank 0 counts it
+    K, V heads on c ranks each       the first of the c counts them
+    tied table, on two stages        the first stage counts it
+    replicas (dp)                    hold the same sums: each counts for itself
+    shards of ZeRO, over dp          every rank counts its own
+
+    sum of squares here -> all-reduce over tp -> over pp (-> over dp) -> square root
+
+Sharded parameters say so themselves (`tplab.sharding`). Counted p times, replicated ones make the norm too large and
+the steps too small; counted without the sum, each rank clips by another factor, and the copies drift apart.
+(Megatron: clip_grad_norm_fp32, param_is_not_tensor_parallel_duplicate.)
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from tplab.flat import Piece
+from tplab.runtime import device
+from tplab.sharding import Sharding
+
+
+def grad_norm(
+    parameters: Iterable[nn.Parameter], mesh: DeviceMesh | None = None, *, tied: nn.Parameter | None = None
+) -> Tensor:
+    """The 2-norm of the gradients of the whole model, the same on every rank of a replica.
+
+    parameters    this rank's; a parameter without a gradient counts as 0
+    mesh          as `tplab.mesh.mesh` makes it; None: this process has the whole model
+    tied          the table that the first and the last stage share, as in `Pipeline`
+    Traffic: an all-reduce of one number for tp, and one for pp.
+    """
+    own = [parameter for parameter in dict.fromkeys(parameters) if parameter.grad is not None]
+    pieces = [Piece(p, p.shape, 0, p.grad.flatten()) for p in own if p.grad is not None]
+    return _norm(pieces, mesh, ("tp", "pp"), tied)
+
+
+def grad_norm_of_pieces(
+    pieces: Iterable[Piece], mesh: DeviceMesh | None = None, *, tied: nn.Parameter | None = None
+) -> Tensor:
+    """`grad_norm` of gradients that ZeRO has cut over dp, `zero.pieces()`: one more all-reduce, for dp."""
+    return _norm(list(pieces), mesh, ("tp", "pp", "dp"), tied)
+
+
+def clip_grad_norm(
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    mesh: DeviceMesh | None = None,
+    *,
+    tied: nn.Parameter | None = None,
+) -> Tensor:
+    """Shorten the whole gradient to `max_norm` where it is longer; returns what its norm was.
+
+    As `torch.nn.utils.clip_grad_norm_` does for a model on one process.
+    """
+    parameters = list(dict.fromkeys(parameters))
+    norm = grad_norm(parameters, mesh, tied=tied)
+    clip([parameter.grad for parameter in parameters if parameter.grad is not None], norm, max_norm)
+    return norm
+
+
+@torch.no_grad()
+def clip(gradients: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Multiply each gradient by max_norm / norm, in place, if that is below 1."""
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor.to(gradient.dtype))
+
+
+def counted(parameter: nn.Parameter, shape: Sequence[int], tp_rank: int, tp_size: int) -> Tensor:
+    """True where this rank counts a parameter's gradient: booleans that broadcast to its `shape` on this rank."""
+    sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
+    if sharding is None:
+        return torch.tensor(tp_rank == 0)
+    if not sharding.blocks:
+        return torch.tensor(True)
+    of_blocks = [
+        torch.full((block.shard_length(tp_size),), tp_rank % block.copies(tp_size) == 0) for block in sharding.blocks
+    ]
+    wanted = [1] * len(shape)
+    wanted[sharding.dim] = -1
+    return torch.cat(of_blocks).view(wanted)
+
+
+@torch.no_grad()
+def _norm(
+    pieces: Sequence[Piece], mesh: DeviceMesh | None, dimensions: Sequence[str], tied: nn.Parameter | None
+) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=device())
+    for parameter, shape, start, values in pieces:
+        if parameter is tied and _place(mesh, "pp")[0] > 0:
+            continue
+        here = counted(parameter, shape, *_place(mesh, "tp"))
+        if here.any():
+            if not here.all():
+                values = values[here.to(values.device).expand(shape).flatten()[start : start + len(values)]]
+            length = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
+            total += length.to(total) ** 2
+    for name in dimensions:
+        if mesh is not None and _place(mesh, name)[1] > 1:
+            dist.all_reduce(total, group=mesh.get_group(name))
+    return total.sqrt()
+
+
+def _place(mesh: DeviceMesh | None, name: str) -> tuple[int, int]:
+    """This rank's place in a dimension of the mesh, and its size; (0, 1) for one that the mesh has not."""
+    if mesh is None or name not in (mesh.mesh_dim_names or ()):
+        return 0, 1
+    return mesh.get_local_rank(name), mesh.size((mesh.mesh_dim_names or ()).index(name))

@@ -1,0 +1,113 @@
+"""Chapter 14: which rank stands where when data, pipeline and tensor parallelism meet, and who talks to whom.
+
+Every rank has three coordinates. Counting goes through tp first, then pp, then dp:
+
+    rank = (dp · PP + pp) · TP + tp          PP, TP: the sizes; dp, pp, tp: the place
+
+    dp=2, pp=2, tp=2           tp 0   tp 1              tp group     ranks in one row        0 1
+                    dp 0  pp 0    0      1              pp group     same column, same dp    0 2
+                          pp 1    2      3              dp group     same pp, same tp        0 4
+                    dp 1  pp 0    4      5
+                          pp 1    6      7
+
+tp is innermost because it talks most: several all-reduces a layer, which nothing hides. Its ranks have consecutive
+numbers, so they share a node and its fast links. dp talks once a step and hides it behind backward; it is outermost.
+(Narayanan et al. 2021, section 3; Megatron: parallel_state.initialize_model_parallel, which by default counts dp
+before pp.)
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from tplab.runtime import device
+
+Dimension = Literal["dp", "pp", "tp"]
+DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)  # outermost first
+
+
+class Place(NamedTuple):
+    """The coordinates of a rank: which replica, which stage, which shard."""
+
+    dp: int
+    pp: int
+    tp: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """dp replicas of pp stages of tp ranks each. Pure arithmetic: no process group is needed.
+
+    Raises ValueError for a size below 1, a rank or a place that isn't in the grid, a dimension that there isn't.
+    """
+
+    dp: int = 1
+    pp: int = 1
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in DIMENSIONS:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: each dimension of the grid needs a size of 1 at least")
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.dp * self.pp * self.tp
+
+    def place(self, rank: int) -> Place:
+        """Where a rank stands."""
+        if not 0 <= rank < self.size:
+            raise ValueError(f"rank {rank} isn't one of the {self.size} ranks of {self}: they are 0 to {self.size - 1}")
+        return Place(rank // (self.pp * self.tp), rank // self.tp % self.pp, rank % self.tp)
+
+    def rank(self, dp: int = 0, pp: int = 0, tp: int = 0) -> int:
+        """Who stands there; the inverse of `place`."""
+        for name, index in zip(DIMENSIONS, (dp, pp, tp), strict=True):
+            if not 0 <= index < getattr(self, name):
+                raise ValueError(f"there is no {name} {index} in {self}: they are 0 to {getattr(self, name) - 1}")
+        return (dp * self.pp + pp) * self.tp + tp
+
+    def group(self, rank: int, dimension: Dimension) -> list[int]:
+        """The ranks that `rank` talks to in a dimension, itself among them: all other coordinates are alike."""
+        here = self.place(rank)._asdict()
+        return [self.rank(**{**here, dimension: index}) for index in range(self._size_of(dimension))]
+
+    def groups(self, dimension: Dimension) -> list[list[int]]:
+        """All groups of a dimension. Together they hold every rank once."""
+        self._size_of(dimension)
+        firsts = [rank for rank in range(self.size) if getattr(self.place(rank), dimension) == 0]
+        return [self.group(rank, dimension) for rank in firsts]
+
+    def nodes(self, dimension: Dimension, gpus_per_node: int) -> int:
+        """Over how many nodes the widest group of a dimension reaches, where each node takes the next so many ranks."""
+        if gpus_per_node < 1:
+            raise ValueError(f"gpus_per_node={gpus_per_node}: a node has one GPU at least")
+        return max(len({rank // gpus_per_node for rank in group}) for group in self.groups(dimension))
+
+    def __str__(self) -> str:
+        return " · ".join(f"{name}={getattr(self, name)}" for name in DIMENSIONS)
+
+    def _size_of(self, dimension: Dimension) -> int:
+        if dimension not in DIMENSIONS:
+            raise ValueError(f"there is no dimension {dimension!r}: use one of {', '.join(DIMENSIONS)}")
+        return getattr(self, dimension)
+
+
+def mesh(dp: int = 1, pp: int = 1, tp: int = 1) -> DeviceMesh:
+    """The process groups of a grid, as torch's `DeviceMesh`: `.get_group("tp")`, `.get_local_rank("tp")`.
+
+    Every rank calls it, with the same sizes: making a process group takes all of them.
+    Raises ValueError without a process group, or where the sizes don't multiply to the number of ranks.
+    """
+    grid = Grid(dp, pp, tp)
+    if not dist.is_initialized():
+        raise ValueError(f"a mesh of {grid} = {grid.size} needs its ranks: call it on ranks that tplab.launch started")
+    if grid.size != dist.get_world_size():
+        raise ValueError(
+            f"{grid} = {grid.size} ranks, but there are {dist.get_world_size()}: the three sizes have to multiply to "
+            "the number of ranks"
+        )
+    return init_device_mesh(device().type, (dp, pp, tp), mesh_dim_names=DIMENSIONS)

@@ -1,0 +1,149 @@
+"""Chapter 14: a GPT trained with data, pipeline and tensor parallelism at once.
+
+    step:   ids, targets of the whole batch -> this replica's sequences -> m micro-batches
+            tokens_of_all                      how many tokens count, over all replicas       dp
+            pipeline.step                      losses and gradients of the micro-batches      tp in layers, pp between
+            data.finish()                      the replicas' gradients are added up           dp
+            clip_grad_norm                     one norm for the whole model                   tp, pp
+            optimizer.step()                   each rank its own parameters
+
+The loss of each token is divided by the tokens of the whole batch, so sums are right everywhere: over micro-batches and
+over replicas. Nobody takes a mean of means. The model comes out as on one process, but for the order of additions.
+With `zero` the optimizer's state is cut over the replicas as well (ZeRO-1).
+(Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters": PTD-P.)
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tplab.data import DataParallel, tokens_of_all
+from tplab.gpt import ParallelGPT
+from tplab.gpt_config import GPTConfig
+from tplab.gpt_stages import gpt_stages
+from tplab.grad_norm import clip, grad_norm, grad_norm_of_pieces
+from tplab.mesh import Grid, mesh
+from tplab.pipeline import Pipeline, counted_tokens
+from tplab.rng import seed_all
+from tplab.runtime import device
+from tplab.schedules import one_f_one_b
+from tplab.sharding import divide
+from tplab.wires import Lanes
+from tplab.zero import ZeRO1
+
+SEEDS_APART = 10_000  # see `tplab.rng.seed_all`
+
+
+class Training3D:
+    """This rank's part of a GPT in training on a grid of ranks; every rank makes it, with the same arguments.
+
+    micro_batches       of a replica in a step
+    max_norm            longest gradient; None: any
+    zero                the replicas share the optimizer's state
+    defaults            options of the optimizer
+
+    `norm` is the length of the last step's gradient before it was clipped, None without `max_norm`.
+    Raises ValueError where the grid doesn't fit the ranks or the model.
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        grid: Grid,
+        optimizer_class: type[Optimizer],
+        *,
+        micro_batches: int,
+        micro_batch_size: int,
+        seed: int = 0,
+        max_norm: float | None = None,
+        zero: bool = False,
+        dtype: torch.dtype = torch.float32,
+        **defaults: Any,
+    ) -> None:
+        self.grid, self.mesh, self.max_norm = grid, mesh(grid.dp, grid.pp, grid.tp), max_norm
+        self.place = grid.place(dist.get_rank())
+        self.micro_batches, self.micro_batch_size = micro_batches, micro_batch_size
+        self.dp, self.pp, tp = (self.mesh.get_group(name) for name in ("dp", "pp", "tp"))
+
+        seed_all(seed, tp)  # the same weights in every replica
+        model = ParallelGPT(config, group=tp, device=device(), dtype=dtype)
+        rng = seed_all(seed + SEEDS_APART * (1 + self.place.dp * grid.pp + self.place.pp), tp)
+        self.stage = gpt_stages(model, grid.pp, rng)[self.place.pp]
+        self.pipeline = Pipeline(
+            [self.stage],
+            one_f_one_b(grid.pp, micro_batches),
+            shape=(micro_batch_size, config.seq_length, config.hidden_size),
+            dtype=dtype,
+            device=device(),
+            loss_sum=self.stage.loss_sum,
+            tied=self.stage.tied,
+            lanes=Lanes(self.pp),
+        )
+        self.parameters = list(self.stage.parameters())
+        self.data: DataParallel | None = None
+        self.optimizer: ZeRO1 | Optimizer
+        if zero:
+            self.optimizer = ZeRO1(self.parameters, optimizer_class, average=False, group=self.dp, **defaults)
+        else:
+            self.data = DataParallel(self.stage, average=False, group=self.dp)
+            self.optimizer = optimizer_class(self.parameters, **defaults)
+        self.norm: Tensor | None = None
+
+    def step(self, ids: Tensor, targets: Tensor) -> float:
+        """One step on the whole batch [B, s], the same on all ranks; returns its mean loss, on every rank.
+
+        Raises ValueError unless B = dp · micro_batches · micro_batch_size.
+        """
+        ids, targets = self._own(ids), self._own(targets)  # [B/dp, s]
+        total = tokens_of_all(counted_tokens(targets), self.dp)
+        self.optimizer.zero_grad()
+        loss = self._backward(ids, targets, total)
+        self._clip()
+        self.optimizer.step()
+        return self._everywhere(loss)
+
+    def _own(self, batch: Tensor) -> Tensor:
+        wanted = self.grid.dp * self.micro_batches * self.micro_batch_size
+        if batch.shape[0] != wanted:
+            raise ValueError(
+                f"a batch of {batch.shape[0]} sequences: dp={self.grid.dp} replicas of {self.micro_batches} "
+                f"micro-batches of {self.micro_batch_size} take {wanted}"
+            )
+        each = divide(wanted, self.grid.dp)
+        return batch[self.place.dp * each : (self.place.dp + 1) * each].to(device())
+
+    def _backward(self, ids: Tensor, targets: Tensor, total: int) -> Tensor | None:
+        m = self.micro_batches
+        if self.data is None:
+            loss = self.pipeline.step(ids.chunk(m), targets.chunk(m), total=total)
+            self.optimizer.finish()  # type: ignore[union-attr]
+            return loss
+        with self.data.no_sync():  # each micro-batch adds to the gradients
+            loss = self.pipeline.step(ids.chunk(m), targets.chunk(m), total=total)
+        self.data.finish()
+        return loss
+
+    def _clip(self) -> None:
+        if self.max_norm is None:
+            return
+        tied = self.stage.tied
+        if isinstance(self.optimizer, ZeRO1):
+            pieces = self.optimizer.pieces()
+            self.norm = grad_norm_of_pieces(pieces, self.mesh, tied=tied)
+            gradients = [piece.values for piece in pieces]
+        else:
+            self.norm = grad_norm(self.parameters, self.mesh, tied=tied)
+            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        clip(gradients, self.norm, self.max_norm)
+
+    def _everywhere(self, loss: Tensor | None) -> float:
+        """The replicas' parts of the loss, from their last stages, added up for all."""
+        total = torch.zeros((), dtype=torch.float64, device=device())
+        if loss is not None:
+            total += loss.detach()
+        for group in (self.pp, self.dp):
+            dist.all_reduce(total, group=group)
+        return float(total)

@@ -1,0 +1,185 @@
+"""Chapter 14: ZeRO 3: no rank keeps the whole model. A layer's weights are there while it runs, and then gone.
+
+    forward     all-gather W of layer 1, run it, free W;  layer 2;  layer 3
+    backward    all-gather W of layer 3, run it backward, reduce-scatter dW, free both;  layer 2;  layer 1
+    step        the optimizer, on this rank's shards; nothing to send
+
+So a step sends 3Ψ numbers, half as many again as plain data parallelism, and a rank holds 1/p of everything and the
+whole of a layer or two. What belongs to no layer (embedding, last norm) is one more unit, whole from the model's first
+line to its last.
+
+Two things make it work. Autograd has kept the weights for backward, or views of them: freeing means that their memory
+shrinks to nothing under them (`resize_(0)`), and it is there again, in the same place, before backward comes. And each
+unit hears of its turn by hooks: before and after its forward, before its backward by a hook on the gradient of its
+output, after it when the last of its parameters has a gradient.
+(Rajbhandari et al. 2020, section 5.3; Zhao et al. 2023, "PyTorch FSDP", whose flat parameters do the same; torch:
+fully_shard.)
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from tplab.flat import broadcast
+from tplab.zero import Unit, ZeRO1, reduce_when_full
+
+
+class ShardedUnit(Unit):
+    """A unit that keeps its shard only. `gather` makes the parameters whole, `free` empties them."""
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        average: bool = True,
+        master_dtype: torch.dtype | None = None,
+        group: ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(parameters, average, master_dtype, group)
+        self.shard = self.shard.clone()
+        if self.master.dtype == self.shard.dtype:
+            self.master = nn.Parameter(self.shard)
+        self.in_backward = False
+        reduce_when_full(self)
+        self.free()
+
+    @property
+    def gathered_bytes(self) -> int:
+        return self.weights.untyped_storage().nbytes()
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """All-gather the weights, unless they are here."""
+        if self.gathered_bytes:
+            return
+        self.weights.untyped_storage().resize_(self.weights.numel() * self.weights.element_size())
+        self.flat.all_gather(self.shard, self.weights)
+        for parameter, view in zip(self.parameters, self.flat.views(self.weights), strict=True):
+            parameter.data = view
+
+    def free(self) -> None:
+        """Give the memory of the weights back; the parameters have no numbers until they are gathered again."""
+        self.in_backward = False
+        for parameter in self.parameters:
+            parameter.data = self.weights.new_empty(0)
+        self.weights.untyped_storage().resize_(0)
+
+    def reduce(self) -> None:
+        super().reduce()
+        self.free()
+
+    def after_step(self) -> None:
+        if self.master.dtype != self.shard.dtype:
+            self.shard.copy_(self.master.detach())
+            self.master.grad = None
+
+
+class ZeRO3(ZeRO1):
+    """As ZeRO1, with weights and gradients in shards too: `ZeRO3(model, model.layers, torch.optim.AdamW, lr=1e-3)`.
+
+    layers           modules of the model, none inside another; each is gathered by itself. Other parameters, and those
+                     that several layers share, are one unit more, gathered while the whole model runs
+    peak_gathered    the most bytes of whole weights that were here at once since the last step, counted at each gather
+
+    Model and layers have to be called as modules, `layer(x)`: that is how a unit hears that it is needed. Between the
+    calls the parameters are empty; `with zero.gathered():` shows them whole. Other arguments as in ZeRO1.
+    Raises ValueError for a layer that isn't the model's, or lies inside another.
+    """
+
+    units: list[ShardedUnit]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[nn.Module],
+        optimizer_class: type[Optimizer],
+        *,
+        average: bool = True,
+        master_dtype: torch.dtype | None = None,
+        group: ProcessGroup | None = None,
+        **defaults: Any,
+    ) -> None:
+        broadcast([*model.parameters(), *model.buffers()], group)
+        self.units, self.peak_gathered = [], 0
+        for module, parameters in _by_unit(model, layers).items():
+            units = [ShardedUnit(same, average, master_dtype, group) for same in _by_dtype(parameters)]
+            self._gather_around(module, units)
+            self.units += units
+        self.optimizer = optimizer_class([unit.master for unit in self.units], **defaults)
+
+    def finish(self) -> None:
+        super().finish()
+        for unit in self.units:
+            unit.free()  # where a parameter was not used, the unit still waits for its gradient
+
+    def step(self) -> None:
+        super().step()
+        self.peak_gathered = 0
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """The whole weights on every rank, to be read, saved or loaded; each rank keeps its part of what is changed."""
+        for unit in self.units:
+            unit.gather()
+        try:
+            yield
+        finally:
+            for unit in self.units:
+                unit.shard.copy_(unit.flat.shard(unit.weights))
+                if unit.master.dtype != unit.shard.dtype:
+                    unit.master.data.copy_(unit.shard)
+                unit.free()
+
+    def _gather_around(self, module: nn.Module, units: list[ShardedUnit]) -> None:
+        def gather(*_: object) -> None:
+            for unit in units:
+                unit.gather()
+            self.peak_gathered = max(self.peak_gathered, sum(unit.gathered_bytes for unit in self.units))
+
+        def before_backward(gradient: Tensor) -> None:
+            gather()
+            for unit in units:
+                unit.in_backward = True
+
+        def after_forward(module: nn.Module, inputs: object, output: object) -> None:
+            for unit in units:
+                if not unit.in_backward:  # a forward inside backward, for an activation checkpoint, leaves it whole
+                    unit.free()
+            for tensor in tree_leaves(output):
+                if isinstance(tensor, Tensor) and tensor.requires_grad:
+                    tensor.register_hook(before_backward)
+
+        module.register_forward_pre_hook(gather)
+        module.register_forward_hook(after_forward)
+
+
+def _by_unit(model: nn.Module, layers: Sequence[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
+    """The trained parameters, by the layer that alone uses them, or else by the model."""
+    inside: dict[nn.Module, nn.Module] = {}
+    for layer in layers:
+        for module in layer.modules():
+            if module in inside:
+                raise ValueError(f"{type(module).__name__} is in two layers: a unit can't lie inside another")
+            inside[module] = layer
+    if foreign := inside.keys() - set(model.modules()):
+        raise ValueError(f"{type(foreign.pop()).__name__} is in one of the layers, but not in the model")
+    owner: dict[nn.Parameter, nn.Module] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            place = inside.get(module, model)
+            owner[parameter] = place if owner.get(parameter, place) is place else model
+    units: dict[nn.Module, list[nn.Parameter]] = {}
+    for parameter, place in owner.items():
+        if parameter.requires_grad:
+            units.setdefault(place, []).append(parameter)
+    return units
+
+
+def _by_dtype(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    dtypes = dict.fromkeys(parameter.dtype for parameter in parameters)
+    return [[parameter for parameter in parameters if parameter.dtype == dtype] for dtype in dtypes]
