@@ -597,7 +597,7 @@ def test_every_generator_of_a_rank_is_kept_and_laid_back(monkeypatch):
     tracker = seed_all(SEED)
     with tracker.fork():
         F.dropout(torch.ones(SIZE))  # before the GPU was used
-    monkeypatch.setattr(rng_module, "_generators", lambda: {"cpu": torch.default_generator, "cuda": gpu})
+    monkeypatch.setattr(rng_module, "generators_in_use", lambda: {"cpu": torch.default_generator, "cuda": gpu})
     from_seed = torch.rand(8, generator=torch.Generator().manual_seed(SEED + 2718))
     with tracker.fork():
         first = torch.rand(4, generator=gpu)
@@ -620,7 +620,7 @@ def test_a_gpu_that_is_first_used_within_a_fork_is_told_of(monkeypatch):
 
     def use_it(generators):
         with tracker.fork():
-            monkeypatch.setattr(rng_module, "_generators", lambda: generators)
+            monkeypatch.setattr(rng_module, "generators_in_use", lambda: generators)
 
     with pytest.raises(RuntimeError, match=r"the GPU was first used within fork\('sharded'\).*Use it once before"):
         use_it({"cpu": torch.default_generator, "cuda": torch.Generator()})

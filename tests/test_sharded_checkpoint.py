@@ -544,6 +544,40 @@ def test_what_can_not_be_right_is_refused_on_all_ranks_and_nothing_changes(tmp_p
     assert not (tmp_path / "factored").exists()
 
 
+# Replicas that are none any more
+
+
+def _drifted(root):
+    """The messages where ranks hold other numbers, where they don't, and what is saved of them without the check."""
+    rank = dist.get_rank()
+    torch.manual_seed(4)
+    norms, copies = Layer(2, {}).double(), ParallelAttention(16, 4, 2, bias=False, dtype=torch.float64)
+    messages = {"alike": message(save_sharded, root / "alike", norms)}
+    with torch.no_grad():
+        norms.norm.bias[3] += 1e-12 * (rank == 2)
+        norms.mlp.down.bias += rank
+        norms.mlp.up.weight += rank  # each rank has rows of its own
+        copies.qkv.weight[4:8] += rank == 3  # head 1 of K, which rank 2 holds too; head 0 is on ranks 0 and 1
+    messages["replicated"] = message(save_sharded, root / "norms", norms)
+    messages["copies"] = message(save_sharded, root / "copies", copies)
+    messages["not looked at"] = message(save_sharded, root / "saved", norms, check_replicas=False)
+    return messages
+
+
+def test_replicas_that_have_drifted_are_not_saved_silently(tmp_path):
+    for messages in launch(_drifted, 4, args=(tmp_path,)):
+        assert messages["alike"] == messages["not looked at"] == "no error"
+        assert messages["replicated"].startswith("ValueError: several ranks hold these, and not the same numbers: ")
+        assert "norm.bias (ranks 0 and 2); mlp.down.bias (ranks 0 and 1, 0 and 2, 0 and 3)." in messages["replicated"]
+        assert "qkv.weight (ranks 2 and 3)." in messages["copies"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alike", "saved"]
+    before, saved = Layer(2, {}).double(), Layer(2, {}).double()
+    load_sharded(tmp_path / "alike", before)
+    load_sharded(tmp_path / "saved", saved)
+    for module in ("norm", "mlp.down"):  # rank 0 has not changed its own
+        assert torch.equal(before.get_submodule(module).bias, saved.get_submodule(module).bias)
+
+
 # What a file could make a program do
 
 

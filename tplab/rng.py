@@ -41,13 +41,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from tplab.collectives import rank_and_size
-from tplab.runtime import device
+from tplab.generators import State, copy_of, generators_in_use, read_state, write_state
 
 REPLICATED_OFFSET = 1359
 SHARDED_OFFSET = 2718
 CPU_SEEDS = 2**32  # the CPU's generator takes the last 32 bits of a seed
-
-State = dict[str, Tensor]  # "cpu", and "cuda" where a GPU is in use -> the state of its generator, bytes
 
 
 @dataclass(frozen=True)
@@ -99,19 +97,19 @@ class RNGTracker:
                 f"there is no random state {name!r}, only {list(self._streams)}: add({name!r}, seed) makes one, and "
                 "seed_all(seed) makes 'replicated' and 'sharded'"
             )
-        generators = _generators()
-        outer, before = self._current, _read(generators)
+        generators = generators_in_use()
+        outer, before = self._current, read_state(generators)
         if outer is not None:
             self._keep(outer, before)
-        _write(generators, self._state(name, generators))
+        write_state(generators, self._state(name, generators))
         self._current = name
         try:
             yield
         finally:
-            self._keep(name, _read(generators))
-            _write(generators, before if outer is None else self._states[outer])
+            self._keep(name, read_state(generators))
+            write_state(generators, before if outer is None else self._states[outer])
             self._current = outer
-        if _generators().keys() != generators.keys():
+        if generators_in_use().keys() != generators.keys():
             raise RuntimeError(
                 f"the GPU was first used within fork({name!r}): what it drew there came from its current state. "
                 "Use it once before, for the parameters say"
@@ -123,10 +121,10 @@ class RNGTracker:
         The names of all ranks together are the whole. `torch.distributed.checkpoint` saves them side by side, and so
         does one file with all of them. They are copies. Torch's current state is not there: `torch.get_rng_state()`.
         """
-        generators = _generators()
+        generators = generators_in_use()
         if self._current is not None:
-            self._keep(self._current, _read(generators))
-        return {self._key(name): _copy(self._state(name, generators)) for name in self._streams}
+            self._keep(self._current, read_state(generators))
+        return {self._key(name): copy_of(self._state(name, generators)) for name in self._streams}
 
     def load_state_dict(self, state: Mapping[str, State], *, strict: bool = True) -> None:
         """Go on from what `state_dict` returned on this rank, or from a dict with those of all ranks.
@@ -146,7 +144,7 @@ class RNGTracker:
             )
         for name in self._streams:
             if (key := self._key(name)) in state:
-                self._keep(name, _copy(state[key]))
+                self._keep(name, copy_of(state[key]))
 
     def _key(self, name: str) -> str:
         return f"{name}.rank{self.rank}" if self._streams[name].per_rank else name
@@ -222,28 +220,6 @@ class _Replay:
 
     def __exit__(self, *exception: object) -> None:
         self.tracker._states, self.tracker._current = self.outside.pop()
-
-
-def _generators() -> dict[str, torch.Generator]:
-    """What torch draws from here: the CPU's generator, and that of this rank's GPU where one is in use."""
-    generators = {"cpu": torch.default_generator}
-    if torch.cuda.is_initialized() or device().type == "cuda":
-        torch.cuda.init()
-        generators["cuda"] = torch.cuda.default_generators[torch.cuda.current_device()]
-    return generators
-
-
-def _read(generators: dict[str, torch.Generator]) -> State:
-    return {kind: generator.get_state() for kind, generator in generators.items()}
-
-
-def _copy(state: State) -> State:
-    return {kind: numbers.clone() for kind, numbers in state.items()}
-
-
-def _write(generators: dict[str, torch.Generator], state: State) -> None:
-    for kind, generator in generators.items():
-        generator.set_state(state[kind])
 
 
 def _meet(one: range, other: range) -> bool:

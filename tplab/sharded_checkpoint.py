@@ -52,6 +52,7 @@ from tplab.checkpoint_files import (
 )
 from tplab.checkpoint_pieces import PieceLoader, Pieces, PieceSaver, Plain, blank, pieces, value_of
 from tplab.collectives import rank_and_size
+from tplab.replicas import compare_replicas
 from tplab.rng import RNGTracker
 from tplab.sharded_optimizer import (
     check_groups,
@@ -71,6 +72,7 @@ def save_sharded(
     optimizer: torch.optim.Optimizer | None = None,
     rng: RNGTracker | None = None,
     extra: Mapping[str, Any] | None = None,
+    check_replicas: bool = True,
     group: ProcessGroup | None = None,
 ) -> None:
     """Save model, optimizer, random states and `extra` to the new directory `path`, on a disk that all ranks share.
@@ -79,12 +81,16 @@ def save_sharded(
     data-parallel replicas one is enough. extra: numbers, strings, tensors, dicts and lists of them, such as the step or
     `scheduler.state_dict()`; rank 0's count.
 
+    Of what several ranks hold, one is saved. Raises ValueError, naming it and the ranks, if they do not hold the same
+    numbers; check_replicas=False saves those of the lowest rank all the same.
     Raises FileExistsError if there is something at `path`: whoever overwrites a checkpoint and is interrupted has none.
     Save each to its own directory (step-1000), and delete the last one afterwards.
     """
     path = Path(path)
     rank, world_size = rank_and_size(group)
     content, ties = together(lambda: _content(model, optimizer, rng, extra, rank, world_size), group)
+    if check_replicas:
+        compare_replicas(model, group)
     together(lambda: make_directory(path) if rank == 0 else None, group)
     together(lambda: check_is_shared(path), group)
     with dcp_run(f"{path} could not be saved"):

@@ -1,0 +1,34 @@
+"""Chapter 09: the generators that torch draws from on this rank, and their states.
+
+A generator's state is a tensor of bytes. To let torch draw from another stream of random numbers, its state is put into
+torch's own generators, and taken out again afterwards: `tplab.rng` does so.
+"""
+
+import torch
+from torch import Tensor
+
+from tplab.runtime import device
+
+State = dict[str, Tensor]  # "cpu", and "cuda" where a GPU is in use -> the state of its generator, bytes
+
+
+def generators_in_use() -> dict[str, torch.Generator]:
+    """What torch draws from here: the CPU's generator, and that of this rank's GPU where one is in use."""
+    generators = {"cpu": torch.default_generator}
+    if torch.cuda.is_initialized() or device().type == "cuda":
+        torch.cuda.init()
+        generators["cuda"] = torch.cuda.default_generators[torch.cuda.current_device()]
+    return generators
+
+
+def read_state(generators: dict[str, torch.Generator]) -> State:
+    return {kind: generator.get_state() for kind, generator in generators.items()}
+
+
+def write_state(generators: dict[str, torch.Generator], state: State) -> None:
+    for kind, generator in generators.items():
+        generator.set_state(state[kind])
+
+
+def copy_of(state: State) -> State:
+    return {kind: numbers.clone() for kind, numbers in state.items()}

@@ -1,0 +1,75 @@
+"""Whether what several ranks should hold alike is alike: the norms, the last biases, the copies of a head of K and V.
+
+Where a gradient was forgotten, or a mask was another one on each rank, replicas drift apart, and neither output nor
+loss tells of it (chapter 05). A checkpoint keeps one of them. So this is the place to look: each rank takes a checksum
+of what others hold too, and the checksums are compared, a few bytes for each tensor.
+"""
+
+import zlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from tplab.checkpoint_files import together
+from tplab.checkpoint_pieces import pieces
+from tplab.collectives import rank_and_size
+from tplab.sharding import Sharding
+
+Piece = tuple[str, tuple[int, ...]]  # the name of a tensor, and where in the whole this part of it begins
+Checksums = dict[Piece, int]
+
+
+def compare_replicas(model: nn.Module, group: ProcessGroup | None = None) -> None:
+    """Raises ValueError, on all ranks, if ranks differ in a parameter or buffer that they should hold alike.
+
+    All ranks of the group call it. Bit by bit: replicas that are computed alike are alike to the last one.
+    """
+    rank, world_size = rank_and_size(group)
+    if world_size == 1:
+        return
+    mine = together(lambda: _checksums(model, rank, world_size), group)
+    of_ranks: list[Any] = [None] * world_size
+    dist.all_gather_object(of_ranks, mine, group)
+    if differ := _differences(of_ranks):
+        named = [f"{name} (ranks {', '.join(pairs)})" for name, pairs in differ.items()]
+        more = f" and {len(named) - 4} more" if len(named) > 4 else ""
+        raise ValueError(
+            f"several ranks hold these, and not the same numbers: {'; '.join(named[:4])}{more}. A checkpoint keeps "
+            "only one of them. Look for a gradient that is not added up over the ranks, or for a dropout of a "
+            "replicated tensor whose places differ. check_replicas=False saves those of the lowest rank all the same"
+        )
+
+
+def _checksums(model: nn.Module, rank: int, world_size: int) -> Checksums:
+    """Of all that this rank holds and another one too."""
+    found: Checksums = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        sharding = getattr(value, "tensor_parallel", None)
+        if isinstance(value, Tensor) and _is_held_by_several(sharding, world_size):
+            for offset, view in pieces(value, sharding, rank, world_size).views.items():
+                found[name, tuple(offset)] = _checksum(view)
+    return found
+
+
+def _is_held_by_several(sharding: Sharding | None, world_size: int) -> bool:
+    return sharding is None or any(block.copies(world_size) > 1 for block in sharding.blocks)
+
+
+def _checksum(tensor: Tensor) -> int:
+    return zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+
+
+def _differences(of_ranks: list[Checksums]) -> dict[str, list[str]]:
+    """{name: ["0 and 1", "0 and 3"]}, the first rank that holds a piece and each that holds other numbers there."""
+    first: dict[Piece, int] = {}
+    differ: dict[str, list[str]] = {name: [] for name, _ in of_ranks[0]}  # each rank holds a piece of each tensor
+    for rank, checksums in enumerate(of_ranks):
+        for piece, checksum in checksums.items():
+            holder = first.setdefault(piece, rank)
+            pair = f"{holder} and {rank}"
+            if checksum != of_ranks[holder][piece] and pair not in differ[piece[0]]:
+                differ[piece[0]].append(pair)
+    return {name: pairs for name, pairs in differ.items() if pairs}
