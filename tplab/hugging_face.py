@@ -9,7 +9,7 @@ own, which we stack; GPT-2 stores the weights of its linear layers [in, out] (it
 (transformers, models/gpt2/modeling_gpt2.py and models/llama/modeling_llama.py.)
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ def _both(ours: str, *theirs: str, turned: bool = False) -> list[Row]:
             for end in ("weight", "bias")]  # fmt: skip
 
 
+HEAD = Row("head.weight", ("lm_head.weight",))  # only where it isn't tied
 GPT2 = [
     Row("embedding.weight", ("transformer.wte.weight",)),
     Row("positions.weight", ("transformer.wpe.weight",)),
@@ -44,7 +45,7 @@ GPT2 = [
     *_both("layers.{}.mlp.up", "transformer.h.{}.mlp.c_fc", turned=True),
     *_both("layers.{}.mlp.down", "transformer.h.{}.mlp.c_proj", turned=True),
     *_both("final_norm", "transformer.ln_f"),
-    Row("head.weight", ("lm_head.weight",)),
+    HEAD,
 ]
 _ATTENTION, _MLP = "model.layers.{}.self_attn", "model.layers.{}.mlp"
 LLAMA = [
@@ -56,7 +57,7 @@ LLAMA = [
     Row("layers.{}.mlp.up.weight", (f"{_MLP}.gate_proj.weight", f"{_MLP}.up_proj.weight")),
     Row("layers.{}.mlp.down.weight", (f"{_MLP}.down_proj.weight",)),
     Row("final_norm.weight", ("model.norm.weight",)),
-    Row("head.weight", ("lm_head.weight",)),
+    HEAD,
 ]
 BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # which old checkpoints hold, and nobody needs
 
@@ -126,26 +127,25 @@ def to_hugging_face(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str,
         parts = whole.split(_lengths(row, config)) if len(row.theirs) > 1 else (whole,)
         theirs |= {name: part.clone() for name, part in zip(row.theirs, parts, strict=True)}
     if config.tied_embedding:
-        theirs["lm_head.weight"] = theirs[rows(config)[0].theirs[0]]
+        table = "transformer.wte.weight" if config.learned_positions else "model.embed_tokens.weight"
+        theirs["lm_head.weight"] = theirs[table]
     return theirs
 
 
 def rows(config: GPTConfig) -> list[Row]:
     """The table of this model, written out for all its layers."""
-    return list(_rows(config))
-
-
-def _rows(config: GPTConfig) -> Iterator[Row]:
     if (config.learned_positions, config.bias, config.gated) not in ((True, True, False), (False, False, True)):
         raise ValueError(
             "Hugging Face's GPT-2 has learned positions, biases and no gate, its Llama the contrary of each; this "
             f"config has learned_positions={config.learned_positions}, bias={config.bias}, gated={config.gated}"
         )
-    for row in GPT2 if config.learned_positions else LLAMA:
-        if row.ours == "head.weight" and config.tied_embedding:
-            continue
-        for number in range(config.num_layers) if "{}" in row.ours else ("",):
-            yield Row(row.ours.format(number), tuple(name.format(number) for name in row.theirs), row.turned)
+    table = GPT2 if config.learned_positions else LLAMA
+    return [
+        Row(row.ours.format(number), tuple(name.format(number) for name in row.theirs), row.turned)
+        for row in table
+        if row is not HEAD or not config.tied_embedding
+        for number in (range(config.num_layers) if "{}" in row.ours else ("",))
+    ]
 
 
 def _lengths(row: Row, config: GPTConfig) -> list[int]:
