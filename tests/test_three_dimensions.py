@@ -9,11 +9,15 @@ import torch.distributed as dist
 
 from tests.reference import assert_close
 from tplab import launch
+from tplab.data import tokens_of_all
 from tplab.gpt import ParallelGPT
 from tplab.gpt_config import GPTConfig
-from tplab.mesh import Grid
+from tplab.grad_norm import clip, grad_norm_of_pieces
+from tplab.mesh import Grid, mesh
+from tplab.pipeline import counted_tokens
 from tplab.rng import seed_all
 from tplab.three_dimensions import Training3D
+from tplab.zero_three import ZeRO3
 
 CONFIG = GPTConfig(
     num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, vocab_size=37, seq_length=6, dropout=0.0
@@ -49,6 +53,34 @@ def _trained(grid, micro_batches, **options):
     return losses, norms, weights
 
 
+def _with_zero_3():
+    """ZeRO-3 over dp, tensor parallelism over tp, a unit for each layer and one for the rest."""
+    m = mesh(dp=2, tp=2)
+    dp, rank = m.get_group("dp"), m.get_local_rank("dp")
+    seed_all(SEED)
+    model = ParallelGPT(CONFIG, dtype=DTYPE, group=m.get_group("tp"))
+    zero = ZeRO3(model, list(model.layers), torch.optim.AdamW, average=False, group=dp, **OPTIONS)
+    losses, norms = [], []
+    for step in range(STEPS):
+        zero.zero_grad()
+        ids, targets = (whole.chunk(2)[rank] for whole in batch(step))
+        count = counted_tokens(targets)
+        loss = model(ids, targets) * count / tokens_of_all(count, dp)  # its part of the mean over all tokens
+        loss.backward()
+        zero.finish()
+        norms.append(grad_norm_of_pieces(zero.pieces(), m))
+        clip([piece.values for piece in zero.pieces()], norms[-1], MAX_NORM)
+        zero.step()
+        dist.all_reduce(loss := loss.detach(), group=dp)
+        losses.append(float(loss))
+    with zero.gathered():
+        weights = {
+            name: (parameter.detach().clone(), getattr(parameter, "tensor_parallel", None))
+            for name, parameter in model.named_parameters()
+        }
+    return losses, list(map(float, norms)), weights
+
+
 def _refused():
     with pytest.raises(ValueError) as error:
         Training3D(CONFIG, Grid(2, 1, 2), torch.optim.SGD, micro_batches=2, micro_batch_size=1, lr=1.0).step(*batch(0))
@@ -63,7 +95,7 @@ CASES_8 = [
 
 
 def _on_4():
-    return [_trained(grid, m, **options) for grid, m, options in CASES_4], _refused()
+    return [*(_trained(grid, m, **options) for grid, m, options in CASES_4), _with_zero_3()], _refused()
 
 
 def _on_8():
@@ -106,9 +138,9 @@ def assert_same(results, cases):
         assert seen == whole.keys()
 
 
-def test_two_replicas_with_tensor_parallelism_and_zero_or_with_a_pipeline():
+def test_two_replicas_with_tensor_parallelism_and_zero_1_or_3_or_with_a_pipeline():
     results = launch(_on_4, 4, timeout=200)
-    assert_same(results, CASES_4)
+    assert_same(results, [*CASES_4, (Grid(2, 1, 2), 1, {"max_norm": MAX_NORM})])
     assert "a batch of 8 sequences: dp=2 replicas of 2 micro-batches of 1 take 4" in results[0][1]
 
 
