@@ -143,7 +143,13 @@ def test_where_nothing_fits_the_message_says_what_the_smallest_need_is():
 
 @pytest.mark.parametrize(
     ("gpus", "sequences", "says"),
-    [(0, 8, "gpus=0"), (-1, 8, "gpus=-1"), (8, 0, "at least one sequence, got 0"), (13, 8, "no layout over 13 GPUs")],
+    [
+        (0, 8, "gpus=0"),
+        (-1, 8, "gpus=-1"),
+        (8, 0, "at least one sequence, got 0"),
+        (13, 8, "no layout over 13 GPUs"),
+        (10**12, 8, "no layout over 1000000000000 GPUs"),  # at once, however many
+    ],
 )
 def test_impossible_clusters_and_batches_are_refused(gpus, sequences, says):
     with pytest.raises(ValueError, match=says):

@@ -96,7 +96,7 @@ def layouts(config: GPTConfig, gpus: int, sequences: int) -> Iterator[Layout]:
 
     Where pp does not divide the layers, the first stages hold one more (`tplab.memory.layers_of_stage`).
     """
-    for tp in tensor_parallel_sizes(config, gpus):
+    for tp in tensor_parallel_sizes(config, min(gpus, config.num_heads)):  # each takes a head at least
         for pp in _divisors(gpus // tp, config.num_layers) if gpus % tp == 0 else ():
             dp = gpus // (tp * pp)
             for exponent in range(sequences.bit_length()):
@@ -119,7 +119,8 @@ def gpt_shape(parameters: float, *, seq_length: int = 4096, vocab_size: int = 51
     """A GPT of about so many parameters: heads of 128, an MLP of 4h, h about 128 times the number of layers.
 
     From a billion on heads are multiples of 8 and layers of 4, so that they divide well. The scores are computed with
-    FlashAttention, without dropout. Raises ValueError below a million parameters and above a hundred trillion.
+    FlashAttention, without dropout; positions are rotary. Raises ValueError below a million parameters and above a
+    hundred trillion.
     """
     if not SMALLEST <= parameters <= LARGEST:
         raise ValueError(f"{parameters:.3g} parameters are no GPT that this can make up: give from 1e6 to 1e14")
@@ -131,10 +132,10 @@ def gpt_shape(parameters: float, *, seq_length: int = 4096, vocab_size: int = 51
     while 12 * few * (heads * head) ** 2 <= 4 * parameters or found is None:
         hidden = heads * head
         each = 12 * hidden**2 + 13 * hidden
-        layers = max(round((parameters - (vocab_size + seq_length) * hidden) / each / few), 1) * few
+        layers = max(round((parameters - vocab_size * hidden) / each / few), 1) * few
         config = GPTConfig(
             num_layers=layers, hidden_size=hidden, num_heads=heads, vocab_size=vocab_size, seq_length=seq_length,
-            dropout=0.0, flash_attention=True,
+            learned_positions=False, dropout=0.0, flash_attention=True,
         )  # fmt: skip
         away = 10 * abs(math.log(parameter_count(config) / parameters)) + abs(math.log(hidden / layers / 128))
         if found is None or away < found[0]:
