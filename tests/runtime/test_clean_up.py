@@ -43,8 +43,16 @@ def tracked() -> dict[str, object]:
     }
 
 
+SPARES = 4
+
+
 def settled() -> dict[str, object]:
-    """`tracked()`, once nothing changes any more: the system takes a moment to finish what was ended."""
+    """`tracked()`, once the fork server has all its spares, which it forks when nothing else is left to do, and nothing
+    changes any more: the system takes a moment to finish what was ended."""
+    end = time.monotonic() + 120
+    while len(psutil.Process(fork_server()._process.pid).children()) != SPARES:
+        assert time.monotonic() < end, f"the fork server has no {SPARES} spares after two minutes without a launch"
+        time.sleep(0.05)
     seen: list[dict[str, object]] = [tracked()]
     while len(seen) < 10 or seen[-10:] != [seen[-1]] * 10:
         time.sleep(0.05)
@@ -182,7 +190,7 @@ def spares() -> list[psutil.Process]:
 
 def test_spares_wait_for_the_next_launch_and_become_its_ranks() -> None:
     ready = {process.pid for process in spares()}
-    assert len(ready) == 4
+    assert len(ready) == SPARES
     ranks = set(tplab.launch(os.getpid, 2, backend="gloo"))
     assert ranks < ready
     assert not ranks & {process.pid for process in spares()}, "a rank's process was used again"
