@@ -8,7 +8,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional as F
 
 from tests.reference import assert_close, random
@@ -316,6 +315,8 @@ def bucket_sizes_of_16_bits():
 
 
 def _torchs_zero_1():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     model = Net()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.02, weight_decay=0.1)
     for step in range(3):
@@ -420,14 +421,30 @@ def test_weights_that_are_changed_while_they_are_whole_are_kept():
     model = Net()
     zero = make_zero(3, model, master_dtype=torch.float32)
     assert all(not p.numel() for p in model.parameters() if p.requires_grad)
-    with zero.gathered():
+    x, _ = batch(0, 0)
+    with zero.gathered(), torch.no_grad():
         model.load_state_dict(Net("others").state_dict())
+        assert_close(model(x), Net("others")(x))
+        assert_close(model.last.bias.detach(), Net("others").last.bias.detach())
     with torch.no_grad():
-        x, _ = batch(0, 0)
         assert_close(model(x), Net("others")(x))
     assert zero.memory()["weights"] == 8 * sum(unit_sizes(3))
     for unit in zero.units:
         assert_close(unit.master.detach(), unit.shard.float())
+
+
+class Detached(nn.Linear):
+    def forward(self, x):
+        return x + super().forward(x).detach()
+
+
+def test_a_layer_without_gradients_is_freed_at_the_latest_in_finish():
+    model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), Detached(HIDDEN, HIDDEN))
+    zero = ZeRO3(model, list(model), torch.optim.SGD, lr=0.1)
+    model(torch.ones(2, HIDDEN)).sum().backward()
+    held = zero.memory()["weights"]
+    zero.step()
+    assert zero.memory()["weights"] == held / 1.5 == 2 * 4 * (HIDDEN * HIDDEN + HIDDEN)
 
 
 def test_layers_that_are_no_units_are_refused():

@@ -64,7 +64,7 @@ class DataParallel:
 
     The constructor gives all ranks the parameters and buffers of rank 0. `buckets` are lists of parameters; `started`
     says how many of them have left since the last `finish`. From then on until `finish` their gradients are None, so
-    that nobody takes one that is not reduced yet.
+    that nobody takes one that is not reduced yet. One more backward before `finish` raises ValueError.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class ShardedUnit(Unit):
         self.shard = self.shard.clone()
         if self.master.dtype == self.shard.dtype:
             self.master = nn.Parameter(self.shard)
-        self.in_backward = False
+        self.in_backward = self.stays_whole = False
         reduce_when_full(self)
         self.free()
 
@@ -65,6 +65,8 @@ class ShardedUnit(Unit):
     def free(self) -> None:
         """Give the memory of the weights back; the parameters have no numbers until they are gathered again."""
         self.in_backward = False
+        if self.stays_whole:
+            return
         for parameter in self.parameters:
             parameter.data = self.weights.new_empty(0)
         self.weights.untyped_storage().resize_(0)
@@ -126,10 +128,12 @@ class ZeRO3(ZeRO1):
         """The whole weights on every rank, to be read, saved or loaded; each rank keeps its part of what is changed."""
         for unit in self.units:
             unit.gather()
+            unit.stays_whole = True
         try:
             yield
         finally:
             for unit in self.units:
+                unit.stays_whole = False
                 unit.shard.copy_(unit.flat.shard(unit.weights))
                 if unit.master.dtype != unit.shard.dtype:
                     unit.master.data.copy_(unit.shard)
