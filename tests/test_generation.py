@@ -233,8 +233,9 @@ def test_two_groups_side_by_side_write_their_own_texts():
 
 
 def test_nothing_new_is_asked_for_nothing_is_written_and_the_prompt_stays_as_it_is():
-    model, ids = make(*given("gpt2")), prompt()
+    model, ids = make(*given("gpt2")).eval(), prompt()
     assert torch.equal(generate(model, ids, 0), prompt())
+    assert not model.training  # as it was before
     generate(model, ids, 3, prompt_lengths=[1, 2, 3])
     assert torch.equal(ids, prompt())
 
@@ -255,5 +256,7 @@ def test_nothing_new_is_asked_for_nothing_is_written_and_the_prompt_stays_as_it_
 )
 def test_arguments_that_do_not_fit_are_refused_with_the_numbers(options, says):
     options = {"prompt": prompt(), "max_new_tokens": 2} | options
+    model = make(*given("gpt2"))
     with pytest.raises(ValueError, match=says):
-        generate(make(*given("gpt2")), options.pop("prompt"), options.pop("max_new_tokens"), **options)
+        generate(model, options.pop("prompt"), options.pop("max_new_tokens"), **options)
+    assert model.training  # as it was before, where it was refused halfway too

@@ -262,10 +262,11 @@ def _with_dropout(state, config, recompute):
     rng = seed_all(11)
     model = ParallelGPT(config, dtype=torch.float64, recompute=recompute)
     load_full_state_dict(model, from_hugging_face(state, config))
-    kept = []
+    kept, before = [], torch.get_rng_state()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         losses = [model(*tokens(0), rng=rng) for _ in range(2)]
     sum(losses).backward()
+    assert torch.equal(torch.get_rng_state(), before)  # all of it is drawn from the tracker
     model.eval()
     return (
         [loss.item() for loss in losses],
@@ -292,6 +293,35 @@ def test_recomputation_keeps_less_and_replays_the_same_dropout(p):
         without_scores, inputs_only = (less for _, _, less, _ in others)
         assert inputs_only < kept / 2
         assert inputs_only < without_scores < kept
+
+
+def _entrance(state, config):
+    """What the layers are given, with dropout."""
+    model = ParallelGPT(config, dtype=torch.float64)
+    load_full_state_dict(model, from_hugging_face(state, config))
+    model.layers, model.final_norm = nn.ModuleList(), nn.Identity()
+    return model.features(tokens(0)[0], rng=seed_all(11)).detach()
+
+
+@pytest.mark.parametrize("p", WORLD_SIZES)
+def test_the_sum_of_both_embeddings_is_dropped_alike_on_every_rank(p):
+    state, config, *_ = given("gpt2", 0, torch.float64)
+    x = state["transformer.wte.weight"][tokens(0)[0]] + state["transformer.wpe.weight"][:SEQUENCE]
+    torch.manual_seed(11 + 1359)
+    expected = F.dropout(x, 0.2)
+    for mine in launch(_entrance, p, args=(state, dataclasses.replace(config, dropout=0.2))):
+        assert_close(mine, expected)
+
+
+def test_a_target_that_is_to_be_ignored_counts_for_nothing():
+    state, config, *_ = given("gpt2", 0, torch.float64)
+    model = ParallelGPT(config, dtype=torch.float64)
+    load_full_state_dict(model, from_hugging_face(state, config))
+    ids, targets = tokens(0)[0], tokens(1)[1].clamp(min=0)
+    ignored = targets[0, 0].item()
+    logits = expected(CASES[0])["logits"]
+    right = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=ignored)
+    assert_close(model(ids, targets, ignore_index=ignored), right, 1e-9)
 
 
 # The same model for every p
@@ -323,6 +353,24 @@ def test_the_same_seed_gives_the_same_whole_model_for_every_p(name):
             assert state.keys() == whole.keys()
             assert all(torch.equal(state[key], whole[key]) for key in whole)
             assert then == after
+
+
+def test_with_per_rank_init_what_is_cut_is_another_sample_for_each_p_and_what_is_whole_the_same():
+    config = dataclasses.replace(CONFIGS["llama"], vocab_size=300)  # several ranks have rows of the tables
+    two, four = (launch(_fresh, p, args=(config, True))[0][0] for p in (2, 4))
+    for name, tensor in two.items():
+        assert torch.equal(tensor, four[name]) == ("norm" in name), name
+
+
+def _padding():
+    return ParallelGPT(CONFIGS["llama"]).head.weight.detach()
+
+
+def test_the_padding_of_an_output_table_is_zero_on_every_rank():
+    first, second = launch(_padding, 2)
+    assert first[:37].all()
+    assert not first[37:].any()
+    assert not second.any()
 
 
 def test_first_values_have_the_spread_of_gpt2_and_what_writes_to_the_residual_a_smaller_one():
@@ -427,6 +475,7 @@ def test_every_option_reaches_its_place():
         assert layer.mlp.up.async_grad_allreduce
         assert layer.mlp.down.per_rank_init
         assert bool((layer.mlp.up.weight == 1).all() and (layer.mlp.down.weight == 2).all())
+    assert {cache.text.keys.dtype for cache in model.new_cache(1, 4, torch.bfloat16)} == {torch.bfloat16}
     learned = ParallelGPT(CONFIGS["gpt2"], init_method=lambda w: nn.init.constant_(w, 3.0))
     assert bool((learned.positions.weight == 3).all() and (learned.layers[0].mlp.down.weight == 3).all())
 
@@ -437,6 +486,7 @@ def test_every_option_reaches_its_place():
 def test_what_does_not_fit_is_refused_with_the_numbers():
     config = CONFIGS["gpt2"]
     model = ParallelGPT(config)
+    assert model(torch.zeros(1, 12, dtype=torch.long)).shape == (1, 12, 128)
     with pytest.raises(ValueError, match=r"13 tokens are more than seq_length=12"):
         model(torch.zeros(1, 13, dtype=torch.long))
     with pytest.raises(IndexError, match=r"id 37 at \[0, 1\]"):

@@ -226,26 +226,51 @@ def test_post_layernorm_is_torchs_norm_last_layer_with_its_norms_moved_on_by_one
 # Dropout
 
 
-def _with_dropout(seed, hidden, attention):
+def _with_dropout(seed, kind, hidden, attention):
+    """Two outputs while training, the gradient of both, one in evaluation; whether torch's current state moved."""
     rng = seed_all(seed)
-    layer = make("causal", hidden_dropout=hidden, attention_dropout=attention)
-    x = inputs("causal")[0].requires_grad_()
-    outs = [layer(x, rng=rng) for _ in range(2)]
+    layer = make(kind, hidden_dropout=hidden, attention_dropout=attention)
+    x, memory, _, _ = inputs(kind)
+    x.requires_grad_()
+    before = torch.get_rng_state()
+    outs = [layer(x, memory, rng=rng) for _ in range(2)]
     sum(out.square().sum() for out in outs).backward()
-    kept = layer.eval()(x, rng=rng)
-    return [out.detach() for out in outs], x.grad, kept.detach()
+    kept = layer.eval()(x, memory, rng=rng)
+    return [out.detach() for out in outs], x.grad, kept.detach(), not torch.equal(torch.get_rng_state(), before)
 
 
-def test_hidden_dropout_is_the_same_on_every_rank_and_for_every_p():
-    expected, dx, kept = launch(_with_dropout, 1, args=(3, 0.4, 0.0))[0]
+def plain_with_dropout(seed, kind, rate):
+    """The same of torch's own layer with dropout behind its blocks alone, and the seed of the state "replicated"."""
+    layer = copy.deepcopy(plain_layer(kind))
+    for name, module in layer.named_children():
+        if name in ("dropout1", "dropout2", "dropout3"):  # of a transposed tensor it would draw in another order
+            module.forward = lambda x: F.dropout(x.contiguous(), rate, layer.training)
+    x, memory, _, _ = inputs(kind)
+    x.requires_grad_()
+    causal = nn.Transformer.generate_square_subsequent_mask(SEQUENCE, dtype=torch.float64)
+    given = (x, causal) if memory is None else (x, memory, causal)
+    torch.manual_seed(seed + 1359)
+    outs = [layer(*given) for _ in range(2)]
+    sum(out.square().sum() for out in outs).backward()
+    return [out.detach() for out in outs], x.grad, layer.eval()(*given).detach()
+
+
+@pytest.mark.parametrize("kind", ["causal", "decoder"])
+def test_what_a_block_adds_is_dropped_as_in_torchs_layer_alike_on_every_rank_and_for_every_p(kind):
+    expected, dx, kept = plain_with_dropout(3, kind, 0.4)
     assert not torch.equal(expected[0], expected[1])  # a second call draws another mask
-    assert not torch.equal(expected[0], kept)
-    assert_close(kept, run_plain("causal")[0])  # and none in evaluation
-    for p in (2, 4):
-        for outs, gradient, _ in launch(_with_dropout, p, args=(3, 0.4, 0.0)):
+    for p in WORLD_SIZES:
+        for outs, gradient, quiet, _ in launch(_with_dropout, p, args=(3, kind, 0.4, 0.0)):
             assert_close(outs[0], expected[0])
             assert_close(outs[1], expected[1])
             assert_close(gradient, dx)
+            assert_close(quiet, kept)  # none in evaluation
+
+
+@pytest.mark.parametrize("kind", ["causal", "decoder"])
+def test_all_that_is_dropped_is_drawn_from_the_tracker(kind):
+    for *_, moved in launch(_with_dropout, 2, args=(3, kind, 0.4, 0.3)):
+        assert not moved
 
 
 def _attention_masks(seed):
@@ -386,9 +411,11 @@ def test_rms_norm_without_biases_is_what_torchs_rms_norm_gives():
 def test_every_option_reaches_the_blocks():
     layer = ParallelTransformerLayer(
         HIDDEN, HEADS, 2, FFN, cross_attention=True, rotary_base=50.0, activation="swiglu", per_rank_init=True,
-        async_grad_allreduce=True, init_method=lambda w: nn.init.constant_(w, 1.0),
-        output_init_method=lambda w: nn.init.constant_(w, 2.0),
+        async_grad_allreduce=True, init_method=lambda w: nn.init.constant_(w, 1.0), norm_eps=1e-3,
+        output_init_method=lambda w: nn.init.constant_(w, 2.0), attention_dropout=0.3,
     )  # fmt: skip
+    assert [norm.eps for norm in (layer.attention_norm, layer.cross_norm, layer.mlp_norm)] == [1e-3] * 3
+    assert (layer.attention.dropout, layer.cross_attention.dropout) == (0.3, 0.3)
     readers = [layer.attention.qkv, layer.cross_attention.q, layer.cross_attention.kv, layer.mlp.up]
     writers = [layer.attention.out, layer.cross_attention.out, layer.mlp.down]
     assert all(bool((block.weight == 1).all()) and block.async_grad_allreduce for block in readers)
@@ -400,6 +427,22 @@ def test_every_option_reaches_the_blocks():
         "swiglu",
         2 * FFN,
     )
+
+
+def test_masks_and_positions_reach_attention():
+    x = inputs("encoder")[0]
+    mask = nn.Transformer.generate_square_subsequent_mask(SEQUENCE, dtype=torch.float64)
+    assert_close(make("encoder")(x, attn_mask=mask), make("causal")(x))
+    rotary = make("causal", rotary_base=50.0)
+    assert_close(rotary(x, positions=torch.arange(SEQUENCE)), rotary(x))
+    assert (rotary(x, positions=2 * torch.arange(SEQUENCE)) - rotary(x)).abs().max() > 1e-3
+
+
+def test_a_cache_has_the_room_and_the_dtype_that_were_asked_for():
+    layer = ParallelTransformerLayer(HIDDEN, HEADS, cross_attention=True)
+    cache = layer.new_cache(BATCH, SEQUENCE, MEMORY, torch.bfloat16)
+    assert (cache.text.max_length, cache.memory.max_length) == (SEQUENCE, MEMORY)
+    assert cache.text.keys.dtype == cache.memory.keys.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tplab.collectives import rank_and_size
 from tplab.gpt import ParallelGPT
 from tplab.mappings import all_gather
 
@@ -103,7 +102,7 @@ def candidates(model: ParallelGPT, logits: Tensor, k: int | None) -> tuple[Tenso
     values, order = values.sort(dim=-1, descending=True, stable=True)
     kept = width if k is None else min(k, width)
     values, ids = values[:, :kept].contiguous(), ids[order[:, :kept]]  # [b, k] each
-    if rank_and_size(model.group)[1] > 1:
+    if model.world_size > 1:
         values, ids = (torch.cat(all_gather(part, model.group), 1) for part in (values, ids))  # [b, p k] each
     values, order = values.sort(dim=-1, descending=True, stable=True)
     k = min(k or model.config.vocab_size, model.config.vocab_size)
