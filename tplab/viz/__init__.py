@@ -24,6 +24,7 @@
     overlap    two lanes a rank: when it computed, and when a collective was under way
     time_bars  where the time goes, part by part
     against    a model's figures beside published ones
+    mesh       for each axis of a mesh, which ranks form a group
     explore    a function behind sliders
 
 A rank has one colour everywhere (colour-blind safe), and its number stands beside it. Every function returns a
@@ -43,6 +44,7 @@ from tplab.viz.lookup import lookup
 from tplab.viz.masks import masks
 from tplab.viz.matrices import matrices
 from tplab.viz.memory import bill, live_memory
+from tplab.viz.mesh import mesh
 from tplab.viz.overlap import overlap
 from tplab.viz.parallelisms import parallelism
 from tplab.viz.product import product
@@ -69,6 +71,7 @@ __all__ = [
     "lookup",
     "masks",
     "matrices",
+    "mesh",
     "overlap",
     "parallelism",
     "product",

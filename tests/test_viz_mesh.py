@@ -1,0 +1,53 @@
+"""The picture of a mesh: every rank once for each axis, a colour and a letter for each group, a frame for each node."""
+
+import pytest
+from matplotlib.colors import to_rgb
+
+from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
+from tplab import viz
+from tplab.mesh import Grid
+from tplab.viz.colors import rank_fill
+
+MESHES = {"2 2 2": Grid(2, 2, 2), "4 2 4": Grid(4, 2, 4), "1 1 1": Grid(), "1 4 1": Grid(pp=4)}
+
+
+def draw(grid, **options):
+    return viz.mesh({axis: grid.groups(axis) for axis in ("tp", "pp", "dp")}, **options)
+
+
+@pytest.mark.parametrize("grid", MESHES.values(), ids=MESHES)
+def test_every_rank_stands_in_every_axis_with_the_letter_of_its_group(grid):
+    shown = texts(draw(grid))
+    for rank in range(grid.size):
+        assert shown.count(str(rank)) == 3
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    groups = [group for axis in ("tp", "pp", "dp") for group in enumerate(grid.groups(axis))]
+    if grid.size <= len(letters):
+        expected = sorted(letters[number] for number, group in groups for _ in group)
+        assert sorted(text for text in shown if text in letters and text) == expected
+
+
+def test_ranks_of_a_group_have_one_fill_and_groups_differ():
+    fills = [patch.get_facecolor()[:3] for patch in draw(Grid(2, 2, 2)).axes[0].patches if patch.get_facecolor()[3]]
+    wanted = [to_rgb(rank_fill(group)) for group in range(4)]
+    assert sorted(fills) == sorted(wanted * 6)  # three axes with four groups of two
+
+
+@pytest.mark.parametrize(("node", "count"), [(8, 1), (4, 2), (3, 3)])
+def test_a_frame_stands_around_each_node(node, count):
+    named = [text for text in texts(draw(Grid(2, 2, 2), gpus_per_node=node)) if text.startswith("node")]
+    assert named == [f"node {number}" for number in range(count)]
+
+
+@pytest.mark.parametrize("grid", MESHES.values(), ids=MESHES)
+def test_it_fits_a_notebook_and_no_text_touches_another(grid):
+    assert_fits_a_notebook(lambda: draw(grid, title="a title"))
+    assert_texts_inside(draw(grid, title="a title"))
+    assert_texts_apart(draw(grid, title="a title"))
+
+
+def test_groups_that_are_no_mesh_are_refused():
+    with pytest.raises(ValueError, match="at least one axis"):
+        viz.mesh({})
+    with pytest.raises(ValueError, match="groups of dp don't hold each of the ranks 0 to 3 once"):
+        viz.mesh({"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1]]})

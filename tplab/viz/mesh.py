@@ -1,0 +1,69 @@
+"""Ranks of a mesh in a row, node by node, and for each axis which of them form a group."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from tplab.viz.blocks import block, label
+from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
+
+_NAMES = {"tp": "tensor parallel", "pp": "pipeline parallel", "dp": "data parallel"}
+_LEFT, _ROW = 1.5, 0.78  # where the ranks begin, height of an axis
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, gpus_per_node: int = 8, title: str | None = None) -> Picture:
+    """Draw the groups of each axis: ranks of one group have one colour and one letter, a frame stands around each node.
+
+    groups: for each axis all its groups as lists of ranks, {"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1, 3]]}
+    """
+    ranks = sorted({rank for group in next(iter(groups.values()), ()) for rank in group})
+    if not ranks:
+        raise ValueError("mesh needs at least one axis with one group to draw")
+    for axis, its in groups.items():
+        if sorted(rank for group in its for rank in group) != ranks:
+            raise ValueError(f"the groups of {axis} don't hold each of the ranks 0 to {ranks[-1]} once: {list(its)}")
+    sizes = ", ".join(f"{axis} = {max(map(len, its))}" for axis, its in groups.items())
+    width = min(0.62, (WIDTH - _LEFT - 0.15) / len(ranks))
+    top = 0.62 if title else 0.3
+    with style():
+        picture, axes = canvas(
+            WIDTH, top + _ROW * len(groups) + 0.28, title or f"groups of {len(ranks)} ranks: {sizes}"
+        )
+        if title:
+            axes.text(0.12, 0.2, title, fontsize=10.5, fontweight="bold", va="center")
+        for number, (axis, its) in enumerate(groups.items()):
+            y = top + _ROW * number
+            axes.text(0.12, y + 0.16, f"{axis} = {max(map(len, its))}", fontsize=9.5, fontweight="bold", va="center")
+            axes.text(0.12, y + 0.36, _NAMES.get(axis, axis), fontsize=8.5, va="center")
+            for place, group in enumerate(sorted(its)):
+                for rank in group:
+                    _rank(axes, _LEFT + rank * width, y, width, rank, place, len(its))
+        _nodes(axes, len(ranks), gpus_per_node, width, top, top + _ROW * len(groups))
+    return picture
+
+
+def _rank(axes: Axes, x: float, y: float, width: float, rank: int, group: int, count: int) -> None:
+    gap = 0.04 if width > 0.3 else 0.015
+    block(axes, x + gap, y, width - 2 * gap, 0.34, group)
+    size = 9.0 if width > 0.3 else 6.5
+    if width > 0.3:
+        label(axes, x + width / 2, y + 0.17, str(rank), size)
+    else:
+        axes.text(x + width / 2, y + 0.17, str(rank), fontsize=size, ha="center", va="center")
+    letter = _LETTERS[group] if count <= len(_LETTERS) else str(group)
+    axes.text(x + width / 2, y + 0.45, letter, fontsize=size, ha="center", va="center", color=FAINT)
+
+
+def _nodes(axes: Axes, count: int, gpus_per_node: int, width: float, top: float, bottom: float) -> None:
+    for start in range(0, count, gpus_per_node):
+        length = min(gpus_per_node, count - start) * width
+        axes.add_patch(
+            Rectangle(
+                (_LEFT + start * width, top - 0.1), length, bottom - top, facecolor="none", edgecolor=INK, linewidth=1,
+                linestyle=(0, (4, 2)),
+            )
+        )  # fmt: skip
+        name = f"node {start // gpus_per_node}"
+        axes.text(_LEFT + start * width + length / 2, bottom + 0.03, name, fontsize=8.5, ha="center", va="center")
