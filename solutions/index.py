@@ -34,8 +34,8 @@ progress()
 # | 10 | [Parallel transformer](10_parallel_transformer.ipynb) | a transformer layer, a GPT, generation | 4, about 85 min |
 # | 11 | [Communication cost](11_communication_cost.ipynb) | the cost model, and overlap with the backward pass | 4, about 55 min |
 # | 12 | [Sequence parallel](12_sequence_parallel.ipynb) | all-reduce as reduce-scatter and all-gather; activation memory | 4, about 65 min |
-# | 13 | Pipeline parallel (coming) | GPipe, 1F1B, interleaved; the bubble | |
-# | 14 | Data parallel and 3D (coming) | data parallelism, ZeRO 1 to 3, the 3D mesh | |
+# | 13 | [Pipeline parallel](13_pipeline_parallel.ipynb) | GPipe, 1F1B, interleaved; the bubble | 4, about 65 min |
+# | 14 | [Data parallel and 3D](14_data_parallel_and_3d.ipynb) | data parallelism, ZeRO 1 to 3, the 3D mesh | 5, about 80 min |
 # | 15 | Capstone (coming) | train a tensor-parallel GPT on this machine and report | |
 #
 # ## How a chapter works
