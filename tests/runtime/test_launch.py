@@ -51,6 +51,32 @@ def test_bound_methods_and_objects_travel() -> None:
     torch.testing.assert_close(results[1].x, torch.full((2,), 2.0))
 
 
+ONCE_DIFFERENTIABLE = """
+import torch
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        return 2 * dy
+
+def program():
+    x = torch.ones(3, requires_grad=True)
+    Twice.apply(x).sum().backward()
+    return x.grad.tolist()
+"""
+
+
+def test_a_notebooks_autograd_function_may_be_once_differentiable() -> None:
+    notebook = {"__name__": "__main__"}
+    exec(ONCE_DIFFERENTIABLE, notebook)
+    assert tplab.launch(notebook["program"], 2) == [[2.0, 2.0, 2.0]] * 2  # type: ignore[arg-type]
+
+
 TENSORS = {
     "bfloat16": torch.randn(5, 3).bfloat16(),
     "float64": torch.randn(2, 2, dtype=torch.float64),

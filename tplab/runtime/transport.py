@@ -7,11 +7,16 @@ autograd computed arrives detached, since its graph stays behind.
 
 import io
 import pickle
+import sys
 from typing import Any
 
 import cloudpickle
 import torch
 from torch import Tensor, nn
+
+# A module that torch has made and not registered: as it is, cloudpickle would take it for one of the notebook's own and
+# take it apart. `torch.autograd.function.once_differentiable` leads to it.
+sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
 
 def dumps(value: object) -> memoryview:
