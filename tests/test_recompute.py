@@ -10,9 +10,11 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, random
 from tplab import launch, record
+from tplab.gpt import ParallelGPT
+from tplab.gpt_config import GPTConfig
 from tplab.memory_meter import saved_for_backward
 from tplab.rng import seed_all
-from tplab.transformer import ParallelTransformerLayer
+from tplab.transformer import ParallelTransformerLayer, run_again_in_backward
 
 BATCH, SEQUENCE, MEMORY, HIDDEN, HEADS = 2, 24, 5, 16, 4
 LAYERS = {
@@ -96,3 +98,15 @@ def test_without_gradients_the_core_runs_once():
     assert len(runs) == 1
     layer(torch.ones(1, 3, HIDDEN)).sum().backward()
     assert len(runs) == 3
+
+
+def test_a_gpt_recomputes_what_it_was_told_and_refuses_anything_else():
+    config = GPTConfig(num_layers=2, hidden_size=HIDDEN, num_heads=HEADS, vocab_size=9, seq_length=8)
+    for recompute in ("nothing", "attention", "layers"):
+        again = [
+            layer.attention.run_core is run_again_in_backward
+            for layer in ParallelGPT(config, recompute=recompute).layers
+        ]
+        assert again == [recompute == "attention"] * 2
+    with pytest.raises(ValueError, match="'scores' is not one of 'nothing', 'attention', 'layers'"):
+        ParallelGPT(config, recompute="scores")
