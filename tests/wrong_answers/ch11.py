@@ -106,7 +106,7 @@ BACKWARDS = [
     ("the default group", backward(DX + swap(START, "group=ctx.group, ", "") + DW + WAIT + BACK), "Which call was not given the group"),
     ("gathers the parts and adds them", backward(DX + "parts = [torch.empty_like(dx) for _ in range(dist.get_world_size(ctx.group))]\ntravelling = dist.all_gather(parts, dx, group=ctx.group, async_op=True)\n" + DW + WAIT + "return sum(parts), dw, None"), "What does your backward send"),
     ("the last token only", backward(DX + START + "dw = torch.outer(dy.flatten(0, -2)[-1], x.flatten(0, -2)[-1])\n" + WAIT + BACK), "Which of them are in your product"),
-    ("dW transposed", backward(DX + START + "dw = x.flatten(0, -2).T @ dy.flatten(0, -2)\n" + WAIT + BACK), "[m/p, h]"),
+    ("dW transposed", backward(DX + START + "dw = x.flatten(0, -2).T @ dy.flatten(0, -2)\n" + WAIT + BACK), "Write the shapes next to each line"),
     ("the gradients in the other order", backward(DX + START + DW + WAIT + "return dw, dx, None"), "Write the shapes next to each line"),
     ("forgets async_op", backward(DX + swap(START, ", async_op=True", "") + DW + WAIT + BACK), "give back with async_op=True"),
     ("no gradient of the weight", backward(DX + START + DW + WAIT + "return dx, None, None"), "one gradient for each argument of forward"),
