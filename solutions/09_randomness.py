@@ -170,7 +170,7 @@ for p in (1, 2, 4):
 viz.table(rows, title="each rank draws its own shard")
 
 # %% [markdown]
-# What is lost is that the weight depends on `p`: it is another sample of the same distribution. With a master weight you can compare runs with different `p` number by number, which is why this course uses it in its tests. In `tplab`, `per_rank_init=True` on a parallel layer chooses the cheap way.
+# The price is that the weight depends on `p`: it is another sample of the same distribution. With a master weight you can compare runs with different `p` number by number, which is why this course uses it in its tests. In `tplab`, `per_rank_init=True` on a parallel layer chooses the cheap way.
 #
 # ## 2 · Two kinds of places
 #
@@ -255,7 +255,7 @@ torch.stack([torch.rand(4, generator=generator) for generator in generators])
 
 
 # %% [markdown] task="9.2" title="The seeds of the streams" difficulty=2 minutes=10
-# Return the seeds of this rank's three streams. Any scheme will do that keeps to the table above, and in which no two *different* streams have the same seed: not on any ranks, not of any copies, with up to 1000 ranks in a copy and up to 1000 copies.
+# Return the seeds of this rank's three streams. Any scheme will do that keeps to the table above, and in which no two *different* streams have the same seed: not on any ranks, not of any copies, with up to 1000 ranks in a copy and up to 1000 copies, whatever the run's `seed` is, from 0 on.
 
 
 # %% exercise="9.2"
@@ -311,15 +311,17 @@ print(f"{state.numel()} bytes; again the same numbers: {torch.equal(torch.rand(3
 # ```
 #
 # The next `fork("sharded")` has to go on where this one ended. If it began at the seed again, every training step would drop the same places.
+#
+# Python makes such a `with` out of a function that yields once, with `contextlib.contextmanager`: what stands before the `yield` runs when the block begins, what stands behind it when the block ends. An exception in the block comes out of the `yield`.
 
 
 # %% [markdown] task="9.3" title="A tracker of random states" difficulty=3 minutes=15
 # Use `get_state` and `set_state` from the setup cell. What torch draws from within a fork is this rank's generator on `device()`.
 #
-# - `add` makes a new state. What torch draws from its current state afterwards is what it would have drawn anyway.
+# - `add` makes a new state. What torch draws from its current state afterwards is what it would have drawn anyway. What it refuses leaves nothing behind.
 # - `fork` can be left by an exception, which the caller sees. The state of the name has moved on then too, and the current state is back.
 # - Forks of different names may stand within each other.
-# - `state_dict` returns the states as they are now, for a checkpoint. Later draws do not change what it returned. `load_state_dict` takes it, also in another tracker that has the same names.
+# - `state_dict` returns the states as they are now, for a checkpoint. Neither later draws nor later loads change what it returned. `load_state_dict` takes it, also in another tracker that has the same names.
 
 
 # %% exercise="9.3"
@@ -368,7 +370,7 @@ class RNGTracker:
 
 
 # %% [markdown] hints="9.3"
-# 1. Before a fork lends out a state it has to remember another one. Which, and where? Between `yield` and the end of `fork` the block runs. Which lines have to run even if the block raises?
+# 1. Before a fork lends out a state it has to remember another one. Which, and where? While `fork` waits at its `yield`, the block runs. Which lines have to run even if the block raises?
 # 2. `add`: a generator of your own, `torch.Generator(device()).manual_seed(seed)`, has the state that you need, `.get_state()`. `fork`: remember the current state in a local variable, put the named one in place, `yield`, keep where it has got to, put the other one back; the last two in a `finally`. `get_state` returns a new tensor each time.
 # 3. `outside = get_state(); set_state(self.states[name])`, then `try: yield`, then `finally: self.states[name] = get_state(); set_state(outside)`. `state_dict` returns `dict(self.states)`, a new dictionary, and `load_state_dict` keeps a new one too.
 
@@ -423,7 +425,7 @@ predict(
 )
 
 # %% [markdown]
-# The attention layer of chapter 06 takes the tracker as `rng`, and forks around its softmax. Here the values of all heads are ones, so that the output of a head tells which part of the probabilities was kept. On two ranks with one head each, first without the tracker and then with yours:
+# The ready-made attention of `tplab.attention`, built as in chapter 06, takes the tracker as `rng` and forks around the dropout of its probabilities. Here the values of all heads are ones, so that the output of a head is the sum of the probabilities that were kept, each divided by 1 - 0.5: it is 1 where half of them were kept. On two ranks with one head each, first without the tracker and then with yours:
 
 
 # %%
@@ -449,7 +451,7 @@ viz.table(
         }
         for forked in (False, True)
     ],
-    title="what a head keeps of the probabilities of six tokens (1: all of it, on average)",
+    title="for each of six tokens, the sum of the probabilities that a head kept, divided by 1 - 0.5",
 )
 
 # %% [markdown] task="9.4" title="A block that drops in both kinds of places" difficulty=2 minutes=10

@@ -16,11 +16,13 @@ from torch.nn import functional as F
 from tplab.checkpoint import load_full_state_dict
 from tplab.course.ch09.block_questions import (
     AFTERWARDS,
+    BEFORE_GELU,
     CRASH,
     EVAL,
     NO_INNER,
     NO_OUTER,
     NONE,
+    NOT_SCALED,
     OUT,
     QUESTIONS,
     RESIDUAL_TOO,
@@ -112,9 +114,12 @@ def masks_on_rank(
     }
 
 
-def forward(w: Mapping[str, Tensor], x: Tensor, inner: Tensor | float, outer: Tensor | float) -> Tensor:
+def forward(
+    w: Mapping[str, Tensor], x: Tensor, inner: Tensor | float, outer: Tensor | float, before_gelu: bool = False
+) -> Tensor:
     """The block on one process: `inner` is the mask of all columns, `outer` that of the output."""
-    z = F.gelu(F.linear(x, w["A"], w["a"])) * inner  # [b, s, m]
+    z = F.linear(x, w["A"], w["a"])  # [b, s, m]
+    z = F.gelu(z * inner) if before_gelu else F.gelu(z) * inner
     return x + F.linear(z, w["B"], w["c"]) * outer  # [b, s, h]
 
 
@@ -149,6 +154,8 @@ def expect(
         NO_INNER: forward(given.full, x, 1.0, outer),
         NO_OUTER: forward(given.full, x, inner, 1.0),
         RESIDUAL_TOO: forward(given.full, x, inner, 1.0) * outer,
+        NOT_SCALED: forward(given.full, x, inner * (1 - RATE), outer * (1 - RATE)),
+        BEFORE_GELU: forward(given.full, x, inner, outer, before_gelu=True),
     }
     return right, {OUT: alike}
 

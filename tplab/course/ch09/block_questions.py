@@ -12,6 +12,8 @@ NONE = "what comes out without any dropout"
 NO_INNER = "what comes out without dropout inside"
 NO_OUTER = "what comes out without dropout at the end"
 RESIDUAL_TOO = "what comes out when x is dropped as well"
+NOT_SCALED = "what comes out when the places that are kept stay as they are, not divided by 1 - rate"
+BEFORE_GELU = "what comes out when the first dropout stands before GELU"
 STREAMS = {  # (inside, at the end)
     (REPLICATED, REPLICATED): "what comes out when both masks are drawn from 'replicated'",
     (SHARDED, SHARDED): "what comes out when both masks are drawn from 'sharded'",
@@ -57,6 +59,15 @@ QUESTIONS = (
         "Only what the MLP adds is dropped; x itself goes on as it is. Where does the last dropout stand?",
     ),
     Question(
+        out_is(NOT_SCALED),
+        "The right places are dropped, but what is kept has to be divided by 1 - rate, so that the mean stays what it "
+        "was. `F.dropout` does that.",
+    ),
+    Question(
+        out_is(BEFORE_GELU),
+        "The first dropout works on GELU's output. On which side of GELU does yours stand?",
+    ),
+    Question(
         out_is(NONE, NO_INNER, NO_OUTER),
         "A dropout is missing while the block trains. There are two: one behind GELU, one behind `down`.",
     ),
@@ -84,7 +95,7 @@ QUESTIONS = (
     ),
     Question(
         lambda d: OUT in d.names and not has_kind(OUT, "zeros")(d) and not d.malformed,
-        "x + dropout(down(dropout(GELU(up(x))))), each dropout in its own state. Where does your order of steps "
-        "differ?",
+        "x + dropout(down(dropout(GELU(up(x))))), each dropout in its own state, with the rate `self.rate`, which is "
+        "the part that is dropped. Where do your steps, or their order, differ?",
     ),
 )

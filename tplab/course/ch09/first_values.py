@@ -197,4 +197,9 @@ QUESTIONS = (
         lambda d: SMALL in d.names and not d.malformed,
         "Somebody makes a tensor as large as the whole weight. Which shape do you hand to `torch.empty`?",
     ),
+    Question(
+        in_any("value"),
+        "These are other random numbers. Three things make them: the generator's seed, `seed + rank`; the "
+        "distribution, normal with mean 0; the shape, which is drawn in one go. Which of them differs?",
+    ),
 )

@@ -28,7 +28,7 @@ from tplab.course.checking import (
 
 STREAMS = ("init", "replicated", "sharded")
 COPIES = 3
-MANY = ((1000, 12), (8, 1000))  # ranks and copies of the model, asked without starting them
+MANY = ((1000, [*range(5), *range(995, 1000)]), (8, range(1000)))  # ranks, and copies: asked without starting them
 TORCH_SEEDS = 2**32  # the CPU's generator takes the last 32 bits of a seed
 
 RIGHT_FORM = "each seed is a whole number from 0 on"
@@ -36,7 +36,7 @@ ALONE = "no two streams have the same seed"
 FOLLOWS = "another seed of the run gives other seeds"
 REPEATED = "the next run has the same seeds"
 
-Key = tuple[str, int, int]  # stream, rank, copy
+Key = tuple[Any, ...]  # the name of a stream, then the copy and the rank that it belongs to, if to one
 
 
 def ask(stream_seeds: Callable[..., Any], seed: int) -> Observed:
@@ -59,20 +59,27 @@ def form(said: Any) -> str:
 
 def clash(answers: dict[tuple[int, int], dict[str, int]]) -> tuple[str, bool]:
     """Two streams that draw the same numbers, in words, and whether their seeds differ all the same."""
-    owners: dict[int, tuple[str, int]] = {}
-    for (rank, copy), said in sorted(answers.items(), key=lambda item: item[0][::-1]):
-        for stream, value in said.items():
-            what = {
-                "init": "init",
-                "replicated": f"replicated of copy {copy}",
-                "sharded": f"sharded of rank {rank}, copy {copy}",
-            }[stream]
-            other, number = owners.setdefault(value % TORCH_SEEDS, (what, value))
-            if other != what:
+    owners: dict[int, tuple[Key, int]] = {}
+    for (rank, copy), said in answers.items():
+        for key in (("init",), ("replicated", copy), ("sharded", copy, rank)):
+            value = said[key[0]]
+            other, number = owners.setdefault(value % TORCH_SEEDS, (key, value))
+            if other != key:
                 if number == value:
-                    return f"{other} and {what} both have seed {value}", False
-                return f"{other} has seed {number}, {what} has {value}, which is a multiple of 2**32 away", True
+                    return f"{told(other)} and {told(key)} both have seed {value}", False
+                return (
+                    f"{told(other)} has seed {number}, {told(key)} has {value}, which is a multiple of 2**32 away",
+                    True,
+                )
     return "", False
+
+
+def told(key: Key) -> str:
+    """A stream in words."""
+    stream, *of = key
+    if len(of) == 2:
+        return f"{stream} of rank {of[1]}, copy {of[0]}"
+    return f"{stream} of copy {of[0]}" if of else stream
 
 
 def judge(answers: dict[tuple[int, int], dict[str, int]], alone: dict[int, dict[str, int]]) -> Iterator[Observed]:
@@ -104,7 +111,7 @@ def seeds(stream_seeds: Callable[..., Any]) -> Verdict:
             observed = [{RIGHT_FORM: Claim(words)} for words in wrong]
             verify("9.2", p, observed, [{} for _ in range(p)], questions=QUESTIONS)
         alone = alone or dict(enumerate(seen[0]))
-        answers = {(rank, copy): seen[rank][copy] for rank, copy in product(range(p), range(COPIES))}
+        answers = {(rank, copy): seen[rank][copy] for copy, rank in product(range(COPIES), range(p))}
         observed = [mine | {RIGHT_FORM: Claim("")} for mine in judge(answers, alone)]
         verify("9.2", p, observed, [right(alone)] * p, questions=QUESTIONS + collision(answers))
     check_many(stream_seeds, seed)
@@ -118,11 +125,12 @@ def check_many(stream_seeds: Callable[..., Any], seed: int) -> None:
         with calling(f"stream_seeds({seed}, {rank}, {p}, copy={copy})"):
             return stream_seeds(seed, rank, p, copy=copy)
 
-    for p, copies in MANY:
-        answers = {(rank, copy): say(seed, rank, p, copy) for rank, copy in product(range(p), range(copies))}
-        observed: Observed = {ALONE: Claim(clash(answers)[0])}
-        note = f"{copies} copies of the model on {p} ranks each"
-        verify("9.2", p, [observed], [{}], questions=QUESTIONS + collision(answers), note=note, alone=True)
+    for (p, copies), run in product(MANY, (seed, 0)):
+        answers = {(rank, copy): say(run, rank, p, copy) for copy, rank in product(copies, range(p))}
+        words = [form(said) for (rank, _), said in answers.items() if rank in (0, p - 1)]
+        observed: Observed = {RIGHT_FORM: Claim(next(filter(None, words), "")), ALONE: Claim(clash(answers)[0])}
+        note = f"seed {run}, copies 0 to {copies[-1]} of the model on {p} ranks each"
+        verify("9.2", p, [observed], [{}], questions=QUESTIONS + collision(answers, run), note=note, alone=True)
     mine, others = say(seed, 0, 1, 0), say(seed + 12345, 0, 1, 0)
     kept = [name for name in STREAMS if others[name] == mine[name]]
     with other_hashes():
@@ -146,10 +154,15 @@ def other_hashes() -> Iterator[None]:
         builtins.hash = real
 
 
-def collision(answers: dict[tuple[int, int], dict[str, int]]) -> tuple[Question, ...]:
-    """What to ask about two streams with one seed."""
+def collision(answers: dict[tuple[int, int], dict[str, int]], run: int = -1) -> tuple[Question, ...]:
+    """What to ask about two streams with one seed. run: the seed of the run, where it is that which makes them meet."""
     words, wraps = clash(answers)
-    if wraps:
+    if run == 0:
+        text = (
+            "With seed 0, and only with a small one, two streams meet: does `seed` stand in each of yours with another "
+            "factor? Add one and the same `seed` to all, and numbers of their own."
+        )
+    elif wraps:
         text = (
             "The CPU's generator looks only at the last 32 bits of a seed. By how much do your seeds differ? Small "
             "steps are enough."

@@ -8,6 +8,7 @@ from tplab.course.scenes import has_kind
 REPLICATED, SHARDED, OUTSIDE = "masks of 'replicated'", "masks of 'sharded'", "numbers drawn outside"
 COMES_OUT = "the exception comes out of the fork"
 SAME_NAME, SAME_SEED = "a second state of the same name is refused", "a second state with the same seed is refused"
+NOTHING_LEFT = "what was refused leaves nothing behind"
 
 CURRENT = "what torch's current state draws"
 CURRENT_AGAIN = "what torch's current state draws, put back after each fork"
@@ -18,7 +19,8 @@ CRASHES = {
     "an exception within the fork": "The block within `fork` raises here, as it may. What of yours still has to run, "
     "and which statement makes sure that it does?",
     "states saved and loaded": "`state_dict()` returns a dictionary from names to states, and `load_state_dict(state)` "
-    "takes it back, in another tracker too. What do yours return and take?",
+    "takes it back, also in a second tracker that has states under the same names. What do yours return and take, and "
+    "what belongs to a tracker, what to its class?",
     "fork() without a name": 'fork(name="sharded"): the name has a default.',
     "names and seeds that are taken": "What does `add` raise for a name or a seed that is there already? ValueError.",
 }
@@ -60,7 +62,7 @@ def questions(scene: str) -> list[Question]:
                 lambda d: bool(d.names & {*MASKS}),
                 "What was saved once can be loaded again and again, in any tracker. Does a later draw change the "
                 "dictionary that `state_dict` has returned, or the one that `load_state_dict` was given? Whose "
-                "dictionary is it?",
+                "dictionary is it, and whose are the tensors in it, if a load writes into them?",
             ),
         ],
         "names and seeds that are taken": [
@@ -71,6 +73,11 @@ def questions(scene: str) -> list[Question]:
             Question(
                 lambda d: SAME_SEED in d.names,
                 "Two names with one seed draw the same numbers. What does `add` have to remember?",
+            ),
+            Question(
+                lambda d: NOTHING_LEFT in d.names,
+                "Either the name was taken or the seed, not both, and the other one is still free: another state may "
+                "have it. Do you look at both before you keep anything?",
             ),
         ],
         "fork() without a name": [

@@ -8,7 +8,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.ch09.tracker_questions import COMES_OUT, OUTSIDE, REPLICATED, SAME_NAME, SAME_SEED, SHARDED
+from tplab.course.ch09.tracker_questions import (
+    COMES_OUT,
+    NOTHING_LEFT,
+    OUTSIDE,
+    REPLICATED,
+    SAME_NAME,
+    SAME_SEED,
+    SHARDED,
+)
 from tplab.course.checking import Claim, Observed, called_as
 from tplab.runtime import device
 
@@ -117,6 +125,11 @@ def saved(script: Script) -> None:
         for _ in range(2):
             script.fork("sharded")
             script.fork("replicated")
+    later = script.tracker.state_dict()  # loading the first must not reach into this one
+    script.tracker.load_state_dict(state)
+    script.tracker.load_state_dict(later)
+    script.fork("sharded")
+    script.fork("replicated")
     script.outside()
 
 
@@ -129,6 +142,12 @@ def refused(script: Script) -> None:
             script.claims[claim] = Claim("")
         else:
             script.claims[claim] = Claim(f"add({name!r}, {value}) raises no ValueError")
+    script.claims[NOTHING_LEFT] = Claim("")
+    for name, value in (("another", seed + 2000), ("a third", seed + 1000)):
+        try:
+            script.tracker.add(name, value)
+        except ValueError as error:
+            script.claims[NOTHING_LEFT] = Claim(f"add({name!r}, {value}) raises ValueError: {error}"[:100])
     script.fork("sharded")
     script.outside()
 
@@ -141,6 +160,6 @@ SCENES: dict[str, Scene] = {  # and which draw of its stream each mask has to be
     "a fork in which nothing is drawn": (nothing_drawn, {SHARDED: [0, 1], OUTSIDE: [0]}),
     "an exception within the fork": (exception, {REPLICATED: [0], SHARDED: [0, 1], OUTSIDE: [0, 1]}),
     "a fork within a fork of another name": (nested, {REPLICATED: [0, 1, 2], SHARDED: [0, 1], OUTSIDE: [0]}),
-    "states saved and loaded": (saved, {REPLICATED: [0, *[1, 2] * 4], SHARDED: [0, *[1, 2] * 4], OUTSIDE: [0]}),
+    "states saved and loaded": (saved, {REPLICATED: [0, *[1, 2] * 4, 3], SHARDED: [0, *[1, 2] * 4, 3], OUTSIDE: [0]}),
     "names and seeds that are taken": (refused, {SHARDED: [0], OUTSIDE: [0]}),
 }
