@@ -17,7 +17,7 @@ from tplab.gpt_config import PRESETS, GPTConfig
 from tplab.layer_cost import Pass, efficiency, layer_time, overlap_saving
 from tplab.links import Link
 from tplab.machines import MACHINES, Machine
-from tplab.memory import Layout
+from tplab.memory import Layout, rank_parameters
 from tplab.schedule_order import bubble, simulate
 from tplab.schedules import gpipe, interleaved, one_f_one_b
 from tplab.step_cost import Program, StepTime, achieved, output_time, step_time, throughput
@@ -297,6 +297,21 @@ def test_gradients_are_summed_over_replicas_by_the_link_that_they_lie_across():
     sharded = step_time(SMALL, Layout(dp=8, micro_batches=1), PLAIN, Program(shard_optimizer=True))
     assert sharded.optimizer == pytest.approx(across.optimizer / 8)
     assert sharded.data_parallel == across.data_parallel
+
+
+def test_replicas_lie_beyond_the_stages_of_a_pipeline():
+    config, layout = even(2, 4, tp=2, dp=2)  # two nodes of four, a replica in each
+    parameters = max(rank_parameters(config, layout, stage) for stage in range(2))
+    time = step_time(config, layout, PLAIN)
+    assert time.data_parallel == pytest.approx(2 * (0.17 + 2.9e-5 * 2 * parameters / 2))
+
+
+def test_the_stage_with_most_parameters_counts_be_it_the_first_or_the_last():
+    for positions in (True, False):
+        config = dataclasses.replace(SMALL, learned_positions=positions, tied_embedding=False)
+        first, last = (rank_parameters(config, Layout(pp=2), stage) for stage in range(2))
+        assert (first > last) == positions
+        assert step_time(config, Layout(pp=2), PLAIN).optimizer == pytest.approx(28 * max(first, last) / 3e5)
 
 
 @pytest.mark.parametrize("dp", [1, 2])

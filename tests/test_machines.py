@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 
+import psutil
 import pytest
 import torch
 
@@ -118,6 +119,8 @@ def test_measuring_gives_every_rank_the_same_machine_with_the_ranks_as_its_one_n
     assert first.name == "mine"
     assert (first.gpus_per_node, first.fraction, first.between) == (2, 1.0, first.inside)
     assert min(first.flops, first.bandwidth, first.inside.beta, first.memory) > 0
+    if not torch.cuda.is_available():
+        assert first.memory == psutil.virtual_memory().total // 2
 
 
 def lone() -> str:
