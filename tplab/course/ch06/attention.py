@@ -101,7 +101,8 @@ KIND = Kind(
         KEYS_AS_VALUES: swapped(0, 2, 1),
     },
     crash="Write the shape of one rank's tensor next to each line: [b, s, h], [b, s, 3h/p], three of [b, s, h/p], "
-    "three of [b, a/p, s, d], [b, a/p, s, d], [b, s, h/p], [b, s, h]. Which sizes are a rank's own?",
+    "three of [b, a/p, s, d], [b, a/p, s, d], [b, s, h/p], [b, s, h]. Which sizes are a rank's own? "
+    "(If the error is about dtypes: `device` and `dtype` are for both layers.)",
     whose_group="The attention is built from two layers. Which of them was not given `group`, or which size was asked "
     "of the default group of all ranks?",
 )
@@ -111,6 +112,11 @@ QUESTIONS = (
         lambda d: "parameters" in d.names,
         "`self.qkv` goes from h to 3h and is cut by columns, `self.out` goes from h to h and is cut by rows; both are "
         "parallel layers, with a bias only if `bias`. Which parameter has another name or shape?",
+    ),
+    Question(
+        lambda d: "dim=1" in d.text("sharding of qkv.weight").partition("right")[0],
+        "`self.qkv` is cut along its inputs here. Which of the two layers leaves its output split, heads apart, and "
+        "which one takes a split input and adds up?",
     ),
     Question(
         lambda d: "sharding of qkv.weight" in d.names,

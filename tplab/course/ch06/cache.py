@@ -11,7 +11,9 @@ from tplab.course.ch06 import generation
 from tplab.course.ch06.cache_questions import (
     BUILD_CRASH,
     CACHE_QUESTIONS,
+    FULL,
     IN_PLACE,
+    ONE_MEMORY,
     OVERFLOW,
     STEP_CRASH,
     STEP_QUESTIONS,
@@ -77,6 +79,7 @@ def look_at_cache(cache_class: Any, kv_heads: int, keys: Tensor, values: Tensor,
         k, v = (t[:, :, start:stop] for t in mine)
         with called_as(f"cache.append(keys {list(k.shape)}, values {list(v.shape)})"):
             returned = cache.append(k, v)
+            returned = tuple(returned) if isinstance(returned, list) else returned  # a list of two says as much
         if [cache.keys.data_ptr(), cache.values.data_ptr()] != homes:
             claims[IN_PLACE] = f"after {stop} tokens `cache.keys` or `cache.values` is another tensor"
         if not_views(returned, homes):
@@ -95,14 +98,27 @@ def overflow(cache: Any, mine: Sequence[Tensor]) -> Observed:
         cache.append(*(t[:, :, :3] for t in mine))
     except ValueError:
         kept = torch.equal(cache.keys, before[0]) and torch.equal(cache.values, before[1]) and cache.length == before[2]
-        return {OVERFLOW: Claim(""), UNTOUCHED: Claim("" if kept else "the cache or its length changed")}
+        said = {OVERFLOW: Claim(""), UNTOUCHED: Claim("" if kept else "the cache or its length changed")}
+        return said | ({FULL: filled(cache, mine)} if kept else {})
     except Exception as error:
         return {OVERFLOW: Claim(f"{type(error).__name__} was raised instead: {error}")}
     return {OVERFLOW: Claim(f"5 tokens are there, 3 more were taken, with room for {MAX_LENGTH}")}
 
 
+def filled(cache: Any, mine: Sequence[Tensor]) -> Claim:
+    """Two tokens more, as many as there is room for."""
+    try:
+        cache.append(*(t[:, :, :2] for t in mine))
+    except ValueError as error:
+        return Claim(f"5 tokens are there, 2 more were refused, with room for {MAX_LENGTH}: {error}")
+    return Claim("" if cache.length == MAX_LENGTH else f"with {MAX_LENGTH} tokens the length is {cache.length}")
+
+
 def memory(cache: Any) -> str:
     tensors = {name: getattr(cache, name, None) for name in ("keys", "values")}
+    keys, values = tensors.values()
+    if isinstance(keys, Tensor) and isinstance(values, Tensor) and keys.data_ptr() == values.data_ptr():
+        return ONE_MEMORY
     return ", ".join(
         f"{name} {list(t.shape)} {str(t.dtype).removeprefix('torch.')}" if isinstance(t, Tensor) else f"no {name}"
         for name, t in tensors.items()
@@ -193,7 +209,9 @@ def check_generation(cache_class: Any, attend_next: Any, kv_heads: int, p: int) 
         expected[f"traffic of {text}"] = Traffic.expected(p, ("all_reduce", BATCH * length * HIDDEN))
     alike: dict[str, dict[str, Tensor]] = {f"out of {text}": {} for text in texts}
     for label, mistake in generation.MISTAKES.items():
-        for text, out in zip(texts, generation.in_pieces(x, full, PIECES, DIM, BASE, **mistake), strict=True):
+        for text, out in zip(
+            texts, generation.in_pieces(x, full, PIECES, DIM, **{"base": BASE, **mistake}), strict=True
+        ):
             alike[f"out of {text}"][label] = out
     verify(
         "6.5",

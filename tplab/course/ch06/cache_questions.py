@@ -3,7 +3,16 @@
 from collections.abc import Callable
 
 from tplab.course.ch06 import plain
-from tplab.course.ch06.generation import ALL_TURNED, FORGETFUL, FROM_ZERO, NO_TURNS, TILED, TOO_LATE, UNTURNED
+from tplab.course.ch06.generation import (
+    ALL_TURNED,
+    FORGETFUL,
+    FROM_ZERO,
+    NO_TURNS,
+    OTHER_BASE,
+    TILED,
+    TOO_LATE,
+    UNTURNED,
+)
 from tplab.course.checking import Differences, Question
 from tplab.course.scenes import INPUTS_QUESTION, has_kind
 
@@ -11,6 +20,8 @@ IN_PLACE = "append writes into the memory that the cache was made with"
 VIEWS = "what append returns are views of that memory"
 OVERFLOW = "more tokens than there is room for are refused with a ValueError"
 UNTOUCHED = "a refused append writes nothing"
+FULL = "the last places can be filled"
+ONE_MEMORY = "keys and values in one and the same memory"
 
 BUILD_CRASH = (
     "The cache has `keys` and `values` [b, m, max_length, d] and a number `length`. m and d are `attention.kv_heads` "
@@ -33,6 +44,11 @@ def on_any_out(*kinds: str) -> Callable[[Differences], bool]:
 
 CACHE_QUESTIONS = (
     INPUTS_QUESTION,
+    Question(
+        lambda d: ONE_MEMORY in d.text("memory"),
+        "`keys` and `values` are two names for one tensor: `[tensor] * 2` makes no second one. What becomes of the "
+        "keys when the values are written?",
+    ),
     Question(
         lambda d: "memory" in d.names,
         "Each rank keeps the heads of K and V that it holds, `attention.kv_heads` of them, in the dtype of the "
@@ -69,6 +85,11 @@ CACHE_QUESTIONS = (
         lambda d: UNTOUCHED in d.names,
         "The ValueError comes too late: something was written or counted before it. What comes first?",
     ),
+    Question(
+        lambda d: FULL in d.names,
+        "5 tokens are there, 2 more come, and there is room for 7: they fit, and the cache is full. How many are too "
+        "many: as many as `max_length`, or more?",
+    ),
 )
 
 STEP_QUESTIONS = (
@@ -85,6 +106,11 @@ STEP_QUESTIONS = (
         on_any_out(UNTURNED, NO_TURNS),
         "Queries and keys are turned to their positions, and a key is turned once, before it is kept. Which call of "
         "`rotate` is missing?",
+    ),
+    Question(
+        on_any_out(OTHER_BASE),
+        "The angles are those of another base. Which argument of `rotary_angles` says how fast they grow, and which "
+        "base has this attention?",
     ),
     Question(on_any_out(ALL_TURNED), "Rotary positions are for scores. Which of q, k and v are in the scores?"),
     Question(

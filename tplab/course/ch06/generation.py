@@ -57,6 +57,7 @@ TOO_LATE = "what comes out when the positions begin behind the new tokens, where
 UNTURNED = "what comes out when the keys are kept without being turned to their positions"
 NO_TURNS = "what comes out without rotary positions"
 ALL_TURNED = "what comes out when the values are turned too"
+OTHER_BASE = "what comes out with rotary positions of the base 10000, not the attention's"
 FORGETFUL = "what comes out when the queries see the new keys only"
 TILED = "what comes out when query head i looks at head i mod m of K and V"
 
@@ -66,6 +67,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
     UNTURNED: {"turned": "q"},
     NO_TURNS: {"turned": ""},
     ALL_TURNED: {"turned": "qkv"},
+    OTHER_BASE: {"base": 10_000.0},
     FORGETFUL: {"remember": False},
     TILED: {"tiled": True},
     plain.TOP_LEFT: {"attend": plain.MISTAKES[plain.TOP_LEFT]},

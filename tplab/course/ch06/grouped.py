@@ -66,7 +66,9 @@ KIND = Kind(
     sharding=sharding,
     mistakes={plain.NO_MASK: unmasked, TILED: tiled, FIRST: first, BY_GROUPS: by_groups},
     crash="Write the shape of one rank's tensor next to each line, with n heads of q and m of k and v: [b, s, h], "
-    "[b, s, (n + 2m)·d], then [b, n, s, d] and twice [b, m, s, d], then three of [b, n, s, d].",
+    "[b, s, (n + 2m)·d], then [b, n, s, d] and twice [b, m, s, d], then three of [b, n, s, d]. "
+    "How many ranks share a head of k, if there are p ranks and m heads of it? That is `copies`, 1 where there is one "
+    "head or more for each rank, and no error.",
     whose_group="Which size was asked of the default group of all ranks, or which collective runs there? `self.group` "
     "is the group of the layer, `self.copies_group` that of the copies.",
 )

@@ -173,6 +173,11 @@ ATTEND_QUESTIONS = (
         "A token sees itself and what stands before it. Which side of the diagonal is hidden?",
     ),
     Question(
+        has_kind("attend", plain.ONE_MORE),
+        "Each query sees one key of the future. Write the mask down for s = t = 3: in which column does the first row "
+        "begin to hide?",
+    ),
+    Question(
         has_kind("attend", plain.FILLED_WITH_ZERO),
         "A score of 0 is not nothing: its exponential is 1. Which score has an exponential of 0?",
     ),
@@ -184,6 +189,10 @@ ATTEND_QUESTIONS = (
     Question(
         has_kind("attend", "nan"),
         "A softmax over nothing but -inf is NaN: some query sees no key at all. May a token look at itself?",
+    ),
+    Question(
+        has_kind("attend", "rounded"),
+        "The steps are right. The inputs are float64 here: which of your lines goes through float32?",
     ),
     Question(
         lambda d: "attend" not in d.names,

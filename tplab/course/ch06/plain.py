@@ -58,6 +58,10 @@ def the_past(s: int, t: int) -> Tensor:
     return torch.arange(t) < torch.arange(t - s, t)[:, None]
 
 
+def one_more(s: int, t: int) -> Tensor:
+    return torch.arange(t) > torch.arange(t - s, t)[:, None] + 1
+
+
 NO_SCALE = "what comes out without dividing the scores"
 BY_D = "what comes out when the scores are divided by d, not by its square root"
 BY_H = "what comes out when the scores are divided by the square root of the width of all heads"
@@ -67,6 +71,7 @@ OVER_HEADS = "what comes out when the softmax runs over the heads"
 NO_MASK = "what comes out without the causal mask"
 TOP_LEFT = "what comes out with the triangle at the top left, as if the queries were the first tokens"
 THE_PAST = "what comes out when the past is hidden and the future is seen"
+ONE_MORE = "what comes out when every query sees the key behind it too"
 FILLED_WITH_ZERO = "what comes out when hidden scores are set to 0"
 AFTER_SOFTMAX = "what comes out when the mask is put on after the softmax"
 
@@ -80,6 +85,7 @@ MISTAKES: dict[str, Attend] = {  # those without a mask in them first: they are 
     NO_MASK: lambda q, k, v, causal: attend(q, k, v, False),
     TOP_LEFT: lambda q, k, v, causal: attend(q, k, v, causal, mask=top_left),
     THE_PAST: lambda q, k, v, causal: attend(q, k, v, causal, mask=the_past),
+    ONE_MORE: lambda q, k, v, causal: attend(q, k, v, causal, mask=one_more),
     FILLED_WITH_ZERO: lambda q, k, v, causal: attend(q, k, v, causal, fill=0.0),
     AFTER_SOFTMAX: after_the_softmax,
 }

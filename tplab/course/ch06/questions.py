@@ -31,6 +31,11 @@ COMMON_QUESTIONS = (
         "Each rank has one summand, that of its own heads. Which layer adds them up, and is it that layer you use for "
         "`out`?",
     ),
+    Question(
+        lambda d: has_kind("out", "p times")(d) and "forward traffic" in d.names,
+        "The output is summed over the ranks more than once. `self.out` adds up already, by its g. Which line of yours "
+        "adds up again?",
+    ),
     Question(has_kind("out", BIAS_P_TIMES), "How many times is the last bias added?"),
     Question(
         lambda d: "out" in d.names and has_no_gradient("dWo")(d),
@@ -71,6 +76,8 @@ def refuses(attention_class: Any, sizes: Sequence[tuple[int, ...]]) -> list[Obse
             attention_class(*each)
         except ValueError:
             seen.append({REFUSED: Claim("")})
+        except AssertionError:
+            seen.append({REFUSED: Claim("an AssertionError was raised, not a ValueError")})
         else:
             seen.append({REFUSED: Claim("the attention was built, without a ValueError")})
     return seen

@@ -120,7 +120,8 @@ REFUSALS = (
 
 CRASH = (
     "By hand for this call: how many rows has a head, and how many heads does the tensor hold in all, those of K and V "
-    "included? In which rows does Wk begin, and in which Wv?"
+    "included? In which rows does Wk begin, and in which Wv? (If the error is your own refusal: p has to divide "
+    "num_kv_heads, *or* be a multiple of it. With fewer heads than ranks, neighbours hold copies.)"
 )
 
 QUESTIONS = (

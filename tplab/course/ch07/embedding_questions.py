@@ -41,6 +41,10 @@ QUESTIONS = (
         "One parameter, `weight`, with as many rows as this rank holds, padding included. How many are stop - start?",
     ),
     Question(
+        has_kind("first values", "dtype"),
+        "The table has another dtype than was asked for. Which of the arguments are for `torch.empty`?",
+    ),
+    Question(
         has_kind("first values", NOT_ZERO_AT_FIRST),
         "As in nn.Embedding, the vector of padding_idx starts as zeros. On which rank is its row, and which row of the "
         "shard is it?",

@@ -39,7 +39,7 @@ from tplab.runtime import device
 
 @dataclass(frozen=True)
 class Case:
-    """One way to call it. `cut`: with vocab_size, so that the padding is dropped."""
+    """One way to call it. `cut`: with vocab_size; with gather the padding is dropped then, without it nothing."""
 
     gather: bool = False
     cut: bool = False
@@ -49,7 +49,7 @@ class Case:
 
     def options(self) -> dict[str, Any]:
         options: dict[str, Any] = {"gather": True} if self.gather else {}
-        return options | ({"vocab_size": VOCAB} if self.cut else {})
+        return options | ({"vocab_size": VOCAB if self.gather else FEW} if self.cut else {})
 
     def note(self) -> str:
         options = "".join(f", {name}={value}" for name, value in self.options().items())
@@ -60,9 +60,11 @@ class Case:
         return ask_about_group(WHOSE_GROUP) if self.groups else CRASH
 
 
+FEW = 5  # less than any rank's rows
 CASES = (
     Case(),
     Case(leading=(3,), transposed=True),
+    Case(cut=True),
     Case(gather=True, cut=True),
     Case(gather=True),
     Case(groups=GROUPS),
@@ -93,14 +95,14 @@ def expect(case: Case, generator: torch.Generator, p: int) -> list[tuple[dict, d
         if number not in drawn:
             x = random_tensor(generator, HIDDEN, *case.leading).movedim(0, -1)
             dlogits = random_tensor(generator, *case.leading, columns)
-            if case.cut:
+            if case.cut and case.gather:
                 dlogits[..., VOCAB:] = 0
             drawn[number] = padded(random_table(generator), q), x if case.transposed else x.contiguous(), dlogits
         table, x, dlogits = drawn[number]
         mine = slice(index * columns // q, (index + 1) * columns // q)
         logits = x @ table.T
-        given = dlogits[..., :VOCAB] if case.cut else dlogits if case.gather else dlogits[..., mine]
-        out = logits[..., :VOCAB] if case.cut else logits if case.gather else logits[..., mine]
+        kept = mine if not case.gather else slice(VOCAB if case.cut else None)
+        given, out = dlogits[..., kept], logits[..., kept]
         gathered = [("all_gather", logits.numel())] if case.gather else []
         right = {
             "out": out,
@@ -148,8 +150,8 @@ CRASH = (
 def questions(case: Case) -> tuple[Question, ...]:
     """What to ask about wrong logits, in this case."""
     shape = (
-        "Each rank's logits are [..., v/p], those of its own rows. With gather they are put side by side, and what "
-        "lies behind `vocab_size` is dropped. Which of these shapes do you return here?"
+        "Each rank's logits are [..., v/p], those of all its rows, also of the padding. Only with gather they are put "
+        "side by side, and what lies behind `vocab_size` is dropped. Which of these shapes do you return here?"
     )
     return (
         INPUTS_QUESTION,

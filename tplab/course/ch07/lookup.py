@@ -12,8 +12,10 @@ from tplab.course.ch07.lookup_questions import (
     BORDER_CRASH,
     CLAMPED,
     CRASH,
+    FIRST_ROW_LOST,
     FOREIGN_CRASH,
     FOREIGN_IN_ROW_0,
+    MAXIMUM,
     NOT_ZEROED,
     OWN,
     PADDING_TRAINED,
@@ -157,14 +159,16 @@ def _expect_on(
     }
     leaked = dweight.clone()
     leaked[0] += dy[~mine].reshape(-1, HIDDEN).sum(0)
-    alike: dict[str, dict[str, Tensor]] = {"out": {}, "dweight": {FOREIGN_IN_ROW_0: leaked}}
+    lost = whole[ids] * (ids % size != 0).unsqueeze(-1)
+    alike: dict[str, dict[str, Tensor]] = {"out": {FIRST_ROW_LOST: lost}, "dweight": {FOREIGN_IN_ROW_0: leaked}}
     if padding is not None:
         alike["dweight"][PADDING_TRAINED] = part(gradient(ids, dy), index, q)
     if q > 1:
         local = [ids - r * size for r in range(q)]
         inside = [(row >= 0) & (row < size) for row in local]
         rows_of = zip(shards, local, inside, strict=True)
-        alike["out"] = {
+        alike["out"] |= {
+            MAXIMUM: whole[ids].clamp(min=0),
             OWN: whole[ids] * mine.unsqueeze(-1),
             NOT_ZEROED: torch.stack([s[row * yes] for s, row, yes in rows_of]).sum(0),
             CLAMPED: torch.stack([s[row.clamp(0, size - 1)] for s, row in zip(shards, local, strict=True)]).sum(0),

@@ -4,6 +4,8 @@ from tplab.course.checking import Question
 from tplab.course.scenes import INPUTS_QUESTION, has_kind, has_no_gradient, kind_is
 
 NOT_ZEROED = "what comes out when every rank adds a row for every id: the foreign ones are not zeros"
+FIRST_ROW_LOST = "what comes out when the first row of every rank is taken for foreign"
+MAXIMUM = "the largest over the ranks, not the sum"
 CLAMPED = "what comes out when a foreign id finds the nearest row of the shard"
 WRAPPED = "what comes out when a foreign id finds some row of the shard, counted round it"
 OWN = "what this rank finds alone, before the sum"
@@ -49,6 +51,16 @@ QUESTIONS = (
         has_kind("out", CLAMPED, WRAPPED),
         "A foreign id has found a row too, one that belongs to another id. Each vector must come from one rank: what "
         "do all others have to add?",
+    ),
+    Question(
+        has_kind("out", FIRST_ROW_LOST),
+        "The first row of each rank is never found. Is the id `start` one of this rank's? Try the mask by hand for the "
+        "ids start - 1 and start.",
+    ),
+    Question(
+        has_kind("out", MAXIMUM),
+        "The others put in zeros, and a zero is larger than a negative number. What has to be done with the ranks' "
+        "vectors, so that zeros change nothing?",
     ),
     Question(has_kind("out", "1/p"), "Only one rank contributes to each vector. By what is the sum divided, and why?"),
     Question(

@@ -12,6 +12,7 @@ from tplab.checkpoint import load_full_state_dict
 from tplab.course.ch07.tables import HIDDEN, VOCAB, border_ids, padded, part, random_table, rows_per_rank
 from tplab.course.ch07.tied_questions import (
     CRASH,
+    GIVEN_BODY,
     ONLY_LOOKUP,
     ONLY_OUTPUT,
     QUESTIONS,
@@ -21,6 +22,7 @@ from tplab.course.ch07.tied_questions import (
 )
 from tplab.course.checking import (
     WORLD_SIZES,
+    Claim,
     Observed,
     Traffic,
     Verdict,
@@ -82,7 +84,8 @@ def run_model(model_class: Any, cases: Sequence[Case], data: Sequence[Any]) -> l
 def _run_model(model_class: Any, case: Case, mine: dict[str, Any]) -> Observed:
     group = make_group(case.groups)
     options: dict[str, Any] = {"group": group} if case.groups else {}
-    model = model_class(VOCAB, HIDDEN, Body(), multiple=1, **options, device=device(), dtype=torch.float64)
+    body = Body()
+    model = model_class(VOCAB, HIDDEN, body, multiple=1, **options, device=device(), dtype=torch.float64)
     params = own_names(model)
     seen: Observed = {"parameters": ", ".join(f"{name} {list(params[name].shape)}" for name in sorted(params))}
     if seen["parameters"] != mine["parameters"]:
@@ -90,6 +93,7 @@ def _run_model(model_class: Any, case: Case, mine: dict[str, Any]) -> Observed:
         return seen | dict.fromkeys(names, NotRun("the parameters are others"))
     full = {"embedding.weight": mine["table"].to(device()), "body.weight": mine["body"].to(device())}
     load_full_state_dict(model, full, group, strict=False)  # not strict: there may be second names
+    seen[GIVEN_BODY] = Claim("" if params["body.weight"] is body.weight else "`self.body` is another one")
     ids = mine["ids"].to(device())
     watched = {"E": params["embedding.weight"], "body": params["body.weight"]}
     called = {"gather": True} if case.gather else {}

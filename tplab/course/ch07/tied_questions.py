@@ -6,12 +6,14 @@ from tplab.course.scenes import has_kind, has_no_gradient
 ONLY_LOOKUP = "the gradient of the look-up alone"
 ONLY_OUTPUT = "the gradient of the output layer alone"
 WITHOUT_F = "the gradient when the look-up learns through this rank's own logits only"
+GIVEN_BODY = "the body is the module that was given"
 WITHOUT_BODY = "what comes out when the body is left out"
 
 WHOSE_GROUP = "The group goes to two places, the embedding and the logits. Which of them did not get it?"
 CRASH = (
     "Follow the shapes: ids [b, s], vectors [b, s, h], the body's output [b, s, h], logits [b, s, v/p]. Which line "
-    "gets another shape than it expects, or an argument that it doesn't know?"
+    "gets another shape than it expects, or an argument that it doesn't know? "
+    "(If the error is about dtypes: `device` and `dtype` are for the embedding.)"
 )
 
 QUESTIONS = (
@@ -19,6 +21,11 @@ QUESTIONS = (
         lambda d: "parameters" in d.names,
         "The model has two parameters here: `embedding.weight`, this rank's rows, and that of `self.body`. Which of "
         "yours is one too many, missing, or has another shape or name?",
+    ),
+    Question(
+        GIVEN_BODY,
+        "The caller holds that module, and may have given its parameters to an optimizer. Which line makes another one "
+        "of it?",
     ),
     Question(
         has_kind("out", "none", "type", "structure"),

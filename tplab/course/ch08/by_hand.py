@@ -52,12 +52,19 @@ def two_backwards(run: Any, logits: Tensor, dy: Tensor) -> Observed:
     leaf = logits.clone().requires_grad_()
     with saved_for_backward() as kept:
         out = run(leaf)
-    large = [list(shape) for shape, _, _ in kept.pieces if torch.Size(shape).numel() >= logits.numel()]
+    shapes = [torch.Size(shape) for shape, _, _ in kept.pieces] + [t.shape for t in on_context(out)]
+    large = [shape for shape in shapes if shape.numel() >= logits.numel()]
     noted: Observed = {KEPT: Claim(f"{len(large)} are kept" if len(large) > 1 else "")}
     if isinstance(out, Tensor) and out.requires_grad and out.shape == dy.shape:
         torch.autograd.grad(out, leaf, dy, retain_graph=True, allow_unused=True)
         noted[SECOND] = torch.autograd.grad(out, leaf, dy, allow_unused=True)[0]
     return noted
+
+
+def on_context(out: Any) -> list[Tensor]:
+    """The tensors that forward put on ctx under a name, without save_for_backward: they are kept as well."""
+    node = out.grad_fn if isinstance(out, Tensor) else None
+    return [value for value in getattr(node, "__dict__", {}).values() if isinstance(value, Tensor)]
 
 
 def one_by_one(traffic: Any, both: int) -> Any:

@@ -18,10 +18,11 @@ from tplab.course.checking import (
     fresh_generator,
     observe,
     run_ranks,
+    traffic,
     verify,
 )
 from tplab.course.scenes import INPUTS_QUESTION, has_kind, has_no_gradient, make_group, random_tensor
-from tplab.runtime import device
+from tplab.runtime import device, record
 
 _OWN = "what this rank has itself: 0 where another rank has the target"
 _UNMASKED = "the sum over all ranks, where each took its first column for a target that is not its own"
@@ -142,9 +143,11 @@ def outside(answer: Any, logits: torch.Tensor, bad: Mapping[str, int]) -> Observ
     seen: Observed = {}
     for name, number in bad.items():
         try:
-            answer(logits.to(device()), torch.tensor([0, number, COLUMNS - 1], device=device()), None)
+            with record() as section:
+                answer(logits.to(device()), torch.tensor([0, number, COLUMNS - 1], device=device()), None)
         except IndexError as error:
             said = "IndexError" if str(number) in str(error) else "IndexError, but without the id in its message"
+            said = "IndexError, but after a collective" if traffic(section) else said
         except NotImplementedError:
             raise
         except Exception as error:
