@@ -91,6 +91,11 @@ def test_the_largest_difference_is_named_with_its_place_and_both_numbers() -> No
     assert text == f"32 of 32 elements differ, most at [1, 2]: 100 instead of {RIGHT[1, 2].item():.6g}"
 
 
+def test_rounding_where_zeros_are_right_has_no_multiples() -> None:
+    noise = torch.full((4,), 1e-16, dtype=torch.float64)
+    assert difference(noise * 1e15, noise)[0] == "value"
+
+
 def test_a_scalar_and_an_empty_tensor() -> None:
     assert difference(torch.tensor(2.0), torch.tensor(3.5)) == ("value", "2 instead of 3.5")
     assert difference(torch.zeros(0, 3), torch.zeros(0, 3)) is None
@@ -154,8 +159,14 @@ def test_plain_values(seen, right, wrong) -> None:
     assert (difference(seen, right) is not None) == wrong
 
 
-def calls(*kinds: str, waited: bool = True) -> Traffic:
-    return Traffic(Call(kind, 96, "float64", (0, 1), waited) for kind in kinds)
+def calls(*kinds: str, waited: bool = True, group: tuple[int, ...] = (0, 1)) -> Traffic:
+    return Traffic(Call(kind, 96, "float64", group, waited) for kind in kinds)
+
+
+def test_the_same_calls_among_other_ranks_are_told_apart() -> None:
+    call = "1 all_reduce of 96 elements (float64) among ranks"
+    _, text = difference(calls("all_reduce", group=(0, 1, 2, 3)), calls("all_reduce", group=(0, 2)))
+    assert text == f"expected {call} [0, 2]; saw {call} [0, 1, 2, 3]"
 
 
 def test_traffic_is_spelled_out() -> None:

@@ -66,7 +66,14 @@ def _traffic(seen: Any, expected: Traffic) -> tuple[str, str] | None:
         return None
     late = any(not call.waited for call in seen)
     kind = "never waited" if late else "no traffic" if not seen else "traffic"
-    return kind, f"expected {_spelled(expected)}; saw {_spelled(seen)}"
+    wanted, found = _spelled(expected), _spelled(seen)
+    if wanted == found:  # the same calls, among other ranks
+        wanted, found = (f"{text} among ranks {_members(t)}" for text, t in ((wanted, expected), (found, seen)))
+    return kind, f"expected {wanted}; saw {found}"
+
+
+def _members(traffic: Traffic) -> str:
+    return " and ".join(str(list(group)) for group in sorted({call.group for call in traffic}))
 
 
 def _spelled(traffic: Traffic) -> str:

@@ -98,7 +98,7 @@ def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple
 def _multiple(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
     p, wide = context.p, expected.to(torch.float64) if not expected.is_complex() else expected
     norm = (wide * wide).sum()
-    if not norm or expected.numel() < 2:
+    if not norm or expected.numel() < 2 or float(wide.abs().max()) <= context.tol:  # rounding has no multiples
         return
     factor = float((seen.to(wide.dtype) * wide).sum() / norm) if not expected.is_complex() else 0.0
     if not factor or not _close(seen.to(wide.dtype) / factor, wide, max(context.tol, 1e-9)):
