@@ -107,8 +107,8 @@ viz.traffic(launch(one_pass, 4, args=(ready_made,)), title="one layer on four ra
 # | pre-LN | `norm(x)` | `x` |
 # | post-LN | `norm(x)` | `norm(x)` |
 #
-# The first norm of the stack then works on the embedding, and one more norm ends the stack, the final norm of the model. Megatron's name for this setting is `apply_residual_connection_post_layernorm`. See that it is Vaswani's: torch's `nn.TransformerEncoderLayer` is post-LN by default. Take its weights, give the two norms one place further on to the ready-made
-# layer, and compare.
+# The first norm of the stack then works on the embedding, and one more norm ends the stack, the final norm of the model. Megatron's name for this setting is `apply_residual_connection_post_layernorm`. See that it is Vaswani's: torch's `nn.TransformerEncoderLayer` is post-LN by default. Take two of its layers, give their weights to two ready-made ones, each norm
+# to the place that comes next in ours, and compare.
 
 
 # %%
@@ -467,7 +467,7 @@ viz.table(
 #
 # - **Names.** Yours are those on the right.
 # - **Layout.** The weights of GPT-2's linear layers lie `[in, out]`, because its `Conv1D` computes `x @ W`. `nn.Linear` and the parallel layers keep `[out, in]`. So each has to be transposed. Of `attn.c_proj` the shape does not tell, since it is square.
-# - **Size.** A rank holds a part. `c_attn` is `[Wq | Wk | Wv]`, fused: each rank takes its heads of all three. The table is padded with rows of zeros until `p` divides it.
+# - **Size.** A rank holds a part. `c_attn` is `[Wq | Wk | Wv]`, fused: each rank takes its heads of all three. The table is padded with rows of zeros, so that each rank takes the same number of rows, a whole multiple of `multiple` (chapter 07).
 #
 # The output layer is tied, so `lm_head.weight` is the same tensor as `wte` and has no place of its own. Old checkpoints also hold causal masks as buffers, under `attn.bias`, which is no bias at all.
 
@@ -476,7 +476,7 @@ viz.table(
 #
 # - `shard(tensor, dim, rank, world_size, stride=1)` of `tplab.sharding` cuts, with `stride` equal blocks each cut for itself; `pad_vocab_size(vocab_size, world_size, multiple)` of chapter 07 is the number of rows of the padded table.
 # - `NAMES` gives the names within a layer. Outside: `transformer.wte`, `transformer.wpe`, `transformer.ln_f`, and `transformer.h.0.` for the first layer.
-# - Leave the tensors of `state` as they are.
+# - Leave `state` and its tensors as they are.
 
 
 # %% exercise="10.3"

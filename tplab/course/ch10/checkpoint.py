@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from tplab.course.ch10 import plain
-from tplab.course.checking import WORLD_SIZES, Question, Snapshot, Verdict, calling, exercise, fresh_generator, verify
+from tplab.course.checking import (
+    WORLD_SIZES,
+    Claim,
+    Question,
+    Snapshot,
+    Verdict,
+    calling,
+    exercise,
+    fresh_generator,
+    verify,
+)
 from tplab.course.scenes import INPUTS_QUESTION
 from tplab.gpt_config import GPTConfig
 
@@ -28,6 +38,9 @@ CONTIGUOUS = "this rank's part when [Q; K; V] is cut as one block"
 BY_HEADS = "this rank's part when the rows are sorted head by head, q k v of each"
 UNPADDED = "rows of the table that begin where they would without padding"
 NAMES_QUESTION = "the names are those of ParallelGPT"
+SAME_STATE = "state holds what it held"
+OTHER_LAYER = "this rank's part of the same tensor of another layer"
+OTHER_NORM = "the other norm of the layer"
 
 
 def their_name(ours: str) -> str:
@@ -39,8 +52,7 @@ def their_name(ours: str) -> str:
 
 
 def in_their_format(whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under GPT-2's names, linear weights [in, out], with the output layer and a mask as old files "
-    "hold."""
+    """The weights under GPT-2's names, linear weights [in, out], an output layer and masks of old files."""
     state = {}
     for name, value in whole.items():
         linear = name.startswith("layers.") and value.dim() == 2
@@ -53,9 +65,14 @@ def in_their_format(whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def mistakes(name: str, whole: Tensor, rank: int, p: int) -> dict[str, Tensor]:
+def mistakes(name: str, state: Mapping[str, Tensor], rank: int, p: int, multiple: int) -> dict[str, Tensor]:
     """What a rank gets of a tensor in well-known wrong ways."""
-    made = {}
+    made, whole = {}, state[name]
+    if name.startswith("layers.1."):
+        made[OTHER_LAYER] = plain.cut(name, state[name.replace("layers.1.", "layers.0.")], rank, p, multiple)
+    for one, other in (("attention_norm", "mlp_norm"), ("mlp_norm", "attention_norm")):
+        if one in name:
+            made[OTHER_NORM] = state[name.replace(one, other)]
     linear = name.startswith("layers.") and whole.dim() == 2
     if linear:
         lying = whole.t()
@@ -90,11 +107,14 @@ def gpt2_checkpoint(gpt2_shards: Callable[..., Any]) -> Verdict:
             seen, expected, alike = [], [], []
             for rank in range(p):
                 call = f"gpt2_shards(state, config, rank={rank}, world_size={p}, multiple={multiple})"
+                given = dict(state)
                 with calling(call, CRASH):
-                    mine = gpt2_shards(dict(state), config, rank, p, multiple)
+                    mine = gpt2_shards(given, config, rank, p, multiple)
                 expected.append({name: plain.cut(name, value, rank, p, multiple) for name, value in whole.items()})
-                alike.append({name: mistakes(name, value, rank, p) for name, value in whole.items()})
-                seen.append(observed(mine, expected[-1]) | {"inputs unchanged": snapshot.changed()})
+                alike.append({name: mistakes(name, whole, rank, p, multiple) for name in whole})
+                lost = [name for name in {**state, **given} if given.get(name) is not state.get(name)]
+                claims = {"inputs unchanged": snapshot.changed(), SAME_STATE: Claim(", ".join(lost[:3]))}
+                seen.append(observed(mine, expected[-1]) | claims)
             right = [{NAMES_QUESTION: "yes", "result": "a dictionary"} | mine for mine in expected]
             note = f"{layers} layers, v = {vocab_size}, multiple = {multiple}"
             lookalikes = {
@@ -125,30 +145,43 @@ def questions(seen: list[dict[str, Any]]) -> list[Question]:
 
     return [
         INPUTS_QUESTION,
+        Question(
+            lambda d: SAME_STATE in d.names,
+            "The dictionary belongs to the caller, who loads the next rank from it. Which line takes something out of "
+            "it, or puts something in?",
+        ),
         Question(lambda d: "result" in d.names, "The result is a dictionary, {name: tensor}. What does yours return?"),
         Question(
             lambda d: any("too many" in str(mine.get(NAMES_QUESTION)) for mine in seen) and NAMES_QUESTION in d.names,
-            "ParallelGPT has no parameter of that name. Its output layer is tied, so it has no weight of its "
-            "own; and the "
-            "masks of old checkpoints are not parameters. Which names do you build, and from what?",
+            "ParallelGPT has no parameter of that name. Its output layer is tied, so it has no weight of its own; and "
+            "the masks of old checkpoints are not parameters. Which names do you build, and from what?",
         ),
         Question(
             lambda d: NAMES_QUESTION in d.names,
-            "A parameter of ParallelGPT gets nothing. Is it a bias, a norm, or a tensor outside the layers that "
-            "your loop "
-            "does not reach?",
+            "A parameter of ParallelGPT gets nothing. Is it a bias, a norm, or a tensor outside the layers that your "
+            "loop does not reach?",
+        ),
+        Question(
+            lambda d: kinds(d, OTHER_LAYER),
+            "Layer 1 gets what belongs to layer 0. Does the number of the layer stand in both names, yours and theirs?",
+        ),
+        Question(
+            lambda d: kinds(d, OTHER_NORM),
+            "The two norms of a layer have changed places. Which of ln_1 and ln_2 stands before the attention?",
+        ),
+        Question(
+            lambda d: kinds(d, "other rank"),
+            "A rank gets the part of another one. Which number do you hand to `shard` at each of your cuts?",
         ),
         Question(
             lambda d: kinds(d, CONTIGUOUS, BY_HEADS),
-            "Queries, keys and values are three matrices in one. Rank 0 must get its heads of each of them, q, "
-            "then k, then "
-            "v. How many blocks does your cut know of?",
+            "Queries, keys and values are three matrices in one. Rank 0 must get its heads of each of them, q, then "
+            "k, then v. How many blocks does your cut know of?",
         ),
         Question(
             lambda d: kinds(d, NOT_TURNED, "transposed"),
-            "GPT-2's linear weights lie [in, out], yours [out, in]. Which of them do you transpose, the square "
-            "one too, and "
-            "do you cut before or after?",
+            "GPT-2's linear weights lie [in, out], yours [out, in]. Which of them do you transpose, the square one "
+            "too, and do you cut before or after?",
         ),
         Question(
             lambda d: "dtype" in d.kinds(),
@@ -156,29 +189,27 @@ def questions(seen: list[dict[str, Any]]) -> list[Question]:
         ),
         Question(
             lambda d: all("embedding" in name for name in d.names),
-            "The table is padded at its end, with rows of zeros, to a multiple of `multiple * world_size` rows; "
-            "then each rank "
-            "takes as many. How many rows does the padded table have here, and what stands in the last ones?",
+            "The table is padded at its end, with rows of zeros, to a multiple of `multiple * world_size` rows; then "
+            "each rank takes as many. How many rows does the padded table have here, and what stands in the last ones?",
         ),
         Question(
             lambda d: (
                 any(name.endswith("bias") or "norm" in name or "positions" in name for name in d.names)
                 and not any(name.endswith(("out.weight", "down.weight", "up.weight", "qkv.weight")) for name in d.names)
             ),
-            "The bias of a column-parallel layer is cut with its rows; a bias behind g, a norm and the "
-            "positions are whole on "
-            "every rank. Which of the two is this one?",
+            "The bias of a column-parallel layer is cut with its rows; a bias behind g, a norm and the positions are "
+            "whole on every rank. Which of the two is this one?",
         ),
         Question(
             lambda d: True,
-            "Which layers are cut by columns of A, so by rows of their weight [out, in], and which by rows of "
-            "A? Go through "
-            "the table above and cut the right dimension of each.",
+            "Which layers are cut by columns of A, so by rows of their weight [out, in], and which by rows of A? Go "
+            "through the table above and cut the right dimension of each.",
         ),
     ]
 
 
 CRASH = (
     "Print the names and shapes of `state`. GPT-2's linear weights lie [in, out], yours [out, in]: has the tensor the "
-    "dimension that you cut, at this line already?"
+    "dimension that you cut, at this line already? And this is a plain function: `rank` and `world_size` are "
+    "arguments, there is no process group to ask."
 )

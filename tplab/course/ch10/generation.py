@@ -40,7 +40,7 @@ def scenes(q: int, generator: torch.Generator) -> dict[str, tuple[Tensor, int]]:
     ties[0, [3, WIDTH - 1, whole - 1]] = 5.0
     ties[1, [whole - WIDTH, whole - 2]] = 5.0
     ties[2] = -1.0
-    low = -1 - plain.abs()
+    low = -1e4 - plain.abs()  # lower than any number that one might put in their place
     low[:, whole - WIDTH // 2 :] = 0.0  # the padding
     few = -1 - plain.abs()
     few[:, WIDTH // 4 :] = 50.0
@@ -166,9 +166,8 @@ def check_generate(generate: Callable[..., Any], p: int, groups: Groups) -> None
 
 
 WHOSE_GROUP = (
-    "Which collective, or which call for a rank or a size, was not given `group`, so that it works in the "
-    "default group of "
-    "all ranks? And does generate hand `model.group` on?"
+    "Which collective, or which call for a rank or a size, was not given `group`, so that it works in the default "
+    "group of all ranks? And does generate hand `model.group` on?"
 )
 GENERATE_STUCK = (
     "Do all ranks run the same number of steps? A rank that stops, or chooses, by itself leaves the others waiting."

@@ -10,15 +10,13 @@ CRASH = (
     "logits are this rank's [b, v/p]. Which shape and which dtype has each tensor that you send, and is it contiguous?"
 )
 GENERATE_CRASH = (
-    "text grows by one column [b, 1] in each step, and the model gives logits [b, s, v/p] for the s tokens that "
-    "it was given. "
-    "Which of them is the next token chosen from?"
+    "text grows by one column [b, 1] in each step, and the model gives logits [b, s, v/p] for the s tokens that it "
+    "was given. Which of them is the next token chosen from?"
 )
 CHANGED = Question(
     lambda d: "changed" in d.kinds(),
-    "The logits and the prompt belong to the caller. `dist.all_reduce`, and functions of torch with a `_` at "
-    "their end, write "
-    "into the tensor they are given. Which of yours gets the caller's?",
+    "The logits and the prompt belong to the caller. `dist.all_reduce`, and functions of torch with a `_` at their "
+    "end, write into the tensor they are given. Which of yours gets the caller's?",
 )
 
 
@@ -34,17 +32,13 @@ def best_questions(note: str) -> list[Question]:
     """What to ask about a wrong choice in one scene."""
     special = {
         "equal logits": "Several ids have the largest logit here, on one rank or on several. All ranks take the "
-        "lowest of these "
-        "ids. Which one do yours take, and do all take the same?",
-        "negative logits, and zeros in the padding": "All real logits are negative here, and the padding holds "
-        "zeros. What "
-        "keeps the padding from being chosen?",
-        "a vocabulary so small that rank 0 holds all of it": "Some ranks hold nothing but padding here. What do "
-        "they offer, and "
-        "can it win?",
-        "logits in bfloat16": "The same logits in bfloat16, which has 8 bits for the digits of a number: 256 + "
-        "1 is 256 there. "
-        "In which dtype do your ids travel?",
+        "lowest of these ids. Which one do yours take, and do all take the same?",
+        "negative logits, and zeros in the padding": "All real logits are far below 0 here, and the padding holds "
+        "zeros. What keeps the padding from being chosen? (The shard of a rank begins at its rank times its width.)",
+        "a vocabulary so small that rank 0 holds all of it": "Some ranks hold nothing but padding here. What do they "
+        "offer, and can it win?",
+        "logits in bfloat16": "The same logits in bfloat16, which has 8 bits for the digits of a number: 256 + 1 is "
+        "256 there. In which dtype do your ids travel?",
     }
     return [
         CHANGED,
@@ -60,8 +54,7 @@ def best_questions(note: str) -> list[Question]:
         *([Question(lambda d: "ids" in d.names, special[note])] if note in special else []),
         _all_ranks(
             "Each rank has chosen for itself. Which of the ranks holds the largest logit of all, and how do the "
-            "others learn "
-            "of it?",
+            "others learn of it?",
             "this rank's own best, as an id of the whole vocabulary",
             "this rank's own best, as a place in its shard",
         ),
@@ -119,15 +112,13 @@ GENERATE_QUESTIONS = [
     ),
     Question(
         lambda d: CALLS in d.names,
-        "Each token is read once: its keys and values are in the cache then, at the places past, past + 1, ... "
-        "Which tokens do "
-        "you hand to the model in the second step, with which `past`, and with which cache? And is the last new "
-        "token read, "
-        "though nobody asks for what follows it?",
+        "Each token is read once: its keys and values are in the cache then, at the places past, past + 1, ... Which "
+        "tokens do you hand to the model in the second step, with which `past`, and with which cache? And is the last "
+        "new token read, though nobody asks for what follows it?",
     ),
     Question(
         lambda d: True,
-        "The next token is chosen from the logits of the last place. Which place do you take, and from which "
-        "texts of the batch?",
+        "The next token is chosen from the logits of the last place. Which place do you take, and from which texts of "
+        "the batch?",
     ),
 ]

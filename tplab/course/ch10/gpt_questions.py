@@ -7,18 +7,16 @@ GETS_RNG = "the layers get rng"
 GETS_CACHE = "each layer fills its cache"
 
 CRASH = (
-    "Write the shape next to each line: ids [b, s], both embeddings [b, s, h], every layer [b, s, h], logits "
-    "[b, s, v/p], loss a single number. Which line gets another one?"
+    "Write the shape next to each line: ids [b, s], both embeddings [b, s, h], every layer [b, s, h], logits [b, s, "
+    "v/p], loss a single number. Which line gets another one?"
 )
 CACHE = (
-    "Here the text comes in several calls. At which place of the text does the first of `ids` stand, and which "
-    "of the "
+    "Here the text comes in several calls. At which place of the text does the first of `ids` stand, and which of the "
     "caches belongs to which layer?"
 )
 DROPOUT = (
-    "With the rate config.dropout, what is dropped in front of the first layer, and from which state of `rng`? "
-    "The layers "
-    "draw from the same `rng`: do they get it? In eval mode nothing is dropped."
+    "With the rate config.dropout, what is dropped in front of the first layer, and from which state of `rng`? The "
+    "layers draw from the same `rng`: do they get it? In eval mode nothing is dropped."
 )
 WHOSE_GROUP = "Which call works over the ranks and was not given `group=self.group`?"
 
@@ -50,8 +48,8 @@ QUESTIONS = (
         "what comes out when the padding enters the softmax",
     ),
     _ask(
-        "The mean is over the tokens that have a target. What does the loss of chapter 08 return without "
-        "further options?",
+        "The mean is over the tokens that have a target. What does the loss of chapter 08 return without further "
+        "options?",
         "the sum of the losses, not their mean",
         "what comes out when the ignored token counts in the mean",
     ),
@@ -59,25 +57,23 @@ QUESTIONS = (
         lambda d: (
             "out" not in d.names and {"forward traffic", "backward traffic"} & d.names != set() and len(d.names) < 3
         ),
-        "The numbers are right, the communication is not. The modules send what is needed. Which call of yours "
-        "sends more?",
+        "The numbers are right, the communication is not. The modules send what is needed. Which call of yours sends "
+        "more?",
     ),
     Question(
         lambda d: "dembedding.weight" in d.names and d.names <= {"dembedding.weight", "backward traffic"},
         "The table is used twice, for the look-up and for the logits, and both uses add to its gradient. Is the "
-        "weight "
-        "that your logits read the parameter itself, and does its f, which parallel_logits has inside, see your x?",
+        "weight that your logits read the parameter itself, and does its f, which parallel_logits has inside, see "
+        "your x?",
     ),
     Question(
         lambda d: "out" not in d.names,
-        "The output is right, gradients are not. Where in your forward pass does autograd lose the way, or "
-        "where is the "
-        "f in front of the logits?",
+        "The output is right, gradients are not. Where in your forward pass does autograd lose the way, or where is "
+        "the f in front of the logits?",
     ),
     Question(
         lambda d: True,
-        "Embedding + positions -> layers -> final norm -> logits with the embedding's rows -> loss. Go through "
-        "your lines: "
-        "does each layer read what the one before it has left?",
+        "Embedding + positions -> layers -> final norm -> logits with the embedding's rows -> loss. Go through your "
+        "lines: does each layer read what the one before it has left?",
     ),
 )

@@ -50,9 +50,8 @@ QUESTIONS = (
         P_BIASES + ONLY_MLP,
     ),
     _ask(
-        "With apply_residual_connection_post_layernorm the residual is what the norm returned, without it what "
-        "the norm "
-        "was given. Which of the two do you keep, and when?",
+        "With apply_residual_connection_post_layernorm the residual is what the norm returned, without it what the "
+        "norm was given. Which of the two do you keep, and when?",
         plain.OTHER_LN,
     ),
     _ask(
@@ -86,9 +85,8 @@ QUESTIONS = (
     ),
     Question(
         lambda d: GETS_RNG in d.names and "out" not in d.names,
-        "The attention has a dropout inside, of its probabilities, in which each rank drops for itself. From "
-        "what shall "
-        "it draw?",
+        "The attention has a dropout inside, of its probabilities, in which each rank drops for itself. From what "
+        "shall it draw?",
     ),
     Question(
         lambda d: "out" not in d.names and {"forward traffic", "backward traffic"} & d.names != set(),
@@ -105,16 +103,15 @@ QUESTIONS = (
     ),
     Question(
         lambda d: True,
-        "x -> norm -> attention, + bias, + residual -> norm -> MLP, + bias, + residual. Go through your lines "
-        "one by one "
-        "with p = 1: which tensor does each of them read?",
+        "x -> norm -> attention, + bias, + residual -> norm -> MLP, + bias, + residual. Go through your lines one by "
+        "one with p = 1: which tensor does each of them read?",
     ),
 )
 
 RANKS_DISAGREE = Question(
     lambda d: "out" in d.names,
-    "The ranks hold different outputs now. The residual stream is replicated: all ranks must drop the same "
-    "places of it. "
+    "The ranks hold different outputs now. The residual stream is replicated: all ranks must drop the same places of "
+    "it. "
     'From which state of the tracker do you draw, "replicated" or "sharded", or from none of them?',
 )
 NO_MASK = Question(
