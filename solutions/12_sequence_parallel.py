@@ -331,7 +331,7 @@ class TensorParallelBlock(nn.Module):
 
 
 # %% [markdown]
-# The last class is the block as you know it from chapter 10. Now the same on `s/p` tokens.
+# The last class is the block as you know it from chapter 10. Now the same on `s/p` tokens. What was drawn in section 1 for the MLP holds for attention too: a rank computes whole heads, its queries look at the keys of *all* tokens, and so all tokens have to come together before it.
 
 # %% [markdown] task="12.2" title="A block on s/p tokens" difficulty=3 minutes=15
 # The constructor is that of `TensorParallelBlock`; write `forward`. The mappings are ready made (so this exercise does not wait for 12.1): `gather_from_sequence_region(x, group)` and `reduce_scatter_to_sequence_region(x, group)` of `tplab.sequence`. Leave their other argument, `partial_grad=True`, as it is: section 6 says what it is for.
@@ -710,7 +710,7 @@ for (name, recompute), seen in measured.items():
 viz.table(rows, title="one layer, forward and backward: b = 2, s = 64, h = 64, a = 4, bfloat16")
 
 # %% [markdown]
-# To the byte. (For "the sequence cut" the table adds the two gathered inputs to your formula.) Read it as a price list. Cutting the sequence costs nothing. Gathering again costs two all-gathers a layer, half of what an all-reduce costs each. Selective recomputation sends nothing. Full recomputation repeats the communication of the forward pass as well.
+# To the byte. (For "the sequence cut" the table adds the two gathered inputs to your formula.) Read it as a price list. Cutting the sequence costs nothing. Gathering again costs two more all-gathers a layer; each sends half of what an all-reduce sends, so it is a quarter more in all. Selective recomputation sends nothing. Full recomputation repeats the communication of the forward pass: half more.
 #
 # What does it cost in arithmetic? PyTorch can count: `FlopCounterMode` adds up the floating-point operations of all matrix products. One rank, forward and backward:
 
@@ -930,16 +930,24 @@ def with_dtensor(state, x):
             out.sum().backward()
         kinds = [call.kind for call in section]
         results.append({"name": name, "out": out.detach(), "sent": ", ".join(kinds)})
-    return results
+    placement = repr(theirs.norm.weight.grad.placements[0])
+    with record() as section:
+        torch.optim.SGD(theirs.parameters(), lr=0.1).step()
+    return results, placement, [f"{call.kind} of {call.numel}" for call in section]
 
 
 torch.manual_seed(0)
 plain = nn.ModuleDict({"norm": nn.LayerNorm(H), "up": nn.Linear(H, 4 * H), "down": nn.Linear(4 * H, H)})
-yours, torchs = launch(with_dtensor, 2, args=(plain.state_dict(), torch.randn(B, S, H)))[0]
+(yours, torchs), placement, step = launch(with_dtensor, 2, args=(plain.state_dict(), torch.randn(B, S, H)))[0]
+print(
+    f"PyTorch's gradient of the norm's weight after backward: {placement}; its optimizer step sends: {', '.join(step)}"
+)
 print(f"largest difference of the outputs: {(yours['out'] - torchs['out']).abs().max().item():.0e}")
 viz.table([{"block": run["name"], "collectives, forward and backward": run["sent"]} for run in (yours, torchs)])
 
 # %% [markdown]
+# PyTorch's DTensor knows of every tensor how it lies on the ranks. After the backward pass the gradient of the norm's weight says that it is a term of a sum, and the sum is taken where the optimizer uses it: one all-reduce of `h` numbers for the weight, one for the bias. Exercise 12.3 puts them into one message; in return DTensor can't forget them.
+#
 # ## 9 · Recap
 #
 # 1. An all-reduce is a reduce-scatter and an all-gather. Between the two each rank has its own tokens, and norms, dropout and residuals need no more.
