@@ -363,7 +363,7 @@ def test_with_per_rank_init_what_is_cut_is_another_sample_for_each_p_and_what_is
 
 
 def _padding():
-    return ParallelGPT(CONFIGS["llama"]).head.weight.detach()
+    return ParallelGPT(CONFIGS["llama"], per_rank_init=True).head.weight.detach()
 
 
 def test_the_padding_of_an_output_table_is_zero_on_every_rank():

@@ -347,6 +347,15 @@ def test_a_residual_in_float32_stays_there_and_is_nearer_to_the_truth():
     assert fine[2] == torch.bfloat16
 
 
+@pytest.mark.parametrize(("norm", "plain"), [("layer", nn.LayerNorm), ("rms", nn.RMSNorm)])
+def test_a_norm_computes_in_the_dtype_of_the_residual_not_of_its_weight(norm, plain):
+    layer = ParallelTransformerLayer(HIDDEN, HEADS, norm=norm, dtype=torch.bfloat16)
+    x = random((BATCH, SEQUENCE, HIDDEN), "x").float()
+    normed = layer.mlp_norm(x).detach()
+    assert normed.dtype == torch.float32
+    assert_close(normed, plain(HIDDEN, eps=1e-5)(x).detach(), 1e-6)
+
+
 def _autocast():
     layer = make("causal", dtype=torch.float32)
     x = inputs("causal")[0].float()
