@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
-from playwright.sync_api import Browser, Locator, sync_playwright
+from playwright.sync_api import BrowserContext, Locator, Request, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 180  # seconds for anything; the machine may be busy
@@ -133,14 +133,17 @@ def _stop(process: subprocess.Popen) -> None:
 
 
 @contextmanager
-def browser() -> Iterator[Browser]:
-    """A headless Chromium that talks to nobody on its own account."""
+def browser() -> Iterator[BrowserContext]:
+    """A headless Chromium that talks to nobody on its own account. Its pages share what was loaded of JupyterLab."""
     quiet = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-sync"]
     quiet += ["--disable-background-networking", "--disable-component-update", "--disable-quic"]
+    quiet += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]  # (a route would switch off the cache)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=chromium_path(), headless=True, args=quiet)
         try:
-            yield chromium
+            context = chromium.new_context()
+            context.set_default_timeout(PATIENCE * 1000)
+            yield context
         finally:
             chromium.close()
 
@@ -148,27 +151,22 @@ def browser() -> Iterator[Browser]:
 class NotebookPage:
     """A notebook that is open in JupyterLab, with its kernel running."""
 
-    def __init__(self, chromium: Browser, server: Server, path: str, *, width: int = 1280, height: int = 1000):
+    def __init__(self, chromium: BrowserContext, server: Server, path: str, *, width: int = 1280, height: int = 1000):
         self.server, self.file = server, server.folder / path
         self.ids = [cell["id"] for cell in nbformat.read(self.file, as_version=4).cells]
         self.refused: list[str] = []  # what the page asked for beyond the server
         self.errors: list[str] = []  # what went wrong in the page
-        context = chromium.new_context(viewport={"width": width, "height": height})
-        context.set_default_timeout(PATIENCE * 1000)
-        context.route("**/*", self._allow)
-        self.page = context.new_page()
+        self.page = chromium.new_page()
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.on("request", self._note)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.goto(f"{server.url}doc/tree/{path}?token={server.token}")  # /doc: this document, no side bars
         self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
         self.page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
 
-    def _allow(self, route) -> None:
-        url = route.request.url
-        if url.startswith((self.server.url, "data:", "blob:")):
-            route.continue_()
-        else:
-            self.refused.append(url)
-            route.abort()
+    def _note(self, request: Request) -> None:
+        if not request.url.startswith((self.server.url, self.server.url.replace("http", "ws", 1), "data:", "blob:")):
+            self.refused.append(request.url)
 
     def cell(self, name: str) -> Locator:
         """A cell by its id in the file, or by its place when the learner has added it."""
@@ -200,10 +198,18 @@ class NotebookPage:
 
     def run_all(self) -> None:
         """Run > Run All Cells; stops at the first error, as it does for a learner."""
-        self.page.locator(".jp-Notebook .jp-Cell").first.click()  # the menu serves the notebook that has the focus
+        self._menu_run(self.page.locator(".jp-Notebook .jp-Cell").first, "Run All Cells")
+
+    def run_through(self, name: str) -> None:
+        """Run every cell from the first to this one; those below keep the outputs that were saved with them."""
+        self._menu_run(self.cell(self.ids[self.ids.index(name) + 1]), "Run All Above Selected Cell")
+
+    def _menu_run(self, selected: Locator, item: str) -> None:
+        selected.scroll_into_view_if_needed()
+        selected.click()  # the menu serves the notebook that has the focus
         self.page.keyboard.press("Escape")
         self.page.get_by_role("menuitem", name="Run", exact=True).click()
-        self.page.locator(".lm-Menu li[data-command='runmenu:run-all']").click()
+        self.page.locator(".lm-Menu").get_by_text(item, exact=True).click()
         self.wait_until_idle()
 
     def add_cell(self, name: str, after: str, text: str) -> None:

@@ -32,7 +32,7 @@ def main() -> None:
                     page.run_all()
                 for picture in page.screenshots(options.out, stem, options.height):
                     print(picture)
-                page.page.context.close()
+                page.page.close()
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def test_ranks_are_seen_at_work_and_hints_unfold_one_by_one(folder):
         assert [summary.is_visible() for summary in summaries.all()] == [True, True, False]
         assert page.output("wrong").locator(".MathJax, mjx-container").count() > 0, "its mathematics is typeset"
         page.save()
-        page.page.context.close()
+        page.page.close()
 
         # the file keeps no trace of the view; a copy that nobody trusts still unfolds, without a kernel's help
         saved = json.loads(page.file.read_text())
