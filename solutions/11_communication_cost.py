@@ -73,7 +73,7 @@ def one_layer(linear, columns=COLUMNS, times=5):
 def shortest(results):
     """Of the runs, the one that took least: what else the machine did disturbed it least."""
     runs = list(zip(*results, strict=True))
-    return min(runs, key=lambda run: max(trace.spans[-1].end - trace.spans[0].start for trace in run))
+    return min(runs, key=lambda run: max(trace.duration for trace in run))
 
 
 before = shortest(launch(one_layer, 2, args=(waiting,)))
@@ -83,7 +83,7 @@ viz.overlap(
 )
 
 # %% [markdown]
-# In the upper half the communication lane is busy only where the computing lane is empty. Such communication is **exposed**: the rank has nothing to do but wait, and every microsecond of it makes the layer slower. In the lower half the same all-reduce lies below a product: it is **hidden**. For a set of times write $|\cdot|$ for its length; then
+# In the upper half the communication lane is busy only where the computing lane is empty. Such communication is **exposed**: the rank has nothing to do but wait, and every microsecond of it makes the layer slower. In the lower half the same all-reduce is started earlier and lies below a product: so far as it does, it is **hidden**. For a set of times write $|\cdot|$ for its length; then
 #
 # $$\text{hidden share} = \frac{|C \cap W|}{|C|}$$
 #
@@ -428,7 +428,7 @@ def milliseconds(run):
     trace = run[0]
     products = [span for span in trace.lane("compute") if span.name == "mm"]
     return {
-        "all of it [ms]": f"{1e3 * (trace.spans[-1].end - trace.spans[0].start):.1f}",
+        "all of it [ms]": f"{1e3 * trace.duration:.1f}",
         "all-reduce under way [ms]": f"{1e3 * trace.seconds('communicate'):.1f}",
         "exposed [ms]": f"{1e3 * trace.exposed:.1f}",
         "hidden share": f"{trace.hidden_share:.0%}",
@@ -517,6 +517,8 @@ viz.table(
 )
 
 # %% [markdown]
+# Two things to read from it. From left to right: on a slower link the same GPU needs a layer several times as large. From top to bottom, V100 to H100: GPUs have become faster by more than their links have, so a new generation needs larger layers for the same `p`, or a smaller `p` for the same layers. What overlap hides is not counted here; it moves these sizes down.
+#
 # ## 7 · Break it
 #
 # The commonest mistake with an asynchronous collective is to forget the wait. Below is your function without it; everything else is right.
@@ -643,7 +645,7 @@ viz.table(rows)
 #
 # ## 9 · In the wild
 #
-# **Megatron-Core**, `megatron/core/tensor_parallel/layers.py`: `LinearWithGradAccumulationAndAsyncCommunication` is your `LinearAsync`, with a bias, with the weight's gradient added straight into a float32 buffer (`gradient_accumulation_fusion`), and with a branch for sequence parallelism (chapter 12). `ColumnParallelLinear` uses it whenever `p > 1`: the flag is called `allreduce_dgrad`. Read its comments: they
+# **Megatron-Core**, `megatron/core/tensor_parallel/layers.py`: `LinearWithGradAccumulationAndAsyncCommunication` is your `LinearAsync`, with a bias, with the weight's gradient added straight into the buffer `main_grad` (`gradient_accumulation_fusion`), and with a branch for sequence parallelism (chapter 12). `ColumnParallelLinear` works so whenever `p > 1` and sequence parallelism is off: the flag is called `allreduce_dgrad`. Read its comments: they
 # ask for `CUDA_DEVICE_MAX_CONNECTIONS=1`. On a GPU, starting is only asking: the all-reduce and the product are put into two queues, and without that setting the GPU may begin with the product and leave the all-reduce for later. The order on the CPU side, which our check looks at, is necessary there, but not enough.
 #
 # What cannot be hidden so is g: the forward pass needs the sum at once. `--tp-comm-overlap` (Megatron with Transformer Engine) and PyTorch's *async tensor parallelism* cut the product and the communication into pieces instead, and send one piece while the next is computed. In PyTorch `torch.compile` does it where `torch._inductor.config._micro_pipeline_tp` is set, for groups given to

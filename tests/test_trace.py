@@ -1,4 +1,4 @@
-"""A rank's trace: what is hidden is counted by its definition, and traces of real runs have the order of the program."""
+"""A rank's trace: what is hidden is counted by its definition, and a real run's trace has the order of the program."""
 
 import json
 import random
@@ -46,6 +46,10 @@ def test_hidden_share_agrees_with_counting_moments():
         both = len(busy["compute"] & busy["communicate"])
         assert trace.hidden_share == pytest.approx(both / len(busy["communicate"]))
         assert trace.seconds("compute") == len(busy["compute"])
+
+
+def test_the_duration_ends_with_what_ends_last():
+    assert RankTrace(0, spans("communicate", (2, 9)) + spans("compute", (3, 5), (6, 8))).duration == 7
 
 
 def test_a_rank_that_communicated_nothing_has_no_share():

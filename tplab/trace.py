@@ -60,6 +60,11 @@ class RankTrace:
     def lane(self, lane: Lane) -> list[Span]:
         return [span for span in self.spans if span.lane == lane]
 
+    @property
+    def duration(self) -> float:
+        """Seconds from the first thing that began to the last that ended."""
+        return max(span.end for span in self.spans) - min(span.start for span in self.spans)
+
     def seconds(self, lane: Lane) -> float:
         """How long the rank computed, or some collective of it was under way."""
         return _length(_times(self.lane(lane)))
