@@ -91,23 +91,31 @@ def show_softmax(p, scale):
 viz.explore(show_softmax, p=(2, 4), scale=(1, 3, 10, 1000))
 
 # %% [markdown]
-# $m$, $S$ and the softmax are the same for 2 and 4 ranks: they are the token's, not the rank's. What a rank has is its share. With large logits one rank has nearly everything; with a scale of 1000 all other columns are exactly 0.
+# $m$, $S$ and the softmax are the same for 2 and 4 ranks: they are the token's, not the rank's. What a rank has is its share. With large logits one rank has nearly everything; with a scale of 1000 a single column has all that the eye can see.
 #
 # ## 2 · Why the maximum
 #
-# In float32 `exp` overflows early. The column in the middle is what the formula says, the one on the right is the same number with the maximum taken out:
+# In float32 `exp` overflows early. The second column is what the formula says, with its gradient beside it. The last is the same number with the maximum taken out:
 
 # %%
 rows = []
 for z in ([1.0, 2.0, 3.0], [86.0, 87.0, 88.0], [87.0, 88.0, 89.0], [10000.0, 10001.0, 10002.0], [-10000.0, -10001.0]):
-    z = torch.tensor(z)
-    m = z.max()
+    z = torch.tensor(z, requires_grad=True)
+    m = z.detach().max()
     direct, shifted = z.exp().sum().log(), m + (z - m).exp().sum().log()
-    rows.append({"logits": z.tolist(), "log Σ exp(z)": f"{direct:.3f}", "m + log Σ exp(z - m)": f"{shifted:.3f}"})
+    (gradient,) = torch.autograd.grad(direct, z)
+    rows.append(
+        {
+            "logits": z.tolist(),
+            "log Σ exp(z)": f"{direct:.3f}",
+            "its gradient": ", ".join(f"{value:.2f}" for value in gradient),
+            "m + log Σ exp(z - m)": f"{shifted:.3f}",
+        }
+    )
 viz.table(rows)
 
 # %% [markdown]
-# The largest exponent is 0 then, so nothing overflows; and one term of the sum is 1, so its logarithm is finite. A logit need not be 10,000 for that, 89 is enough, and one infinity in the loss is NaN in every parameter after the next step.
+# The largest exponent is 0 then, so nothing overflows; and one term of the sum is 1, so its logarithm is finite. Without it a logit need not be 10,000 to make an infinity, 89 is enough; and an infinity in the loss makes NaNs in its gradient, and so in the parameters, one step later.
 #
 # It need not be the maximum that is subtracted: any number will do that is near it. But it must be the *same* number on all ranks, since sums with different numbers taken out are no terms of one sum.
 #
