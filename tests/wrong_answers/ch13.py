@@ -158,6 +158,7 @@ AT_WORK = [
     ("always GPipe's order", stage(("for action in actions:", "for action in sorted(actions, key=lambda a: (a.kind != 'F', a.micro_batch)):")), "Where does your order come from"),
     ("keeps every micro-batch", stage(("kept.pop(k)", "kept[k]")), "What still holds a micro-batch's graph"),
     ("keeps the losses with their graphs", stage(("losses.append(y.detach())", "losses.append(y)"), ("return sum(losses)", "return sum(losses).detach()")), "What still holds a micro-batch's graph"),
+    ("sends its output with the graph", stage(("lanes.send(y.detach(), rank + 1)", "lanes.send(y, rank + 1)")), "a message that was sent with its graph"),
     ("clears the gradients on the way", stage(("    x, y = kept.pop(k)", "    x, y = kept.pop(k)\n        stage.zero_grad()")), "Only one micro-batch has left its gradient"),
     ("sends the gradient of its output on", stage(("y.backward(None if rank == last else receive(rank + 1))", "dy = torch.ones_like(template) if rank == last else receive(rank + 1)\n        y.backward(None if rank == last else dy)"), ("lanes.send(x.grad, rank - 1)", "lanes.send(dy, rank - 1)")), "each sends on the gradient of *its input*"),
     ("hands the gradients of its weights to the next rank, too", stage(("    work.wait()\n", "    work.wait()\nif last:\n    dist.all_reduce(stage.bias.grad.clone())\n")), "other messages were sent than have to be"),

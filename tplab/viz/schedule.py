@@ -16,7 +16,7 @@ _NAMES = {
     "I": "backward of the input",
     "W": "backward of the weights",
 }
-_ENOUGH = 0.16  # inches that a number needs
+_ENOUGH = 0.11  # inches that a number needs
 
 
 def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Picture:

@@ -25,6 +25,7 @@ from tplab.course.scenes import has_kind
 
 SIZES = ((2, 3), (1, 4), (4, 6), (3, 2), (4, 9))  # (p, m)
 CIRCLE: Lists = ([("F", 0), ("B", 0), ("F", 1), ("B", 1)], [("F", 0), ("F", 1), ("B", 0), ("B", 1)])
+TOLERANCE = 1e-6  # a float32 will do
 SECONDS = 1.0  # of computing, not of waiting: for a check of lists that takes a hundredth of that
 
 _LEFT = "the live micro-batches at the end of the list"
@@ -107,7 +108,7 @@ def reading(peak_live: Callable[..., Any], bubble: Callable[..., Any]) -> Verdic
         right = {"peak": _all([peak(row) for row in lists]), "bubble": _scalar(idle_share(lists, forward, backward))}
         note = f"m = {m}, forward = {forward:g}, backward = {backward:g}, lists in an order by chance"
         alike = _lookalikes(lists, m, forward, backward)
-        verify("13.3", p, [said], [right], questions=_QUESTIONS, lookalikes=alike, note=note, alone=True)
+        verify("13.3", p, [said], [right], questions=_QUESTIONS, lookalikes=alike, tol=TOLERANCE, note=note, alone=True)
     what = "bubble(lists in which ranks 0 and 1 wait for each other)"
     with no_endless_loop(what, _CIRCLE_ASKS):
         must_refuse("13.3", lambda: bubble(actions(CIRCLE)), _CIRCLE_ASKS, what=what)

@@ -155,7 +155,7 @@ def _run_case(run_stage: Callable[..., Any], lanes: Lanes, case: Case, data: Dat
         IN_ORDER: Claim(stage.out_of_step([f"{kind}{k}" for kind, k in case.lists[rank]])),
         "messages": sent,
         UNWAITED: Claim("" if all(call.waited for call in sent) else "nobody waited for some of them"),
-        KEPT: Claim("" if most <= allowed else f"{most} micro-batches were; {allowed - 1} are enough"),
+        KEPT: Claim("" if most <= allowed else f"{most} micro-batches at once; {allowed - 1} are enough"),
         "the actions are as they were": Claim("" if row == actions(case.lists)[rank] else "the list was changed"),
         "inputs unchanged": before.changed(),
     }

@@ -60,7 +60,7 @@ QUESTIONS = (
     Question(
         lambda d: KEPT in d.names and not {"dW", "db", "loss"} & d.names,
         "The numbers are right, and too much is kept. What still holds a micro-batch's graph after its backward: an "
-        "entry of a dictionary, a list of losses that were never detached?",
+        "entry of a dictionary, a list of losses that were never detached, a message that was sent with its graph?",
     ),
     Question(
         lambda d: any("where None is right" in row.text for row in d if row.name == "loss"),
