@@ -456,7 +456,7 @@ def test_a_key_padding_mask_hides_padding_from_every_token():
         assert not torch.equal(model(other)[1, 3:], model(ids)[1, 3:])
 
 
-def test_every_option_reaches_its_place():
+def test_every_option_reaches_its_place(monkeypatch):
     config = dataclasses.replace(CONFIGS["llama"], dropout=0.3, rotary_base=77.0, norm_eps=1e-3)
     model = ParallelGPT(
         config, check_ids="later", async_grad_allreduce=True, per_rank_init=True,
@@ -476,6 +476,10 @@ def test_every_option_reaches_its_place():
         assert layer.mlp.down.per_rank_init
         assert bool((layer.mlp.up.weight == 1).all() and (layer.mlp.down.weight == 2).all())
     assert {cache.text.keys.dtype for cache in model.new_cache(1, 4, torch.bfloat16)} == {torch.bfloat16}
+    given_to_logits: dict = {}
+    monkeypatch.setattr("tplab.gpt.parallel_logits", lambda x, weight, **options: given_to_logits.update(options))
+    model(torch.zeros(1, 2, dtype=torch.long))
+    assert given_to_logits["async_grad_allreduce"]
     learned = ParallelGPT(CONFIGS["gpt2"], init_method=lambda w: nn.init.constant_(w, 3.0))
     assert bool((learned.positions.weight == 3).all() and (learned.layers[0].mlp.down.weight == 3).all())
 
