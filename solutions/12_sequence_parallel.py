@@ -710,7 +710,7 @@ for (name, recompute), seen in measured.items():
 viz.table(rows, title="one layer, forward and backward: b = 2, s = 64, h = 64, a = 4, bfloat16")
 
 # %% [markdown]
-# To the byte. (For "the sequence cut" the table adds the two gathered inputs to your formula.) Read it as a price list. Cutting the sequence costs nothing. Gathering again costs two more all-gathers a layer; each sends half of what an all-reduce sends, so it is a quarter more in all. Selective recomputation sends nothing. Full recomputation repeats the communication of the forward pass: half more.
+# To the byte. (For "the sequence cut" the table adds the two gathered inputs to your formula.) Read it as a price list. Cutting the sequence costs nothing. Gathering again costs two more all-gathers a layer; each sends half of what an all-reduce sends, so it is a quarter more in all. Selective recomputation sends nothing. Full recomputation sends all that the forward pass sent a second time.
 #
 # What does it cost in arithmetic? PyTorch can count: `FlopCounterMode` adds up the floating-point operations of all matrix products. One rank, forward and backward:
 
@@ -759,7 +759,7 @@ print(f"GPT-3: selective recomputation computes {2 * s * s * h / base:.1%} more 
 # Attention has two products forward, the scores and their product with V, and only the first shows up again: backward needs the *inputs* of the second, not its result, and PyTorch ends the second run as soon as everything that backward asked for is there. That is $2s^2h$ operations for each sequence. (For the same reason full
 # recomputation stops before the last product of the layer.) The smaller `s/h` is, the cheaper. For GPT-3 it is a bargain: most of the memory for hardly any work. FlashAttention (chapter 00) does the same within one GPU kernel, and where it is used nothing is left to recompute: its layers keep little more than the 34 bytes from the start.
 #
-# Does recomputation change the training? It must not, with dropout neither. Ten steps, dropout 0.1, on two ranks, from the same seed:
+# Does recomputation change the training? It must not, and not with dropout either. Ten steps, dropout 0.1, on two ranks, from the same seed:
 
 # %%
 losses = {
@@ -799,7 +799,7 @@ viz.table(
 )
 
 # %% [markdown]
-# The first loss is right, no error is raised, and the model learns. But the ranks' copies of everything that is whole are no longer the same: rank 0 has an embedding for the first half of a text, rank 1 one for the second half. The detector of chapter 05 sees it after one step.
+# The first loss is right, no error is raised, and the model learns. But the ranks' copies of everything that is whole are no longer the same: rank 0 has an embedding for the first half of a text, rank 1 one for the second half. What sees it is the last column, the detector of chapter 05.
 #
 # **Second.** The argument that exercise 12.2 told you to leave alone. With `partial_grad=False` the backward of the gather takes this rank's slice of its own gradient and sends nothing. That is right where all ranks do the *same* with the gathered tensor: then each has the whole gradient already. In front of a cut matrix each has one term.
 
