@@ -57,13 +57,13 @@ viz.heads(launch(heads_held, 4, args=(8, 8)), title="8 heads on 4 ranks")
 # %% [markdown]
 # ## 1 · Attention, head by head
 #
-# First without any ranks. A **head** has a query, a key and a value for each token, all of `d` numbers. A query is compared with every key; the results, the **scores**, become weights by a softmax; and the output is the values, added up with these weights:
+# First without any ranks. A **head** has a query, a key and a value for each token, all of `d` numbers: `s` queries, and `t` keys and values (two letters, since the keys may be more than the queries). A query is compared with every key; the results, the **scores**, become weights by a softmax; and the output is the values, added up with these weights:
 #
 # $$Y = \mathrm{softmax}\Big(\frac{Q K^\top}{\sqrt{d}}\Big)\, V \qquad Q: [s, d],\quad K, V: [t, d],\quad \text{scores}: [s, t]$$
 #
 # There are `a` heads side by side, each with `d` of the `h` columns of Q, K and V. No head looks at another one: that will be the whole trick. So the tensors are rearranged from `[b, s, a·d]` to `[b, a, s, d]`, and one batched product does all heads.
 #
-# A text that is written from left to right needs a **causal mask**: a token looks at itself and at what stands before it. A hidden score is set to $-\infty$, and its weight is 0. In most texts `s = t`, and the mask is a triangle. But when a model writes, the queries are only the newest `s` of `t` tokens. Then the triangle ends at the bottom *right*:
+# A text that is written from left to right needs a **causal mask**: a token looks at itself and at what stands before it. A hidden score is set to $-\infty$, and its weight is 0. While a model learns, `s = t`, and the mask is a triangle. But when it writes, the queries are only the newest `s` of `t` tokens. Then the triangle ends at the bottom *right*:
 
 # %%
 causal_masks = {
@@ -150,13 +150,17 @@ gpt3 = PRESETS["GPT-3 175B"]
 s, h, a = gpt3.seq_length, gpt3.hidden_size, gpt3.num_heads
 viz.table(
     [
-        {"what is all-reduced": "the output, b·s·h", "numbers for one sequence": f"{s * h:,}"},
-        {"what is all-reduced": "the scores, b·a·s·s", "numbers for one sequence": f"{a * s * s:,}"},
+        {
+            "what is all-reduced": what,
+            "numbers for one sequence": f"{numbers:,}",
+            "times the output": numbers // (s * h),
+        }
+        for what, numbers in (("the output, b·s·h", s * h), ("the scores, b·a·s·s", a * s * s))
     ]
 )
 
 # %% [markdown]
-# $s/d$ times as much: here 16 times. Nobody does that. A head is never cut; each rank takes `a/p` whole heads. So `p` has to divide the number of heads, not just the width `h`.
+# $s/d$ times as much, and GPT-3 has $s = 2048$ and $d = 128$. Nobody does that. A head is never cut; each rank takes `a/p` whole heads. So `p` has to divide the number of heads, not just the width `h`.
 #
 # Q, K and V are column-parallel then, with columns cut between heads. Each rank computes its heads' outputs, `[b, s, h/p]`, without asking anybody. That is what a row-parallel layer wants, and the output layer is one.
 #
@@ -456,7 +460,7 @@ viz.matrices({"scores q kᵀ": (rotate(q, angles) @ rotate(k, angles).transpose(
 #
 # ## 6 · The cache
 #
-# A model writes token by token, and each new token looks at all earlier ones. Their keys and values do not change any more: computing them again at every step is a waste. So they are kept, in a **KV cache**, and each step computes q, k, v of the *new* tokens only.
+# A model writes token by token, and each new token looks at all earlier ones. Those never look at it, so their keys and values do not change any more: computing them again at every step is a waste. So they are kept, in a **KV cache**, and each step computes q, k, v of the *new* tokens only.
 #
 # The cache is made once, with room for `max_length` tokens, and is written in place. Each rank keeps the heads of K and V that it holds, and nothing is sent: `p` ranks share the memory among them.
 #

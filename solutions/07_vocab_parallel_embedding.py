@@ -217,7 +217,7 @@ for model, vocab_size in (("GPT-2", 50257), ("Llama 3", 128256), ("bytes", 256))
 viz.table(rows)
 
 # %% [markdown]
-# For a real vocabulary the padding is a percent or two; GPT-2's 51200 rows at `p = 8` are those of the Megatron paper. Bytes show where it goes wrong. They are 256 tokens, two ranks hold all of them, and six more hold nothing but padding. For small vocabularies choose a smaller `multiple`; the examples of this chapter use 1.
+# For a real vocabulary the padding is two percent at most here; GPT-2's 51200 rows at `p = 8` are those of the Megatron paper. Bytes show where it goes wrong. They are 256 tokens, two ranks hold all of them, and six more hold nothing but padding. For small vocabularies choose a smaller `multiple`: the table of ten words in this chapter uses 1, and the model that you train in section 7 has 128 again.
 #
 # Three rules keep padding harmless. It is **never looked up**, because no token has such an id (section 4 makes sure of it). It is **never trained**: what is not looked up has no gradient, and the output layer's columns for it are dropped before the loss. And it is **in no checkpoint**: a checkpoint holds `[v, h]`, the rows of the tokens, or a
 # table saved by four ranks, 50688 rows, would not fit into two, where there are 50432.
