@@ -43,7 +43,7 @@ def show_mesh(dp, pp, tp):
     return viz.mesh({axis: grid.groups(axis) for axis in ("tp", "pp", "dp")}, title=title)
 
 
-viz.explore(show_mesh, dp=(1, 2, 4), pp=(1, 2), tp=(1, 2, 4), start={"dp": 2, "pp": 2, "tp": 2})
+viz.explore(show_mesh, dp=(1, 2, 3), pp=(1, 2, 3), tp=(1, 2, 4), start={"dp": 2, "pp": 2, "tp": 2})
 
 # %% [markdown]
 # ## 1 · The same model, more data
@@ -199,22 +199,29 @@ viz.overlap({"two layers in a bucket": list(traced[2]), "one bucket": list(trace
 # %% [markdown]
 # The size of the buckets is a trade. Small ones start early and pay the latency often; a single large one starts when there is nothing left to hide it behind.
 
+
 # %%
+def products_to_come(trace):
+    """Matrix products of the backward pass that begin after the first message."""
+    first = trace.lane("communicate")[0].start
+    return sum(span.name == "mm" and span.start > first for span in trace.lane("compute"))
+
+
 rows = []
-for layers, traces in traced.items():
-    sent = traces[0].lane("communicate")
+for layers, (trace, _) in traced.items():
+    sent = trace.lane("communicate")
     rows.append(
         {
-            "a bucket holds": f"{layers} layers" if layers else "one parameter",
+            "a bucket holds": f"{layers} layers" if layers > 1 else "one layer" if layers else "one parameter",
             "all-reduces": len(sent),
             "bytes": f"{sum(span.about['bytes'] for span in sent):,}",
-            "hidden behind the backward pass": f"{traces[0].hidden_share:.0%}",
+            "products to come when the first begins": products_to_come(trace),
         }
     )
-viz.table(rows, title="one step on rank 0")
+viz.table(rows, title="one backward pass on rank 0: 11 matrix products")
 
 # %% [markdown]
-# The bytes are the same each time: `Ψ` numbers of 4 bytes.
+# The bytes are the same each time: `Ψ` numbers of 4 bytes. How much of the sending is really hidden depends on who does it. On a laptop the messages need the same cores as the products, and the slower rank holds up both; a GPU has links and engines of its own for it.
 #
 # ## 3 · ZeRO: what need not be there `dp` times
 #
@@ -609,7 +616,7 @@ for gpus in (16, 64, 256):
 viz.table(rows)
 
 # %% [markdown]
-# In a terminal, `tplab plan --params 70e9 --gpus 64 --gpu h100` lists all layouts that fit a cluster, best first, with the memory of each and what limits it.
+# In a terminal, `tplab plan --params 70e9 --gpus 64 --gpu h100` lists what fits a cluster, best first, with the memory and what limits it. It also tries larger micro-batches, and to compute more or less of the forward pass again in backward.
 #
 # ## 7 · All three at once
 #
@@ -687,7 +694,7 @@ viz.table(
 )
 
 # %% [markdown]
-# One curve. On the way every kind of message of this course went over the links. Your `gradient_norm` was given what each rank of the run held after clipping, and says what clipping promised, also on rank 7.
+# One curve. Messages of all three kinds of groups have made it, and no rank has ever seen the whole model. Your `gradient_norm` was given what each rank of the run held after clipping, and says what clipping promised, also on rank 7. (Where it says 0.499999: to be safe against a norm of zero, the limit is divided by the norm and a millionth more, in PyTorch too.)
 #
 # ## 8 · Break it
 #
@@ -750,11 +757,11 @@ def made_by_members_only():
 
 
 with show_failure():
-    launch(made_by_members_only, 4, timeout=5)
+    launch(made_by_members_only, 4, timeout=4)
 
 # %% [markdown]
-# All four ranks stand in `new_group` of the *later* groups, in lines that are right. A group's name is a number that each rank counts up for itself, with every call. For rank 0 the group of ranks 0 and 1 is its second, for rank 1 its first: they look for each other under different names, for ever. Had every rank skipped as many calls as every other, it would have worked, by luck: with `[0, 1]` made by
-# ranks 0 and 1 and `[2, 3]` by ranks 2 and 3 nothing fails. That is why the mistake can stay hidden until somebody adds a group.
+# The ranks stand in `new_group` of the *later* groups, or in the first all-reduce of one, in lines that are right. A group's name is a number that each rank counts up for itself, with every call. For rank 0 the group of ranks 0 and 1 is its second, for rank 1 its first: they look for each other under different names. Had every rank skipped as many calls as every other, it would have worked, by luck: with
+# `[0, 1]` made by ranks 0 and 1 and `[2, 3]` by ranks 2 and 3 alone nothing fails. So the mistake can stay hidden until somebody adds a group.
 #
 # **Third.** The mesh the wrong way round. Say the 8 ranks of the training above sit in two machines of 4. Here is what crossed from machine to machine in one step, from the record of the run, and what would have crossed if `tp` were outermost and `dp` innermost.
 
@@ -826,8 +833,8 @@ viz.table(rows)
 # ## 10 · In the wild
 #
 # **PyTorch.** `DistributedDataParallel` in `torch/nn/parallel/distributed.py` is exercise 14.1: its reducer, written in C++, has buckets of `bucket_cap_mb=25` MiB (the first one 1 MiB, so that it starts early), filled in about the reverse order of the parameters. It *averages over ranks*; to count tokens, scale the loss. Since it is in C++, `tplab.record` does not see its messages.
-# `ZeroRedundancyOptimizer` in `torch.distributed.optim` is ZeRO-1, and `fully_shard` in `torch.distributed.fsdp` (FSDP2) is ZeRO-3: call it on each layer, then on the model; each parameter becomes a DTensor that is sharded along its first dimension. With `reshard_after_forward=False` the gathered weights stay until backward, which saves the second all-gather: memory
-# for messages, as in ZeRO-2. `init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))` makes the mesh and all its groups; `tplab.mesh` uses it.
+# `ZeroRedundancyOptimizer` in `torch.distributed.optim` is ZeRO-1, and `fully_shard` in `torch.distributed.fsdp` (FSDP2) is ZeRO-3: call it on each layer, then on the model; each parameter becomes a DTensor that is sharded along its first dimension. With `reshard_after_forward=False` the gathered weights stay until backward, which saves the second all-gather and
+# costs the memory. `init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))` makes the mesh and all its groups; `tplab.mesh` uses it.
 #
 # **Megatron-Core.** `DistributedDataParallel` and its buckets in `megatron/core/distributed`; `DistributedOptimizer` in `megatron/core/optimizer/distrib_optimizer.py` is ZeRO-1 on flat buffers, cut without regard to the borders of parameters, as yours is; `get_grad_norm_fp32` in `megatron/core/optimizer/clip_grads.py` is the norm, for which `param_is_not_tensor_parallel_duplicate` and `param_is_not_shared`
 # say what counts. Its `initialize_model_parallel` has `order="tp-cp-ep-dp-pp"`, innermost first: tensor parallel between neighbours as here, but data parallel next and the pipeline across the largest distance.

@@ -34,7 +34,7 @@ SYMPTOMS = [
         exercise="14.3",
     ),
     Symptom(
-        see="Ranks wait for each other, or talk to the wrong ones, in the first collective of a new group",
+        see="Ranks wait for each other in new_group, or in the first collective of a new group",
         cause="new_group was called by the members of the group only",
         exercise="14.3",
     ),
