@@ -394,9 +394,11 @@ def _in_groups(state, config, seed, dtype):
 def test_two_groups_side_by_side_are_two_models():
     case = CASES[3]
     theirs = expected(case)
-    for result in launch(_in_groups, 4, args=given(*case)):
+    for rank, result in enumerate(launch(_in_groups, 4, args=given(*case))):
         assert_close(result["logits"], theirs["logits"], 1e-9)
         assert result["losses"] == pytest.approx(theirs["losses"], abs=1e-9)
+        for name, gradient in result["gradients"].items():
+            assert_close(gradient, part(case[0], name, theirs["gradients"], rank // 2, 2), 1e-9)
 
 
 def _in_bfloat16(state, config, float32_residual):
