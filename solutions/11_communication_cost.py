@@ -83,6 +83,8 @@ viz.overlap(
 )
 
 # %% [markdown]
+# `mm` is a matrix product: the first is the forward pass, the other two are the backward pass, one for the gradient of `x` and one for that of the weight. (`copy_` is f's: it sums a copy, since the gradient that it was handed may belong to somebody else, as chapter 03 showed.)
+#
 # In the upper half the communication lane is busy only where the computing lane is empty. Such communication is **exposed**: the rank has nothing to do but wait, and every microsecond of it makes the layer slower. In the lower half the same all-reduce is started earlier and lies below a product: so far as it does, it is **hidden**. For a set of times write $|\cdot|$ for its length; then
 #
 # $$\text{hidden share} = \frac{|C \cap W|}{|C|}$$
