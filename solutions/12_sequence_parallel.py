@@ -84,7 +84,7 @@ def show_half(p, sequence_parallel):
     return viz.held(steps, ranks=p, title=f"{kind}, p = {p}: [tokens, features] of one of b = {B} sequences")
 
 
-viz.explore(show_half, p=(2, 4), sequence_parallel=(False, True), start={"p": 4})
+viz.explore(show_half, p=(2, 4), sequence_parallel=(False, True))
 
 # %% [markdown]
 # Between g and the next f every rank does the same with the same numbers. That costs nothing in traffic, and chapter 10 was glad of it. But it costs memory: autograd keeps the norm's input, the input of `up` and dropout's mask on *every* rank, and no `p` makes them smaller. And it is the same work, `p` times.
