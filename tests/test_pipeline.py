@@ -247,6 +247,29 @@ def test_one_rank_hands_over_to_itself():
         assert [pipeline.peak_live] == peak_live(schedule)
 
 
+class Deaf(nn.Module):
+    """Gives the same, whatever goes in."""
+
+    def __init__(self):
+        super().__init__()
+        self.says = nn.Parameter(random((HIDDEN,), "says"))
+
+    def forward(self, x):
+        return self.says.expand(x.shape)
+
+
+def test_a_stage_that_does_not_use_its_input_gives_a_gradient_of_zeros():
+    listens, deaf = nn.Linear(HIDDEN, HIDDEN, dtype=DTYPE), Deaf()
+    pipeline = Pipeline(
+        [listens, deaf], interleaved(1, 2, 2), shape=SHAPE, dtype=DTYPE, count=torch.numel,
+        loss_sum=lambda y, target: F.mse_loss(y, target, reduction="sum"),
+    )  # fmt: skip
+    micro_batches = [random(SHAPE, k) for k in range(2)]
+    pipeline.step(micro_batches, micro_batches)
+    assert deaf.says.grad.any()
+    assert [parameter.grad.any().item() for parameter in listens.parameters()] == [False, False]
+
+
 def one_rank(schedule, stages, shape=SHAPE):
     return Pipeline(stages, schedule, shape=shape, dtype=DTYPE, loss_sum=loss_sum)
 

@@ -142,6 +142,12 @@ def test_every_boundary_between_ranks_is_crossed_twice_by_every_micro_batch(p):
     assert sum(size for _, size in traffic(forward_only(interleaved(p, m, 3)), 100)) == 100 * m * boundaries
 
 
+def test_outputs_go_to_the_stage_behind_and_gradients_to_the_one_before():
+    made = interleaved(3, 3, 2)  # stages 0, 3 on rank 0; 1, 4 on rank 1; 2, 5 on rank 2
+    assert [made.receiver(("output", stage, 0)) for stage in range(5)] == [1, 2, 0, 1, 2]
+    assert [made.receiver(("gradient", stage, 0)) for stage in range(1, 6)] == [0, 1, 2, 0, 1]
+
+
 # When each action starts
 
 
@@ -161,6 +167,11 @@ def test_a_message_takes_its_time_between_ranks_only():
     assert [(span.start, span.end) for span in (*first, *second)] == [(0, 1), (5, 7), (1.5, 2.5), (2.5, 4.5)]
     (alone,) = simulate(interleaved(1, 1, 2), message=0.5)
     assert [span.start for span in alone] == [0, 0.5, 1, 2]
+
+
+def test_the_bubble_counts_from_the_first_start_as_spans_of_a_real_run_have_one():
+    spans = [[replace(span, start=span.start + 7, end=span.end + 7) for span in row] for row in simulate(gpipe(3, 4))]
+    assert bubble(spans) == pytest.approx(2 / 4)
 
 
 def test_the_slowest_stage_sets_the_pace():
