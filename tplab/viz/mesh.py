@@ -37,7 +37,7 @@ def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, gpus_per_node: int = 
             y = top + _ROW * number
             axes.text(0.12, y + 0.16, f"{axis} = {max(map(len, its))}", fontsize=9.5, fontweight="bold", va="center")
             axes.text(0.12, y + 0.36, _NAMES.get(axis, axis), fontsize=8.5, va="center")
-            for place, group in enumerate(sorted(its)):
+            for place, group in enumerate(sorted(its, key=list)):
                 for rank in group:
                     _rank(axes, _LEFT + rank * width, y, width, rank, place, len(its))
         _nodes(axes, len(ranks), gpus_per_node, width, top, top + _ROW * len(groups))

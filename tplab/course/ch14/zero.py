@@ -85,12 +85,11 @@ def one_step(zero: Any, params: list[nn.Parameter], gradients: Flat) -> Observed
     with record() as section, called_as("step()"):
         zero.step()
     optimizer = getattr(zero, "optimizer", None)
-    is_one = isinstance(optimizer, Optimizer)
     return {
         "weights": [portable(param) for param in params],
         "traffic": traffic(section),
-        HELD: held(optimizer) if is_one else None,
-        NO_OPTIMIZER: Claim("" if is_one else f"it is a {type(optimizer).__name__}"),
+        HELD: held(optimizer) if isinstance(optimizer, Optimizer) else None,
+        NO_OPTIMIZER: Claim("" if isinstance(optimizer, Optimizer) else f"it is a {type(optimizer).__name__}"),
     }
 
 
@@ -103,7 +102,8 @@ def held(optimizer: Optimizer) -> int:
 def plain(case: Case, weights: Flat, gradients: Sequence[Flat]) -> list[Flat]:
     """The weights after each step of the optimizer on one process."""
     params = [nn.Parameter(value.clone()) for value in weights]
-    optimizer = case.optimizer(params, **dict(case.options))
+    options: dict[str, Any] = dict(case.options)
+    optimizer = case.optimizer(params, **options)
     after = []
     for step in gradients:
         for param, gradient in zip(params, step, strict=True):
