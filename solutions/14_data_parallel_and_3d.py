@@ -33,7 +33,7 @@ from tplab.mesh import Grid
 from tplab.trace import trace_rank
 
 # %% [markdown]
-# This is where the chapter leads: 8 ranks, each in three groups at once. Ranks with one letter work together. Turn the knobs: which ranks do the matrices of one layer, which ones a pipeline, which ones hold the same parameters? The dashed frames are machines with 8 GPUs each.
+# This is where the chapter leads: 8 ranks, each in three groups at once. Ranks with one letter work together. Turn the knobs: which ranks do the matrices of one layer, which ones a pipeline, which ones hold the same parameters? The dashed frames are machines, or **nodes**, with 8 GPUs each.
 
 
 # %% tags=["explore"]
@@ -394,7 +394,7 @@ viz.table(
 )
 
 # %% [markdown]
-# The messages of `tp` are by far the most, and unlike those of `dp` they cannot be hidden behind anything: the next layer waits for them. So `tp` is innermost, and its groups stay inside a machine. The messages of `pp` are small, and those of `dp` are sent once: they can cross the network.
+# The messages of `tp` are by far the most, and they are hard to hide: all of those in the forward pass are waited for by the next layer (chapter 11 hides some in backward), while those of `dp` go beside the backward pass. So `tp` is innermost, and its groups stay inside a machine. The messages of `pp` are small, and those of `dp` are sent once: they can cross the network.
 #
 # So here `rank = (d · pp + i) · tp + t` for replica `d`, stage `i`, shard `t`.
 #
@@ -529,7 +529,7 @@ check("14.4", gradient_norm)
 #
 # | | divides | costs |
 # |---|---|---|
-# | more `tp` | weights and what they compute | messages that nothing hides; at most a machine's GPUs |
+# | more `tp` | weights and what they compute | the most messages, hardly hidden; at most a machine's GPUs |
 # | more `pp` | layers | the bubble, `(pp - 1)/m` |
 # | more `dp` | nothing but the optimizer state, with ZeRO-1 | the gradients' all-reduce, and fewer micro-batches for each pipeline |
 #
@@ -694,11 +694,11 @@ viz.table(
 )
 
 # %% [markdown]
-# One curve. Messages of all three kinds of groups have made it, and no rank has ever seen the whole model. Your `gradient_norm` was given what each rank of the run held after clipping, and says what clipping promised, also on rank 7. (Where it says 0.499999: to be safe against a norm of zero, the limit is divided by the norm and a millionth more, in PyTorch too.)
+# One curve. Messages of all three kinds of groups have made it, and no rank trains more than a part of the model. Your `gradient_norm` was given what each rank of the run held after clipping, and says what clipping promised, also on rank 7. (Where it says 0.499999: to be safe against a norm of zero, the limit is divided by the norm and a millionth more, in PyTorch too.)
 #
 # ## 8 · Break it
 #
-# **First.** Means of each rank, averaged over the ranks, with unequal numbers of tokens. Two ranks fit a small network to points of two kinds, and rank 0 always has nine times as many as rank 1. One process has all of them.
+# **First.** Means of each rank, averaged over the ranks, with unequal numbers of tokens. Two ranks fit a linear model to examples of two kinds. In each step rank 0 has nine examples of the common kind, rank 1 one of the rare kind; one process has all ten.
 
 
 # %%
@@ -735,11 +735,11 @@ viz.table(
             "2 ranks, mean of the ranks' means": launch(fit, 2, args=(True,))[0],
         }.items()
     ],
-    title="what the network has learnt",
+    title="the weights after 60 steps",
 )
 
 # %% [markdown]
-# Nothing fails, both ranks agree, the loss goes down. But the rare example counts nine times as much as each of the others, and the network learns something else. The symptom is that the result depends on how the data lie on the ranks.
+# Nothing fails, both ranks agree, the loss goes down. But the rare example counts nine times as much as each of the others, and the model learns something else. The symptom is that the result depends on how the data lie on the ranks.
 #
 # **Second.** A group that only its members make. Why should ranks 1 and 2 call `new_group` for a group of ranks 0 and 3? Here the first and the last rank of a pipeline make a group for their tied table, then all ranks make two groups for tensor parallelism.
 
@@ -863,6 +863,6 @@ print(f"largest difference of a gradient: {max(launch(beside_ddp, 2)):.0e}")
 #
 # 1. Data parallelism sends the gradients once a step, `Ψ` numbers in buckets that leave while the backward pass runs; sums over tokens are added up, and divided by the tokens of all ranks once.
 # 2. ZeRO shares out optimizer state, gradients, weights over the replicas: 16Ψ bytes become 4Ψ + 12Ψ/dp, 2Ψ + 14Ψ/dp, 16Ψ/dp, for messages of 2Ψ, 2Ψ and 3Ψ numbers.
-# 3. A mesh has an axis for each parallelism; tp is innermost, since its messages are the most and nothing hides them. All ranks make all groups, in one order.
+# 3. A mesh has an axis for each parallelism; tp is innermost, since its messages are the most and the hardest to hide. All ranks make all groups, in one order.
 # 4. A norm counts each parameter once: shards on every rank of tp, what is replicated on one, a tied table on one stage, and replicas not at all.
 # 5. A layout uses all GPUs, divides evenly, keeps tp in a machine, fits, and is the fastest of those. Next, in the capstone, your own layers train a GPT on all that this machine has.
