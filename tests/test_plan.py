@@ -107,11 +107,20 @@ def test_plans_fit_are_fastest_first_and_say_what_memory_and_time_say():
 
 
 def test_no_layout_that_fits_is_missing():
-    found = {one.layout for one in plans(LLAMA, 16, H100, sequences=64, shard_optimizer=True)}
-    for layout in layouts(LLAMA, 16, 64):
-        whole = [bill(LLAMA, layout, stage=stage) for stage in range(layout.pp)]
+    config = PRESETS["Llama 3 8B"]
+    found = {one.layout for one in plans(config, 8, H100, sequences=16, shard_optimizer=True)}
+    assert found > {one.layout for one in plans(config, 8, H100, sequences=16)}, "sharding should make more fit"
+    for layout in layouts(config, 8, 16):
+        whole = [bill(config, layout, stage=stage) for stage in range(layout.pp)]
         sharded = max(one.total - one.optimizer + math.ceil(one.optimizer / layout.dp) for one in whole)
         assert (layout in found) == (sharded <= 0.9 * H100.memory)
+
+
+def test_the_bill_is_that_of_the_fullest_stage_be_it_the_first_or_the_last():
+    large = dataclasses.replace(SMALL, vocab_size=50_000)  # its logits fill the last stage
+    for config in (SMALL, large):
+        for one in plans(config, 4, H100, sequences=8):
+            assert one.bill == bill(config, one.layout)
 
 
 def test_all_memory_may_be_used_where_nothing_is_kept_back():
@@ -174,10 +183,10 @@ def test_the_command_prints_the_best_layouts_first(capsys):
     row = f" {layout.tp} {layout.pp} {layout.dp} {layout.micro_batch} yes - "
     assert row in text
     first = text[text.index(row) :].split()
-    assert first[8:12] == [
-        f"{best.bill.total / 1e9:.1f}", f"{best.time.total:.3g}", f"{best.achieved.model / 1e12:.0f}",
-        f"{best.achieved.mfu:.0%}",
-    ]  # fmt: skip
+    need, reached = best.bill, best.achieved
+    state = need.weights + need.gradients + need.optimizer
+    assert first[6:9] == [f"{size / 1e9:.1f}" for size in (state, need.activations, need.total)]
+    assert first[9:12] == [f"{best.time.total:.3g}", f"{reached.model / 1e12:.0f}", f"{reached.mfu:.0%}"]
     assert f"init_device_mesh('cuda', ({layout.dp}, {layout.pp}, {layout.tp})" in text
     assert f"{layout.steps} micro-batches of {layout.micro_batch}." in text
 
