@@ -53,6 +53,7 @@ LAYER = [
     ("no residual around the MLP", layer_swap(("return residual + ", "return ")), "A residual is missing"),
     ("one residual for both blocks", layer(FIRST.replace("residual =", "first = residual =") + SECOND.replace("return residual", "return first")), "starts behind the attention"),
     ("blocks side by side", layer("a, c = self.attention(self.attention_norm(x), cache=cache, rng=rng)\nm, d = self.mlp(self.mlp_norm(x))\nreturn (self.attention_norm(x) if self.post else x) + a + c + m + d"), "What does yours read"),
+    ("the last biases divided by p", layer((FIRST + SECOND).replace("y + bias", "y + bias / dist.get_world_size()")), "What of yours divides it by the number of ranks"),
     ("no second norm", layer(FIRST + SECOND.replace("normed = self.mlp_norm(x)", "normed = x")), "Each block has a norm of its own"),
     ("no first norm", layer(FIRST.replace("normed = self.attention_norm(x)", "normed = x") + SECOND), "Each block has a norm of its own"),
     ("the first norm twice", layer(FIRST + SECOND.replace("self.mlp_norm", "self.attention_norm")), "Each block has a norm of its own"),

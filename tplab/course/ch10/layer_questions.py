@@ -78,6 +78,11 @@ QUESTIONS = (
         plain.NO_SECOND_RESIDUAL,
     ),
     _ask("First the attention, then the MLP. In which order do yours run?", plain.MLP_FIRST),
+    Question(
+        has_kind("dmlp.down.bias", "1/p"),
+        "A last bias is whole on every rank and added once, behind g, where nothing is summed any more. What of yours "
+        "divides it by the number of ranks?",
+    ),
     _ask(
         "A block returns its output without its last bias, and the bias beside it. How often do you add it?",
         "what comes out without the blocks' last biases",
