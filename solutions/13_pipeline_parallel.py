@@ -18,6 +18,7 @@
 # %% tags=["setup"]
 import copy
 import time
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,7 @@ from tplab.gpt_stages import gpt_stages
 from tplab.memory_meter import MemoryMeter
 from tplab.pipeline import Pipeline
 from tplab.rng import seed_all
+from tplab.runtime import Record
 from tplab.schedule_order import Span
 from tplab.schedules import Action, Schedule
 from tplab.wires import Lanes
@@ -49,7 +51,29 @@ viz.schedule(schedule_order.simulate(schedules.one_f_one_b(4, 8)), title="1F1B, 
 #
 # The stages form a chain. In the forward pass each stage sends its output, the **activation** `[b, s, h]`, to the next; in the backward pass each sends the gradient of its *input*, again `[b, s, h]`, to the one before. One message for each border between two stages and each direction, however many layers a stage has. There is no collective at all.
 #
-# The price is time. Stage 1 can begin only when stage 0 has ended. With one batch in one piece, one rank works and all others wait, at every moment: `p` ranks are as slow as one.
+# The price is time. Stage 1 can begin only when stage 0 has ended. Here are four real ranks in such a chain, with one batch in one piece. In place of arithmetic each stage pauses, 20 ms forward and 40 ms backward.
+
+
+# %%
+def one_batch():
+    """One step of one stage."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    x = torch.zeros(2, 4, device=device())  # [b, h]
+    if rank > 0:
+        dist.recv(x, rank - 1)
+    time.sleep(0.02)  # forward
+    if rank < last:
+        dist.send(x, rank + 1)
+        dist.recv(x, rank + 1)  # the gradient
+    time.sleep(0.04)  # backward
+    if rank > 0:
+        dist.send(x, rank - 1)
+
+
+viz.timeline(launch(one_batch, 4), title="one batch in one piece")
+
+# %% [markdown]
+# At every moment one rank works and the others wait: `p` ranks are as slow as one.
 #
 # So the batch is cut into `m` **micro-batches**, of `b` examples each. While stage 1 works on micro-batch 0, stage 0 works on micro-batch 1. Their gradients add up in `.grad`, as gradients do; when all `m` have gone forward and backward, the optimizer takes its one step. What remains of the waiting stands at the beginning, where the pipeline fills, and at the
 # end, where it drains. The time that the ranks idle, over the time that they work, is called the **bubble**.
@@ -136,8 +160,8 @@ draw(gpipe(4, 4), "your GPipe, p = 4, m = 4")
 # %% [markdown]
 # ## 3 · What a rank has to remember
 #
-# To go backward, a stage needs what autograd kept in its forward: the activations of its layers. They are **live** from F to B. Look at a list of GPipe: after the last F, and before the first B, all `m` micro-batches are live at once. That is the other price. The bubble asks for many micro-batches, and the memory grows with each of them. Cut the batch into twice as many
-# micro-batches of half the size, and you have won nothing and lost nothing; but a larger batch, which would hide the bubble, does not fit.
+# To go backward, a stage needs what autograd kept in its forward: the activations of its layers. They are **live** from F to B. Look at a list of GPipe: after the last F, and before the first B, all `m` micro-batches are live at once. That is the other price. The bubble asks for many micro-batches, and the memory grows with each of them. (The
+# same batch, cut into twice as many of half the size, would need no more. But small micro-batches make small matrix products, which leave a GPU half idle, so there is an end to this.)
 #
 # **1F1B**, one forward one backward (Narayanan et al. 2019, PipeDream), has the same bubble and less memory. The idea: go backward as soon as you can.
 #
@@ -515,18 +539,25 @@ def traced(make_lists, m):
     return [(action, *next(times[action.kind])) for action in actions]
 
 
-def measured(make_lists, p, m):
+def measured(run):
     """The spans of a real run, in milliseconds."""
-    run = launch(traced, p, args=(make_lists, m))
     zero = min(began for rank in run for _, began, _ in rank)
     return [[Span(action, 1e3 * (a - zero), 1e3 * (b - zero)) for action, a, b in rank] for rank in run]
 
 
-real = {"1F1B": measured(one_f_one_b, 4, 8), "GPipe": measured(gpipe, 4, 8)}
+traces = {name: launch(traced, 4, args=(make, 8)) for name, make in (("1F1B", one_f_one_b), ("GPipe", gpipe))}
+real = {name: measured(run) for name, run in traces.items()}
 viz.schedule(real["1F1B"], title="your 1F1B on four real ranks, in milliseconds")
 
 # %%
 viz.schedule(real["GPipe"], title="your GPipe on four real ranks, in milliseconds")
+
+# %% [markdown]
+# The first of the two runs once more, now as the record saw it: hatched where a rank is in a receive. This is the bubble, seen from the side of the messages.
+
+# %%
+receives = Record([call for call in traces["1F1B"].record if call.kind == "recv"])
+viz.timeline(SimpleNamespace(record=receives, spans=traces["1F1B"].spans), title="your 1F1B: at work, or in a receive")
 
 # %%
 viz.table(
@@ -819,7 +850,7 @@ viz.table(
 )
 
 # %% [markdown]
-# With Adam the curves lie on each other, and the mistake stays until somebody clips gradients by their norm, adds weight decay, or changes `m`. That is why gradients are compared, or weights after a step of SGD, never the loss curve of Adam.
+# With Adam the curves lie on each other, and the mistake stays until somebody clips gradients by their norm, or changes `m` in the middle of a run. That is why gradients are compared, or weights after a step of SGD, never the loss curve of Adam.
 #
 # **Fourth: two tables that know nothing of each other.** The GPT of section 7, trained for 20 steps, with the all-reduce for its tied table and without.
 

@@ -258,16 +258,59 @@ class Deaf(nn.Module):
         return self.says.expand(x.shape)
 
 
+def mse_sum(y, target):
+    return F.mse_loss(y, target, reduction="sum")
+
+
+def mse_pipeline(stages, schedule, **options):
+    return Pipeline(stages, schedule, shape=SHAPE, dtype=DTYPE, count=torch.numel, loss_sum=mse_sum, **options)
+
+
 def test_a_stage_that_does_not_use_its_input_gives_a_gradient_of_zeros():
     listens, deaf = nn.Linear(HIDDEN, HIDDEN, dtype=DTYPE), Deaf()
-    pipeline = Pipeline(
-        [listens, deaf], interleaved(1, 2, 2), shape=SHAPE, dtype=DTYPE, count=torch.numel,
-        loss_sum=lambda y, target: F.mse_loss(y, target, reduction="sum"),
-    )  # fmt: skip
     micro_batches = [random(SHAPE, k) for k in range(2)]
-    pipeline.step(micro_batches, micro_batches)
+    mse_pipeline([listens, deaf], interleaved(1, 2, 2)).step(micro_batches, micro_batches)
     assert deaf.says.grad.any()
     assert [parameter.grad.any().item() for parameter in listens.parameters()] == [False, False]
+
+
+def test_a_first_stage_without_parameters_needs_no_backward():
+    layer = nn.Linear(HIDDEN, HIDDEN, dtype=DTYPE)
+    micro_batches = [random(SHAPE, k) for k in range(2)]
+    mse_pipeline([nn.Tanh(), layer], interleaved(1, 2, 2)).step(micro_batches, micro_batches)
+    gradient, layer.weight.grad = layer.weight.grad, None
+    whole = torch.stack(micro_batches)
+    F.mse_loss(layer(whole.tanh()), whole).backward()
+    assert_close(gradient, layer.weight.grad)
+
+
+def test_tokens_of_other_ranks_count_in_the_mean():
+    losses, gradients = [], []
+    for total in (None, 10 * 2 * MESSAGE // 8):
+        torch.manual_seed(0)
+        layer = nn.Linear(HIDDEN, HIDDEN, dtype=DTYPE)
+        micro_batches = [random(SHAPE, k) for k in range(2)]
+        losses.append(mse_pipeline([layer], gpipe(1, 2)).step(micro_batches, micro_batches, total=total))
+        gradients.append(layer.weight.grad)
+    assert_close(losses[0], 10 * losses[1])
+    assert_close(gradients[0], 10 * gradients[1])
+
+
+def _tied_but_unused():
+    rank = dist.get_rank()
+    stage = nn.Linear(HIDDEN, HIDDEN, dtype=DTYPE)
+    tied = stage.weight if rank == 0 else nn.Parameter(torch.zeros(HIDDEN, HIDDEN, dtype=DTYPE))
+    pipeline = mse_pipeline([stage], gpipe(2, 2), tied=tied)
+    micro_batches = [random(SHAPE, k) for k in range(2)]
+    pipeline.step(micro_batches, micro_batches)
+    return tied.detach(), tied.grad
+
+
+def test_a_tied_parameter_that_one_end_does_not_use_gets_the_gradient_of_the_other():
+    (first, gradient), (last, copy) = launch(_tied_but_unused, 2)
+    assert gradient.any()
+    assert torch.equal(gradient, copy)
+    assert torch.equal(first, last)
 
 
 def one_rank(schedule, stages, shape=SHAPE):
