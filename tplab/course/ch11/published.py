@@ -37,9 +37,9 @@ class Run:
 
 
 # Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", table 1, on
-# A100. All activations are computed again. Micro-batch sizes and chunks of layers are not in the paper but in the scripts
-# that reproduce it: NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh. The scatter/gather optimisation is on (section
-# 5.1). Where there is no pipeline, torch's DDP sums the gradients during the backward pass (DDP=torch in the scripts).
+# A100. All activations are computed again. Micro-batch sizes and chunks of layers are not in the paper, they are from the
+# scripts that reproduce it: NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh. The scatter/gather optimisation is on
+# (section 5.1). Where there is no pipeline, torch's DDP sums the gradients during the backward pass (DDP=torch there).
 _TABLE_1 = (
     # billions, heads, hidden, layers, tp, pp, GPUs, batch, TFLOP/s, % of peak; micro-batch, chunks
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137, 44, 16, 1),
