@@ -109,15 +109,16 @@ def filled(cache: Any, mine: Sequence[Tensor]) -> Claim:
     """Two tokens more, as many as there is room for."""
     try:
         cache.append(*(t[:, :, :2] for t in mine))
-    except ValueError as error:
-        return Claim(f"5 tokens are there, 2 more were refused, with room for {MAX_LENGTH}: {error}")
+    except Exception as error:
+        name = type(error).__name__
+        return Claim(f"5 tokens are there, 2 more come, with room for {MAX_LENGTH}, and {name} was raised: {error}")
     return Claim("" if cache.length == MAX_LENGTH else f"with {MAX_LENGTH} tokens the length is {cache.length}")
 
 
 def memory(cache: Any) -> str:
     tensors = {name: getattr(cache, name, None) for name in ("keys", "values")}
     keys, values = tensors.values()
-    if isinstance(keys, Tensor) and isinstance(values, Tensor) and keys.data_ptr() == values.data_ptr():
+    if isinstance(keys, Tensor) and isinstance(values, Tensor) and keys.data_ptr() == values.data_ptr() != 0:
         return ONE_MEMORY
     return ", ".join(
         f"{name} {list(t.shape)} {str(t.dtype).removeprefix('torch.')}" if isinstance(t, Tensor) else f"no {name}"
