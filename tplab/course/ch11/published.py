@@ -37,7 +37,7 @@ class Run:
 
 
 # Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", table 1, on
-# A100. All activations are computed again. Micro-batch sizes and chunks of layers are not in the paper, they are from the
+# A100. All activations are computed again. Micro-batch sizes and chunks of layers are not in the paper: they are in the
 # scripts that reproduce it: NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh. The scatter/gather optimisation is on
 # (section 5.1). Where there is no pipeline, torch's DDP sums the gradients during the backward pass (DDP=torch there).
 _TABLE_1 = (
