@@ -102,7 +102,7 @@ BACKWARDS = [
     ("sums a copy", backward(DX + "travelling = dist.all_reduce(dx.clone(), group=ctx.group, async_op=True)\n" + DW + WAIT + BACK), "Which tensor did it write into"),
     ("the mean", backward(DX + START + DW + WAIT + "return dx / dist.get_world_size(ctx.group), dw, None"), "Does it take their mean"),
     ("sums dW too", backward(DX + START + DW + "dist.all_reduce(dw, group=ctx.group)\n" + WAIT + BACK), "Does the gradient of this rank's rows need anything"),
-    ("sums dy", backward("dy = dy.clone()\ntravelling = dist.all_reduce(dy, group=ctx.group, async_op=True)\n" + DW + WAIT + DX + BACK), "What does your backward send"),
+    ("sums dy", backward("dy = dy.clone()\ndist.all_reduce(dy, group=ctx.group)\n" + DX + DW + BACK), "Does the gradient of this rank's rows need anything"),
     ("the default group", backward(DX + swap(START, "group=ctx.group, ", "") + DW + WAIT + BACK), "Which call was not given the group"),
     ("gathers the parts and adds them", backward(DX + "parts = [torch.empty_like(dx) for _ in range(dist.get_world_size(ctx.group))]\ntravelling = dist.all_gather(parts, dx, group=ctx.group, async_op=True)\n" + DW + WAIT + "return sum(parts), dw, None"), "What does your backward send"),
     ("the last token only", backward(DX + START + "dw = torch.outer(dy.flatten(0, -2)[-1], x.flatten(0, -2)[-1])\n" + WAIT + BACK), "Which of them are in your product"),
