@@ -171,6 +171,7 @@ def _run(lanes, schedule, tied=False):
     return {
         "loss": loss, "evaluated": evaluated, "logits": logits, "gradients": gradients, "twice": twice,
         "alive": alive, "sent": section.totals(rank), "forward": forward.totals(rank),
+        "sends": [(call.start, call.end) for call in section if call.kind == "send"],
     }  # fmt: skip
 
 
@@ -231,6 +232,23 @@ def test_the_messages_are_those_computed_from_the_schedule(ran):
             assert set(result["sent"]) == {"send", "recv"}
             calls, size = result["forward"].get("send", (0, 0))
             assert (calls, size) == (2 * forward[rank].calls, forward[rank].bytes), (schedule.name, rank)
+
+
+def test_every_send_is_waited_for_and_not_only_at_the_end(ran):
+    p, results = ran
+    for (schedule, *_), ranks in zip(cases(p), results, strict=True):
+        for rank, result in enumerate(ranks):
+            assert all(end is not None for _, end in result["sends"]), (schedule.name, rank)
+        if schedule == one_f_one_b(p, 6):
+            begins, ends = zip(*ranks[0]["sends"], strict=True)
+            assert ends[0] < begins[5]  # the gradient of micro-batch 0 has proved that its activation arrived
+
+
+class Turned(nn.Linear):
+    """Its output and the gradient of its input lie in memory in another order than their numbers say."""
+
+    def forward(self, x):
+        return super().forward(x.transpose(0, 1)).transpose(0, 1)
 
 
 # One rank, and what is refused
@@ -297,8 +315,10 @@ def test_tokens_of_other_ranks_count_in_the_mean():
 
 
 def _tied_but_unused():
+    """The table and its gradient; the stages give tensors that are not contiguous."""
     rank = dist.get_rank()
-    stage = nn.Linear(HIDDEN, HIDDEN, dtype=DTYPE)
+    stage = Turned(HIDDEN, HIDDEN, dtype=DTYPE)
+    stage.weight.data, stage.bias.data = random((HIDDEN, HIDDEN), "w", rank), random((HIDDEN,), "b", rank)
     tied = stage.weight if rank == 0 else nn.Parameter(torch.zeros(HIDDEN, HIDDEN, dtype=DTYPE))
     pipeline = mse_pipeline([stage], gpipe(2, 2), tied=tied)
     micro_batches = [random(SHAPE, k) for k in range(2)]
@@ -308,9 +328,14 @@ def _tied_but_unused():
 
 def test_a_tied_parameter_that_one_end_does_not_use_gets_the_gradient_of_the_other():
     (first, gradient), (last, copy) = launch(_tied_but_unused, 2)
-    assert gradient.any()
     assert torch.equal(gradient, copy)
     assert torch.equal(first, last)
+    weights = [random((HIDDEN, HIDDEN), "w", rank).requires_grad_() for rank in range(2)]
+    y = whole = torch.stack([random(SHAPE, k) for k in range(2)])
+    for rank, weight in enumerate(weights):
+        y = F.linear(y, weight, random((HIDDEN,), "b", rank))
+    F.mse_loss(y, whole).backward()
+    assert_close(gradient, weights[0].grad)
 
 
 def one_rank(schedule, stages, shape=SHAPE):
