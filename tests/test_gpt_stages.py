@@ -106,6 +106,15 @@ def test_a_gpt_in_two_stages_of_two_ranks_each_equals_the_whole_one():
         assert seen == whole.keys()
 
 
+def test_the_last_stage_has_a_copy_of_a_tied_table_and_no_other_stage_has_one():
+    first, middle, last = gpt_stages(ParallelGPT(dataclasses.replace(GPT, num_layers=3)), 3)
+    assert torch.equal(first.tied, last.tied)
+    assert first.tied.data_ptr() != last.tied.data_ptr()
+    assert middle.tied is None
+    (alone,) = gpt_stages(ParallelGPT(GPT), 1)
+    assert alone.tied is None
+
+
 def test_layers_that_cannot_be_divided_are_refused():
     with pytest.raises(ValueError, match="4 layers can't be cut into 3 stages"):
         gpt_stages(ParallelGPT(GPT), 3)
