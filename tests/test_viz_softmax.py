@@ -163,6 +163,7 @@ def test_ranks_may_have_different_numbers_of_columns() -> None:
     picture = viz.softmax([{"logits": [1.0, 2.0, 3.0]}, {"logits": [4.0]}])
     assert bars(picture.axes[0]) == [(0, 1.0, 0), (1, 2.0, 0), (2, 3.0, 0), (3, 4.0, 1)]
     assert lines(picture.axes[0], upright=True) == [2.5]
+    assert picture.axes[0].get_xlim() == pytest.approx((-0.6, 3.6))
 
 
 def test_a_row_is_there_only_where_every_rank_has_it() -> None:
