@@ -438,6 +438,7 @@ def test_every_option_reaches_the_blocks():
     )
 
 
+@torch.no_grad()
 def test_masks_and_positions_reach_attention():
     x = inputs("encoder")[0]
     mask = nn.Transformer.generate_square_subsequent_mask(SEQUENCE, dtype=torch.float64)
