@@ -115,6 +115,25 @@ def test_the_last_stage_has_a_copy_of_a_tied_table_and_no_other_stage_has_one():
     assert alone.tied is None
 
 
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (dataclasses.replace(GPT, dropout=0.3), {"dtype": DTYPE}),
+        (dataclasses.replace(GPT, dropout=0.3), {"dtype": DTYPE, "recompute": "layers"}),
+        (GPT, {"dtype": torch.bfloat16, "float32_residual": True}),
+    ],
+    ids=["dropout", "dropout that is drawn again", "a residual stream in float32"],
+)
+def test_stages_one_after_the_other_are_the_whole_model(config, options):
+    model = ParallelGPT(config, **options)
+    ids = torch.cat(gpt_batch(2)[0])
+    whole = model(ids, rng=seed_all(7))
+    x = ids
+    for stage in gpt_stages(model, 2, rng=seed_all(7)):
+        x = stage(x)
+    assert torch.equal(x, whole)
+
+
 def test_layers_that_cannot_be_divided_are_refused():
     with pytest.raises(ValueError, match="4 layers can't be cut into 3 stages"):
         gpt_stages(ParallelGPT(GPT), 3)
