@@ -760,8 +760,8 @@ with show_failure():
     launch(made_by_members_only, 4, timeout=4)
 
 # %% [markdown]
-# The ranks stand in `new_group` of the *later* groups, or in the first all-reduce of one, in lines that are right. A group's name is a number that each rank counts up for itself, with every call. For rank 0 the group of ranks 0 and 1 is its second, for rank 1 its first: they look for each other under different names. Had every rank skipped as many calls as every other, it would have worked, by luck: with
-# `[0, 1]` made by ranks 0 and 1 and `[2, 3]` by ranks 2 and 3 alone nothing fails. So the mistake can stay hidden until somebody adds a group.
+# The ranks stand in `new_group` of the *later* groups, or in the first all-reduce of one, in lines that are right. A group's name is a number that each rank counts up for itself, with every call. For rank 0 the group of ranks 0 and 1 is its second, for rank 1 its first: they look for each other under different names. Where every rank skips as many calls as every other, it can even work, by luck, and the
+# mistake stays hidden until somebody adds a group.
 #
 # **Third.** The mesh the wrong way round. Say the 8 ranks of the training above sit in two machines of 4. Here is what crossed from machine to machine in one step, from the record of the run, and what would have crossed if `tp` were outermost and `dp` innermost.
 
