@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from tplab import device, launch, links, record, viz
+from tplab.chrome_trace import save_chrome_trace
 from tplab.collective_cost import all_reduce
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.gpt_config import GPTConfig
@@ -31,7 +32,7 @@ from tplab.layer_cost import layer_time, overlap_saving
 from tplab.linear import column_linear
 from tplab.links import Link
 from tplab.machines import MACHINES, measure_machine
-from tplab.trace import RankTrace, Span, save_chrome_trace, trace_rank
+from tplab.trace import RankTrace, Span, trace_rank
 from tplab.transformer import ParallelTransformerLayer
 
 # %% [markdown]

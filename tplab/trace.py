@@ -10,18 +10,15 @@
 |..| is the length of a set of times: what happens twice at once counts once. The times come from torch's profiler, one
 clock for both lanes; kind, bytes and line of a collective come from the record (`tplab.record`).
 A share of 1 says that nobody waited, not that communication was free: what runs beside a product may slow it down.
-
-`save_chrome_trace` writes the same for ui.perfetto.dev and chrome://tracing ("Trace Event Format", Google 2016).
+`tplab.chrome_trace` writes the same for a viewer.
 """
 
-import json
 import os
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -228,48 +225,3 @@ def _common(one: Times, other: Times) -> Times:
 
 def _length(times: Times) -> float:
     return sum(end - start for start, end in times)
-
-
-# For a browser
-
-
-def chrome_trace(traces: Sequence[RankTrace]) -> dict[str, Any]:
-    """The traces in the Trace Event Format: a process for each rank, in it a row for each lane; microseconds.
-
-    What overlaps in one lane, such as two collectives under way, gets rows of its own: a row shows one at a time.
-    """
-    zero = min((span.start for trace in traces for span in trace.spans), default=0.0)
-    events: list[dict[str, Any]] = []
-    for trace in traces:
-        rank = trace.rank
-        events.append({"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}})
-        events.append({"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}})
-        rows = [(lane, row) for lane in LANES for row in rows_of(trace.lane(lane))]
-        for number, (lane, row) in enumerate(rows):
-            place = {"pid": rank, "tid": number}
-            events.append({"ph": "M", **place, "name": "thread_name", "args": {"name": lane}})
-            events.append({"ph": "M", **place, "name": "thread_sort_index", "args": {"sort_index": number}})
-            for span in row:
-                times = {"ts": (span.start - zero) * 1e6, "dur": (span.end - span.start) * 1e6}
-                events.append({"ph": "X", **place, "name": span.name, "cat": lane, **times, "args": span.about})
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-def rows_of(spans: Iterable[Span]) -> list[list[Span]]:
-    """Spans dealt out to as few rows as it takes for none to overlap another of its row."""
-    rows: list[list[Span]] = []
-    for span in sorted(spans, key=lambda span: span.start):
-        free = next((row for row in rows if row[-1].end <= span.start), None)
-        if free is None:
-            rows.append([span])
-        else:
-            free.append(span)
-    return rows
-
-
-def save_chrome_trace(path: str | Path, traces: Sequence[RankTrace]) -> Path:
-    """Write the traces to a file for ui.perfetto.dev, and return its path. The page reads it in your browser."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(chrome_trace(traces)), encoding="utf-8")
-    return path
