@@ -382,7 +382,7 @@ check("13.4", run_stage)
 # The model reads 8 bytes of Python source and predicts the next one. Each byte becomes 16 numbers, the 8 of them side by side are a vector of `h = 128`; four residual blocks work on it; an output layer scores 256 bytes. `ByteStage(number, stages)` is the part of it that one rank holds: two blocks each for two stages, one each for four.
 
 # %%
-CONTEXT, HIDDEN, BLOCKS, BATCH, STEPS = 8, 128, 4, 64, 60
+CONTEXT, HIDDEN, BLOCKS, BATCH, STEPS = 8, 128, 4, 64, 30
 text = corpus.python_sources(300_000)
 
 
