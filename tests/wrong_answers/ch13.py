@@ -137,7 +137,7 @@ READ = [
     ("the formula", played(("return p * max(free) / working - 1", "return (p - 1) / (len(rows[0]) // 2)")), "These lists are in an order of their own"),
     ("idle over all of the time", played(("return p * max(free) / working - 1", "return 1 - working / (p * max(free))")), "Idle over what"),
     ("the time in place of the share", played(("return p * max(free) / working - 1", "return max(free)")), "That is a time"),
-    ("a backward as long as a forward", played(('forward if action.kind == "F" else backward', "forward")), "Where do you use which"),
+    ("a backward as long as a forward", played(('forward if action.kind == "F" else backward', "forward")), "Right: peak, inputs unchanged"),
     ("forward and backward changed over", played(('forward if action.kind == "F" else backward', 'backward if action.kind == "F" else forward')), "Where do you use which"),
     ("does not wait for neighbours", played(("needs = [(neighbour, action.kind, k)] if 0 <= neighbour < p else []", "needs = []")), "Does an action in your program start only when"),
     ("starts when the neighbour is done, though the rank is not", played(("max([free[rank], *(ends[need] for need in needs)])", "max([ends[need] for need in needs], default=free[rank])")), "Right: peak, inputs unchanged"),

@@ -154,10 +154,10 @@ def _lookalikes(lists: Lists, m: int, forward: float, backward: float) -> dict[s
     p, total, own = len(lists), total_time(lists, forward, backward), m * (forward + backward)
     share = idle_share(lists, forward, backward)
     shares = {
+        _RULE: (p - 1) / m,
         _OF_ALL: share / (1 + share),
         _ALIKE: idle_share(lists, 1, 1),
         _SWAPPED: idle_share(lists, backward, forward),
-        _RULE: (p - 1) / m,
         _TIME: total,
         _SUM: p * (total - own),
         _NO_WAIT: 0.0,
