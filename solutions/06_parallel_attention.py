@@ -114,7 +114,7 @@ def merge_heads(y):
 check("6.1", split_heads, attend, merge_heads)
 
 # %% [markdown]
-# torch has all of `attend` in one fused kernel, `F.scaled_dot_product_attention`, which never stores the scores. It may be used here as well, but mind its `is_causal=True`: that puts the triangle at the top left, as if the queries were the first tokens.
+# torch has all of `attend` in one fused **kernel** (a kernel is one program that runs on the GPU; fused: for several operations), `F.scaled_dot_product_attention`, which never stores the scores. It may be used here as well, but mind its `is_causal=True`: that puts the triangle at the top left, as if the queries were the first tokens.
 #
 # ## 2 · Whole heads on every rank
 #

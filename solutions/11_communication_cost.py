@@ -38,7 +38,7 @@ from tplab.transformer import ParallelTransformerLayer
 # %% [markdown]
 # ## 1 · What a rank waits for
 #
-# Below, two ranks run a column-parallel layer forward and backward: `x` is `[2048, 1024]`, each rank has 256 columns of the weight. `trace_rank()` watches a rank: torch's profiler writes down when each operation ran, and the record says which collectives were under way. Each rank gets two lanes. What lies above each other in them
+# Below, two ranks run a column-parallel layer forward and backward: `x` is `[2048, 1024]`, each rank has 256 columns of the weight. `trace_rank()` watches a rank: torch's profiler writes down when each operation ran, and the record says which collectives were under way. Each rank gets two lanes. What lies one above the other
 # happened at the same time.
 
 # %%
@@ -101,7 +101,7 @@ print(f"{path}: {sum(len(trace.spans) for trace in before)} boxes")
 # %% [markdown]
 # ## 2 · The time of a ring
 #
-# Chapter 01 measured that a message of $n$ bytes takes $\alpha + \beta n$. A ring cuts a tensor into $p$ parts and sends them round, a part a step; the steps follow one another, and in each of them all ranks send at once. Some links, in one direction, by published figures:
+# Chapter 01 measured that a message of $n$ bytes takes $\alpha + \beta n$. A ring cuts a tensor into $p$ parts and sends them round, a part a step; the steps follow one another, and in each of them all ranks send at once. A **node** is one machine, with usually 8 GPUs that NVLink connects; nodes are connected by a network, here InfiniBand. Some links, in one direction: the bandwidth is the vendor's or the standard's, $\alpha$ is what NCCL's source assumes for one step of a ring (`links.PUBLISHED[name].source`):
 
 # %%
 viz.table(
@@ -113,15 +113,13 @@ viz.table(
 )
 
 # %% [markdown]
-# A **node** is one machine, with usually 8 GPUs that NVLink connects; nodes are connected by a network, here InfiniBand.
-#
 # **Predict.** In GPT-3, `h = 12288` and `s = 2048`, so one sequence makes messages of `b·s·h` numbers of 2 bytes: 50,331,648 bytes. All-reduce it over 8 ranks in a ring of NVLink 3 (3.4 µs, 300 GB/s). How many steps follow one another? How many microseconds do they take together?
 
 # %% predict="11.a"
 predict("11.a", steps=14, microseconds=341.2)
 
 # %% [markdown]
-# What that means for a layer depends on how much there is to compute meanwhile. Here is one GPU, an H100, on different links; each bar is the time of one transformer layer, forward and backward, on each of `p` ranks that share it. Find out: on which links is it worth taking 8 GPUs for one layer? What does a larger `h` change, what a larger `p`?
+# What that means for a layer depends on how much it computes from one message to the next. Here is one GPU, an H100, on different links; each bar is the time of one transformer layer, forward and backward, on each of `p` ranks that share it. Find out: on which links is it worth taking 8 GPUs for one layer? What does a larger `h` change, what a larger `p`?
 
 
 # %%
@@ -146,7 +144,7 @@ def layer_on(link, h):
 viz.explore(layer_on, link=list(links.PUBLISHED), h=(8192, 2048, 4096, 16384))
 
 # %% [markdown]
-# The matrix products shrink with `p`, the messages do not. Behind each bar stands the **efficiency**: the time on one GPU, divided by `p` times the time on `p`. Now write the two formulas that these bars are made of.
+# The matrix products shrink with `p`, the messages do not. (`element-wise` is what is no matrix product: norms, dropout, softmax, residuals. Section 4 comes back to it.) Behind each bar stands the **efficiency**: the time on one GPU, divided by `p` times the time on `p`. Now write the formulas of the other two parts.
 
 # %% [markdown] task="11.1" title="The time of a collective" difficulty=1 minutes=10
 # Return the seconds of a collective of `p` ranks in a ring. `size` is the *whole* tensor, in bytes: what an all-reduce is called with, what an all-gather returns, what a reduce-scatter takes in. `link.seconds(n)` is $\alpha + \beta n$; `link.alpha` and `link.beta` are there too.
@@ -230,7 +228,7 @@ def layer_seconds(
 
 
 # %% [markdown] hints="11.2"
-# 1. Add up the last column of the table. How many forward passes' worth of FLOPs are forward and backward together, without recomputation, and with it? Which of that does one rank do?
+# 1. Add up the last column of the table. How many forward passes' worth of FLOPs are forward and backward together, without recomputation, and with it? What share of that does one rank do?
 # 2. Compute: 3 or 4 times $24bsh^2 + 4bs^2h$, divided by `p * rate`. Communicate: 4 all-reduces, or 6 with recomputation, each of a whole tensor `[b, s, h]`, whatever `p` is.
 # 3. `forward = 24 * b * s * h**2 + 4 * b * s**2 * h`; `compute = (4 if recompute else 3) * forward / (p * rate)`; `communicate = (6 if recompute else 4) * all_reduce(link, bytes_per_number * b * s * h, p)`; return both.
 
@@ -238,7 +236,7 @@ def layer_seconds(
 check("11.2", layer_seconds)
 
 # %% [markdown]
-# Your formula for GPT-3's layer (`h = 12288`, one sequence of 2048) on an A100 in a DGX, a node of 8 GPUs. Beyond 8 ranks the ring has to leave the node. `machine.link(p)` knows what it goes over then: a DGX has a network adapter for each GPU, so the ring crosses from node to node in as many places at once as it has ranks in a node.
+# Your formula for GPT-3's layer (`h = 12288`, one sequence of 2048) on an A100 in a DGX, a node of 8 GPUs. (Its NVLink counts with 240 GB/s, what NCCL's rings reach over it, not with the 300 on paper.) Beyond 8 ranks the ring has to leave the node. `machine.link(p)` knows what it goes over then: a DGX has a network adapter for each GPU, so the ring crosses from node to node in as many places at once as it has ranks in a node.
 
 # %%
 a100 = MACHINES["A100 DGX"]
@@ -330,9 +328,9 @@ viz.against(
 # %% [markdown]
 # What these three pictures say of the model:
 #
-# - **What changes from row to row is right**, where layers are large: weak scaling, and models from one billion to a trillion parameters, to a few per cent.
-# - **It is too fast.** In the last picture every row is, by nearly the same factor. The model takes the best rate of large products, measured years later with newer libraries; starting a kernel costs it nothing; no rank is ever late; a message always has the whole link.
-# - **It fails where layers are small for so many GPUs.** In strong scaling each of 8 V100s has products with a side of 1536/8 = 192: such small ones are far from the rate of large ones, and what is not a matrix product stays whole on every rank. A model with one rate for all products cannot see that.
+# - **What changes from row to row is right**, where layers are large: weak scaling, and models from one billion to a trillion parameters, to within 8 %.
+# - **It is too fast.** In the last picture every row is, by 18 to 28 %. The model takes the best rate of large products, measured years later with newer libraries; starting a kernel costs it nothing; no rank is ever late; a message always has the whole link.
+# - **It fails where layers are small for so many GPUs.** In strong scaling each of 8 V100s has products with a side of 1536/8 = 192: such small ones are far from the rate of large ones. A model with one rate for all products cannot see that, nor the time that it takes to start each of the many small operations, which does not shrink with `p`.
 #
 # So use it to compare layouts, and to see what limits them. For seconds, measure.
 
@@ -371,7 +369,7 @@ viz.overlap(
 )
 
 # %% [markdown] task="11.3" title="A backward pass that does not wait" difficulty=3 minutes=20
-# A column-parallel layer without bias, as one autograd function. `forward` is there. `weight` is this rank's shard `[m/p, h]`, stored as torch stores it, so $Y = X\,\text{weight}^T$. Write `backward`.
+# A column-parallel layer without bias, as one autograd function. `forward` is there. `weight` is this rank's shard `[m/p, h]`, stored as torch stores it, so $Y = X\,\text{weight}^T$. So `dw`, of the shape of `weight`, is the transpose of $dA$ above: $dY^T X$. (The check calls it dW.) Write `backward`.
 #
 # - f is part of this function: `dx` has to be summed over the ranks of `ctx.group`, in one all-reduce.
 # - The order matters: compute `dx`, start its all-reduce, compute `dw`, wait. The check looks at the order in which things happen on each rank, not at the time they take.
@@ -442,7 +440,7 @@ def milliseconds(run):
 viz.table([{"layer": name} | milliseconds(run) for name, run in (("waiting", before), ("yours", yours))])
 
 # %% [markdown]
-# Read the table with care. "Hidden" says that the rank computed meanwhile; it does not say that communication was free. On this machine the all-reduce is done by threads of the same cores that multiply, so beside each other both may take longer than alone, and the layer gains less than the share suggests. On a GPU the same happens in a milder form: NCCL's kernels occupy
+# Read the table with care. "Hidden" says that the rank computed meanwhile; it does not say that communication was free. On this machine the all-reduce is done by threads of the same cores that multiply, so beside each other both may take longer than alone, and the layer may gain less than the share suggests. (It also gains something that is no overlap: your function sums its own `dx` in place, where f had to make a copy first, the `copy_` of the picture.) On a GPU the same happens in a milder form: NCCL's kernels occupy
 # some of the GPU's processors, and the messages use its memory.
 #
 # What would it hide on real links? The formulas say, for GPUs with NVLink and 8 ranks: for each column-parallel weight, the all-reduce of its input's gradient against the product beside it.
@@ -463,7 +461,7 @@ viz.table(
 # %% [markdown]
 # ## 6 · How large must a layer be?
 #
-# Compute grows with $h^2$, communication with $h$. So for each machine and each `p` there is a size from which on `p` GPUs are worth it: say, 80 % of them is used. The efficiency of `p` ranks is
+# Compute grows with $h^2$, communication with $h$. So for each machine and each `p` there is a size from which on `p` GPUs are worth it: say, 80 % of their time is used. The efficiency of `p` ranks is
 #
 # $$E(h) = \frac{t(h, 1)}{p\; t(h, p)}$$
 
@@ -520,13 +518,13 @@ viz.table(
 )
 
 # %% [markdown]
-# Two things to read from it. From left to right: on a slower link the same GPU needs a layer several times as large. From top to bottom, V100 to H100: GPUs have become faster by more than their links have, so a new generation needs larger layers for the same `p`, or a smaller `p` for the same layers. What overlap hides is not counted here; it moves these sizes down.
+# Two things to read from it. From left to right: on a slower link the same GPU needs a larger layer, about twice as large on a V100, up to seven times on an H100. From top to bottom, V100 to H100: GPUs have become faster by more than their links have, so a new generation needs larger layers for the same `p`, or a smaller `p` for the same layers. (H200: the chip and the links of the H100, with more memory.) What overlap hides is not counted here; it moves these sizes down.
 #
 # ## 7 · Break it
 #
 # The commonest mistake with an asynchronous collective is to forget the wait. Below is your function without it; everything else is right.
 #
-# **Predict.** Is an error raised? Is `dw` right? Is `dx` right when it is read at once?
+# **Predict.** Is an error raised? Is `dw` right? Can you rely on `dx` when it is read at once (`dx_right`)?
 
 # %% predict="11.d"
 predict("11.d", error=False, dw_right=True, dx_right=False)
@@ -652,7 +650,7 @@ viz.table(rows)
 # ask for `CUDA_DEVICE_MAX_CONNECTIONS=1`. On a GPU, starting is only asking: the all-reduce and the product are put into two queues, and without that setting the GPU may begin with the product and leave the all-reduce for later. The order on the CPU side, which our check looks at, is necessary there, but not enough.
 #
 # What cannot be hidden so is g: the forward pass needs the sum at once. `--tp-comm-overlap` (Megatron with Transformer Engine) and PyTorch's *async tensor parallelism* cut the product and the communication into pieces instead, and send one piece while the next is computed. In PyTorch `torch.compile` does it where `torch._inductor.config._micro_pipeline_tp` is set, for groups given to
-# `torch.distributed._symmetric_memory.enable_symm_mem_for_group`, with operators such as `fused_all_gather_matmul` and `fused_matmul_reduce_scatter`. Both want the collectives of sequence parallelism, which is where the next chapter goes.
+# `torch.distributed._symmetric_memory.enable_symm_mem_for_group` (torch 2.13 calls that function deprecated, yet the compiler's pass still asks for it), with operators such as `fused_all_gather_matmul` and `fused_matmul_reduce_scatter`. Both want the collectives of sequence parallelism, which is where the next chapter goes.
 #
 # **Profilers.** What `trace_rank` shows is cut down from `torch.profiler.profile`, which writes the same format itself (`export_chrome_trace`), a file for each rank. NVIDIA's Nsight Systems shows the same from below.
 #

@@ -423,7 +423,7 @@ viz.table(rows, title="p = 4, forward and backward, float64")
 #
 # In chapter 10 the norms sent nothing: every rank saw all tokens, so every rank computed the whole gradient of the norm's weight. Now each rank's copy of that weight sees `s/p` tokens.
 #
-# **Predict.** Which gradients on a rank are only one term now? And how many bytes has one all-reduce of all of them, the norm's bias included, for one block with `h = 32` in float32?
+# **Predict.** Which gradients on a rank are only one term now (True or False)? And how many bytes has one all-reduce of all of them, the norm's bias included, for one block with `h = 32` in float32?
 
 # %% predict="12.b"
 predict("12.b", norm_weight=True, last_bias=True, up_bias=False, bytes=384)
@@ -468,7 +468,7 @@ def mark(model):
 # Replace the gradient of every marked parameter by its sum over the ranks of `group`. Do it in **one** all-reduce for all of them together: they are small, and each message costs its latency, whatever its size (chapter 01).
 #
 # - Marked means that `param.sequence_parallel` is True; it may be False, or missing.
-# - A parameter may have no gradient, `param.grad is None`. Leave it alone. (All ranks then have none.)
+# - A parameter may have no gradient, `param.grad is None`. Leave it alone. (All ranks then have none.) At least one marked parameter has a gradient.
 # - All gradients have the same dtype; any of them may lie transposed in memory.
 
 
@@ -641,7 +641,7 @@ def layer_bytes(b, s, h, a, p, *, sequence_parallel=False, recompute="nothing"):
 check("12.4", layer_bytes)
 
 # %% [markdown]
-# Now on real ranks, with your block, in bfloat16. A GPU keeps one byte for each place of a dropout mask. PyTorch's `F.dropout` keeps as much as `x` has on a CPU; `torch.native_dropout` keeps one byte everywhere and takes its place here, on the ranks, for this measurement.
+# Now on real ranks, with your block, in bfloat16. A GPU keeps one byte for each place of a dropout mask. PyTorch's `F.dropout` keeps as many bytes as `x` has, on a CPU; `torch.native_dropout` keeps one byte everywhere and takes its place here, on the ranks, for this measurement.
 
 
 # %%
@@ -710,7 +710,7 @@ for (name, recompute), seen in measured.items():
 viz.table(rows, title="one layer, forward and backward: b = 2, s = 64, h = 64, a = 4, bfloat16")
 
 # %% [markdown]
-# To the byte. (For "the sequence cut" the table adds the two gathered inputs to your formula.) Read it as a price list. Cutting the sequence costs nothing. Gathering again costs two more all-gathers a layer; each sends half of what an all-reduce sends, so it is a quarter more in all. Selective recomputation sends nothing. Full recomputation sends all that the forward pass sent a second time.
+# To the byte. (For "the sequence cut" the table adds the two gathered inputs to your formula.) Read it as a price list. Cutting the sequence costs nothing here; once a step comes the small all-reduce of exercise 12.3. Gathering again costs two more all-gathers a layer; each sends half of what an all-reduce sends, so it is a quarter more in all. Selective recomputation sends nothing. Full recomputation sends all that the forward pass sent a second time.
 #
 # What does it cost in arithmetic? PyTorch can count: `FlopCounterMode` adds up the floating-point operations of all matrix products. One rank, forward and backward:
 
@@ -756,8 +756,8 @@ base = 3 * (24 * s * h * h + 4 * s * s * h)  # forward, and twice as much backwa
 print(f"GPT-3: selective recomputation computes {2 * s * s * h / base:.1%} more and keeps {80 / 114:.0%} less")
 
 # %% [markdown]
-# Attention has two products forward, the scores and their product with V, and only the first shows up again: backward needs the *inputs* of the second, not its result, and PyTorch ends the second run as soon as everything that backward asked for is there. That is $2s^2h$ operations for each sequence. (For the same reason full
-# recomputation stops before the last product of the layer.) The smaller `s/h` is, the cheaper. For GPT-3 it is a bargain: most of the memory for hardly any work. FlashAttention (chapter 00) does the same within one GPU kernel, and where it is used nothing is left to recompute: its layers keep little more than the 34 bytes from the start.
+# Attention has two products forward, the scores and their product with V, and only the first shows up again: backward needs the *inputs* of the second, not its result, and PyTorch ends the second run as soon as everything that backward asked for is there. That is $2s^2h$ operations for each sequence. (Korthikanti et al. name 2.7 % for GPT-3: their equation 8 adds $12s^2h$, both products and their backward pass.) (For the same reason full
+# recomputation stops here before the last product of the layer: nothing after it is kept. With dropout, as in the table above, its mask is asked for too, and the whole layer runs again.) The smaller `s/h` is, the cheaper. For GPT-3 it is a bargain: most of the memory for hardly any work. FlashAttention (chapter 00) does the same within one GPU kernel, and where it is used nothing is left to recompute: its layers keep little more than the 34 bytes from the start.
 #
 # Does recomputation change the training? It must not, and not with dropout either. Ten steps, dropout 0.1, on two ranks, from the same seed:
 
@@ -799,7 +799,7 @@ viz.table(
 )
 
 # %% [markdown]
-# The first loss is right, no error is raised, and the model learns. But the ranks' copies of everything that is whole are no longer the same: rank 0 has an embedding for the first half of a text, rank 1 one for the second half. What sees it is the last column, the detector of chapter 05.
+# The first loss is right, the ranks report the same one in every step (`train` adds up their parts), no error is raised, and the model learns. But the ranks' copies of everything that is whole are no longer the same: rank 0 has an embedding for the first half of a text, rank 1 one for the second half. What sees it is the last column, the detector of chapter 05.
 #
 # **Second.** The argument that exercise 12.2 told you to leave alone. With `partial_grad=False` the backward of the gather takes this rank's slice of its own gradient and sends nothing. That is right where all ranks do the *same* with the gathered tensor: then each has the whole gradient already. In front of a cut matrix each has one term.
 
@@ -826,7 +826,7 @@ viz.table(
 )
 
 # %% [markdown]
-# Again the first loss is right. This time even the replicas agree, since exercise 12.3 adds up what is wrong on all of them alike. Only a comparison with one process, or of the traffic, tells.
+# Again the first loss is right. This time even the replicas agree, since exercise 12.3 gives all of them the same sum, though of wrong terms. Only a comparison with one process, or of the traffic, tells.
 #
 # **Third.** A text of 33 tokens on two ranks.
 
@@ -848,7 +848,7 @@ symptoms(12)
 # %% [markdown]
 # ## 7 · Measure it
 #
-# What the price list of section 5 means for whole models: activations of all layers for one sequence, on one of 8 ranks, by your formula.
+# What the price list of section 5 means for whole models: activations of all layers for one sequence, on one of 8 ranks (of 5 for GPT-2, whose 25 heads can't be shared by 8), by your formula.
 
 # %%
 rows = []
@@ -861,7 +861,7 @@ for name in ("GPT-3 175B", "GPT-2 1.5B"):
         "tensor parallel": {},
         "and the sequence cut": {"sequence_parallel": True},
         "and selective": {"sequence_parallel": True, "recompute": "attention"},
-        "full recomputation": {"recompute": "layers"},
+        "tensor parallel, full recomputation": {"recompute": "layers"},
     }.items():
         row[label] = f"{config.num_layers * layer_bytes(*sizes, **options) / 1e9:.1f}"
     rows.append(row)
@@ -890,7 +890,7 @@ viz.traffic(
 # ## 8 · In the wild
 #
 # **Megatron-Core**: `sequence_parallel=True` in its configuration. The mappings are `gather_from_sequence_parallel_region` and `reduce_scatter_to_sequence_parallel_region` in `megatron/core/tensor_parallel/mappings.py`; the argument `partial_grad` is called `tensor_parallel_output_grad` there. Its tensors are `[s, b, h]`, so that a part of the sequence is one
-# contiguous piece of memory and nothing has to be copied. `ColumnParallelLinear` gathers by itself, and again in backward (`LinearWithGradAccumulationAndAsyncCommunication` in `layers.py`). Exercise 12.3 is `_allreduce_layernorm_grads` in `megatron/core/distributed/finalize_model_grads.py`. Selective recomputation is `recompute_granularity="selective"`.
+# contiguous piece of memory and nothing has to be copied. `ColumnParallelLinear` gathers by itself, and again in backward (`LinearWithGradAccumulationAndAsyncCommunication` in `layers.py`). Exercise 12.3 is `_allreduce_layernorm_grads` (newer: `_allreduce_non_tensor_model_parallel_grads`; the old name is an alias) in `megatron/core/distributed/finalize_model_grads.py`. Selective recomputation is `recompute_granularity="selective"`.
 #
 # **PyTorch**: `SequenceParallel()` for the norms, `ColwiseParallel(input_layouts=Shard(1))` and `RowwiseParallel(output_layouts=Shard(1))` for the matrices, in a plan for `parallelize_module`. Here is the MLP in that form, with what it sends:
 
@@ -952,6 +952,6 @@ viz.table([{"block": run["name"], "collectives, forward and backward": run["sent
 #
 # 1. An all-reduce is a reduce-scatter and an all-gather. Between the two each rank has its own tokens, and norms, dropout and residuals need no more.
 # 2. The pair: the backward of the gather is a reduce-scatter, the backward of the reduce-scatter is an all-gather. Traffic: the same bytes as with f and g.
-# 3. Memory of a layer: from $sbh(10 + 24/p + 5as/(hp))$ to $sbh(34/p + 5as/(hp))$, if the inputs of the matrices are gathered again in backward; selective recomputation takes the second term away.
+# 3. Memory of a layer: from $sbh(10 + 24/p + 5as/(hp))$ to $sbh(34/p + 5as/(hp))$, if the inputs of the matrices are gathered again in backward, which sends a quarter more; selective recomputation takes the last term away.
 # 4. What is whole on every rank and sees only the rank's tokens has a gradient that is one term: one small all-reduce a step, and nothing tells if you forget it.
 # 5. All of this is within one layer, on ranks with fast links between them. Next, chapter 13 cuts the model between its layers.

@@ -110,7 +110,7 @@ viz.explore(show_gpipe, p=(4, 2, 8), m=(1, 2, 4, 8, 16))
 # | | needs | makes |
 # |---|---|---|
 # | F of micro-batch k | the output of F k on the rank before (rank 0: the input) | the activation for the next rank |
-# | B of micro-batch k | the gradient from B k on the rank behind (last rank: the loss), and the rank's own F k | the gradient for the rank before |
+# | B of micro-batch k | the gradient from B k on the next rank (last rank: the loss), and the rank's own F k | the gradient for the rank before |
 #
 # Everything in this chapter follows from such lists: how long it takes, how much memory, how many messages, and whether it comes to an end at all.
 
@@ -163,11 +163,11 @@ draw(gpipe(4, 4), "your GPipe, p = 4, m = 4")
 # To go backward, a stage needs what autograd kept in its forward: the activations of its layers. They are **live** from F to B. Look at a list of GPipe: after the last F, and before the first B, all `m` micro-batches are live at once. That is the other price. The bubble asks for many micro-batches, and the memory grows with each of them. (The
 # same batch, cut into twice as many of half the size, would need no more. But small micro-batches make small matrix products, which leave a GPU half idle, so there is an end to this.)
 #
-# **1F1B**, one forward one backward (Narayanan et al. 2019, PipeDream), has the same bubble and less memory. The idea: go backward as soon as you can.
+# **1F1B**, one forward one backward, is the order of PipeDream (Narayanan et al. 2019). PipeDream did not wait for the end of a step; here the optimizer does, and then 1F1B has the bubble of GPipe and needs less memory. The idea: go backward as soon as you can.
 #
 # - The last rank can turn each micro-batch round at once: F0 B0 F1 B1 ...
 # - The rank before it needs one forward more before the first gradient comes back: F0, then F1 B0, F2 B1, ...
-# - So each rank begins with some forwards, the **warm-up**: as many as there are stages behind it. Then one forward and one backward in turn, until the forwards run out. Then the backwards that are left.
+# - So each rank begins with some forwards, the **warm-up**: as many as there are stages after it. Then one forward and one backward in turn, until the forwards run out. Then the backwards that are left.
 #
 # **Predict.** 1F1B, `p = 4`, `m = 8`. How many micro-batches are live at most on rank 0, and on rank 3? And on rank 0, if `m = 64`?
 
@@ -199,7 +199,7 @@ def one_f_one_b(p, m):
 
 # %% [markdown] hints="13.2"
 # 1. Write down the lists for `p = 2`, `m = 3` by hand. How many forwards stand before the first backward, on rank 0 and on rank 1?
-# 2. Rank `r` has `p - r - 1` stages behind it: that many forwards of warm-up, but never more than `m`. Then `m - warm_up` pairs: the next forward, the oldest backward. Then the other backwards.
+# 2. Rank `r` has `p - r - 1` stages after it: that many forwards of warm-up, but never more than `m`. Then `m - warm_up` pairs: the next forward, the oldest backward. Then the other backwards.
 # 3. `warm_up = min(m, p - rank - 1)`; `row = [Action("F", k) for k in range(warm_up)]`; for `k in range(m - warm_up)` add `Action("F", warm_up + k)` and `Action("B", k)`; at the end `Action("B", k)` for `k` from `m - warm_up` to `m - 1`.
 
 # %% check="13.2"
@@ -213,7 +213,7 @@ draw(one_f_one_b(4, 8), "your 1F1B, p = 4, m = 8")
 draw(gpipe(4, 8), "your GPipe, p = 4, m = 8")
 
 # %% [markdown]
-# As long as before, and the same bubble. What has changed is where a dark box stands behind its light one.
+# As long as before, and the same bubble. What has changed is how soon a dark box follows its light one.
 #
 # ## 4 · Read it off the lists
 #
@@ -266,7 +266,7 @@ def bubble(rows, forward=1.0, backward=2.0):
 
 
 # %% [markdown] hints="13.3"
-# 1. `peak_live`: one more behind each F, one less behind each B. `bubble`: you need to know when each action ended, for each rank; a dictionary from `(rank, kind, micro_batch)` to that time will do. If the last of all ends at time `T`, the ranks have had `p · T` of time together.
+# 1. `peak_live`: one more after each F, one less after each B. `bubble`: you need to know when each action ended, for each rank; a dictionary from `(rank, kind, micro_batch)` to that time will do. If the last of all ends at time `T`, the ranks have had `p · T` of time together.
 # 2. Go round the ranks. Each does as many of its actions as it can: an F needs `(rank - 1, "F", k)`, a B needs `(rank + 1, "B", k)` and `(rank, "F", k)`, where such a rank exists. It starts at the maximum of these times and of the time when the rank became free. If in one whole round no rank gets on, and some are not done, nobody ever will.
 # 3. In the loop: `if any(need not in ends for need in needs): break`; `free[rank] = max([free[rank], *(ends[need] for need in needs)]) + lasts`; `ends[rank, action.kind, k] = free[rank]`. At the end `p * max(free) / working - 1`.
 
@@ -297,10 +297,10 @@ viz.table(rows)
 #
 # ## 5 · Run it
 #
-# Now real ranks. Rank `r` holds one stage, any `nn.Module` that takes `[b, h]` and returns `[b, h]` (the last one returns what the loss wants), and works through its list:
+# Now real ranks. Rank `r` holds one stage, any `nn.Module` that takes `[b, h]` and returns `[b, h]` (the first one takes what `inputs` holds, the last one returns what the loss wants), and works through its list:
 #
 # - **F**: get x, from `inputs` or from the rank before. Run the stage. Send y to the next rank, or take the loss. Remember what B will need.
-# - **B**: get the gradient dy of y from the rank behind; the last rank starts from its loss. Go backward. Send the gradient of x to the rank before. Forget the micro-batch.
+# - **B**: get the gradient dy of y from the next rank; the last rank starts from its loss. Go backward. Send the gradient of x to the rank before. Forget the micro-batch.
 #
 # Four things to know.
 #
@@ -310,7 +310,7 @@ viz.table(rows)
 #
 # **A send must not wait.** `dist.send` may come back only when its receiver has come to its `recv`; and that one may be waiting for you. So start the send, go on, and wait for it at the end. (Chapter 01 did this with `isend`.)
 #
-# **Two lanes.** Between two ranks activations travel up and gradients down, in an order that is not the same on both sides. GPUs put everything that goes between two of them in one process group into one queue, where a send that comes first would block the receive behind it. So each direction gets a process group of its own. `Lanes` of `tplab.wires` makes them:
+# **Two lanes.** Between two ranks activations travel up and gradients down, in an order that is not the same on both sides. NCCL puts everything that goes between two GPUs in one process group into one queue, where a send that comes first would block the receive after it. So each direction gets a process group of its own. `Lanes` of `tplab.wires` makes them:
 #
 # | | |
 # |---|---|
@@ -371,7 +371,7 @@ def run_stage(stage, actions, lanes, template, loss, inputs=None, targets=None):
 # 1. What does B need of F? x, for its gradient, and y, or the loss, to start from: a dictionary from micro-batch to `(x, y)`. Which ranks receive in F, which in B, and which send?
 # 2. In F: x is `inputs[k]` on rank 0; elsewhere receive into a *new* `torch.empty_like(template)`, wait, and call `.requires_grad_()`. On the last rank replace y by `loss(y, targets[k]) / m` and note its value, detached; elsewhere send `y.detach()` to `rank + 1`. In B: `x, y = kept.pop(k)`, go backward, from nothing on the last rank and from
 #    the received gradient elsewhere, and send `x.grad` to `rank - 1`, unless this is rank 0.
-# 3. `m` is the number of F in `actions`. Collect what `lanes.send` returns in a list, and wait for all of it behind the loop. `y.backward(None if rank == last else receive(rank + 1))`. At the end `sum(losses)` on the last rank.
+# 3. `m` is the number of F in `actions`. Collect what `lanes.send` returns in a list, and wait for all of it after the loop. `y.backward(None if rank == last else receive(rank + 1))`. At the end `sum(losses)` on the last rank.
 
 # %% check="13.4"
 check("13.4", run_stage)
@@ -553,7 +553,7 @@ viz.schedule(real["1F1B"], title="your 1F1B on four real ranks, in milliseconds"
 viz.schedule(real["GPipe"], title="your GPipe on four real ranks, in milliseconds")
 
 # %% [markdown]
-# The first of the two runs once more, now as the record saw it: hatched where a rank is in a receive. This is the bubble, seen from the side of the messages.
+# The first of the two runs once more, now as the record saw it: hatched where a rank is in a receive. This is the bubble, seen from the side of the messages, but for the wait at the end, where a rank has nothing left to do. (The first coloured piece of each rank holds its start too.)
 
 # %%
 receives = Record([call for call in traces["1F1B"].record if call.kind == "recv"])
@@ -627,11 +627,11 @@ def show_interleaved(p, m, v):
 viz.explore(show_interleaved, p=(4, 2), m=(8, 4, 16), v=(2, 1, 4))
 
 # %% [markdown]
-# A full box is a micro-batch in the rank's first stage, a lower one in its second, and so on. The lists are longer, the rule is the same. `m` must be a multiple of `p`: the micro-batches go round in groups of `p`.
+# A box of full height is a micro-batch in the rank's first stage, a lower one in its second, and so on. The lists are longer, the rule is the same. `m` must be a multiple of `p`: the micro-batches go round in groups of `p`.
 #
 # ### Less bubble still
 #
-# A backward makes two things: the gradient of the stage's *input*, for which the rank before waits, and the gradients of its *weights*, for which nobody waits until the optimizer does. **Zero-bubble** schedules (Qi et al. 2023) cut B in two: **I**, the input's part, at once, and **W**, the weights' part, where the rank would otherwise idle. Here is one of them, ZB-H1:
+# A backward makes two things: the gradient of the stage's *input*, for which the rank before waits, and the gradients of its *weights*, for which nobody waits until the optimizer does. **Zero-bubble** schedules (Qi et al. 2023) cut B in two: **I**, the input's part, at once, and **W**, the weights' part, where the rank would otherwise idle. Here is one of them, ZB-H1; a B of 2 units becomes an I of 1 and a W of 1:
 
 # %%
 spans = schedule_order.simulate(schedules.zero_bubble(4, 8))
@@ -738,12 +738,15 @@ for i, schedule in enumerate(FOUR):
             "schedule": schedule.name,
             "loss off by": f"{abs(ranks[1][i]['loss'].item() - whole_loss.item()):.0e}",
             "any gradient off by": f"{max(off):.0e}",
-            "live on ranks 0, 1": ", ".join(str(rank[i]["live"]) for rank in ranks),
+            "live on ranks 0, 1": ", ".join(f"{rank[i]['live'] / schedule.chunks:g}" for rank in ranks),
             "sends of rank 0": ranks[0][i]["totals"]["send"].calls,
             "all-reduces": ranks[0][i]["totals"]["all_reduce"].calls,
         }
     )
-viz.table(rows, title="a GPT in stages against the whole one; live as counted while it ran")
+viz.table(
+    rows,
+    title="a GPT in stages against the whole one; live as counted while it ran, in micro-batches of a whole rank's layers",
+)
 
 # %% [markdown]
 # ## 8 · Break it
@@ -804,7 +807,7 @@ with show_failure():
 # With GPipe's lists all goes well. With those of 1F1B both ranks wait in a *send*: rank 0 with the activation of micro-batch 1, rank 1 with the gradient of micro-batch 0, and neither comes to its receive. The lists are right, `check` has nothing against them; the way of sending is wrong. Whether a send waits for its receiver depends on the backend and on the size of the
 # message, so such a program may pass every test and hang with the first large model.
 #
-# **Third: 1/m is forgotten.** A loss that is `m` times too large does the same to your program.
+# **Third: 1/m is forgotten.** Here a loss that is `m` times too large stands for the mistake.
 #
 # **Predict.** `m = 8`. How many times as large is the first change of the weights, with SGD? And with Adam?
 
@@ -850,7 +853,7 @@ viz.table(
 )
 
 # %% [markdown]
-# With Adam the curves lie on each other, and the mistake stays until somebody clips gradients by their norm, or changes `m` in the middle of a run. That is why gradients are compared, or weights after a step of SGD, never the loss curve of Adam.
+# With Adam the weights change as if nothing were wrong, and the mistake stays until somebody clips gradients by their norm, or changes `m` in the middle of a run. That is why gradients are compared, or weights after a step of SGD, never the loss curve of Adam.
 #
 # **Fourth: two tables that know nothing of each other.** The GPT of section 7, trained for 20 steps, with the all-reduce for its tied table and without.
 
@@ -999,7 +1002,7 @@ viz.table([{"rank": rank} | found for rank, found in enumerate(launch(beside_tor
 #
 # ## 11 · Recap
 #
-# 1. Whole layers on each rank, micro-batches one behind the other. The bubble of GPipe and 1F1B is `(p-1)/m`; with `v` stages a rank it is `(p-1)/(m·v)`; with B cut in two it is smaller still.
+# 1. Whole layers on each rank, micro-batches one after the other. The bubble of GPipe and 1F1B is `(p-1)/m`; with `v` stages a rank it is `(p-1)/(m·v)`; with B cut in two (ZB-H1) it is a third of `(p-1)/m`, if F, I and W take equally long.
 # 2. Memory: GPipe keeps `m` micro-batches on every rank, 1F1B `min(m, p - r)` on rank `r`.
 # 3. Traffic: for each micro-batch one activation up and one gradient down over each border, `b·s·h` each, whatever a stage holds. No collective, but one all-reduce for a tied table, between the first and the last rank.
 # 4. Gradients of micro-batches add up; 1/m makes them those of one process. A received activation is a leaf.

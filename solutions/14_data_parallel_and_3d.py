@@ -50,7 +50,7 @@ viz.explore(show_mesh, dp=(1, 2, 3), pp=(1, 2, 3), tp=(1, 2, 4), start={"dp": 2,
 #
 # In **data parallelism** every rank holds the whole model, called a **replica**, and its own part of the batch. Forward and backward need no messages at all. Before the optimizer steps, the gradients are all-reduced: then every replica has the gradient of the whole batch, takes the same step, and all of them stay equal.
 #
-# Try it on four ranks with a small model. The loss is a *sum* over tokens, as in chapter 13, and is divided by the tokens of all ranks at the end.
+# Try it on four ranks with a small model. The loss is a *sum* over tokens, as in `tplab.pipeline` of chapter 13, and is divided by the tokens of all ranks at the end.
 
 
 # %%
@@ -236,7 +236,7 @@ viz.table(rows, title="one backward pass on rank 0: 11 matrix products")
 # | ZeRO-2 | and gradients | the same, but the whole gradients are dropped as soon as they are scattered |
 # | ZeRO-3 | and weights | all-gather of each layer's weights before its forward `Ψ` and again before its backward `Ψ`, reduce-scatter of its gradients `Ψ` |
 #
-# So the first two send what plain data parallelism sends, 2Ψ, and the third half as much again, 3Ψ.
+# The all-reduce of section 1, one message of `Ψ` numbers, is counted here as its two halves, 2Ψ. So the first two stages send what plain data parallelism sends, 2Ψ, and the third half as much again, 3Ψ. That is for one backward pass a step. With `m` micro-batches, ZeRO-2 reduce-scatters `m` times, and ZeRO-3 gathers the weights anew for each.
 #
 # **Predict.** With `dp = 4`: how many bytes does a rank hold for each parameter, in each of the stages?
 
@@ -453,7 +453,7 @@ def my_group(axis, dp, pp, tp):
 check("14.3", coordinates, axis_groups, my_group)
 
 # %% [markdown]
-# What would it cost to have it the other way round? The time of one all-reduce of `[1, 2048, 8192]` in 16-bit numbers over `tp = 8` ranks, by the links of a published machine with 8 GPUs (chapter 11 has the model): neighbours in one machine, or ranks of eight different machines.
+# What would it cost to have it the other way round? The time of one all-reduce of `[1, 2048, 8192]` in 16-bit numbers over `tp = 8` ranks, by the links of published machines with 8 GPUs each (chapter 11 has the model): neighbours in one machine, or ranks of eight different machines.
 
 # %%
 from tplab import collective_cost
@@ -481,7 +481,7 @@ viz.table(rows)
 # Large models are trained with **gradient clipping**: if the norm of the whole gradient is above a limit, all of it is scaled down. The norm is the root of the sum of the squares of *all* numbers, and each rank holds only some of them:
 #
 # - **shards** (`param.tensor_parallel` is set): each rank of a `tp` group has other numbers; add them up over the group.
-# - **replicated** parameters, norms and last biases: the same on every rank of the `tp` group. Only one of them may count them.
+# - **replicated** parameters (positions, the weights of layer norms, the last biases of chapter 10): the same on every rank of the `tp` group. Only one of them may count them.
 # - **stages** hold different layers: add up over the `pp` group. But the tied table of the embedding is on the first stage and on the last, and after the sum of its two gradients (chapter 13) both copies have the same one. It counts once.
 # - **replicas** have the same gradients by now. Nothing to add.
 #
@@ -525,7 +525,7 @@ check("14.4", gradient_norm)
 # %% [markdown]
 # ## 6 · Which layout?
 #
-# 64 GPUs can be 64 · 1 · 1, 8 · 4 · 2, 1 · 8 · 8 and many more. Each axis has its price:
+# 64 GPUs can be `dp · pp · tp` = 64 · 1 · 1, 8 · 4 · 2, 1 · 8 · 8 and many more. Each axis has its price:
 #
 # | | divides | costs |
 # |---|---|---|
@@ -547,7 +547,7 @@ def layout_of(dp, pp, tp, sequences):
 #
 # - use every GPU;
 # - divide evenly: `tp` the heads `config.num_heads`, `pp` the layers `config.num_layers`, `dp` the sequences;
-# - keep each `tp` group inside one machine. Ranks are counted through the machines, so look at where the groups begin and end;
+# - keep each `tp` group inside one machine, on machines that are all used whole. Ranks are counted through the machines, so look at where the groups begin and end;
 # - fit: `bill(config, layout).total` is at most `gpu_bytes`.
 #
 # If there is none, raise `ValueError` with a message that says so.
@@ -694,7 +694,7 @@ viz.table(
 )
 
 # %% [markdown]
-# One curve. Messages of all three kinds of groups have made it, and no rank trains more than a part of the model. Your `gradient_norm` was given what each rank of the run held after clipping, and says what clipping promised, also on rank 7. (Where it says 0.499999: to be safe against a norm of zero, the limit is divided by the norm and a millionth more, in PyTorch too.)
+# One curve. It was made with messages in all three kinds of groups, and no rank holds more than a part of the model. Your `gradient_norm` was given what each rank of the run held after clipping, and says what clipping promised, also on rank 7. (Where it says 0.499999: to be safe against a norm of zero, the limit is divided by the norm and a millionth more, in PyTorch too.)
 #
 # ## 8 · Break it
 #
@@ -739,7 +739,7 @@ viz.table(
 )
 
 # %% [markdown]
-# Nothing fails, both ranks agree, the loss goes down. But the rare example counts nine times as much as each of the others, and the model learns something else. The symptom is that the result depends on how the data lie on the ranks.
+# Nothing fails, and nothing is reported. But the rare example counts nine times as much as each of the others, and the model learns something else. The symptom is that the result depends on how the data lie on the ranks.
 #
 # **Second.** A group that only its members make. Why should ranks 1 and 2 call `new_group` for a group of ranks 0 and 3? Here the first and the last rank of a pipeline make a group for their tied table, then all ranks make two groups for tensor parallelism.
 
@@ -793,7 +793,7 @@ for name, order in {"tp innermost": ("dp", "pp", "tp"), "tp outermost": ("tp", "
 viz.table(rows, title="messages between the two machines in one step")
 
 # %% [markdown]
-# The result is the same, so no test of numbers sees it. What crosses grows with the number of layers and of micro-batches, and all of it is waited for.
+# The result is the same, so no test of numbers sees it. In this small model the difference is small as well. But what `tp` sends grows with the tokens of a step, what `dp` sends does not; and in the forward pass each of the messages of `tp` is waited for.
 
 # %%
 symptoms(14)
@@ -801,7 +801,7 @@ symptoms(14)
 # %% [markdown]
 # ## 9 · Measure it
 #
-# One step of the 3D run on rank 0, a rank of the first stage, against formulas. A message `[b, s, h]` has `2 · 24 · 32` numbers of 8 bytes.
+# One step of the 3D run on rank 0, a rank of the first stage, against formulas. A message `[b, s, h]` has `2 · 24 · 32` numbers of 8 bytes. The first stage has one all-reduce more than those of its layers, that of the embedding.
 
 # %%
 each, m, layers = 8 * 2 * CONTEXT * CONFIG.hidden_size, 2, CONFIG.num_layers // GRID.pp
@@ -862,7 +862,7 @@ print(f"largest difference of a gradient: {max(launch(beside_ddp, 2)):.0e}")
 # ## 11 · Recap
 #
 # 1. Data parallelism sends the gradients once a step, `Ψ` numbers in buckets that leave while the backward pass runs; sums over tokens are added up, and divided by the tokens of all ranks once.
-# 2. ZeRO shares out optimizer state, gradients, weights over the replicas: 16Ψ bytes become 4Ψ + 12Ψ/dp, 2Ψ + 14Ψ/dp, 16Ψ/dp, for messages of 2Ψ, 2Ψ and 3Ψ numbers.
+# 2. ZeRO shares out optimizer state, gradients, weights over the replicas: 16Ψ bytes become 4Ψ + 12Ψ/dp, 2Ψ + 14Ψ/dp, 16Ψ/dp, for messages of 2Ψ, 2Ψ and 3Ψ numbers (plain: 2Ψ, with the all-reduce counted as its two halves).
 # 3. A mesh has an axis for each parallelism; tp is innermost, since its messages are the most and the hardest to hide. All ranks make all groups, in one order.
 # 4. A norm counts each parameter once: shards on every rank of tp, what is replicated on one, a tied table on one stage, and replicas not at all.
 # 5. A layout uses all GPUs, divides evenly, keeps tp in a machine, fits, and is the fastest of those. Next, in the capstone, your own layers train a GPT on all that this machine has.

@@ -22,6 +22,7 @@ os.environ["TMPDIR"] = tempfile.tempdir = SCRATCH
 IN_CI = bool(os.environ.get("CI"))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Quick tests first, then the slow ones, then the browser; each file (or named group) stays in one process."""
     items.sort(key=_cost)

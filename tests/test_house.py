@@ -253,6 +253,31 @@ def test_a_missing_tool_fails_ci_and_skips_elsewhere(ci, outcome, tmp_path):
     assert ("1 error" if ci else "1 skipped") in run.stdout
 
 
+TELLS = """
+import os
+import pytest
+
+@pytest.mark.parametrize("number", range(8))
+def test_tells_its_process(number):
+    print(f"in {os.getpid()}")
+"""
+
+
+def test_what_belongs_together_runs_in_one_process(tmp_path):
+    """By its group or its file. (pytest 9.2 with pytest-xdist 3.8 forgets the groups, without a word.)"""
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_one.py").write_text(TELLS)
+    (tmp_path / "test_other.py").write_text(TELLS + "\npytestmark = pytest.mark.xdist_group('test_one')\n")
+    arguments = ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder", "-rP", "-p", "no:cacheprovider"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    processes = re.findall(r"^in (\d+)$", run.stdout, re.MULTILINE)
+    assert len(processes) == 16, run.stdout
+    assert len(set(processes)) == 1
+
+
 # What must not be in any file
 
 MACHINE_PATH = re.compile(r"(?<![\w.~/-])/(?:root|work|home|Users|tmp)/\w+")

@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
 
 def in_process(number: int) -> pytest.MarkDecorator:
-    """Half of the tests run in one process, half in another, each with a server of its own."""
-    return pytest.mark.xdist_group(f"chapters in the browser, {number % 2}")
+    """Each third of the tests runs in a process of its own, with its own server."""
+    return pytest.mark.xdist_group(f"chapters in the browser, {number % 3}")
 
 
 # For every piece of text in an output: its contrast with what lies behind it

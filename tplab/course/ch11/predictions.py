@@ -36,26 +36,26 @@ PREDICTIONS = {
         },
     ),
     "11.c": Prediction(
-        question="dX takes 5 ms, dW 5 ms, the all-reduce of dX 3 ms. How long is the backward pass with a blocking "
-        "all-reduce, and how long if dW is computed while the sum travels? And if the all-reduce takes 8 ms: how long "
+        question="dX takes 5 ms, dA 5 ms, the all-reduce of dX 3 ms. How long is the backward pass with a blocking "
+        "all-reduce, and how long if dA is computed while the sum travels? And if the all-reduce takes 8 ms: how long "
         "is it then, and which share of the communication is hidden?",
         answer={"blocking": 13, "beside": 10, "beside_with_8": 13, "share_with_8": 0.625},
-        why="Blocking: 5 + 5 + 3. Beside: 5 + max(5, 3). With 8 ms: 5 + max(5, 8), and 5 of the 8 ms lie beside dW.",
+        why="Blocking: 5 + 5 + 3. Beside: 5 + max(5, 3). With 8 ms: 5 + max(5, 8), and 5 of the 8 ms lie beside dA.",
         wrong={
-            "blocking": "One after the other: dX, dW, all-reduce.",
-            "beside": "The all-reduce can start when dX is there, not earlier. Then it and dW run at the same time.",
+            "blocking": "One after the other: dX, dA, all-reduce.",
+            "beside": "The all-reduce can start when dX is there, not earlier. Then it and dA run at the same time.",
             ("beside", 5): "dX has to be there before its sum can travel. What comes first?",
             ("beside", 8): "dX, then two things at the same time: 5 + max(5, 3).",
-            "beside_with_8": "dX first. Then dW and the all-reduce run at the same time, and the longer one decides.",
-            ("beside_with_8", 10): "After dW is done the rank still has to wait for the sum.",
+            "beside_with_8": "dX first. Then dA and the all-reduce run at the same time, and the longer one decides.",
+            ("beside_with_8", 10): "After dA is done the rank still has to wait for the sum.",
             "share_with_8": "For how many of the 8 ms does the rank compute something?",
             ("share_with_8", 0.375): "That is the share that is exposed.",
-            ("share_with_8", 1.0): "dW is over after 5 ms. What does the rank do in the other 3?",
+            ("share_with_8", 1.0): "dA is over after 5 ms. What does the rank do in the other 3?",
         },
     ),
     "11.d": Prediction(
-        question="The all-reduce of dx is started, and nobody waits for it. Is an error raised? Is dW right? Is dx "
-        "right when it is read at once?",
+        question="The all-reduce of dx is started, and nobody waits for it. Is an error raised? Is dW right? Can "
+        "you rely on dx when it is read at once (dx_right)?",
         answer={"error": False, "dw_right": True, "dx_right": False},
         why="Starting is all that `async_op=True` does. dW needs no sum. Until the last message "
         "has come, dx is this rank's own part, or something halfway to the sum.",

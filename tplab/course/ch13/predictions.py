@@ -31,7 +31,7 @@ PREDICTIONS = {
         wrong={
             ("rank_0", 8): "That is GPipe. When does the gradient of micro-batch 0 come back to rank 0?",
             ("rank_0", 3): "3 of them in the warm-up. Then comes one forward, before the first backward.",
-            "rank_0": "How many forwards does rank 0 do before its first backward? Three stages are behind it.",
+            "rank_0": "How many forwards does rank 0 do before its first backward? Three stages come after it.",
             ("rank_3", 0): "Between its forward and its backward it is live, if only for a moment.",
             "rank_3": "What stands in the list of the last rank: F0 B0 F1 B1, ... How many are live at once?",
             ("rank_0_with_64", 64): "That is GPipe. After the warm-up, a new one comes in only when one is done.",

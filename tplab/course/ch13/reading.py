@@ -58,7 +58,7 @@ _QUESTIONS = (
     ),
     Question(
         lambda d: "peak" in d.names,
-        "Go through one list by hand and write the count behind each action: one more after an F, one less after a B. "
+        "Go through one list by hand and write the count after each action: one more after an F, one less after a B. "
         "Which of these numbers is asked for?",
     ),
     Question(
@@ -79,7 +79,7 @@ _QUESTIONS = (
     ),
     Question(
         has_kind("bubble", _NO_WAIT, "zeros"),
-        "An F needs the F of the same micro-batch on the rank before; a B needs the B on the rank behind. Does an "
+        "An F needs the F of the same micro-batch on the rank before; a B needs the B on the next rank. Does an "
         "action in your program start only when what it needs has ended?",
     ),
     Question(

@@ -31,7 +31,7 @@ def _questions(peaks: Sequence[int], p: int, m: int) -> list[Question]:
         Question(
             lambda d: ENDS in d.names,
             "Go round the circle: each of these actions waits for the next one. How many forwards must a rank give to "
-            "the ranks behind it before the first gradient can come back? Which rank needs most of them, the first or "
+            "the ranks after it before the first gradient can come back? Which rank needs most of them, the first or "
             "the last?",
         ),
         Question(
@@ -46,12 +46,12 @@ def _questions(peaks: Sequence[int], p: int, m: int) -> list[Question]:
         Question(
             holds([min(m, p)] * p),
             "Every rank holds as many as the first has to. The last stage can turn each micro-batch round at once. How "
-            "many stages are behind rank r?",
+            "many stages come after rank r?",
         ),
         Question(
             lambda d: _PEAK in d.names and all(mine <= wanted for mine, wanted in zip(peaks, right, strict=True)),
             "Fewer micro-batches are live than may be, and the step takes longer: a rank waits for a gradient where it "
-            "could go forward. How many stages are behind rank r, and how many forwards is its warm-up?",
+            "could go forward. How many stages come after rank r, and how many forwards is its warm-up?",
         ),
         Question(
             lambda d: _PEAK in d.names,
