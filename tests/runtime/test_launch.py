@@ -1,5 +1,6 @@
 """launch(): what it runs, what travels, what it refuses. The reference is what plain Python would have done."""
 
+import fnmatch
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import tplab
+from tplab.runtime import transport
 
 
 def rank_and_sum(start: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -75,6 +77,32 @@ def test_a_notebooks_autograd_function_may_be_once_differentiable() -> None:
     notebook = {"__name__": "__main__"}
     exec(ONCE_DIFFERENTIABLE, notebook)
     assert tplab.launch(notebook["program"], 2) == [[2.0, 2.0, 2.0]] * 2  # type: ignore[arg-type]
+
+
+CACHED = """
+import functools
+import torch.distributed as dist
+
+@functools.cache
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+def program():
+    return fibonacci(30), fibonacci.cache_info().currsize
+
+fibonacci(10)
+"""
+
+
+def test_a_notebooks_cached_function_travels_without_its_cache() -> None:
+    notebook = {"__name__": "__main__"}
+    exec(CACHED, notebook)
+    assert tplab.launch(notebook["program"], 2) == [(832040, 31)] * 2  # type: ignore[arg-type]
+
+
+def test_a_modules_cached_function_travels_by_name() -> None:
+    cached = fnmatch._compile_pattern  # type: ignore[attr-defined]
+    assert transport.loads(transport.dumps(cached)) is cached
 
 
 TENSORS = {
@@ -200,6 +228,15 @@ def test_wrong_arguments_are_refused_before_anything_starts(
     with pytest.raises(error) as caught:
         tplab.launch(fn, **call)
     assert says in str(caught.value)
+
+
+def test_more_ranks_than_a_machine_should_start_are_refused_but_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="between 1 and 64"):
+        tplab.launch(dist.get_rank, 72)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "80")
+    with pytest.raises(ValueError, match="launch asks for 72 ranks, but torchrun started 80"):
+        tplab.launch(dist.get_rank, 72)
 
 
 def test_windows_is_told_to_use_wsl2(monkeypatch: pytest.MonkeyPatch) -> None:

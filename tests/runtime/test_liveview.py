@@ -21,7 +21,8 @@ import tplab
 from tests.runtime.kernel import Cell, Notebook, notebook
 from tplab.runtime import liveview, watch
 from tplab.runtime.board import Entry
-from tplab.runtime.liveview import WIDGET_VIEW, LiveView, Now, look, to_html, to_line
+from tplab.runtime.liveview import LiveView, Now, look, to_html, to_line
+from tplab.runtime.screen import WIDGET_VIEW
 
 
 def board(*pages: tuple[str, Entry | None], entered: dict[int, int] | None = None) -> SimpleNamespace:
@@ -354,6 +355,30 @@ def test_two_runs_in_a_row_and_an_interrupted_one_leave_nothing(book: Notebook) 
     assert cell.error.startswith("KeyboardInterrupt: the run was interrupted.")
     assert shown(cell) == [{}]
     assert "comm_close" in kinds(cell)
+
+
+CUT_SHORT = """
+import IPython.display
+import IPython.core.display_functions as functions
+from tplab.runtime.screen import Widget
+display, widget = functions.display, Widget()
+def interrupted(*what, **options):
+    display(*what, **options)
+    raise KeyboardInterrupt
+functions.display = IPython.display.display = interrupted
+try:
+    widget.show("some ranks")
+except KeyboardInterrupt:
+    pass
+functions.display = IPython.display.display = display
+widget.end()
+"""
+
+
+def test_an_interrupt_just_when_it_is_shown_leaves_nothing(book: Notebook) -> None:
+    cell = book.run(CUT_SHORT)
+    assert WIDGET_VIEW in str(cell.messages)
+    assert shown(cell) == [{}]
 
 
 def test_colab_has_no_view(book: Notebook) -> None:

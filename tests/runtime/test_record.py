@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import tplab
-from tplab.runtime import Collective, Record
+from tplab.runtime import Collective, Record, hooks
 
 FLOAT = 4  # bytes
 
@@ -231,6 +231,65 @@ def test_a_section_holds_what_was_entered_inside_it_only() -> None:
     for outer, inner in tplab.launch(program, 2):
         assert outer == {"all_reduce": (1, 2 * FLOAT), "barrier": (1, 0)}
         assert inner == {"barrier": (1, 0)}
+
+
+def test_a_section_that_is_not_kept_is_forgotten_everywhere_else() -> None:
+    def program() -> tuple[dict, dict]:
+        dist.all_reduce(torch.ones(1))
+        with tplab.record() as outer:
+            dist.all_reduce(torch.ones(2))
+            with tplab.record(keep=False) as inner:
+                dist.barrier()
+                dist.all_reduce(torch.ones(3))
+            dist.all_reduce(torch.ones(4))
+        return outer.totals(), inner.totals()
+
+    results = tplab.launch(program, 2)
+    for outer, inner in results:
+        assert inner == {"barrier": (1, 0), "all_reduce": (1, 3 * FLOAT)}
+        assert outer == {"all_reduce": (2, 6 * FLOAT)}
+    assert [(c.numel, c.number) for c in results.record.of_rank(0)] == [(1, 1), (2, 2), (4, 5)]
+
+
+def test_a_long_run_that_forgets_does_not_grow() -> None:
+    def program() -> int:
+        for _ in range(500):
+            with tplab.record(keep=False):
+                dist.all_reduce(torch.ones(2))
+        recorder = hooks.active
+        assert recorder is not None
+        return len(recorder.entered) + len(recorder._pending)
+
+    results = tplab.launch(program, 2)
+    assert max(results) <= 1  # the handle of the last one may still be known
+    assert len(results.record) == 0
+
+
+def test_a_deadlock_in_a_section_that_is_not_kept_is_told() -> None:
+    def program() -> None:
+        with tplab.record(keep=False):
+            dist.all_reduce(torch.ones(2))
+        with tplab.record(keep=False):
+            if dist.get_rank() == 0:
+                dist.all_reduce(torch.ones(3))
+
+    with pytest.raises(tplab.Deadlock, match=r"rank 1 .*all_reduce #2"):
+        tplab.launch(program, 2)
+
+
+def test_what_a_rank_computes_while_a_collective_travels_is_no_waiting() -> None:
+    def program() -> None:
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        time.sleep(0.3)
+        work.wait()
+        dist.all_reduce(torch.ones(4))  # waited for at once
+
+    for rank in range(2):
+        hidden, exposed = tplab.launch(program, 2).record.of_rank(rank)
+        assert hidden.end is not None
+        assert exposed.end is not None
+        assert hidden.end - hidden.start - hidden.waited >= 0.3
+        assert 0 < exposed.waited <= exposed.end - exposed.start
 
 
 def test_a_section_without_a_process_group_is_empty() -> None:

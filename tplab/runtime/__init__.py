@@ -1,7 +1,9 @@
 """The ground floor: start ranks, record their collectives, say who waits where.
 
 launcher    launch(): checks its arguments, starts one process a rank, brings back what they return
+devices     which GPU a rank computes on, if any
 forkserver  the process that has torch imported already and forks the ranks
+preload     what the server imports because ranks did
 rank        what runs in a rank's process
 hooks       wraps torch.distributed, so that ...
 recorder    ... every collective is written down before it starts
@@ -12,12 +14,15 @@ diagnosis   from the board to a sentence such as "rank 2 never joined all_reduce
 report      a failed rank's traceback, with the notebook's own cell and line
 transport   tensors and functions by value, from one process to another
 display     what the ranks print
+liveview    what every rank is doing while a run lasts
+screen      a line of a terminal, or a widget, that changes
 torchrun    the same launch() where torchrun has started the ranks
 magic       %%ranks
 """
 
+from tplab.runtime.devices import device
 from tplab.runtime.hooks import record
-from tplab.runtime.launcher import Results, device, launch
+from tplab.runtime.launcher import Results, launch
 from tplab.runtime.records import Collective, Record, Total
 from tplab.runtime.report import Deadlock, RankError
 

@@ -6,8 +6,9 @@ Importing torch takes seconds, a fork takes milliseconds. The server holds no st
 no threads, so a forked rank is as good as a fresh process. It lives in a session of its own (an interrupt of the
 notebook does not reach it) and ends with the notebook: when its socket closes, it ends every rank and itself.
 
-While nobody asks for a rank it imports what is left of torch, then forks a few spares, about a megabyte each: processes
-that wait to become ranks. A spare has seen nothing but the imports, and becomes a rank once.
+While nobody asks for a rank it imports what is left of torch, then what earlier ranks had to import themselves (see
+`preload`), then it forks a few spares, about a megabyte each: processes that wait to become ranks. A spare has seen
+nothing but the imports, and becomes a rank once.
 
 A rank's process id, and later its exit status, come back through a pipe, one per rank.
 """
@@ -24,6 +25,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Sequence
+
+from tplab.runtime import preload
 
 _PRELOAD = (
     "torch",
@@ -37,6 +42,8 @@ _NEEDED = 3  # so many of them must be there before the first fork
 _SPARES = (
     4  # so many are forked ahead: a fork takes milliseconds, and a launch of up to four ranks need not wait for it
 )
+_RANK, _IMPORT = b"r", b"i"  # requests to the server
+_BEFORE_LAUNCH = 0.1  # seconds that a launch may wait for what each of its ranks would have to import
 _STATUS = struct.Struct("<q")
 _DESCRIPTORS = 6  # control, output, crash, board, rendezvous, setup (see rank.main), after the status pipe
 _PR_SET_PDEATHSIG = 1
@@ -78,13 +85,19 @@ class ForkServer:
         read, write = os.pipe()
         try:
             with self._lock:
-                socket.send_fds(self._socket, [b"r"], [write, *descriptors])
+                socket.send_fds(self._socket, [_RANK], [write, *descriptors])
         except OSError as error:
             os.close(read)
             raise RuntimeError(f"the fork server is gone: {self.last_words()}") from error
         finally:
             os.close(write)
         return read
+
+    def preload(self, modules: Sequence[preload.Module]) -> None:
+        """Let it import these modules too, as soon as it has nothing else to do."""
+        if modules:
+            with self._lock, contextlib.suppress(OSError):  # if it is gone, the next launch will say so
+                self._socket.sendall(_IMPORT + preload.pack(modules))
 
     def last_words(self) -> str:
         self._stderr.seek(0)
@@ -127,15 +140,27 @@ def serve(descriptor: int) -> None:
     woken.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno())
-    to_import = list(_PRELOAD)
+    to_import, wanted = list(_PRELOAD), preload.Wanted()
     family = _Family((control, woken, wake))
+
+    def import_wanted(seconds: float) -> None:
+        """At least one module; no other after so many seconds."""
+        end = time.monotonic() + seconds
+        wanted.import_next()
+        while wanted and time.monotonic() < end:
+            wanted.import_next()
+        if not wanted:
+            _freeze()
+            family.end_spares()
+
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
         while True:
             may_fork = len(_PRELOAD) - len(to_import) >= _NEEDED
-            imports = bool(to_import) and not (may_fork and family.has_ranks)  # else it hears late of their end
-            ready = {key.fileobj for key, _ in selector.select(0 if imports or family.wants_spare else None)}
+            may_import = not (may_fork and family.has_ranks)  # else it hears late of their end
+            has_work = may_import and (to_import or wanted) or family.wants_spare
+            ready = {key.fileobj for key, _ in selector.select(0 if has_work else None)}
             if woken in ready:
                 woken.recv(4096)
             family.reap()
@@ -144,10 +169,17 @@ def serve(descriptor: int) -> None:
                 if not request:
                     family.end()
                     return
+                if request == _IMPORT:
+                    wanted.add(preload.receive(control))
+                    continue
+                if wanted and not family.has_ranks:  # launches may follow each other too closely to leave time for it
+                    import_wanted(_BEFORE_LAUNCH)
                 family.start_rank(descriptors)
-            elif imports:
+            elif to_import and may_import:
                 importlib.import_module(to_import.pop(0))
                 _freeze()
+            elif wanted and may_import:
+                import_wanted(0.0)
             elif family.wants_spare:
                 family.fork_spare()
 
@@ -167,6 +199,7 @@ class _Family:
         self._own = own  # the server's sockets, which no child keeps
         self._status_pipes: dict[int, int] = {}  # of the ranks, by process id
         self._spares: dict[int, socket.socket] = {}
+        self._outdated: set[int] = set()  # spares that are about to end
 
     @property
     def has_ranks(self) -> bool:
@@ -185,6 +218,13 @@ class _Family:
                 ours.close()
                 self._become_rank(theirs)
         self._spares[pid] = ours
+
+    def end_spares(self) -> None:
+        """Those there are have not got what was imported since. New ones will be forked."""
+        for pid, sock in self._spares.items():
+            self._outdated.add(pid)
+            sock.close()  # then it ends itself
+        self._spares.clear()
 
     def start_rank(self, descriptors: list[int]) -> None:
         """Hand the descriptors to a spare, which becomes the rank; its process id goes back at once."""
@@ -222,11 +262,14 @@ class _Family:
 
     def reap(self) -> None:
         """Collect the children that have ended, and pass on how."""
-        while self._status_pipes or self._spares:
+        while self._status_pipes or self._spares or self._outdated:
             _end_children_of_next()
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
+            if pid in self._outdated:
+                self._outdated.remove(pid)
+                continue
             if pid in self._spares:
                 self._spares.pop(pid).close()
                 continue
@@ -236,7 +279,7 @@ class _Family:
             os.close(pipe)
 
     def end(self) -> None:
-        for pid in (*self._status_pipes, *self._spares):
+        for pid in (*self._status_pipes, *self._spares, *self._outdated):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
 

@@ -8,6 +8,7 @@ kernel of ours at the backend's key, which passes on to torch's own. Collectives
 DistributedDataParallel) are not seen.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,15 @@ from tplab.runtime.records import Record
 active: Recorder | None = None
 
 
+class _Thread(threading.local):
+    """Whether the collectives of this thread are recorded."""
+
+    recorded = True
+
+
+_thread = _Thread()
+
+
 def activate(recorder: Recorder) -> None:
     """From now on this process writes its collectives to `recorder`."""
     global active
@@ -31,7 +41,7 @@ def activate(recorder: Recorder) -> None:
 
 
 @contextmanager
-def record() -> Iterator[Record]:
+def record(*, keep: bool = True) -> Iterator[Record]:
     """The collectives that this rank enters inside the block.
 
         with tplab.record() as section:
@@ -39,6 +49,9 @@ def record() -> Iterator[Record]:
         section.totals()        # {"all_reduce": Total(calls=1, bytes=98304)}
 
     Filled when the block ends. Empty where there is no process group.
+
+    keep    False: forget them when the block ends. Neither a block around this one nor the run's `Results.record` has
+            them then, and the record of a program that runs for days doesn't fill the memory
     """
     if active is None and dist.is_initialized():
         activate(Recorder(dist.get_rank()))
@@ -49,6 +62,26 @@ def record() -> Iterator[Record]:
     finally:
         if active:
             section._collectives.extend(active.collectives(start))
+            if not keep:
+                active.forget(start)
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """What this thread enters inside the block is neither recorded nor watched.
+
+    For a thread that works beside the one that trains, such as the writer of a checkpoint. The board has one place for
+    what a rank waits in, so with two threads in it a rank that computes would seem to wait, and the run to be stuck.
+    """
+    before, _thread.recorded = _thread.recorded, False
+    try:
+        yield
+    finally:
+        _thread.recorded = before
+
+
+def _recorder() -> Recorder | None:
+    return active if _thread.recorded else None
 
 
 _OPS = {  # by hash, since comparing two of them is slow
@@ -107,7 +140,7 @@ def _wrap_collective(name: str) -> Callable[..., Any]:
     original = getattr(ProcessGroup, name)
 
     def method(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        recorder = active
+        recorder = _recorder()
         if recorder is None:
             return original(self, *args, **kwargs)
         tensors = [] if index is None else _flat(args[index] if len(args) > index else list(kwargs.values())[index])
@@ -127,7 +160,7 @@ def _wrap_message(name: str) -> Callable[..., Any]:
     original = getattr(ProcessGroup, name)
 
     def method(self: ProcessGroup, tensors: Sequence[Tensor], *args: Any) -> Any:
-        recorder = active
+        recorder = _recorder()
         if recorder is None:
             return original(self, tensors, *args)
         peer, tag = (None, args[0]) if name == "recv_anysource" else args[:2]
@@ -144,7 +177,7 @@ def _wrap_wait() -> Callable[..., Any]:
     original = dist.Work.wait
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = active
+        recorder = _recorder()
         if recorder is None:
             return original(self, *args, **kwargs)
         entered = recorder.of_work(self)
@@ -188,7 +221,7 @@ def _wrap_functional(operator: Any, kind: str, whole: bool) -> Callable[..., Any
     names = [argument.name for argument in operator._schema.arguments]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        recorder = active
+        recorder = _recorder()
         if recorder is None:
             return _torchs_own(operator, *args, **kwargs)
         tensors = _flat(args[0])
@@ -207,12 +240,13 @@ def _wrap_functional(operator: Any, kind: str, whole: bool) -> Callable[..., Any
 
 def _wait_tensor(tensor: Tensor) -> Tensor:
     operator = torch.ops._c10d_functional.wait_tensor.default
-    entered = active.of_functional(tensor) if active is not None else None
-    if active is None or entered is None:
+    recorder = _recorder()
+    entered = recorder.of_functional(tensor) if recorder is not None else None
+    if recorder is None or entered is None:
         return _torchs_own(operator, tensor)
-    active.waits(entered)
+    recorder.waits(entered)
     result = _torchs_own(operator, tensor)
-    active.has_waited(entered)
+    recorder.has_waited(entered)
     return result
 
 

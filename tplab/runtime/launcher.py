@@ -20,11 +20,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from tplab.runtime import torchrun, transport
 from tplab.runtime.board import Board, anonymous_file, board_bytes
+from tplab.runtime.devices import choose
 from tplab.runtime.display import output_for
 from tplab.runtime.forkserver import fork_server
 from tplab.runtime.process import RankProcess
@@ -32,7 +30,6 @@ from tplab.runtime.results import Results
 from tplab.runtime.watch import Watch
 
 MAX_RANKS = 64
-BACKENDS = ("auto", "gloo", "nccl")
 
 
 def launch(
@@ -42,6 +39,7 @@ def launch(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     backend: str = "auto",
+    share_gpus: bool = False,
     timeout: float | None = 60.0,
 ) -> Results:
     """Run `fn(*args, **kwargs)` on `world_size` ranks; returns what each rank returned, in rank order.
@@ -50,6 +48,8 @@ def launch(
                  by value; tensors that autograd computed come back detached, on the CPU.
     world_size:  number of ranks, each a process of its own
     backend:     "nccl" (a GPU per rank), "gloo" (CPU), or "auto": NCCL where there are enough GPUs, else gloo
+    share_gpus:  several ranks may compute on one GPU, with either backend: slow, to test with fewer GPUs than ranks.
+                 With gloo, send and receive take no tensor of a GPU. (Under torchrun it has no effect.)
     timeout:     seconds after which the run is ended with a report of where every rank was (None: never)
 
     In a program that torchrun has started, the ranks are there already: then `fn` runs on this rank, and every rank
@@ -64,16 +64,9 @@ def launch(
         return torchrun.run(fn, world_size, tuple(args), kwargs)
     if "TPLAB_RANK" in os.environ:
         raise RuntimeError("launch() was called inside a rank: the ranks are running already, just call the function")
-    chosen = _choose_backend(backend, world_size)
+    chosen, gpus = choose(backend, world_size, share_gpus)
     call = bytes(transport.dumps((fn, tuple(args), kwargs)))
-    return _run(call, world_size, chosen, timeout)
-
-
-def device() -> torch.device:
-    """The device this rank computes on: its GPU where the process group is NCCL's, else the CPU."""
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    return _run(call, world_size, chosen, gpus, timeout)
 
 
 # Before anything starts
@@ -86,7 +79,7 @@ def _check_arguments(fn: Any, world_size: Any, args: Any, kwargs: dict[str, Any]
         )
     if isinstance(world_size, bool) or not isinstance(world_size, int):
         raise TypeError(f"world_size must be a whole number of ranks, got {world_size!r}")
-    if not 1 <= world_size <= MAX_RANKS:
+    if world_size < 1 or (world_size > MAX_RANKS and not torchrun.is_active()):
         raise ValueError(
             f"world_size must be between 1 and {MAX_RANKS} (each rank is a process here), got {world_size}"
         )
@@ -108,36 +101,10 @@ def _check_arguments(fn: Any, world_size: Any, args: Any, kwargs: dict[str, Any]
         ) from None
 
 
-def _choose_backend(backend: str, world_size: int) -> str:
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    gpus = torch.cuda.device_count() if backend != "gloo" and dist.is_nccl_available() else 0
-    if backend == "nccl" and gpus < world_size:
-        raise ValueError(
-            f'backend="nccl" needs a GPU per rank: {world_size} ranks, but this machine shows {gpus} GPU(s). '
-            'Use backend="gloo" to run on the CPU, or fewer ranks.'
-        )
-    if backend == "auto":
-        backend = "nccl" if gpus >= world_size else "gloo"
-        _say_once(backend, gpus, world_size)
-    return backend
-
-
-_said: set[str] = set()
-
-
-def _say_once(backend: str, gpus: int, world_size: int) -> None:
-    if backend not in _said:
-        _said.add(backend)
-        on = "NCCL, one GPU per rank" if backend == "nccl" else "gloo, on the CPU"
-        why = f"{gpus} GPU{'' if gpus == 1 else 's'} for {world_size} rank{'' if world_size == 1 else 's'}"
-        print(f"tplab: running on {on} ({why})", file=sys.stderr)
-
-
 # The run
 
 
-def _run(call: bytes, world_size: int, backend: str, timeout: float | None) -> Results:
+def _run(call: bytes, world_size: int, backend: str, gpus: int, timeout: float | None) -> Results:
     origin = time.monotonic()
     server = fork_server()
     with ExitStack() as stack:
@@ -151,6 +118,7 @@ def _run(call: bytes, world_size: int, backend: str, timeout: float | None) -> R
             "call": call,
             "world_size": world_size,
             "backend": backend,
+            "gpus": gpus,
             "origin": origin,
             "store_path": store_path,
             "environment": {**os.environ, **_loopback_only()},
@@ -166,7 +134,9 @@ def _run(call: bytes, world_size: int, backend: str, timeout: float | None) -> R
                 with _interrupt_later():
                     ranks.append(RankProcess(rank, server, (board_file, rendezvous, setup)))
             watch = Watch(ranks, board, output_for(world_size))
-            return watch.until_done(timeout)
+            results = watch.until_done(timeout)
+            server.preload(watch.imported())
+            return results
         finally:
             with _interrupt_later():
                 for process in ranks:

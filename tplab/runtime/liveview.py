@@ -8,21 +8,20 @@ the run ends; elsewhere there is nothing. A run that ends within SHOWN_AFTER sec
 """
 
 import os
-import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Literal
 
 from tplab.runtime.board import Board
+from tplab.runtime.screen import LastLine, Widget
 
 SHOWN_AFTER = 1.0  # seconds that a run must last to be shown
 REFRESH_SECONDS = 0.25
 NAMED = 3  # so many absent ranks are named; more are counted
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 # doing -> sign and colour, which also differ in lightness (Okabe and Ito's palette)
 LOOK = {
@@ -150,45 +149,27 @@ class StatusLine(LiveView):
 
     def __init__(self, see: Callable[[], list[Now]]) -> None:
         super().__init__(see)
-        self._shown = False
+        self._line = LastLine()
 
     def _draw(self, seconds: float) -> None:
-        width = shutil.get_terminal_size().columns - 1
-        sys.stderr.write("\r\x1b[K" + to_line(self._see(), seconds, width))
-        sys.stderr.flush()
-        self._shown = True
+        self._line.show(lambda width: to_line(self._see(), seconds, width))
 
     def hide(self) -> None:
-        if self._shown:
-            self._shown = False
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        self._line.wipe()
 
 
 class WidgetView(LiveView):
     """A row of boxes in the output of a notebook's cell, which disappears without a trace in the saved file."""
 
-    _widget: Any = None
-    _handle: Any = None
+    def __init__(self, see: Callable[[], list[Now]]) -> None:
+        super().__init__(see)
+        self._widget = Widget()
 
     def _draw(self, seconds: float) -> None:
-        html = to_html(self._see(), seconds)
-        if self._widget is not None:
-            self._widget.value = html
-            return
-        import ipywidgets  # here: a run that is quick does not wait for it
-        from IPython.display import display
-
-        self._widget = ipywidgets.HTML(html)
-        data = {WIDGET_VIEW: {"model_id": self._widget.model_id, "version_major": 2, "version_minor": 0}}
-        self._handle = display(data, raw=True, display_id=True)
+        self._widget.show(to_html(self._see(), seconds))
 
     def _remove(self) -> None:
-        if self._handle is not None:
-            self._handle.update({}, raw=True)  # the file keeps an output without content, which shows as nothing
-        if self._widget is not None:
-            for part in (self._widget, self._widget.style, self._widget.layout):
-                part.close()
+        self._widget.end()
 
 
 def live_view(board: Board, dead: Callable[[], list[int]]) -> LiveView:
@@ -197,11 +178,32 @@ def live_view(board: Board, dead: Callable[[], list[int]]) -> LiveView:
     def see() -> list[Now]:
         return look(board, dead())
 
+    if _other is not None:
+        return _other(see)
+    views: dict[str, type[LiveView]] = {"page": WidgetView, "terminal": StatusLine, "nowhere": LiveView}
+    return views[place()](see)
+
+
+_other: Callable[[Callable[[], list[Now]]], LiveView] | None = None
+
+
+@contextmanager
+def shown_by(make: Callable[[Callable[[], list[Now]]], LiveView]) -> Iterator[None]:
+    """Within it, `make(see)` is the view of every run, in place of those here: for a program with more to show."""
+    global _other
+    before, _other = _other, make
+    try:
+        yield
+    finally:
+        _other = before
+
+
+def place() -> Literal["page", "terminal", "nowhere"]:
+    """Where somebody could look at a view now."""
     if _has_page():
-        return WidgetView(see)
-    if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
-        return StatusLine(see)
-    return LiveView(see)
+        return "page"
+    terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return "terminal" if terminal else "nowhere"
 
 
 def _has_page() -> bool:

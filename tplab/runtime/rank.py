@@ -19,8 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tplab.runtime import hooks, transport
+from tplab.runtime import hooks, preload, transport
 from tplab.runtime.board import Board
+from tplab.runtime.devices import take_gpu
 from tplab.runtime.recorder import Mismatch, Recorder
 from tplab.runtime.report import Frames
 
@@ -36,6 +37,7 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
     control: messages to and from the parent    output: stdout and stderr    crash: Python's stack when asked or dying
     board: shared memory of all ranks           rendezvous: torch's FileStore  setup: what to run
     """
+    modules = len(sys.modules)
     connection = Connection(control)
     _redirect_output(output)
     faulthandler.enable(crash, all_threads=False)
@@ -54,17 +56,18 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
     try:
         _enter_parents_world(given, rank)
         store = given["store_path"] or f"/proc/self/fd/{rendezvous}"
-        _init_process_group(given["backend"], store, rank, given["world_size"])
+        gpu = take_gpu(rank, given["world_size"], given["gpus"])
+        _init_process_group(given["backend"], store, rank, given["world_size"], gpu)
         recorder = Recorder(rank, status, given["origin"])
         hooks.activate(recorder)
         status.set_state(rank, "running")
-        fn, args, kwargs = transport.loads(given["call"], device=_gpu(given["backend"]))
+        fn, args, kwargs = transport.loads(given["call"], device=gpu)
         started = recorder.now()
         result = fn(*args, **kwargs)
         span = started, recorder.now()
         _flush()
         status.set_state(rank, "returned")
-        _send_result(send, rank, result, span, recorder)
+        _send_result(send, rank, result, span, recorder, modules)
     except Mismatch:
         _flush()
         status.set_state(rank, "raised")
@@ -114,24 +117,19 @@ def _enter_parents_world(given: dict[str, Any], rank: int) -> None:
         sys.modules["numpy.random"].seed()  # else every rank inherits the server's state
 
 
-def _gpu(backend: str) -> torch.device | None:
-    return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
-
-
-def _init_process_group(backend: str, store_path: str, rank: int, world_size: int) -> None:
-    gpu = None
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
-        gpu = torch.device("cuda", rank)
+def _init_process_group(backend: str, store_path: str, rank: int, world_size: int, gpu: torch.device | None) -> None:
     store = dist.FileStore(store_path, world_size)
     dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, timeout=_PARENT_DECIDES, device_id=gpu
-    )
+        backend, store=store, rank=rank, world_size=world_size, timeout=_PARENT_DECIDES,
+        device_id=gpu if backend == "nccl" else None,
+    )  # fmt: skip
 
 
-def _send_result(send: Any, rank: int, result: object, span: tuple[float, float], recorder: Recorder) -> None:
+def _send_result(
+    send: Any, rank: int, result: object, span: tuple[float, float], recorder: Recorder, modules: int
+) -> None:
     try:
-        send("result", result, span, recorder.collectives())
+        send("result", result, span, recorder.collectives(), preload.imported_since(modules))
     except Exception as error:
         kind = type(result).__name__
         send(

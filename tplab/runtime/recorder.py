@@ -49,17 +49,19 @@ class _Known(NamedTuple):
 class _Entered:
     """One collective while it runs."""
 
-    __slots__ = ("end", "known", "number", "slot", "start", "tag")
+    __slots__ = ("end", "known", "number", "slot", "start", "tag", "waited", "waits_since")
 
     def __init__(self, known: _Known, number: int, slot: int | None, start: float) -> None:
         self.known, self.number, self.slot, self.start = known, number, slot, start
         self.end: float | None = None
         self.tag: int | None = None  # of a receive from anyone, as long as it is not known from whom
+        self.waited = 0.0
+        self.waits_since: float | None = None
 
     def collective(self, rank: int, origin: float) -> Collective:
         kind, group, shape, dtype, size, op, peer, where = self.known.described
         start, end = self.start - origin, None if self.end is None else self.end - origin
-        return Collective(rank, kind, group, self.number, shape, dtype, size, op, peer, where, start, end)
+        return Collective(rank, kind, group, self.number, shape, dtype, size, op, peer, where, start, end, self.waited)
 
 
 class Recorder:
@@ -178,6 +180,7 @@ class Recorder:
 
     def waits(self, entered: _Entered) -> None:
         """The rank begins to wait for the collective."""
+        entered.waits_since = time.monotonic()
         if self.board is not None:
             self.board.set_waiting(self.rank, entered.slot)
 
@@ -185,6 +188,9 @@ class Recorder:
         """The collective has completed, and the rank goes on."""
         if self.board is not None:
             self.board.set_waiting(self.rank, None)
+        if entered.waits_since is not None:
+            entered.waited += time.monotonic() - entered.waits_since
+            entered.waits_since = None
         self.completed(entered)
 
     def came_from(self, entered: _Entered, source: int) -> None:
@@ -213,6 +219,10 @@ class Recorder:
     def collectives(self, start: int = 0) -> list[Collective]:
         """What was entered, from the `start`-th on."""
         return [entered.collective(self.rank, self.origin) for entered in self.entered[start:]]
+
+    def forget(self, start: int) -> None:
+        """Leave out of the record what was entered from the `start`-th on. The board still has the latest of it."""
+        del self.entered[start:]
 
     def _members_of(self, group: ProcessGroup, name: str) -> tuple[int, ...]:
         if name not in self._members:

@@ -23,6 +23,7 @@ class Collective:
     where:   "file:line:function" of the call
     start:   seconds since the launch began, when the rank entered it
     end:     the same when it had completed for the rank: when the blocking call, or wait(), came back (None: never)
+    waited:  seconds of these in which the rank stood still for it. (On a GPU its stream waits, and the rank goes on.)
     """
 
     rank: int
@@ -37,6 +38,7 @@ class Collective:
     where: str
     start: float
     end: float | None
+    waited: float = 0.0
 
     @property
     def numel(self) -> int:

@@ -4,6 +4,7 @@ torchrun --nproc-per-node 4 train.py       # train.py calls launch(train, 4), un
 """
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,10 @@ def is_active() -> bool:
 
 
 def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Results:
-    """Run fn on this rank, and gather what all ranks returned, so that the script goes on the same everywhere."""
+    """Run fn on this rank, and gather what all ranks returned, so that the script goes on the same everywhere.
+
+    Raises ValueError unless torchrun started `world_size` ranks.
+    """
     started = int(os.environ["WORLD_SIZE"])
     if started != world_size:
         raise ValueError(
@@ -44,12 +48,26 @@ def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: 
 
 
 def _init_process_group() -> None:
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if torch.cuda.device_count() > local_rank:
+    """NCCL where each rank of this machine has a GPU of its own, else gloo: the same on all of them."""
+    local_rank, on_machine = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if dist.is_nccl_available() and torch.cuda.device_count() >= on_machine:
         torch.cuda.set_device(local_rank)
         dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
     else:
         dist.init_process_group("gloo")
+        gpus = torch.cuda.device_count()
+        if gpus and dist.get_rank() == 0:
+            print(_why_no_gpu(gpus, on_machine), file=sys.stderr)
+
+
+def _why_no_gpu(gpus: int, ranks: int) -> str:
+    if gpus >= ranks:
+        return "tplab: the ranks compute on the CPU, over gloo: this torch was built without NCCL"
+    return (
+        f"tplab: the ranks compute on the CPU, over gloo: {ranks} were started on this machine, and each sees "
+        f"{gpus} of its GPUs. Start one for each GPU, and let every rank see them all: CUDA_VISIBLE_DEVICES should be "
+        "the same for all (Slurm: --gpus-per-node, without --gpus-per-task and --gpu-bind)"
+    )
 
 
 def _on_cpu(result: Any) -> Any:

@@ -1,10 +1,12 @@
 """Functions, tensors and containers by value, from one process to another.
 
-A function of a notebook or of `__main__` travels as code (cloudpickle), a function of a module as its name. A tensor
-travels as its bytes: it arrives with its own storage, dtype, shape, requires_grad and attributes. A tensor that
-autograd computed arrives detached, since its graph stays behind.
+A function of a notebook or of `__main__` travels as code (cloudpickle), a function of a module as its name. One with
+`functools.cache` around it travels alike, and what it has cached stays behind. A tensor travels as its bytes: it
+arrives with its own storage, dtype, shape, requires_grad and attributes. A tensor that autograd computed arrives
+detached, since its graph stays behind.
 """
 
+import functools
 import io
 import pickle
 import sys
@@ -47,7 +49,15 @@ class _Pickler(cloudpickle.Pickler):
             and not (obj.is_quantized or obj.is_meta)
         ):
             return _reduce_tensor(obj)
+        if isinstance(obj, functools._lru_cache_wrapper) and not _has_a_name(obj):
+            return functools.lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)
         return super().reducer_override(obj)
+
+
+def _has_a_name(function: Any) -> bool:
+    """Whether it is found in a module that the other process can import."""
+    module = sys.modules.get(function.__module__)
+    return function.__module__ != "__main__" and getattr(module, function.__qualname__, None) is function
 
 
 def _reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from tplab.runtime.diagnosis import advice, deadlocked, explain, lost_messages, 
 from tplab.runtime.display import Output
 from tplab.runtime.forkserver import read_status
 from tplab.runtime.liveview import live_view
+from tplab.runtime.preload import Module
 from tplab.runtime.process import RankProcess
 from tplab.runtime.records import Record
 from tplab.runtime.report import (
@@ -145,6 +146,10 @@ class Watch:
         collectives = [collective for message in messages for collective in message[3]]
         spans = [message[2] for message in messages]
         return Results([message[1] for message in messages], self.output.texts(), Record(collectives), spans)
+
+    def imported(self) -> list[Module]:
+        """What the ranks had to import, in the order in which the first that did so imported it."""
+        return list(dict.fromkeys(module for rank in self.ranks if rank.message for module in rank.message[4]))
 
     def close(self) -> None:
         """Take in the last output, show it, and stop reading. The ranks are dead by now."""

@@ -1,0 +1,125 @@
+"""What a rank had to import, later ranks have from the start; but a learner's own file is read anew each time."""
+
+import importlib
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import tplab
+from tplab.runtime import preload
+from tplab.runtime.forkserver import fork_server
+
+UNUSUAL = "sndhdr" if sys.version_info < (3, 13) else "wave"  # of Python's own, and nothing else imports it
+
+
+def there_and_imported(name: str) -> bool:
+    there = name in sys.modules
+    importlib.import_module(name)
+    return there
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_a_rank_imported_is_there_in_the_ranks_of_later_launches() -> None:
+    fork_server().stop()  # a new one, which knows nothing yet
+    assert tplab.launch(there_and_imported, 2, args=(UNUSUAL,), backend="gloo") == [False, False]
+    end = time.monotonic() + 60
+    while tplab.launch(there_and_imported, 2, args=(UNUSUAL,), backend="gloo") != [True, True]:
+        assert time.monotonic() < end, "the fork server has not imported it after a minute"
+
+
+def test_a_learners_own_file_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for value in (1, 2):
+        (tmp_path / "learners_own.py").write_text(f"value = {value}")
+        found = tplab.launch(lambda: importlib.import_module("learners_own").value, 2, backend="gloo")
+        assert found == [value, value]
+        time.sleep(0.5)  # the server would have imported it by now
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """module(source) is the name and the file of a module that is not imported yet."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(source: str, name: str = "to_be_preloaded") -> preload.Module:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (tmp_path / f"{name}.py").write_text(source)
+        importlib.invalidate_caches()
+        return name, str(tmp_path / f"{name}.py")
+
+    yield write
+    sys.modules.pop("to_be_preloaded", None)
+
+
+def wants(*modules: preload.Module) -> preload.Wanted:
+    wanted = preload.Wanted()
+    wanted.add(modules)
+    return wanted
+
+
+def test_random_numbers_are_those_of_a_process_that_did_not_import(module) -> None:
+    wanted = wants(module("import torch; torch.manual_seed(5); drawn = torch.rand(3)"))
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    wanted.import_next()
+    assert "to_be_preloaded" in sys.modules
+    assert torch.rand(2).equal(expected)
+
+
+@pytest.mark.parametrize("source", ["1 / 0", "raise SystemExit", "syntax error here", "import no_such_module"])
+def test_a_module_that_cannot_be_imported_does_no_harm_and_is_not_tried_again(source: str, module) -> None:
+    broken = module(source)
+    wanted = wants(broken, ("os", os.__file__), ("no_such_module", "/nowhere.py"))
+    assert len(wanted) == 2
+    for left in (1, 0):
+        wanted.import_next()
+        assert len(wanted) == left
+    wanted.add([broken, ("no_such_module", "/nowhere.py")])
+    assert len(wanted) == 0
+
+
+def test_what_came_with_another_module_is_not_imported_again(module) -> None:
+    first, second = module("import also_to_be_preloaded"), module("", name="also_to_be_preloaded")
+    wanted = wants(first, second)
+    wanted.import_next()
+    assert len(wanted) == 0
+    assert sys.modules.pop("also_to_be_preloaded")
+
+
+def test_another_file_of_the_same_name_is_not_taken_for_it(module) -> None:
+    name, _ = module("value = 1")
+    wants((name, "/somewhere/else.py")).import_next()
+    assert name not in sys.modules
+
+
+def test_installed_modules_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(sys.modules)
+    for name, file in {
+        "one": torch.__file__, "two": os.__file__, "three": tplab.__file__, "four": __file__, "five": None,
+        "six": "/home/me/torch/mine.py",
+    }.items():  # fmt: skip
+        made = ModuleType(name)
+        made.__file__ = file
+        monkeypatch.setitem(sys.modules, name, made)
+    assert [name for name, _ in preload.imported_since(before)] == ["one", "two", "three"]
+
+
+def test_names_come_through_a_socket_in_pieces_and_end_with_it() -> None:
+    modules = [(f"module_{number}", f"/a/rather/long/path/to/the/file/of/module_{number}.py") for number in range(300)]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(preload.pack(modules)[:-5])
+        ours.shutdown(socket.SHUT_WR)
+        assert preload.receive(theirs) == []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(preload.pack([*modules, ("os", os.__file__)]))
+        assert preload.receive(theirs) == [*modules, ("os", os.__file__)]

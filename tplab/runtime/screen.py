@@ -1,0 +1,70 @@
+"""Where something is shown that changes: the last line of a terminal, a widget in the output of a cell."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class LastLine:
+    """The last line of a terminal, on stderr."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def show(self, line: Callable[[int], str]) -> None:
+        """`line(width)` in place of what stands there; it should have `width` characters at most."""
+        sys.stderr.write("\r\x1b[K" + line(shutil.get_terminal_size().columns - 1))
+        sys.stderr.flush()
+        self._shown = True
+
+    def wipe(self) -> None:
+        """Leave the line to whoever writes next."""
+        if self._shown:
+            self._shown = False
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def leave(self, line: Callable[[int], str]) -> None:
+        """`line(width)`, for good."""
+        self.show(line)
+        sys.stderr.write("\n")
+        sys.stderr.flush()
+        self._shown = False
+
+
+class Widget:
+    """One widget with a page of HTML, in the output of the cell that runs. It is made when something is shown first."""
+
+    def __init__(self) -> None:
+        self._widget: Any = None
+        self._handle: Any = None
+
+    @property
+    def is_there(self) -> bool:
+        return self._handle is not None
+
+    def show(self, html: str) -> None:
+        if self._widget is not None:
+            self._widget.value = html
+            return
+        import ipywidgets  # here: a run that is quick does not wait for it
+        from IPython.display import DisplayHandle
+
+        self._widget = ipywidgets.HTML(html)
+        data = {WIDGET_VIEW: {"model_id": self._widget.model_id, "version_major": 2, "version_minor": 0}}
+        self._handle = DisplayHandle()  # known before anything is shown: an interrupt may come at once
+        self._handle.display(data, raw=True)
+
+    def end(self, instead: Any = None) -> None:
+        """Take it away; `instead` is displayed in its place. The saved file keeps no trace of a widget.
+
+        Without `instead` the file keeps an output without content, which shows as nothing.
+        """
+        if self._handle is not None:
+            self._handle.update({} if instead is None else instead, raw=instead is None)
+        if self._widget is not None:
+            for part in (self._widget, self._widget.style, self._widget.layout):
+                part.close()
