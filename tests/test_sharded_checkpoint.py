@@ -385,6 +385,39 @@ def test_a_plain_model_goes_on_from_a_sharded_one_and_the_other_way_round(tmp_pa
         step(twin, twins, key)
 
 
+def _cut_by_torch(source, target):
+    """torch's own tensor parallelism: DTensors go on from what a plain model saved, and are saved themselves."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    model = parallelize_module(PlainMLP(), init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    load_sharded(source, model, optimizer=optimizer)
+    step(model, optimizer, 2)
+    save_sharded(target, model, optimizer=optimizer)
+    return [parameter.to_local().shape for parameter in model.parameters()]
+
+
+def test_a_model_of_dtensors_goes_on_from_a_plain_one_and_the_other_way_round(tmp_path):
+    plain, other = PlainMLP(), PlainMLP()
+    optimizers = [torch.optim.Adam(model.parameters(), lr=0.1) for model in (plain, other)]
+    step(plain, optimizers[0], 1)
+    save_sharded(tmp_path / "plain", plain, optimizer=optimizers[0])
+    shapes = launch(_cut_by_torch, 2, args=(tmp_path / "plain", tmp_path / "cut"))[0]
+    assert shapes == [(16, 8), (16,), (8, 16), (8,)]
+    load_sharded(tmp_path / "cut", other, optimizer=optimizers[1])
+    step(plain, optimizers[0], 2)
+    for key in (3, 4):
+        for name, value in plain.state_dict().items():
+            assert_close(other.state_dict()[name], value)
+        step(plain, optimizers[0], key)
+        step(other, optimizers[1], key)
+    metadata = dcp.FileSystemReader(tmp_path / "cut").read_metadata()
+    chunks = metadata.state_dict_metadata["optimizer.state.down.weight.exp_avg"].chunks
+    assert [tuple(chunk.offsets) for chunk in chunks] == [(0, 0), (0, 16)]
+
+
 class Counting(nn.Linear):
     """A module with a state of its own."""
 
@@ -412,6 +445,16 @@ def test_it_loads_into_the_dtype_that_the_model_has(tmp_path):
     save_sharded(tmp_path / "one", model)
     load_sharded(tmp_path / "one", other)
     assert torch.equal(other.weight, model.weight.bfloat16())
+
+
+def test_an_optimizer_computes_as_it_was_made_and_not_as_the_saved_one_did(tmp_path):
+    model = nn.Linear(2, 3)
+    saved = torch.optim.AdamW(model.parameters(), lr=0.25, fused=False, foreach=True)
+    save_sharded(tmp_path / "a", model, optimizer=saved)
+    own = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
+    load_sharded(tmp_path / "a", model, optimizer=own)
+    (group,) = own.param_groups
+    assert (group["lr"], group["fused"], group["foreach"]) == (0.25, True, None)
 
 
 def test_an_optimizer_that_has_not_begun_and_one_that_skips_a_parameter(tmp_path):

@@ -10,10 +10,14 @@ anything else. Tensors are read with `weights_only=True`; that other values are 
 (Python's documentation of pickle, "Restricting Globals".)
 """
 
+import math
 import os
 import pickle
+import re
+import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -25,6 +29,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tplab.collectives import rank_and_size
@@ -66,11 +71,24 @@ def check_is_shared(path: Path) -> None:
 
 
 class TyingWriter(dcp.FileSystemWriter):
-    """Writes a tensor with two names once, and enters it under both: `ties` are flat names, second -> first."""
+    """Writes a tensor with two names once, and enters it under both: `ties` are flat names, second -> first.
 
-    def __init__(self, path: Path, ties: Mapping[str, str]) -> None:
-        super().__init__(path, overwrite=False)
+    Where the disk has no room for all ranks' files nothing is written: OSError says what is needed, and what is free.
+    """
+
+    def __init__(self, path: Path, ties: Mapping[str, str], **options: Any) -> None:
+        super().__init__(path, overwrite=False, **options)
         self.ties = ties
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        needed, free = sum(map(_file_bytes, plans)), shutil.disk_usage(self.path).free
+        if needed > free:
+            raise OSError(f"about {needed:,} bytes are to be written, and {free:,} are free on its disk")
+        return super().prepare_global_plan(plans)
+
+    def write_data(self, plan: SavePlan, planner: Any) -> Any:
+        with _numbers_told(f"of about {_file_bytes(plan):,} bytes a part", self.path):
+            return super().write_data(plan, planner)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         written = [result for of_rank in results for result in of_rank]
@@ -80,7 +98,8 @@ class TyingWriter(dcp.FileSystemWriter):
             metadata.planner_data[second] = tuple(second.split(".", 1))  # ("model", its name there)
             own = [result for result in written if result.index.fqn == first]
             again += [replace(result, index=replace(result.index, fqn=second)) for result in own]
-        super().finish(metadata, [*results, again])
+        with _numbers_told(".metadata", self.path):
+            super().finish(metadata, [*results, again])
 
 
 class SafeReader(dcp.FileSystemReader):
@@ -116,6 +135,19 @@ def names_under(metadata: Metadata, *first: str) -> dict[str, Key]:
     return {name: key for name, key in keys.items() if key[: len(first)] == first}
 
 
+def check_names(saved: Iterable[str], own: Iterable[str]) -> None:
+    """Raise ValueError unless the tensors in the checkpoint have the names of the model's own."""
+    saved, own = set(saved), set(own)
+    if saved == own:
+        return
+    there, here = _entries(saved), _entries(own)
+    counts = [f"{n or 'it'} has {there[n]} entries there, {here[n]} here" for n in there | here if there[n] != here[n]]
+    raise ValueError(
+        f"the checkpoint is of another model: {_some(own - saved)} are only in the model, {_some(saved - own)} only in "
+        "the checkpoint. " + "; ".join(counts)
+    )
+
+
 def together(step: Callable[[], T], group: ProcessGroup | None) -> T:
     """step() on every rank. If it raises on one rank, all raise, so that no rank waits for one that has stopped."""
     result, failed = None, None
@@ -136,11 +168,14 @@ def together(step: Callable[[], T], group: ProcessGroup | None) -> T:
 
 @contextmanager
 def dcp_run(trouble: str) -> Iterator[None]:
-    """DCP's exception, which no `except Exception` catches, as a RuntimeError; without its warning where p = 1."""
+    """DCP's exception, which no `except Exception` catches, as a RuntimeError; without its warning where p = 1.
+
+    That warning is off for good: to bring it back would change the filters under another thread's feet.
+    """
+    if not dist.is_initialized():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            yield
+        yield
     except CheckpointException as failure:
         reasons = [f"rank {rank}: {type(error).__name__}: {error}" for rank, (error, _) in failure.failures.items()]
         raise RuntimeError(f"{trouble}. {reasons[0]}") from failure
@@ -166,6 +201,38 @@ class _MetadataUnpickler(pickle.Unpickler):
             f"it asks for {module}.{name}, which no checkpoint needs. Someone may have changed the file to run a "
             "program here: don't load it with anything else either"
         )
+
+
+def _file_bytes(plan: SavePlan) -> int:
+    """About so long is what a rank writes: torch.save and .metadata add nearly 2 KiB to each piece."""
+    tensors = [item.tensor_data for item in plan.items if item.tensor_data]
+    numbers = sum(math.prod(tensor.chunk.sizes) * tensor.properties.dtype.itemsize for tensor in tensors)
+    return numbers + 2048 * len(plan.items)
+
+
+@contextmanager
+def _numbers_told(what: str, path: Any) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        reason = (
+            error.__context__ if isinstance(error.__context__, OSError) else error
+        )  # torch.save has words of its own
+        raise OSError(
+            f"{what} could not be written; {shutil.disk_usage(path).free:,} bytes are free on its disk, if no quota or "
+            f"limit (ulimit -f) allows less: {reason}"
+        ) from error
+
+
+def _entries(names: Iterable[str]) -> Counter[str]:
+    """How many entries each nn.ModuleList has, to judge by the names of what is in it: {"blocks": 12}."""
+    found = {match[0] for name in names if (match := re.match(r"(?:.*?\.)?\d+(?=\.)", name))}  # blocks.0, blocks.1, ..
+    return Counter(entry.rpartition(".")[0] for entry in found)
+
+
+def _some(names: set[str]) -> str:
+    listed = sorted(names)[:4]
+    return f"{listed} and {len(names) - 4} more" if len(names) > 4 else f"{listed}"
 
 
 def _check_files(path: Path, metadata: Metadata) -> None:

@@ -6,9 +6,11 @@ sizes. When it loads, DCP lays the chunks that a rank wants over those in the fi
     saved on 2 ranks       [ 0 1 2 3 4 5 | 6 7 8 9 10 11 ]
     loaded on 3 ranks      [ 0 1 2 3 | 4 5 6 7 | 8 9 10 11 ]       rank 1 reads 4 5 from one file, 6 7 from the other
 
-DTensor, torch's own sharded tensor, is one chunk on each rank. A shard of a fused tensor is several: `runs`.
+DTensor, torch's own sharded tensor, is one chunk on each rank, and says which. A shard of a fused tensor is several:
+`runs`.
 """
 
+import copy
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +38,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.tensor import DTensor
 
 from tplab.sharding import Sharding
 
@@ -57,20 +60,37 @@ class Pieces:
 
     def padded(self) -> bool:
         """Whether the shard has entries that are in no whole tensor."""
-        return sum(view.numel() for view in self.views.values()) < self.shard.numel()
+        return sum(view.numel() for view in self.views.values()) < held(self.shard).numel()
+
+    def copied(self) -> "Pieces":
+        """The same numbers in memory of their own, on the CPU, to be saved: of the shard only its dtype is left."""
+        views = {offset: _copied(view) for offset, view in self.views.items()}
+        return Pieces(torch.empty(0, dtype=self.shard.dtype, device="cpu"), self.whole_shape, views)
 
 
 def pieces(tensor: Tensor, sharding: Sharding | None, rank: int, world_size: int) -> Pieces:
-    """The pieces that `rank` holds, if `tensor` is its shard; without a `sharding` it is the whole, in one piece."""
+    """The pieces that `rank` holds, if `tensor` is its shard; without a `sharding` it is the whole, in one piece.
+
+    A DTensor says itself where its part belongs; with a `sharding` that counts, which knows of padding and blocks.
+    """
     tensor = tensor.detach()
+    own = held(tensor)
+    if sharding is None and isinstance(tensor, DTensor):
+        chunks = tensor.__create_chunk_list__()
+        return Pieces(tensor, tensor.shape, {chunk.offsets: own for chunk in chunks if own.numel()})
     if sharding is None:
         return Pieces(tensor, tensor.shape, {torch.Size([0] * tensor.dim()): tensor})
-    whole, dim = sharding.whole_shape(tensor.shape, world_size), sharding.dim % tensor.dim()
+    whole, dim = sharding.whole_shape(own.shape, world_size), sharding.dim % tensor.dim()
     views = {}
     for start, place, length in runs(sharding, whole[dim], rank, world_size):
         offset = [start if d == dim else 0 for d in range(tensor.dim())]
-        views[torch.Size(offset)] = tensor.narrow(dim, place, length)
+        views[torch.Size(offset)] = own.narrow(dim, place, length)
     return Pieces(tensor, torch.Size(whole), views)
+
+
+def held(tensor: Tensor) -> Tensor:
+    """What this rank holds of a DTensor; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def runs(sharding: Sharding, size: int, rank: int, world_size: int) -> list[tuple[int, int, int]]:
@@ -114,6 +134,25 @@ def blank(metadata: Metadata, name: str) -> Pieces | None:
     if not isinstance(saved, TensorStorageMetadata):
         return None
     return pieces(torch.zeros(saved.size, dtype=saved.properties.dtype), None, 0, 1)
+
+
+def copied(content: Any) -> Any:
+    """A nested dict of `Pieces`, tensors and values that no longer changes with the originals; tensors on the CPU.
+
+    From a GPU the copies travel side by side into pinned memory: synchronize before they are read.
+    """
+    if isinstance(content, Pieces):
+        return content.copied()
+    if isinstance(content, Tensor):
+        return _copied(content)
+    if isinstance(content, dict):
+        return {key: copied(value) for key, value in content.items()}
+    return copy.deepcopy(content)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    place = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+    return place.copy_(tensor.detach(), non_blocking=True)
 
 
 def value_of(leaf: object) -> Any:

@@ -8,7 +8,7 @@ the same Python, and every rank that asks with the same seed gets the same batch
 """
 
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -23,21 +23,47 @@ def python_sources(limit_bytes: int | None = None) -> bytes:
     if limit_bytes is not None and limit_bytes < 0:
         raise ValueError(f"limit_bytes={limit_bytes} is negative")
     text = bytearray()
-    for path in _source_files(Path(sysconfig.get_path("stdlib"))):
+    for path in files_below(Path(sysconfig.get_path("stdlib")), _is_source_or_folder):
         if limit_bytes is not None and len(text) >= limit_bytes:
             break
         text += path.read_bytes().replace(b"\r\n", b"\n")
     return bytes(text[:limit_bytes])
 
 
-def _source_files(folder: Path) -> Iterator[Path]:
-    """The .py files in and below a folder, in the same order everywhere: by name, files and folders mixed."""
-    for path in sorted(folder.iterdir(), key=lambda path: path.name):
-        if path.is_dir():
-            if path.name not in _SKIPPED and not path.name.startswith("config-"):
-                yield from _source_files(path)
-        elif path.suffix == ".py" and not path.name.startswith("_sysconfigdata"):
+def files_below(
+    folder: Path, wanted: Callable[[Path], bool], unreadable: Callable[[Path, OSError], None] | None = None
+) -> Iterator[Path]:
+    """What is no folder, in and below one, in the same order everywhere: by name, files and folders mixed.
+
+    wanted        whether to take a file, or to look into a folder; is not asked about `folder` itself
+    unreadable    is told of folders that can't be listed; None: that raises OSError
+
+    Links are followed, and a folder that was seen already is not entered again, so no circle of links goes on for ever.
+    """
+    seen: set[tuple[int, int]] = set()
+    waiting = [folder]
+    while waiting:
+        path = waiting.pop()
+        if not path.is_dir():
             yield path
+            continue
+        try:
+            place = path.stat()
+            inside = sorted(path.iterdir(), key=lambda path: path.name, reverse=True)  # the last one is taken first
+        except OSError as error:
+            if unreadable is None:
+                raise
+            unreadable(path, error)
+            continue
+        if (place.st_dev, place.st_ino) not in seen:
+            seen.add((place.st_dev, place.st_ino))
+            waiting += filter(wanted, inside)
+
+
+def _is_source_or_folder(path: Path) -> bool:
+    if path.is_dir():
+        return path.name not in _SKIPPED and not path.name.startswith("config-")
+    return path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
 
 
 def byte_batches(text: bytes, context: int, batch_size: int, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

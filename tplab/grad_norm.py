@@ -72,8 +72,8 @@ def clip_grad_norm(
 def clip(gradients: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
     """Multiply each gradient by max_norm / norm, in place, if that is below 1."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(factor.to(gradient.dtype))
+    for dtype, alike in _by_dtype(gradients).items():
+        torch._foreach_mul_(alike, factor.to(dtype))  # one kernel for many
 
 
 def counted(parameter: nn.Parameter, shape: Sequence[int], tp_rank: int, tp_size: int) -> Tensor:
@@ -96,6 +96,7 @@ def _norm(
     pieces: Sequence[Piece], mesh: DeviceMesh | None, dimensions: Sequence[str], tied: nn.Parameter | None
 ) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=device())
+    own: list[Tensor] = []
     for parameter, shape, start, values in pieces:
         if parameter is tied and _place(mesh, "pp")[0] > 0:
             continue
@@ -103,12 +104,21 @@ def _norm(
         if here.any():
             if not here.all():
                 values = values[here.to(values.device).expand(shape).flatten()[start : start + len(values)]]
-            length = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
-            total += length.to(total) ** 2
+            own.append(values)
+    for dtype, alike in _by_dtype(own).items():
+        lengths = torch._foreach_norm(alike, dtype=torch.promote_types(dtype, torch.float32))  # one kernel for many
+        total += torch.stack(lengths).to(total).square().sum()
     for name in dimensions:
         if mesh is not None and _place(mesh, name)[1] > 1:
             dist.all_reduce(total, group=mesh.get_group(name))
     return total.sqrt()
+
+
+def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
+    found: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.dtype, []).append(tensor)
+    return found
 
 
 def _place(mesh: DeviceMesh | None, name: str) -> tuple[int, int]:

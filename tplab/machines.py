@@ -165,19 +165,24 @@ def machine(name: str) -> Machine:
 
 
 def measure_machine(
-    *, name: str = "this machine", rounds: int = 10, side: int | None = None, group: ProcessGroup | None = None
+    *,
+    name: str = "this machine",
+    rounds: int = 10,
+    side: int | None = None,
+    dtype: torch.dtype | None = None,
+    group: ProcessGroup | None = None,
 ) -> Machine:
     """The machine that the group's ranks run on, one node, by measuring; every rank of it calls this and gets the same.
 
     Rate and bandwidth are those of the slowest rank while all are busy, since in a layer all are. `flops` is the rate
-    that products reached, so `fraction` is 1; nothing here knows a peak. Products are in bfloat16 on a GPU, in float32
-    on a CPU. `between` is the same as `inside`: there is no other node. What else runs on the machine makes every
-    figure worse. Raises ValueError for a group of one rank, which has no link.
+    that products reached, so `fraction` is 1; nothing here knows a peak. Products are in `dtype`; None: bfloat16 on a
+    GPU, float32 on a CPU. `between` is the same as `inside`: there is no other node. What else runs on the machine
+    makes every figure worse. Raises ValueError for a group of one rank, which has no link.
     """
     p = dist.get_world_size(group)
     link = fit(measure_link(SIZES, rounds=rounds, group=group))
     dist.barrier(group=group)
-    slowest = torch.tensor([matrix_rate(side), memory_rate()], dtype=torch.float64, device=device())
+    slowest = torch.tensor([matrix_rate(side, dtype=dtype), memory_rate()], dtype=torch.float64, device=device())
     dist.all_reduce(slowest, op=dist.ReduceOp.MIN, group=group)
     on_gpu = device().type == "cuda"
     memory = torch.cuda.get_device_properties(device()).total_memory if on_gpu else psutil.virtual_memory().total // p
@@ -189,14 +194,15 @@ def measure_machine(
     )  # fmt: skip
 
 
-def matrix_rate(side: int | None = None, seconds: float = 0.2) -> float:
+def matrix_rate(side: int | None = None, seconds: float = 0.2, *, dtype: torch.dtype | None = None) -> float:
     """FLOP/s that this rank's device reaches in products of square matrices: the best of those done in `seconds`.
 
-    side: rows and columns; None: 8192 on a GPU (bfloat16), 1024 on a CPU (float32)
+    side     rows and columns; None: 8192 on a GPU, 1024 on a CPU
+    dtype    of the matrices; None: bfloat16 on a GPU, float32 on a CPU
     """
     on_gpu = device().type == "cuda"
     side = side or (8192 if on_gpu else 1024)
-    a = torch.randn(side, side, dtype=torch.bfloat16 if on_gpu else torch.float32, device=device())
+    a = torch.randn(side, side, dtype=dtype or (torch.bfloat16 if on_gpu else torch.float32), device=device())
     product = torch.empty_like(a)
     return 2 * side**3 / _shortest(lambda: torch.mm(a, a, out=product), seconds)
 

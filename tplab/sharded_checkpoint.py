@@ -28,9 +28,8 @@ Why planners and not DTensors: a DTensor is one chunk on a rank, and a fused, co
 (Megatron: `ShardedTensor.from_rank_offsets` and dist_checkpointing.)
 """
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -45,12 +44,13 @@ from tplab.checkpoint_files import (
     SafeReader,
     TyingWriter,
     check_is_shared,
+    check_names,
     dcp_run,
     make_directory,
     names_under,
     together,
 )
-from tplab.checkpoint_pieces import PieceLoader, Pieces, PieceSaver, Plain, blank, pieces, value_of
+from tplab.checkpoint_pieces import PieceLoader, Pieces, PieceSaver, Plain, blank, copied, pieces, value_of
 from tplab.collectives import rank_and_size
 from tplab.replicas import compare_replicas
 from tplab.rng import RNGTracker
@@ -86,15 +86,55 @@ def save_sharded(
     Raises FileExistsError if there is something at `path`: whoever overwrites a checkpoint and is interrupted has none.
     Save each to its own directory (step-1000), and delete the last one afterwards.
     """
-    path = Path(path)
+    staged = stage_sharded(model, optimizer=optimizer, rng=rng, extra=extra, check_replicas=check_replicas, group=group)
+    write_sharded(path, staged, group=group)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What this rank has to save: views of what it holds, until they are `copied`. ties: as in `TyingWriter`."""
+
+    content: dict[str, Any]
+    ties: dict[str, str]
+    is_copy: bool = False
+
+    def copied(self) -> "Staged":
+        """In CPU memory of its own, so that training may go on while it is written."""
+        staged = Staged(copied(self.content), self.ties, is_copy=True)
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
+        return staged
+
+
+def stage_sharded(
+    model: nn.Module,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    rng: RNGTracker | None = None,
+    extra: Mapping[str, Any] | None = None,
+    check_replicas: bool = True,
+    group: ProcessGroup | None = None,
+) -> Staged:
+    """The first half of `save_sharded`: all that looks at the model, and all that can be wrong with it."""
     rank, world_size = rank_and_size(group)
     content, ties = together(lambda: _content(model, optimizer, rng, extra, rank, world_size), group)
     if check_replicas:
         compare_replicas(model, group)
+    return Staged(content, ties)
+
+
+def write_sharded(path: str | PathLike, staged: Staged, *, group: ProcessGroup | None = None) -> None:
+    """The second half of `save_sharded`. A copy can be written by a thread, if the group (gloo's) is used by no other.
+
+    (`dcp.async_save` is this too: a copy on the CPU, and `dcp.save` in a thread.)
+    """
+    path, rank = Path(path), rank_and_size(group)[0]
     together(lambda: make_directory(path) if rank == 0 else None, group)
     together(lambda: check_is_shared(path), group)
+    ahead = {"per_thread_copy_ahead": 0} if staged.is_copy else {}  # else the thread would take a stream of some GPU
     with dcp_run(f"{path} could not be saved"):
-        dcp.save(content, storage_writer=TyingWriter(path, ties), planner=PieceSaver(), process_group=group)
+        writer = TyingWriter(path, staged.ties, **ahead)
+        dcp.save(staged.content, storage_writer=writer, planner=PieceSaver(), process_group=group)
 
 
 def load_sharded(
@@ -181,7 +221,7 @@ def _model_places(metadata: Metadata, model: nn.Module, rank: int, world_size: i
     """Places for the model's tensors: its own. Raises ValueError if the checkpoint is of another model."""
     _check_group(model, world_size)
     state = model.state_dict(keep_vars=True)
-    _check_names([name.removeprefix("model.") for name in names_under(metadata, "model")], state)
+    check_names([name.removeprefix("model.") for name in names_under(metadata, "model")], state)
     places: dict[str, Any] = {}
     for name in dict.fromkeys(_first_names(model).values()):
         value, saved = state[name], metadata.state_dict_metadata[f"model.{name}"]
@@ -224,29 +264,6 @@ def _check_group(model: nn.Module, world_size: int) -> None:
     for name, module in model.named_modules():
         if isinstance(module, ShardedModule) and module.shardings and module.world_size != world_size:
             raise ValueError(f"{name} was made for {module.world_size} ranks, not {world_size}: pass its group")
-
-
-def _check_names(saved: Iterable[str], own: Iterable[str]) -> None:
-    saved, own = set(saved), set(own)
-    if saved == own:
-        return
-    there, here = _entries(saved), _entries(own)
-    counts = [f"{n or 'it'} has {there[n]} entries there, {here[n]} here" for n in there | here if there[n] != here[n]]
-    raise ValueError(
-        f"the checkpoint is of another model: {_some(own - saved)} are only in the model, {_some(saved - own)} only in "
-        "the checkpoint. " + "; ".join(counts)
-    )
-
-
-def _entries(names: Iterable[str]) -> Counter[str]:
-    """How many entries each nn.ModuleList has, to judge by the names of what is in it: {"blocks": 12}."""
-    found = {match[0] for name in names if (match := re.match(r"(?:.*?\.)?\d+(?=\.)", name))}  # blocks.0, blocks.1, ..
-    return Counter(entry.rpartition(".")[0] for entry in found)
-
-
-def _some(names: set[str]) -> str:
-    listed = sorted(names)[:4]
-    return f"{listed} and {len(names) - 4} more" if len(names) > 4 else f"{listed}"
 
 
 def _read(places: dict[str, Any], reader: SafeReader, group: ProcessGroup | None) -> None:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.optim import Optimizer
 
 from tplab.checkpoint_files import names_under
-from tplab.checkpoint_pieces import Pieces, blank, pieces, value_of
+from tplab.checkpoint_pieces import Pieces, blank, held, pieces, value_of
 from tplab.sharding import Sharding
 
 GROUPS, STATE = ("optimizer", "param_groups"), ("optimizer", "state")
@@ -88,7 +88,7 @@ def state_places(metadata: Metadata, model: nn.Module, rank: int, world_size: in
         places[name] = blank(metadata, name)
         if isinstance(saved, TensorStorageMetadata):
             sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
-            whole = sharding.whole_shape(parameter.shape, world_size) if sharding else list(parameter.shape)
+            whole = sharding.whole_shape(held(parameter).shape, world_size) if sharding else list(parameter.shape)
             sharding = _sharding_of(str(parameter_name), str(key), saved.size, parameter, whole)
             if list(saved.size) == whole:
                 shard = torch.zeros_like(parameter, dtype=saved.properties.dtype)
@@ -103,14 +103,24 @@ def load_optimizer(
     groups: Sequence[Mapping[str, Any]],
     loaded: Mapping[str, Any],
 ) -> None:
-    """Give the optimizer its state out of the filled places, by its own `load_state_dict`."""
+    """Give the optimizer its state out of the filled places, by its own `load_state_dict`.
+
+    How it computes (`fused`, `foreach`, `capturable`) stays as it was made here: it is no part of the run.
+    """
     own = _groups(optimizer, model)
     numbers = {name: number for number, name in enumerate(chain(*own))}
     state: dict[int, dict[str, Any]] = {}
     for name, (*_, parameter_name, key) in names_under(metadata, *STATE).items():
         state.setdefault(numbers[str(parameter_name)], {})[str(key)] = value_of(loaded[name])
-    numbered = [{**saved, "params": [numbers[n] for n in names]} for saved, names in zip(groups, own, strict=True)]
+    numbered = [
+        {**saved, **_implementation(group), "params": [numbers[n] for n in names]}
+        for saved, names, group in zip(groups, own, optimizer.param_groups, strict=True)
+    ]
     optimizer.load_state_dict({"state": state, "param_groups": numbered})
+
+
+def _implementation(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: group[key] for key in ("fused", "foreach", "capturable") if key in group}
 
 
 def _groups(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
