@@ -155,3 +155,10 @@ def test_a_parallelism_that_is_not_drawn_is_refused(kind, p) -> None:
 def test_a_stage_of_a_real_bill_can_be_drawn() -> None:
     layout = Layout(tp=8, pp=16)
     assert texts(viz.bill({"a stage": bill(PRESETS["GPT-3 175B"], layout)}, capacity=80 * GB)) == ["79.4 GB: fits"]
+
+
+def test_small_bills_are_in_megabytes():
+    picture = viz.bill({"a small model": {"weights": 5 * 10**6, "activations": 24 * 10**6}})
+    assert picture.axes[0].get_xlabel() == "MB"
+    assert texts(picture) == ["29 MB"]
+    assert [bar.get_width() for bar in picture.axes[0].patches] == [5, 24]

@@ -6,6 +6,9 @@
     traffic    calls and bytes of every rank
     timeline   when each rank computed, and when it was in which collective
     curves     losses over steps
+    training   a run: loss and tokens/s over its steps
+    compared   the losses of two runs on each other, and how far they are apart
+    scaling    how much faster it goes on more ranks
     table      results in rows and columns
     collective who held what before a collective and after it
     ring       what goes round in a ring, step by step
@@ -25,6 +28,7 @@
     time_bars  where the time goes, part by part
     against    a model's figures beside published ones
     mesh       for each axis of a mesh, which ranks form a group
+    program    what comes behind what in a program, and where ranks talk
     explore    a function behind sliders
 
 A rank has one colour everywhere (colour-blind safe), and its number stands beside it. Every function returns a
@@ -48,6 +52,7 @@ from tplab.viz.mesh import mesh
 from tplab.viz.overlap import overlap
 from tplab.viz.parallelisms import parallelism
 from tplab.viz.product import product
+from tplab.viz.program import program
 from tplab.viz.schedule import schedule
 from tplab.viz.softmax import softmax
 from tplab.viz.split import split
@@ -55,12 +60,14 @@ from tplab.viz.table import table
 from tplab.viz.timeline import timeline
 from tplab.viz.times import times
 from tplab.viz.traffic import traffic
+from tplab.viz.training import compared, scaling, training
 
 __all__ = [
     "Picture",
     "against",
     "bill",
     "collective",
+    "compared",
     "curves",
     "explore",
     "heads",
@@ -75,8 +82,10 @@ __all__ = [
     "overlap",
     "parallelism",
     "product",
+    "program",
     "rank_colors",
     "ring",
+    "scaling",
     "schedule",
     "softmax",
     "split",
@@ -85,4 +94,5 @@ __all__ = [
     "timeline",
     "times",
     "traffic",
+    "training",
 ]

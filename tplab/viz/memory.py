@@ -16,7 +16,7 @@ _PARTS = {
     "activations": ("#EEF0F2", "\\\\\\\\"),
 }
 RED = "#C62828"
-_GB = 10**9
+_GB, _MB = 10**9, 10**6
 
 
 def bill(
@@ -24,35 +24,40 @@ def bill(
 ) -> Picture:
     """Draw one stacked bar for each label: weights, gradients, optimizer state, activations, in GB of 10^9 bytes.
 
+    Below a tenth of a GB in all, in MB.
+
     bills:    by label, what `tplab.memory.bill` returned, or bytes by part
     capacity: bytes that the GPU has; what lies beyond is red, and the part that no longer fits is named
     scale:    bytes at the right edge, to draw several pictures to one scale (None: the longest bar)
     """
     rows = {label: getattr(value, "parts", lambda value=value: value)() for label, value in bills.items()}
     totals = {label: sum(parts.values()) for label, parts in rows.items()}
-    most = (scale or max(*totals.values(), capacity or 0)) / _GB
+    largest = scale or max(*totals.values(), capacity or 0)
+    unit = _GB if largest >= _GB / 10 else _MB
+    most = largest / unit
     caption = title or "; ".join(f"{label}: {_gigabytes(total)}" for label, total in totals.items())
     with style():
         picture, axes = chart(WIDTH, 1.25 + 0.52 * len(rows), caption, title)
         for place, (label, parts) in enumerate(rows.items()):
             left = 0.0
             for name, size in parts.items():
-                _part(axes, place, left, size / _GB, name, capacity)
-                left += size / _GB
+                _part(axes, place, left, size / unit, name, capacity and capacity / unit)
+                left += size / unit
             right = min(left, most)
-            if capacity and abs(right - capacity / _GB) < 0.02 * most:  # the text would hide the dashed line
-                right = max(right, capacity / _GB)
+            if capacity and abs(right - capacity / unit) < 0.02 * most:  # the text would hide the dashed line
+                right = max(right, capacity / unit)
             axes.text(
                 right + 0.012 * most, place, _verdict(totals[label], parts, capacity), va="center",
                 color=RED if capacity and totals[label] > capacity else INK, fontsize=9, zorder=4,
                 bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"},
             )  # fmt: skip
         if capacity:
-            axes.axvline(capacity / _GB, color=INK, linewidth=1.6, linestyle=(0, (4, 2)))
+            axes.axvline(capacity / unit, color=INK, linewidth=1.6, linestyle=(0, (4, 2)))
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set_ylim(len(rows) - 0.45, -0.55)
         axes.set_xlim(0, most * 1.42)
-        axes.set_xlabel("GB" + (f"; dashed line: {_gigabytes(capacity)}, what the GPU has" if capacity else ""))
+        line = f"; dashed line: {_gigabytes(capacity)}, what the GPU has" if capacity else ""
+        axes.set_xlabel(("GB" if unit == _GB else "MB") + line)
         axes.tick_params(left=False)
         handles = [_patch(name) for name in dict.fromkeys(name for parts in rows.values() for name in parts)]
         if capacity and any(total > capacity for total in totals.values()):
@@ -91,10 +96,10 @@ def live_memory(meter: Any, *, title: str | None = None) -> Picture:
     return picture
 
 
-def _part(axes: Any, place: int, left: float, width: float, name: str, capacity: int | None) -> None:
+def _part(axes: Any, place: int, left: float, width: float, name: str, capacity: float | None) -> None:
     """One part of a bar; what lies beyond the capacity is red."""
     color, hatch = _PARTS.get(name, ("#FFFFFF", "xxxx"))
-    limit = float("inf") if capacity is None else capacity / _GB
+    limit = float("inf") if capacity is None else capacity
     inside = max(0.0, min(left + width, limit) - left)
     if inside:
         axes.barh(place, inside, 0.62, left=left, color=color, edgecolor=INK, hatch=hatch, linewidth=0.8)
@@ -121,4 +126,6 @@ def _patch(name: str) -> Patch:
 
 def _gigabytes(size: int) -> str:
     value = size / _GB
+    if value < 0.1:
+        return f"{size / _MB:.3g} MB"
     return f"{value:,.0f} GB" if value >= 100 else f"{value:.3g} GB"

@@ -1,0 +1,141 @@
+"""A training run: its loss and its speed over the steps, two runs beside each other, and how speed grows with ranks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, rank_color, style, tint
+
+Points = Sequence[tuple[int, float]]
+_DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)))
+_MARKERS = ("o", "s", "^", "D")
+
+
+def training(
+    losses: Points,
+    speeds: Points = (),
+    *,
+    evaluations: Points = (),
+    ylabel: str = "loss",
+    from_zero: bool = False,
+    title: str | None = None,
+) -> Picture:
+    """Draw (step, loss) of a run, rings for held-out text; with speeds, beside it (step, tokens/s), from zero on.
+
+    ylabel, from_zero    where the first curve is none of losses
+    """
+    with style():
+        picture = Picture(figsize=(WIDTH, 2.75 + 0.25 * bool(title)), layout="constrained")
+        newest = f"{ylabel} {losses[-1][1]:,.4g} at step {losses[-1][0]:,}"
+        picture.caption = title or newest + (f", {speeds[-1][1]:,.0f} tokens/s" if speeds else "")
+        if title:
+            picture.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+        widths = [1.5, 1] if speeds else [1]
+        places = picture.subplots(1, len(widths), squeeze=False, gridspec_kw={"width_ratios": widths})[0]
+        _over_steps(places[0], losses, ylabel, 0, from_zero)
+        if evaluations:
+            places[0].plot(
+                *zip(*evaluations, strict=True), "o", color="white", markeredgecolor=INK, markeredgewidth=1.4,
+                markersize=5.5, label="held-out text",
+            )  # fmt: skip
+            places[0].lines[0].set_label("training text")
+            places[0].legend()
+        if speeds:
+            _over_steps(places[1], speeds, "tokens/s", 2, from_zero=True)
+    return picture
+
+
+def _over_steps(axes: Axes, points: Points, ylabel: str, color: int, from_zero: bool) -> None:
+    axes.plot(*zip(*points, strict=True), color=rank_color(color), linewidth=1.4)
+    axes.set_ylabel(ylabel)
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if from_zero:
+        axes.set_ylim(0, 1.15 * max(value for _, value in points))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.grid()
+
+
+def compared(
+    runs: Mapping[str, Sequence[float]],
+    difference: Sequence[float],
+    *,
+    steps: Sequence[int] | None = None,
+    title: str | None = None,
+) -> Picture:
+    """Draw the losses of runs on each other, step by step, and below them how far the last lies from the first.
+
+    steps    whose losses they are; None: 1, 2, 3 .. Where some are left out, each of the others has a dot
+    """
+    at = list(range(1, len(difference) + 1) if steps is None else steps)
+    dots: dict[str, Any] = {} if at == list(range(1, len(at) + 1)) else {"marker": "o", "markersize": 4}
+    with style():
+        picture = Picture(figsize=(WIDTH, 3.7 + 0.25 * bool(title)), layout="constrained")
+        largest = max(map(abs, difference), default=0.0)
+        picture.caption = title or f"losses of {' and '.join(runs)}: {largest:.2g} apart at most"
+        if title:
+            picture.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+        above, below = picture.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [2.1, 1]})
+        for index, (name, values) in enumerate(runs.items()):
+            last = index == len(runs) - 1
+            above.plot(
+                at, values, label=name, **dots, linestyle=_DASHES[index % len(_DASHES)],
+                color=rank_color(index) if last else tint(rank_color(index), 0.6), linewidth=1.5 if last else 4.5,
+            )  # fmt: skip
+        above.set_ylabel("loss")
+        above.legend(handlelength=3.2)
+        below.axhline(0, color=FAINT, linewidth=0.8)
+        below.plot(at, difference, color=INK, linewidth=1.2, **dots)
+        below.set_ylabel("difference")
+        below.set_ylim(*(side * (1.15 * largest or 1e-9) for side in (-1, 1)))
+        below.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
+        below.yaxis.set_major_locator(MaxNLocator(3))
+        below.set_xlabel("step")
+        below.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        for axes in (above, below):
+            axes.grid()
+    return picture
+
+
+def scaling(
+    lines: Mapping[str, Mapping[int, float]], *, ylabel: str = "speed-up", ideal: bool = True, title: str | None = None
+) -> Picture:
+    """Draw a number over the ranks that share the work, {"measured": {1: 1.0, 2: 1.7}}, on logarithmic axes.
+
+    The first line is bold, the others are what it is held against. ideal: a thin line, twice as fast on twice as many.
+    """
+    counts = sorted({count for line in lines.values() for count in line})
+    with style():
+        caption = title or "; ".join(f"{name}: {max(line)} ranks {line[max(line)]:.2f}" for name, line in lines.items())
+        picture, axes = chart(WIDTH * 0.85, 3.1, caption, title)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        if ideal:
+            axes.plot(counts, counts, color=FAINT, linewidth=0.8, linestyle=(0, (1, 2)), label="as many times as ranks")
+        for index, (name, line) in enumerate(lines.items()):
+            points = sorted(line.items())
+            axes.plot(
+                *zip(*points, strict=True), marker=_MARKERS[index % len(_MARKERS)], label=name, markersize=6,
+                color=rank_color(0) if index == 0 else (INK, FAINT, FAINT)[(index - 1) % 3],
+                linewidth=2.2 if index == 0 else 1.3, linestyle=_DASHES[index % len(_DASHES)],
+                markerfacecolor=rank_color(0) if index == 0 else "white", zorder=4 - index * 0.1,
+            )  # fmt: skip
+        _plain(axes, counts)
+        axes.set_xlabel("ranks that share the model")
+        axes.set_ylabel(ylabel)
+        axes.grid()
+        axes.legend(handlelength=3.2)
+    return picture
+
+
+def _plain(axes: Axes, counts: Sequence[int]) -> None:
+    """Numbers as one says them, not as powers of two."""
+    axes.xaxis.set_major_locator(FixedLocator(counts))
+    low, high = axes.get_ylim()
+    steps = [step for step in (0.125, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 16, 32, 64) if low <= step <= high]
+    axes.yaxis.set_major_locator(FixedLocator(steps))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_locator(NullLocator())
