@@ -283,6 +283,13 @@ def test_kernel_ended_by_a_cell(root, learner):
     assert said["90.3"].text == "The kernel ended in the check of exercise 90.2."
 
 
+def test_kernel_ended_by_a_cell_of_the_chapter(root, learner):
+    learner.insert(0, "import os\ndef print(text): os._exit(0)")
+    said, _ = verdicts(root, learner, everything=True)
+    given = next(cell for cell in learner.cells if "a given cell" in "".join(cell["source"]))
+    assert said["90.1"].text == f"The kernel ended in the chapter's cell {given['id']}."
+
+
 def test_cell_out_of_time(root, learner):
     learner.answer(1, "while True: pass")
     learner.answer(2, "return 2 * x")

@@ -83,6 +83,14 @@ def test_cell_out_of_time_is_interrupted_and_the_next_one_counts(tmp_path):
     assert seconds < 40
 
 
+def test_limit_is_not_for_the_chapters_own_set_up(tmp_path):
+    """It imports torch, which may take its time on a busy machine."""
+    wait = "import time; time.sleep(6)"
+    rows, _ = run(tmp_path, code(wait, "a", marks={"role": "setup"}), code(wait, "b"), timeout=3)
+    assert rows["a"]["outcome"] == "passed"
+    assert rows["b"]["message"].startswith("Timeout of 3 seconds")
+
+
 def test_kernel_that_answers_no_more_fails(tmp_path):
     """Without sys.stderr, ipykernel runs a cell, says that it is idle, and never replies."""
     rows, _ = run(tmp_path, code("import sys; sys.stderr = None", "a"), code("1", "b"), timeout=5)

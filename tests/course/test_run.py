@@ -1,13 +1,19 @@
-"""What a run of nbval leaves behind is ended, and only what a cell has started is told to the learner."""
+"""A kernel that loses its ports is started again; what a run leaves behind is ended, and only the learner's is told."""
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 
-from tplab.course.run import end_all
+from tplab.course.checker import NO_START, Note, Verdict, check_notebook
+from tplab.course.notebook import Cell
+from tplab.course.outputs import execute
+from tplab.course.run import PACKAGE_ROOT, Run, end_all
 
 SLEEP = "import time; time.sleep(1000)"
 
@@ -37,3 +43,55 @@ def test_a_process_that_is_ending_already_is_nobodys(started: list[psutil.Proces
         process.cmdline = list  # an empty one
     assert end_all(lambda: alive(started)) == 0
     assert alive(started) == []
+
+
+LAUNCHER = """
+import runpy, sys
+from pathlib import Path
+here = Path(__file__).parent
+starts = here / "starts"
+starts.write_text(starts.read_text() + "x")
+if len(starts.read_text()) <= {fails}:
+    sys.exit("Address already in use")
+sys.path[:] = [folder for folder in sys.path if folder != str(here)]
+runpy.run_module("ipykernel_launcher", run_name="__main__")
+"""
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
+    """kernels(fails): as many kernels end at once as if a port were taken; returns the file that counts all starts."""
+
+    def make(fails: int) -> Path:
+        (tmp_path / "ipykernel_launcher.py").write_text(LAUNCHER.format(fails=fails))
+        (tmp_path / "starts").write_text("")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(PACKAGE_ROOT)]))
+        monkeypatch.setattr("tplab.course.run.PACKAGE_ROOT", tmp_path)  # which stands first in a kernel's path
+        return tmp_path / "starts"
+
+    return make
+
+
+def test_kernel_that_lost_its_ports_is_started_again(kernels, tmp_path: Path) -> None:
+    starts = kernels(fails=2)
+    (row,) = Run([Cell("code", "6 * 7", "a", {"tags": ["nbval-ignore-output"]})], tmp_path)
+    assert row["outcome"] == "passed"
+    assert starts.read_text() == "xxx"
+
+
+def test_a_chapters_kernel_that_lost_its_ports_is_started_again(kernels, tmp_path: Path) -> None:
+    starts = kernels(fails=1)
+    done = execute(new_notebook(cells=[new_code_cell("6 * 7")]), tmp_path)
+    assert done.cells[0].outputs[0].data["text/plain"] == "42"
+    assert starts.read_text() == "xx"
+
+
+def test_kernel_that_never_starts_is_told_as_that(kernels, tmp_path: Path) -> None:
+    starts = kernels(fails=100)
+    source = {"exercise-90-1": "x = 1", "check-90-1": "x"}
+    marks = {"exercise-90-1": {"exercise": "90.1"}, "check-90-1": {"check": "90.1", "title": "One"}}
+    cells = [Cell("code", source[id], id, {"tplab": marks[id]}) for id in source]
+    said = list(check_notebook(cells, tmp_path / "mine.ipynb", 90, learner=cells))
+    assert [(one.status, one.text) for one in said if isinstance(one, Verdict)] == [("not run", NO_START)]
+    assert [one for one in said if isinstance(one, Note)] == []
+    assert starts.read_text() == "xxx"

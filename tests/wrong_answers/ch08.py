@@ -100,7 +100,7 @@ TARGET = [
     ("one column too many, then clamped", aimed(swap(TARGET_RIGHT, "(column < columns)\ncolumn = column.masked_fill(~mine, 0)", "(column <= columns)\ncolumn = column.masked_fill(~mine, 0).clamp(max=columns - 1)")), "Take the targets 0, v/p - 1"),
     ("the first column is nobody's", aimed(swap(TARGET_RIGHT, "(column >= 0)", "(column > 0)")), "Take the targets 0, v/p - 1"),
     ("not set to 0 before the look-up", aimed(swap(TARGET_RIGHT, CLAMP, "")), "can `gather` look that up"),
-    ("the largest in place of the sum", aimed(HEAD + "best = torch.where(mine, found.detach(), 0)\ndist.all_reduce(best, op=dist.ReduceOp.MAX, group=group)\nreturn torch.where(mine, found, 0) - torch.where(mine, found, 0).detach() + best"), "Take the targets 0, v/p - 1"),
+    ("the largest in place of the sum", aimed(HEAD + "best = torch.where(mine, found.detach(), 0)\ndist.all_reduce(best, op=dist.ReduceOp.MAX, group=group)\nreturn torch.where(mine, found, 0) - torch.where(mine, found, 0).detach() + best"), "A logit below 0 loses against the zeros"),
     ("multiplies by the mask: NaN where a logit is -inf", aimed(HEAD + "return reduce_from_region(found * mine, group)"), "0 · -inf is NaN"),
     ("no error for ids that nobody has", aimed(swap(TARGET_RIGHT, REFUSE, "")), "An id below 0, or of v and more, belongs to nobody"),
     ("only too large ids are refused", aimed(swap(TARGET_RIGHT, "(target < 0) | (target >= v)", "target >= v")), "An id below 0, or of v and more, belongs to nobody"),

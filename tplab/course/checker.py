@@ -18,9 +18,13 @@ from pathlib import Path
 from tplab.course.merge import Merged, code_cells, merge, names_in, role_of
 from tplab.course.needs import cells_that_need_answers, select, to_notebook
 from tplab.course.notebook import Cell, read_notebook
-from tplab.course.run import CELL_TIMEOUT, Run
+from tplab.course.run import CELL_TIMEOUT, DIED, Run
 
 NEEDED = ("torch", "numpy", "tplab", "matplotlib", "ipywidgets", "ipykernel", "IPython", "traitlets", "cloudpickle")
+NO_START = (
+    "The kernel that should run your notebook ended before it ran anything. "
+    "`python -m ipykernel_launcher` in a terminal shows why."
+)
 STATUSES = ("passed", "failed", "to do", "waiting", "not run")
 
 
@@ -129,10 +133,8 @@ class Judge:
         elif role in ("setup", "given") and (self.all_passed or row["id"] not in self.need_answers):
             self.notes.append(f"The chapter's cell {row['id']} failed: {explain(row)}")
         if row.get("problem") == "kernel died":
-            checks = role == "check" or row["id"].startswith("guard-after-check")
-            where = f"the {'check' if checks else 'cell'} of exercise {number}"
-            where = where if checks or role == "exercise" else "one of your own cells"
-            self.stopped = f"The kernel {'had to be stopped' if _out_of_time(row) else 'ended'} in {where}."
+            ended = "had to be stopped" if _out_of_time(row) else "ended"
+            self.stopped = NO_START if DIED in row["message"] else f"The kernel {ended} in {_place(row)}."
 
     def verdict(self, row: dict, guard: dict) -> tuple[str, str]:
         """Status and text for the row of a check cell and that of the guard after it."""
@@ -156,6 +158,16 @@ class Judge:
             owner = self._wrote.get(name[1], number)
             asked = owner if owner != number and owner in {*self._broken, *self.missing} else ""
         return ("waiting", asked) if asked else ("failed", explain(row))
+
+
+def _place(row: dict) -> str:
+    """Where a kernel ended, as the learner knows it."""
+    role = row.get("role")
+    if role == "check" or row["id"].startswith("guard-after-check"):
+        return f"the check of exercise {row['number']}"
+    if role == "exercise":
+        return f"the cell of exercise {row['number']}"
+    return "one of your own cells" if role == "own" else f"the chapter's cell {row['id']}"
 
 
 def _asks_for(row: dict) -> str:

@@ -28,7 +28,7 @@ import pytest
 from nbformat import NotebookNode
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
 
-from tplab.course.run import end_all
+from tplab.course.run import CELL_TIMEOUT, end_all, started
 
 PRINT_LIMIT = 5_000_000  # characters that a cell may print before it is interrupted
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -151,11 +151,8 @@ class ChapterFile(nbval.IPyNbFile):
         test = os.environ.pop("PYTEST_CURRENT_TEST", None)
         try:
             folder = self.config.option.tplab_folder or str(self.path.parent)
-            self.kernel = Kernel(
-                CURRENT_ENV_KERNEL_NAME,
-                cwd=folder,
-                startup_timeout=self.config.option.nbval_kernel_startup_timeout,
-            )
+            patience = self.config.option.nbval_kernel_startup_timeout
+            self.kernel = started(lambda: Kernel(CURRENT_ENV_KERNEL_NAME, cwd=folder, startup_timeout=patience))
         finally:
             if test is not None:
                 os.environ["PYTEST_CURRENT_TEST"] = test
@@ -179,10 +176,16 @@ class ChapterCell(nbval.IPyNbCell):
     def marks(self) -> dict:
         return dict(self.cell.metadata.get("tplab", {}))
 
+    def limit(self, asked: float) -> float:
+        """Seconds that this cell has. The chapter's own set-up imports torch, whatever the learner's cells may take."""
+        if self.marks.get("role") == "setup":
+            return max(asked, CELL_TIMEOUT)
+        return min(asked, self.marks.get("timeout", asked))
+
     def runtest(self):
         kernel = self.parent.kernel
-        limit = self.config.option.nbval_cell_timeout
-        self.config.option.nbval_cell_timeout = min(limit, self.marks.get("timeout", limit))
+        asked = self.config.option.nbval_cell_timeout
+        limit = self.config.option.nbval_cell_timeout = self.limit(asked)
         kernel.beside = self.marks.get("role") == "guard"
         try:
             super().runtest()
@@ -192,12 +195,11 @@ class ChapterCell(nbval.IPyNbCell):
                 self.raise_cell_error(f"it printed more than {millions} million characters and was stopped")
             raise
         finally:
-            self.config.option.nbval_cell_timeout = limit
+            self.config.option.nbval_cell_timeout = asked
             if hasattr(kernel, "km"):  # else nbval has given the kernel up
                 self.parent.timed_out = False
         if not kernel.reply:  # it says that it is idle and has never answered, as without sys.stderr
-            waited = min(limit, self.marks.get("timeout", limit))
-            self.raise_cell_error(f"Timeout of {waited:g} seconds exceeded: no answer from the kernel")
+            self.raise_cell_error(f"Timeout of {limit:g} seconds exceeded: no answer from the kernel")
         if kernel.beside and kernel.guard_error:
             self.raise_cell_error("{ename}: {evalue}".format(**kernel.guard_error))
         if kernel.reply.get("status") == "error" and not self.options["check_exception"]:

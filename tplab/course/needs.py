@@ -30,6 +30,11 @@ def binds(source: str) -> set[str]:
         return names_in(source)
 
 
+def has_side_effects(source: str) -> bool:
+    """Whether it may change paths, modules or the environment, which no name tells."""
+    return _SIDE_EFFECTS.search(source) is not None
+
+
 def uses(source: str) -> set[str]:
     try:
         return used_names(source)
@@ -50,9 +55,14 @@ def select(merged: Merged, exercises: list[str], *, everything: bool = False, wh
     needed = {id(piece) for piece in pieces if piece.role == "setup"}
     for piece in pieces:
         asked = piece.role in ("check", "exercise") and piece.number in exercises
-        if asked or (piece.role == "own" and (whole or _SIDE_EFFECTS.search(piece.source))):
+        if asked or (piece.role == "own" and (whole or has_side_effects(piece.source))):
             needed.add(id(piece))
-    names: set[str] = set()
+    return with_needs(pieces, needed)
+
+
+def with_needs(pieces: list[Piece], needed: set[int]) -> list[Piece]:
+    """The pieces whose id() is in `needed`, and every other that binds a name they use, checks left out."""
+    needed, names = set(needed), set()
     while True:
         names |= {name for piece in pieces if id(piece) in needed for name in uses(piece.source)}
         more = {id(p) for p in pieces if p.role != "check" and id(p) not in needed and binds(p.source) & names}

@@ -9,7 +9,7 @@ from pathlib import Path
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
-from tplab.course.run import CELL_TIMEOUT, PACKAGE_ROOT, kernel_environment
+from tplab.course.run import CELL_TIMEOUT, PACKAGE_ROOT, kernel_environment, started
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
@@ -34,7 +34,7 @@ def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
         resources={"metadata": {"path": str(folder)}},
     )
     try:
-        client.execute(env=kernel_environment())
+        started(lambda: client.execute(env=kernel_environment()))
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         failed = next((cell for cell in notebook.cells if _shows_error(cell)), None)
         name = f"cell {failed.id}" if failed else "a cell"

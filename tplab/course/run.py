@@ -15,12 +15,15 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tplab.course.notebook import Cell, write_notebook
 
+T = TypeVar("T")
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 CELL_TIMEOUT = 120.0  # seconds for one cell
+STARTS = 3  # of a kernel, before it counts as one that can't start
+DIED = "Kernel died before replying"  # jupyter_client's words
 MARK = "TPLAB_CHECK_RUN"
 POLL = 0.1  # seconds between two looks at whether nbval has ended
 # pytest without 1.5 s of importing a grammar for e-mail addresses, which nbformat's own needs don't include
@@ -36,6 +39,21 @@ def kernel_environment() -> dict[str, str]:
     environment.pop("JPY_SESSION_NAME", None)  # no page looks at this kernel, also where one looks at ours
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     return environment
+
+
+def started(start: Callable[[], T]) -> T:
+    """What `start` returns; tried again where its kernel ends before it has run anything.
+
+    jupyter_client gives a kernel five ports that were free a moment ago. Where ranks open theirs meanwhile, one of
+    them may be taken, and the kernel ends (2 in 405 starts met that beside launches that followed one another).
+    """
+    for _ in range(STARTS - 1):
+        try:
+            return start()
+        except RuntimeError as error:
+            if DIED not in str(error):
+                raise
+    return start()
 
 
 class Run:

@@ -10,6 +10,7 @@ from tplab.course.verdict import CheckFailed
 from tplab.gpt_config import GPTConfig
 
 Suspect = tuple[float, str]  # what a well-known mistake gives, to the nearest whole number, and what to ask then
+MOST_QUESTIONS = 2  # where several mistakes give the same number
 
 
 def expect(
@@ -22,7 +23,7 @@ def expect(
     otherwise: str,
     where: str = "",
 ) -> None:
-    """Raise CheckFailed unless `seen` is the number `right`; the first suspect that gives `seen` asks its question.
+    """Raise CheckFailed unless `seen` is the number `right`; suspects that give `seen` ask their questions.
 
     call:      how the function was called; name: what it returns; where: what else the learner should know of the case
     otherwise: the question where no suspect explains the number
@@ -35,8 +36,8 @@ def expect(
         got, ask = f"got {_described(seen)}, not a number", f"{call} should return one whole number. What does yours?"
     else:
         got = f"got {_written(seen)}, right is {right:,}: {_written(abs(seen - right))} too {_much(seen, right)}"
-        close = (question for value, question in suspects if abs(seen - value) < 1 and bool(seen) == bool(value))
-        ask = next(close, otherwise)
+        close = [question for value, question in suspects if abs(seen - value) < 1 and bool(seen) == bool(value)]
+        ask = " Or: ".join(list(dict.fromkeys(close))[:MOST_QUESTIONS]) or otherwise
     raise CheckFailed(f"Exercise {number}: {call} is wrong.", rows=[(name, "", got)], report=where, question=ask)
 
 

@@ -78,7 +78,7 @@ CACHE_QUESTIONS = (
     ),
     Question(
         lambda d: OVERFLOW in d.names,
-        "5 tokens are there, 3 more come, and there is room for 7. A slice that ends behind the end is simply shorter: "
+        "5 tokens are there, 3 more come, and there is room for 7. A slice that ends after the end is simply shorter: "
         "who notices? Compare before you write, and name the numbers.",
     ),
     Question(

@@ -24,6 +24,7 @@ from tplab.course.checking import (
 from tplab.course.scenes import INPUTS_QUESTION, has_kind, has_no_gradient, make_group, random_tensor
 from tplab.runtime import device, record
 
+_LARGEST = "the largest number over all ranks, each with 0 where another rank has the target"
 _OWN = "what this rank has itself: 0 where another rank has the target"
 _UNMASKED = "the sum over all ranks, where each took its first column for a target that is not its own"
 _OWN_UNMASKED = "this rank's own number, its first column where another rank has the target"
@@ -60,8 +61,10 @@ def expect(s: Sample, index: int, p: int, ranks: tuple[int, ...]) -> tuple[dict[
         picked = torch.stack([s.picked(rank) for rank in range(s.q)])
         column = (s.target % COLUMNS).unsqueeze(-1)
         first = torch.where(s.owner() == index, s.target % COLUMNS, 0).unsqueeze(-1)
+        owned = torch.stack([torch.where(s.owner() == rank, right, 0) for rank in range(s.q)])
         alike |= {
-            _OWN: torch.where(s.owner() == index, right, 0),
+            _LARGEST: owned.amax(0),  # before _OWN: three tokens may have such signs that the two are one
+            _OWN: owned[index],
             _OWN_UNMASKED: picked[index],
             _UNMASKED: picked.sum(0),
             _MODULO: sum(shard.gather(-1, column) for shard in s.shards).squeeze(-1),  # type: ignore[union-attr]
@@ -92,6 +95,11 @@ QUESTIONS = (
         has_kind("out", _UNMASKED, _OWN_UNMASKED, _MODULO),
         "For a target in another rank's columns yours adds the logit of some other column. What should this rank add "
         "there?",
+    ),
+    Question(
+        has_kind("out", _LARGEST),
+        "A logit below 0 loses against the zeros of the ranks that don't have it. What can be done with numbers of "
+        "which all but one are 0, so that this one comes out, whatever it is?",
     ),
     Question(
         lambda d: any("gather" in row.text for row in d if "traffic" in row.name),
