@@ -1,0 +1,52 @@
+"""A few steps of training with any layers, as `tplab.capstone.step` takes them, without data, log and checkpoints."""
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from tests.reference import random
+from tplab.capstone import Settings
+from tplab.capstone.layers import backward, build_model, clip_gradients, finish_gradients
+from tplab.mesh import mesh
+
+SMALL = Settings(
+    vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, seq_length=8, precision="float64", batch_size=4,
+    micro_batch_size=4, async_grad_allreduce=False,
+)  # fmt: skip  # 300 rows are padded for every number of ranks
+
+
+def variant(**changes):
+    return replace(SMALL, **changes)
+
+
+def batch(step):
+    """ids, targets [b, s]; replicas get the same, too."""
+    ids = (random((4, SMALL.seq_length + 1), "ids", step).abs() * 1000).long() % SMALL.vocab_size
+    return ids[:, :-1], ids[:, 1:]
+
+
+def make(settings, answers=None):
+    grid = mesh(dp=settings.dp, tp=settings.tp) if dist.is_initialized() else None
+    return build_model(settings, settings.model, mesh=grid, device="cpu", answers=answers), grid
+
+
+def few_steps(settings, answers=None, count=5):
+    """Losses and norms of the first steps."""
+    model, grid = make(settings, answers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    told = []
+    for step in range(count):
+        optimizer.zero_grad()
+        loss = model(*batch(step))
+        backward(model, loss)
+        finish_gradients(model)
+        norm = clip_gradients(model, 1.0, grid)
+        optimizer.step()
+        told.append((loss.item(), norm.item()))
+    return told
+
+
+def few_steps_of_each(variants, answers):
+    """`few_steps` of several settings, one after another on the same ranks."""
+    return {name: few_steps(settings, answers) for name, settings in variants.items()}

@@ -1,0 +1,83 @@
+"""A training run as small as one can be, with everything that a checkpoint has to do with: tp, dp, AdamW, a log."""
+
+import json
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tests.reference import random
+from tplab.capstone.checkpoints import Checkpoints
+from tplab.data import DataParallel
+from tplab.gpt import ParallelGPT
+from tplab.gpt_config import GPTConfig
+from tplab.mesh import mesh
+from tplab.rng import seed_all
+
+CONFIG = GPTConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=40, seq_length=8, dropout=0.0)
+BATCH = 4
+
+
+def build(group=None, config=CONFIG, dtype=torch.float32):
+    """A model and its optimizer, the same for every number of ranks."""
+    seed_all(3, group)
+    model = ParallelGPT(config, group=group, dtype=dtype)
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return model, torch.optim.AdamW(groups, lr=1e-2)
+
+
+def batch(step, replica=0, replicas=1):
+    """ids, targets [B/dp, s] of a step."""
+    ids = (random((BATCH, CONFIG.seq_length + 1), "ids", step).abs() * 1000).long() % CONFIG.vocab_size
+    own = ids.chunk(replicas)[replica]
+    return own[:, :-1], own[:, 1:]
+
+
+def learn(model, optimizer, step, data=None, replica=0, replicas=1):
+    """One step; the loss over the whole batch."""
+    optimizer.param_groups[0]["lr"] = 1e-2 / step  # as a schedule does, by the number of the step
+    optimizer.zero_grad()
+    loss = model(*batch(step, replica, replicas))
+    loss.backward()
+    whole = loss.detach().double()
+    if data is not None:
+        data.finish()
+        dist.all_reduce(whole, group=data.group)
+        whole /= replicas
+    optimizer.step()
+    return float(whole)
+
+
+def train(folder, steps, *, dp=1, save_every=2, keep=2, asynchronous=False, dtype=torch.float32, stop_after=None):
+    """Train from the newest checkpoint in the folder on, on every rank; (first step, losses)."""
+    tp_group, dp_group, data, replica = None, None, None, 0
+    if dist.is_initialized():
+        grid = mesh(dp=dp, tp=dist.get_world_size() // dp)
+        tp_group, dp_group = grid.get_group("tp"), grid.get_group("dp")
+        replica = grid.get_local_rank("dp")
+    model, optimizer = build(tp_group, dtype=dtype)
+    if dp > 1:
+        data = DataParallel(model, group=dp_group)
+    folder, step, losses = Path(folder), 0, []
+    checkpoints = Checkpoints(folder / "checkpoints", keep, asynchronous, tp_group, dp_group)
+    if path := checkpoints.latest():
+        step = checkpoints.load(path, model, optimizer)["step"]
+    first = step
+    log(folder, {"kind": "start", "step": step + 1, "resumed_from": step or None})
+    while step < (stop_after or steps):
+        step += 1
+        losses.append(learn(model, optimizer, step, data, replica, dp))
+        log(folder, {"kind": "step", "step": step, "loss": losses[-1]})
+        if step % save_every == 0:
+            checkpoints.save(step, model, optimizer, {"losses": losses[-2:]})
+    checkpoints.wait()
+    return first, losses
+
+
+def log(folder, row):
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        with open(folder / "log.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")

@@ -1,0 +1,174 @@
+"""The command: it starts its own ranks or runs on torchrun's, goes on where it stopped, and says what is wrong."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.capstone.small import SMALL, write_text
+from tplab.capstone.__main__ import main
+from tplab.capstone.command import settings_from
+from tplab.capstone.log import read_log, steps_of
+from tplab.capstone.presets import PRESETS
+from tplab.capstone.settings import Settings
+
+ENVIRONMENT = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
+COMMAND = [sys.executable, "-m", "tplab.capstone"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tplab.capstone"]
+SCRIPT = Path(__file__).parents[2] / "tplab" / "capstone" / "capstone.slurm"
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> list[str]:
+    """Of a run that doesn't end by itself."""
+    SMALL.save(tmp_path / "small.yaml")
+    text = write_text(tmp_path / "text")
+    changes = ["--tp", "2", "--precision", "float32", "--steps", "100000", "--save-every", "100000", "--async-save"]
+    return ["--config", str(tmp_path / "small.yaml"), "--data", str(text), "--folder", str(tmp_path / "run"), *changes]
+
+
+def wait_for(path: Path, text: str) -> None:
+    until = time.monotonic() + 120
+    while not (path.exists() and text in path.read_text()):
+        assert time.monotonic() < until, f"{text!r} never came into {path}"
+        time.sleep(0.02)
+
+
+def test_asked_to_stop_the_command_saves_and_torchrun_goes_on(flags, tmp_path):
+    log = tmp_path / "run" / "log.jsonl"
+    run = subprocess.Popen(
+        [*COMMAND, *flags], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(log, '"step": 3, "loss"')
+        run.send_signal(signal.SIGTERM)
+        said, errors = run.communicate(timeout=120)
+    finally:
+        run.kill()
+    assert run.returncode == 0, errors
+    end = read_log(tmp_path / "run")[-1]
+    assert f"asked to stop, saved step {end['step']}; the same command goes on" in said
+    stopped = end["step"]
+
+    more = [*flags, "--stop-after", str(stopped + 3)]
+    done = subprocess.run([*TORCHRUN, *more], env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert f"on from step {stopped} to step {stopped + 3}" in done.stdout
+    rows = read_log(tmp_path / "run")
+    assert [row["step"] for row in steps_of(rows)] == list(range(1, stopped + 4))
+    assert rows[-1] == {"kind": "end", "step": stopped + 3, "why": "stop_after"}
+
+
+def test_a_rank_of_torchrun_that_fails_says_where_and_ends_at_once(flags, tmp_path):
+    """The last --learning-rate counts. One rank, started as torchrun starts it."""
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    wild = [*flags, "--tp", "1", "--learning-rate", "1e30", "--max-norm", "0"]
+    run = subprocess.run([*COMMAND, *wild], env={**ENVIRONMENT, **rank}, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 1
+    assert "FloatingPointError: the loss of step" in run.stderr
+    assert "in _check" in run.stderr
+
+
+def test_a_run_in_a_folder_goes_on_with_its_own_settings(tmp_path):
+    settings = Settings(folder=str(tmp_path), steps=7, stop_after=3, learning_rate=0.5)
+    assert settings_from({"folder": str(tmp_path)}).learning_rate == PRESETS["laptop"].learning_rate
+    settings.save(tmp_path / "settings.yaml")
+    again = settings_from({"folder": str(tmp_path), "keep": 5})
+    assert (again.learning_rate, again.steps, again.stop_after, again.keep) == (0.5, 7, None, 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "laptop", "--tp", "3"], "can't be divided over 3 ranks"),
+        (["--config", "nowhere.yaml"], "there are no settings at nowhere.yaml"),
+        (["report", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_can_not_be_carried_out_is_said_in_a_line(arguments, message, capsys):
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("python -m tplab.capstone")
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_too_many_ranks_of_torchrun_are_told_the_flag_that_is_missing(monkeypatch, capsys):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "16"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["--preset", "h100x8", "--folder", "nowhere"]) == 2
+    assert "tp=8 · dp=1 = 8 ranks, and 16 were started. Add --dp 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("local", "speaks"), [("0", True), ("3", False)])
+def test_on_each_machine_one_rank_says_why_it_can_not_start_and_where(local, speaks, monkeypatch, capsys):
+    for name, value in {"RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": local}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["--config", "nowhere.yaml"]) == 2
+    said = capsys.readouterr().err
+    start = f"python -m tplab.capstone (rank 11, on {socket.gethostname()}): there are no settings at nowhere.yaml"
+    assert said.startswith(start) if speaks else not said
+
+
+def test_help_is_in_groups(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    for line in (
+        "the model:",
+        "training:",
+        "how it is laid out over ranks:",
+        "  --sequence-parallel, --no-sequence-parallel",
+    ):
+        assert line in said
+    assert max(map(len, said.splitlines())) <= 120
+
+
+SRUN = """#!/bin/sh
+echo "srun $*" > calls
+while [ ! -e "$FOLDER/stop" ]; do sleep 0.05; done
+rm "$FOLDER/stop"
+sleep 0.2
+echo saved >> calls
+exit $STATUS
+"""
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(0, True), (1, False)])
+def test_the_slurm_script_asks_to_stop_and_goes_back_into_the_queue(status, requeued, tmp_path):
+    """With stand-ins for Slurm's commands."""
+    tools = {"srun": SRUN, "scontrol": '#!/bin/sh\nif [ "$1" = show ]; then echo node7; else echo "$*" >> calls; fi\n'}
+    for name, text in tools.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    job = {
+        "SLURM_JOB_ID": "12345",
+        "SLURM_JOB_NAME": "capstone",
+        "SLURM_JOB_NODELIST": "node[7-8]",
+        "SLURM_JOB_NUM_NODES": "2",
+    }
+    environment = {
+        **os.environ,
+        **job,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "FOLDER": "run",
+        "STATUS": str(status),
+    }
+    run = subprocess.Popen(["bash", str(SCRIPT), "--tp", "8"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
+    try:
+        wait_for(tmp_path / "calls", "srun")
+        run.send_signal(signal.SIGTERM)
+        run.communicate(timeout=60)
+    finally:
+        run.kill()
+    called, *after = (tmp_path / "calls").read_text().splitlines()
+    assert run.returncode == status
+    assert "--rdzv-endpoint node7:22345" in called
+    assert called.endswith("-m tplab.capstone --folder run --tp 8")
+    assert after == (["saved", "requeue 12345"] if requeued else ["saved"])

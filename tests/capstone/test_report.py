@@ -1,0 +1,150 @@
+"""The report: that its numbers are those of the log, that it needs nothing but itself, and names what is missing."""
+
+import re
+from dataclasses import fields
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.capstone.made_up import MEASURED, NASTY, SETTINGS, losses, write_run
+from tplab.capstone.report import compose, write_report
+from tplab.capstone.report.blocks import Missing
+from tplab.capstone.report.run import Run
+
+VOID = {"meta", "img", "br"}
+
+
+class Page(HTMLParser):
+    """The elements of a page, whether each is closed, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    write_run(folder, measured=MEASURED)
+    write_report(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Page:
+    return Page((folder / "report.html").read_text(encoding="utf-8"))
+
+
+def test_the_page_is_whole_and_needs_nothing_else(page: Page):
+    assert page.open == []
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object"}
+    addresses = [value for _, attrs in page.tags for name, value in attrs.items() if name in ("src", "href")]
+    assert all(address.startswith(("data:image/png;base64,", "#")) for address in addresses)
+    anchors = {attrs.get("id") for _, attrs in page.tags}
+    assert {address[1:] for address in addresses if address.startswith("#")} <= anchors
+    assert all(attrs.get("alt") for tag, attrs in page.tags if tag == "img")
+
+
+def test_no_address_outside_in_its_style_or_text(folder: Path):
+    html = (folder / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"base64,[A-Za-z0-9+/=]+", "", html))
+
+
+def test_its_numbers_are_those_of_the_log(page: Page):
+    last = losses(SETTINGS.steps)[-1]
+    assert f"{last + 0.1:.3f}" in page.text
+    assert f"{SETTINGS.tokens_per_step / 0.11:,.0f}" in page.text
+    assert "30%" in page.text  # rank 1's share of communication
+    assert "412 MB" in page.text
+    assert "60 of 60 steps" in page.text
+
+
+def test_its_numbers_are_those_measured(page: Page):
+    assert "agree to the byte" in page.text
+    assert "1,234,567" in page.text
+    assert "2 are 1.72 times as fast as one" in page.text  # 0.19 / 0.1105
+    assert "do 1.50 times as much work in the same time" in page.text  # 1.9 · 0.19 / 0.24
+    assert "takes 0.79 times as long as one of torch's" in page.text  # 0.11 / 0.14
+    assert "7% more" in page.text  # 31 MB beside 29
+    assert "bit for bit" in page.text
+    assert "3e-07 apart" in page.text  # 30 steps, 1e-8 more each
+
+
+def test_a_byte_too_many_is_said(tmp_path: Path):
+    traffic = MEASURED["traffic"] | {"measured": {"all_reduce": [12, 1_234_568]}}
+    write_run(tmp_path, measured=MEASURED | {"traffic": traffic})
+    words = str(compose(Run(tmp_path)).sections)
+    assert "agree to the byte" not in words
+    assert "They differ" in words
+
+
+def test_only_what_differs_from_the_defaults_stands_in_front(page: Page, folder: Path):
+    section = next(part for part in compose(Run(folder)).sections if part.title == "The configuration")
+    first, rest = section.blocks
+    in_front, behind = ({row[0] for row in block.table.rows} for block in (first, rest))
+    assert {"folder", "tp", "sample_every", "seq_length"} <= in_front
+    assert {"dp", "learning_rate", "layers", "seed"} <= behind
+    assert in_front | behind == {field.name for field in fields(SETTINGS)}
+    assert rest.folded == f"{len(rest.table.rows)} settings that are as by default"
+
+
+def test_written_text_is_text_and_never_markup(page: Page, folder: Path):
+    assert NASTY in page.text
+    assert "␀qz" in page.text, "what can't be shown has a picture"
+    markdown = (folder / "report.md").read_text(encoding="utf-8")
+    block = re.search(r"^(`{4,})text\n(.*?)\n\1$", markdown, re.MULTILINE | re.DOTALL)
+    assert block
+    assert NASTY in block[2]
+
+
+def test_markdown_has_its_pictures_beside_it(folder: Path):
+    markdown = (folder / "report.md").read_text(encoding="utf-8")
+    names = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", markdown)
+    assert len(names) >= 8
+    assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in names)
+    assert {path.name for path in (folder / "report_files").iterdir()} == {Path(name).name for name in names}
+
+
+def test_every_figure_says_what_to_see(page: Page):
+    figures = [tag for tag, _ in page.tags if tag == "figure"]
+    assert len(figures) == len([tag for tag, _ in page.tags if tag == "figcaption"]) >= 8
+
+
+def test_what_was_not_measured_is_named_with_the_command_for_it(tmp_path: Path):
+    write_run(tmp_path)
+    report = compose(Run(tmp_path))
+    left_out = report.sections[-1]
+    how = " ".join(block.how for block in left_out.blocks if isinstance(block, Missing))
+    for part in ("machine", "alone", "memory", "traffic", "timeline", "scaling", "layers", "baseline"):
+        assert f"--only {part}`" in how
+    write_report(tmp_path)
+    assert Page((tmp_path / "report.html").read_text(encoding="utf-8")).open == []
+
+
+def test_a_complete_report_misses_nothing(folder: Path):
+    assert compose(Run(folder)).sections[-1].missing == []
+
+
+def test_a_run_without_a_step_has_nothing_to_report(tmp_path: Path):
+    write_run(tmp_path)
+    (tmp_path / "log.jsonl").write_text((tmp_path / "log.jsonl").read_text().split("\n")[0] + "\n")
+    with pytest.raises(ValueError, match="no step yet"):
+        write_report(tmp_path)
+    with pytest.raises(ValueError, match="was a run begun there"):
+        write_report(tmp_path / "nowhere")

@@ -1,0 +1,122 @@
+"""The report of runs that are less plain: a thinned log, other ranks half-way, dropout, GPUs, old measurements."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.capstone.made_up import MACHINE, MEASURED, SETTINGS, Log, losses, start_row, step_row, write_run
+from tplab.capstone.report import compose
+from tplab.capstone.report.blocks import Figure
+from tplab.capstone.report.run import Run
+
+
+def words_of(folder: Path, title: str = "") -> str:
+    report = compose(Run(folder))
+    return report.about + str([part for part in report.sections if title in part.title])
+
+
+def test_a_log_of_every_tenth_step_tells_the_whole_run(tmp_path: Path):
+    write_run(tmp_path, replace(SETTINGS, log_every=10), MEASURED)
+    report, words = compose(Run(tmp_path)), words_of(tmp_path)
+    assert "60 of 60 steps" in report.about
+    assert f"has read {60 * SETTINGS.tokens_per_step:,} tokens in 60 steps" in words
+    values = losses(60)
+    assert f"From {values[9]:.2f} nats a token at step 10 to {values[59]:.2f} at step 60." in words
+    assert "Of 3 logged steps among the first 30, on one rank and on 2" in words
+    figures = {block.name: block for part in report.sections for block in part.blocks if isinstance(block, Figure)}
+    above, _ = figures["one-rank"].picture.axes
+    assert list(above.lines[0].get_xdata()) == [10, 20, 30]
+
+
+def test_points_of_a_thinned_log_are_means_of_logged_steps(tmp_path: Path):
+    write_run(tmp_path, replace(SETTINGS, steps=5000, log_every=10))
+    assert "Each point is the mean of 2 logged steps." in words_of(tmp_path, "Loss")
+
+
+def test_a_log_that_shares_no_step_with_one_rank_says_so(tmp_path: Path):
+    write_run(tmp_path, replace(SETTINGS, log_every=60), MEASURED)
+    assert "One rank was trained for 30 steps, and the log of this run has none of them." in words_of(tmp_path, "Loss")
+
+
+def test_a_run_that_went_on_at_another_tp_is_reported_as_it_is_now(tmp_path: Path):
+    log, wide = Log(tmp_path), replace(SETTINGS, tp=4)
+    log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0) | {"seconds": 9.0} for step in range(1, 31)))
+    later = {"time": "2026-03-02T08:00:00+00:00", "step": 31, "resumed_from": 30}
+    log.add(start_row(wide, **later), *(step_row(wide, step, 4.0) | {"seconds": 0.5} for step in range(31, 61)))
+    run = Run(tmp_path)
+    assert (run.ranks, run.done, run.step_seconds) == (4, 60, 0.5)
+    assert len(run.memory) == len(run.communication or []) == 4
+    assert "begun 2026-03-01 12:00" in compose(run).about
+    log.add(start_row(SETTINGS, step=61, resumed_from=60))
+    assert Run(tmp_path).ranks == 4, "a start behind which no step was done says nothing of those there are"
+    log.add(step_row(SETTINGS, 61, 3.9) | {"seconds": 7.0})
+    assert Run(tmp_path).step_seconds == 7.0
+    assert compose(Run(tmp_path)).title == "A GPT on 2 ranks"
+
+
+def test_a_run_that_went_on_as_it_was_is_told_as_one(tmp_path: Path):
+    log = Log(tmp_path)
+    log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0) | {"seconds": 0.1} for step in range(1, 31)))
+    log.add(start_row(SETTINGS, step=31, resumed_from=30), step_row(SETTINGS, 31, 5.0) | {"seconds": 3.0})
+    assert Run(tmp_path).step_seconds == 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "off", "says"),
+    [
+        ({}, 1e-8, "lie on each other: at most 3e-07 apart. Below, the difference, which is the order of additions"),
+        ({}, 0.5 / 30, "up to 0.5 apart, which is more than rounding in float32 explains (about 0.001 at most)"),
+        ({"precision": "bfloat16"}, 0.02 / 30, "lie on each other: at most 0.02 apart"),
+        ({"precision": "float64"}, 1e-8, "more than rounding in float64 explains"),
+        ({"dropout": 0.1}, 0.5 / 30, "With dropout = 0.1 the ranks draw other masks than one rank alone"),
+    ],
+)
+def test_a_difference_is_called_what_it_is(tmp_path: Path, change: dict, off: float, says: str):
+    alone = {"losses": losses(30, off), "seconds": 0.19}
+    write_run(tmp_path, replace(SETTINGS, **change), MEASURED | {"alone": alone})
+    words = words_of(tmp_path, "Loss")
+    assert says in words
+    assert ("order of additions" in words) == ("lie on each other:" in words)
+
+
+def test_a_loss_that_rises_does_not_fall(tmp_path: Path):
+    log = Log(tmp_path)
+    log.add(start_row(SETTINGS), *(step_row(SETTINGS, step, 5.0 + step) for step in (1, 2, 3)))
+    words = words_of(tmp_path, "Loss")
+    assert "From 6.00 nats a token at step 1 to 8.00 at step 3." in words
+    assert "falls" not in words
+
+
+def test_gpus_tell_their_communication_by_the_timeline(tmp_path: Path):
+    log = Log(tmp_path)
+    log.add(start_row(SETTINGS, device="cuda", backend="nccl", machine=MACHINE | {"gpu": "An Example GPU", "gpus": 2}))
+    log.add(*(step_row(SETTINGS, step, 5.0) | {"communication": []} for step in range(1, 11)))
+    (tmp_path / "measurements.json").write_text(json.dumps(MEASURED))
+    share = 6 * 0.0016 / (24 * 0.0031 + 6 * 0.0016 - 0.0001)  # behind what computes, in each of 6 collectives
+    words = words_of(tmp_path)
+    assert f"while they computed nothing: rank 0 {share:.0%} and rank 1 {share:.0%}" in words
+    assert f"Number(value='{share:.0%}', unit='of a step'" in words
+
+
+def test_scaling_begins_at_the_fewest_ranks_that_had_room(tmp_path: Path):
+    found = MEASURED["scaling"]
+    strong, predicted = {"2": 0.2, "4": 0.1}, {"strong": {"2": 0.2, "4": 0.12}, "weak": {"2": 0.2}}
+    found = found | {"strong": strong, "weak": {"2": 0.2}, "work": {"2": 1e9}, "predicted": predicted}
+    found["parts"] = dict.fromkeys(strong, MEASURED["scaling"]["parts"]["2"])
+    write_run(tmp_path, measured=MEASURED | {"scaling": found})
+    words = words_of(tmp_path, "Scaling")
+    assert "4 are 2.00 times as fast as 2." in words
+    assert "weak-scaling" not in words
+
+
+def test_what_was_measured_with_another_layout_is_left_out(tmp_path: Path):
+    now = {"tp": 2, "layers": "tplab", "recompute": "nothing"}
+    then = {"settings": now | {"tp": 4, "recompute": "layers"}}
+    measured = {name: part | {"settings": now} for name, part in MEASURED.items()}
+    measured["memory"] = MEASURED["memory"] | then
+    write_run(tmp_path, measured=measured)
+    report = compose(Run(tmp_path))
+    assert [block.what for block in report.sections[-1].missing] == ["the memory of one step beside the predicted bill"]
+    assert "measured with other settings: memory (tp = 4, recompute = layers)." in str(report.sections[-1])

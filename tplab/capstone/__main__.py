@@ -1,0 +1,97 @@
+"""`python -m tplab.capstone`: train a GPT, with a line of progress, or one of its other commands.
+
+    python -m tplab.capstone --preset laptop                                 starts the ranks itself, on this machine
+    torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 8        runs on those of torchrun
+    python -m tplab.capstone report runs/laptop                              writes the report of a run
+    python -m tplab.capstone study --preset laptop                           measures what the report shows beside it
+
+The same command again goes on where the run stopped. Exit code: 0 for a run that is done, or that was asked to stop and
+has saved; 1 for one that failed; 2 for a command that can't be carried out.
+"""
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tplab.capstone.command import carry_out, settings_from
+from tplab.capstone.flags import add_arguments
+
+_FIRST_LINES = """Train a GPT on this machine's GPUs, or on its CPU: tensor-parallel, data-parallel, or both.
+
+    python -m tplab.capstone --preset laptop
+    torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 8
+    torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 4 --dp 2
+
+Without torchrun it starts tp · dp processes here. For several nodes see tplab/capstone/capstone.slurm.
+The same command again goes on from the newest checkpoint; SIGTERM, or `touch FOLDER/stop`, saves one and ends.
+
+Without --preset and --config the settings are those of the run in --folder, or a preset that fits this machine.
+
+other commands:
+    python -m tplab.capstone report FOLDER     write the report of a run
+    python -m tplab.capstone study --help      measure what the report shows beside the run
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out a command line; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["report"]:
+        return _report(arguments[1:])
+    if arguments[:1] == ["study"]:
+        from tplab.capstone.study import main as study  # here, since training needs nothing of it
+
+        return study(arguments[1:])
+    given = vars(parser().parse_args(arguments))
+    fresh = given.pop("fresh", False)
+    try:
+        return carry_out(settings_from(given), fresh=fresh)
+    except (ValueError, OSError, ImportError) as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # one of each machine: what is wrong may be so on one alone
+            where = f" (rank {os.environ['RANK']}, on {socket.gethostname()})" if "RANK" in os.environ else ""
+            print(f"python -m tplab.capstone{where}: {error}", file=sys.stderr)
+        return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of a training run."""
+    made = argparse.ArgumentParser(
+        prog="python -m tplab.capstone",
+        usage="python -m tplab.capstone [--preset NAME] [--config FILE] [flags]",
+        description=_FIRST_LINES,
+        formatter_class=_Help,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    add_arguments(made)
+    made.add_argument(
+        "--fresh", action="store_true", help="begin anew; what the folder has of a run is kept aside, in before-1/"
+    )
+    return made
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Flags and their help in two columns."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=110)
+
+
+def _report(arguments: Sequence[str]) -> int:
+    from tplab.capstone.report import write_report  # here, since drawing is slow to import
+
+    made = argparse.ArgumentParser(prog="python -m tplab.capstone report", description="Write report.html, report.md.")
+    made.add_argument("folder", type=Path, help="of the run, such as runs/laptop")
+    try:
+        print(write_report(made.parse_args(arguments).folder))
+    except (ValueError, OSError) as error:
+        print(f"python -m tplab.capstone report: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

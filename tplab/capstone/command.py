@@ -1,0 +1,138 @@
+"""Carry out a training run from a shell: on ranks that are started here, or on those that torchrun has started."""
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tplab.capstone.files import SETTINGS, check_unchanged, set_aside
+from tplab.capstone.lines import Lines, shown
+from tplab.capstone.log import check_tensorboard, read_log, steps_of
+from tplab.capstone.presets import preset_for
+from tplab.capstone.ranks import check_started
+from tplab.capstone.reading import read_settings, settings_of
+from tplab.capstone.settings import Settings
+from tplab.capstone.signals import hand_on
+from tplab.capstone.train import Outcome, train
+from tplab.runtime import RankError, launch, torchrun
+
+WAYS_TO_END = {
+    "done": "all {step} steps are done",
+    "stop_after": "stopped after step {step}, as asked; the same command without --stop-after goes on",
+    "SIGTERM": "asked to stop, saved step {step}; the same command goes on",
+}
+
+
+def settings_from(given: Mapping[str, Any]) -> Settings:
+    """Of flags: they change a preset or a file, else the settings of the run in the folder, else a fitting preset."""
+    base = None
+    if "preset" not in given and "config" not in given:
+        there = Path(str(given["folder"]), SETTINGS) if "folder" in given else None
+        if there is not None and there.exists():
+            base = replace(read_settings(there), stop_after=None)
+        else:
+            base = preset_for(_gpu(), given.get("tp"), given.get("dp"), gpus=_gpus())
+    return settings_of(dict(given), base)
+
+
+def carry_out(settings: Settings, *, fresh: bool = False) -> int:
+    """Train; returns the exit code. Raises ValueError or ImportError, before anything starts, for what can't be."""
+    if not fresh:
+        check_unchanged(settings)
+    if settings.tensorboard:
+        check_tensorboard()
+    return _on_torchruns_ranks(settings, fresh) if torchrun.is_active() else _on_ranks_of_its_own(settings, fresh)
+
+
+def _on_torchruns_ranks(settings: Settings, fresh: bool) -> int:
+    check_started(settings, int(os.environ["WORLD_SIZE"]))
+    answers = None
+    if os.environ["RANK"] == "0":
+        with _as_without_torchrun():
+            answers = _answers(settings)
+    try:
+        outcome = launch(_on_a_rank, settings.ranks, args=(settings, answers, fresh), timeout=None)[0]
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # at once: else Python would wait for threads that wait for other ranks, and torchrun for this one
+    if dist.get_rank() == 0:
+        print(_summary(outcome))
+    dist.destroy_process_group()
+    return 0
+
+
+def _on_a_rank(settings: Settings, answers: Any, fresh: bool) -> Outcome:
+    if fresh:
+        if dist.get_rank() == 0:
+            set_aside(Path(settings.folder))
+        dist.barrier()
+    if settings.layers == "mine" and dist.get_world_size() > 1:
+        box = [answers]
+        dist.broadcast_object_list(box, 0)
+        answers = box[0]
+    return train(settings, answers, Lines(settings.last_step))
+
+
+def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
+    from tplab.capstone.panel import panel
+    from tplab.capstone.tokens import prepare
+
+    folder, answers = Path(settings.folder), _answers(settings)
+    if fresh and (aside := set_aside(folder)):
+        print(f"the run that was in {folder} is in {aside} now")
+    print(prepare(settings))
+    tell = None if sys.stderr.isatty() else Lines(settings.last_step)
+    with hand_on(folder), panel(settings):
+        try:
+            outcome = launch(train, settings.ranks, args=(settings, answers, tell), timeout=None)[0]
+        except RankError as error:
+            print(error, file=sys.stderr)
+            return 1
+    if tell is None and (samples := steps_of(read_log(folder), "sample")):
+        print(shown(samples[-1]))
+    print(_summary(outcome))
+    return 0
+
+
+def _answers(settings: Settings) -> Any:
+    if settings.layers != "mine":
+        return None
+    from tplab.capstone.mine import find_answers
+
+    return find_answers(settings.chapters, settings)
+
+
+def _summary(outcome: Outcome) -> str:
+    how = WAYS_TO_END[outcome.stopped].format(step=outcome.step)
+    return f"{how}. python -m tplab.capstone report {outcome.folder} writes the report"
+
+
+@contextmanager
+def _as_without_torchrun() -> Iterator[None]:
+    """Let what runs inside start ranks of its own, as the checks of the chapters do."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    taken = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(taken)
+
+
+def _gpu() -> str | None:
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+
+
+def _gpus() -> int:
+    """Of this machine, times the machines that torchrun has started ranks on."""
+    if not torchrun.is_active():
+        return torch.cuda.device_count()
+    ranks = int(os.environ["WORLD_SIZE"])
+    return torch.cuda.device_count() * (ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))

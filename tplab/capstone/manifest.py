@@ -1,0 +1,112 @@
+"""Which files make a checkpoint, how long they are and their SHA-256: whether it is whole, and as it was written.
+
+    {
+     "step": 100,
+     "files": {
+      ".metadata": {"bytes": 21034, "sha256": "91c0.."},
+      "__0_0.distcp": {"bytes": 4811264, "sha256": "5b3e.."},        (`sha256sum __0_0.distcp` says the same)
+      ..
+     },
+     "sha256": "77ad.."          of this text without this line
+    }
+
+A disk may lose the end of a file, or change a byte, and say nothing. What was read wrong would be trained on. So each
+rank takes the checksum of what it has written, and whoever loads compares all of them before anything is changed.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypedDict
+
+NAME = "manifest.json"
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint that isn't as it was written: a file is missing, cut off or changed."""
+
+
+class FileSum(TypedDict):
+    """Of one file."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(TypedDict):
+    """Of one checkpoint."""
+
+    step: int
+    files: dict[str, FileSum]
+
+
+def file_sum(path: Path) -> FileSum:
+    """Length and checksum of a file as it can be read now."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return {"bytes": file.tell(), "sha256": digest.hexdigest()}
+
+
+def write_manifest(folder: Path, step: int, files: Mapping[str, FileSum]) -> None:
+    """Write it, down to the disk, with all names in the folder."""
+    with open(folder / NAME, "w", encoding="utf-8") as file:
+        file.write(_text({"step": step, "files": dict(sorted(files.items()))}))
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises FileNotFoundError where there is none, DamagedCheckpointError if it isn't as it was written."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no checkpoint at {folder}: no such directory")
+    try:
+        text = (folder / NAME).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DamagedCheckpointError(
+            f"{folder} has no {NAME}, without which nobody knows whether the rest is complete. There are "
+            f"{sorted(path.name for path in folder.iterdir())[:8]}"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise DamagedCheckpointError(f"{folder / NAME} was changed or cut off after it was written: {error}") from None
+    try:
+        found = json.loads(text)
+        manifest: Manifest = {"step": found["step"], "files": found["files"]}
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamagedCheckpointError(
+            f"{folder / NAME} was changed or cut off after it was written: {error!r}"
+        ) from None
+    if text != _text(manifest):
+        raise DamagedCheckpointError(f"{folder / NAME} was changed after it was written: its own checksum doesn't fit")
+    return manifest
+
+
+def check_files(folder: Path, manifest: Manifest, share: int = 0, shares: int = 1) -> None:
+    """Raises DamagedCheckpointError for a file that isn't as the manifest says. shares: look at every n-th only."""
+    for name, expected in list(manifest["files"].items())[share::shares]:
+        path = folder / name
+        if not path.is_file():
+            raise DamagedCheckpointError(f"{path} is missing; it had {expected['bytes']:,} bytes")
+        if (size := path.stat().st_size) != expected["bytes"]:
+            raise DamagedCheckpointError(f"{path} has {size:,} bytes instead of {expected['bytes']:,}")
+        if (found := file_sum(path)["sha256"]) != expected["sha256"]:
+            raise DamagedCheckpointError(
+                f"{path} has its {size:,} bytes, but they are not those that were written: the SHA-256 begins with "
+                f"{found[:12]}, not with {expected['sha256'][:12]}"
+            )
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names in a folder: without it a power cut may undo a rename."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _text(manifest: Manifest) -> str:
+    body = json.dumps(manifest, indent=1)
+    return json.dumps({**manifest, "sha256": hashlib.sha256(body.encode()).hexdigest()}, indent=1) + "\n"

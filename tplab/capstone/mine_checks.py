@@ -1,0 +1,119 @@
+"""What is known of a learner's answers in one chapter, and its checks, run where nothing is known."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tplab.course.checker import Verdict, check_notebook, exercises_of
+from tplab.course.merge import Merged, Piece, is_stub, merge
+from tplab.course.needs import select
+from tplab.course.notebook import Cell, Unreadable, read_notebook
+from tplab.course.tools import state
+from tplab.course.tools.fingerprint import Fingerprint, fingerprints
+from tplab.course.tools.places import ChapterFiles
+
+TO_DO = "is still to do"
+
+
+@dataclass
+class Found:
+    """The answers of one chapter: each of `exercises` is in `passed`, in `problems`, or unknown yet."""
+
+    files: ChapterFiles
+    path: Path  # of the learner's notebook
+    exercises: list[str]
+    reference: list[Cell]
+    learner: list[Cell]
+    merged: Merged
+    titles: dict[str, str]
+    passed: dict[str, str] = field(default_factory=dict)  # exercise -> since when
+    problems: dict[str, str] = field(default_factory=dict)  # exercise -> "is still to do"
+
+    @property
+    def solutions(self) -> dict[str, str]:
+        """The course's."""
+        return {cell.marks["exercise"]: cell.source for cell in self.reference if "exercise" in cell.marks}
+
+    def is_the_courses(self, exercise: str) -> bool:
+        """Whether all cells of the learner's that this answer needs are the course's solution, letter by letter."""
+        pieces = select(self.merged, [exercise], whole=False)
+        return all(piece.role in ("setup", "given", "check") or self._is_solution(piece) for piece in pieces)
+
+    def is_copied(self, exercise: str) -> bool:
+        """Whether the exercise's own cell is the course's solution, letter by letter."""
+        pieces = [piece for piece in self.merged.pieces if (piece.role, piece.number) == ("exercise", exercise)]
+        return all(self._is_solution(piece) for piece in pieces)
+
+    def _is_solution(self, piece: Piece) -> bool:
+        return piece.role == "exercise" and piece.source == self.solutions[piece.number]
+
+    @property
+    def unknown(self) -> list[str]:
+        return [exercise for exercise in self.exercises if not {exercise} & (self.passed.keys() | self.problems.keys())]
+
+    @property
+    def is_in_the_course(self) -> bool:
+        """Whether this is the notebook that `tplab check` checks, and whose verdicts it keeps."""
+        return self.path.resolve() == self.files.learner.resolve()
+
+    def run_checks(self, say: Callable[[str], None]) -> None:
+        """Run the checks of what is unknown, one after another, and keep what they say for `tplab progress`."""
+        if not self.unknown:
+            return
+        say(f"chapter {self.files.number:02d}: checking your answers to {', '.join(self.unknown)} ...")
+        verdicts = [
+            said
+            for said in check_notebook(
+                self.reference, self.path, self.files.number, learner=self.learner, exercises=self.unknown
+            )
+            if isinstance(said, Verdict)
+        ]
+        for verdict in verdicts:
+            if verdict.status == "passed":
+                self.passed[verdict.number] = "its check passed"
+            else:
+                self.problems[verdict.number] = _problem(verdict)
+        if self.is_in_the_course:
+            state.record(self.files.root, verdicts, self.fingerprints())
+
+    def fingerprints(self) -> dict[str, Fingerprint]:
+        return fingerprints(self.reference, self.learner, self.files)
+
+
+def look_at(files: ChapterFiles, folder: Path, exercises: list[str]) -> Found:
+    """What is known of the answers in a folder's notebook without running anything."""
+    path, reference = folder / f"{files.stem}.ipynb", read_notebook(files.reference)
+    titles = exercises_of(reference)
+    try:
+        learner = read_notebook(path)
+    except Unreadable as error:
+        nothing = Found(files, path, exercises, reference, [], merge(reference, []), titles)
+        nothing.problems = dict.fromkeys(exercises, f"can't be read. {error}")
+        return nothing
+    found = Found(files, path, exercises, reference, learner, merge(reference, learner), titles)
+    entries = state.load(files.root) if found.is_in_the_course else {}
+    prints = found.fingerprints() if entries else {}
+    answers = {piece.number: piece.source for piece in found.merged.pieces if piece.role == "exercise"}
+    for exercise in exercises:
+        entry, now = entries.get(exercise), prints.get(exercise)
+        if exercise in found.merged.missing:
+            found.problems[exercise] = f"is missing. {found.merged.missing[exercise]}"
+        elif is_stub(answers[exercise], exercise):
+            found.problems[exercise] = TO_DO
+        elif found.is_the_courses(exercise):
+            found.passed[exercise] = "the course's own, letter by letter"
+        elif entry and now and (entry.answer, entry.check) == (now.answer, now.check):
+            if entry.status == "passed":
+                found.passed[exercise] = f"its check passed on {entry.checked}"
+            else:
+                found.problems[exercise] = f"did not pass its check on {entry.checked}"
+    return found
+
+
+def _problem(verdict: Verdict) -> str:
+    if verdict.status == "to do":
+        return TO_DO
+    if verdict.status == "waiting":
+        return f"waits for exercise {verdict.text}"
+    first = verdict.text.strip().split("\n")[0]
+    return f"does not pass its check. {first}" if verdict.status == "failed" else f"could not be checked. {first}"

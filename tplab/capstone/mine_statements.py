@@ -1,0 +1,68 @@
+"""Which statements of the learner's cells a model needs. What they only try out stays behind.
+
+Below a class there is often a line that looks whether it works: `print(launch(my_try, 2))`, a plot, a small layer. In a
+notebook that is as it should be, and on a rank it would start ranks within ranks. So functions, classes and imports
+are run, and of the rest what binds or changes a name that these use, but nothing that comes of a `launch`.
+"""
+
+import ast
+from collections.abc import Iterable, Sequence
+
+from tplab.course.needs import binds, has_side_effects, uses
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+
+
+def needed_statements(cells: Sequence[Sequence[ast.stmt]], asked: Iterable[str]) -> list[list[ast.stmt]]:
+    """Of each cell's statements those that define something, and those that the names in `asked` depend on."""
+    statements = [statement for cell in cells for statement in cell]
+    dropped = _what_comes_of_a_launch(statements)
+    kept = {id(one) for one in statements if isinstance(one, _DEFINITIONS + _IMPORTS) or has_side_effects(_source(one))}
+    kept -= dropped
+    values = {name for one in statements if isinstance(one, ast.Assign | ast.AnnAssign) for name in _binds(one)}
+    names = set(asked)
+    while True:
+        names |= {name for one in statements if id(one) in kept for name in uses(_source(one))}
+        more = {id(one) for one in statements if id(one) not in kept | dropped and _changes(one, values) & names}
+        if not more:
+            return [[one for one in cell if id(one) in kept] for cell in cells]
+        kept |= more
+
+
+def _source(statement: ast.stmt) -> str:
+    return ast.unparse(statement)
+
+
+def _binds(statement: ast.stmt) -> set[str]:
+    """The names that a statement binds, or whose attributes it sets; also by a class within an `if`."""
+    if isinstance(statement, _DEFINITIONS):
+        return {statement.name}
+    return binds(_source(statement)) | {node.name for node in ast.walk(statement) if isinstance(node, _DEFINITIONS)}
+
+
+def _changes(statement: ast.stmt, values: set[str]) -> set[str]:
+    """The names that a statement binds, or whose value a method of it may change: `table.append(1)`."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+        return {node.id for node in ast.walk(call.func.value) if isinstance(node, ast.Name)} & values
+    return _binds(statement)
+
+
+def _what_comes_of_a_launch(statements: Sequence[ast.stmt]) -> set[int]:
+    """Ids of the statements that call `launch`, or use a name that such a statement has bound."""
+    found: set[int] = set()
+    launched: set[str] = set()
+    for statement in statements:
+        defines = isinstance(statement, _DEFINITIONS + _IMPORTS)
+        if defines or not (_calls_launch(statement) or uses(_source(statement)) & launched):
+            launched -= _binds(statement)
+        else:
+            found.add(id(statement))
+            launched |= _binds(statement)
+    return found
+
+
+def _calls_launch(statement: ast.stmt) -> bool:
+    calls = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
+    return any(getattr(call, "id", getattr(call, "attr", "")) == "launch" for call in calls)

@@ -1,0 +1,150 @@
+"""The same GPT in plain PyTorch, on one process: what the parallel ones are measured against.
+
+Nothing of the course's is in it but the names of its parameters, which are those of `ParallelGPT`. So a whole state
+dict fits both (`full_state_dict`), and so do checkpoints.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from tplab.gpt_config import GPTConfig
+from tplab.linear import Device
+from tplab.memory import Recompute
+
+
+class PlainGPT(nn.Module):
+    """ids [b, s] -> logits [b, s, v]; with targets [b, s] -> their mean loss. No dropout.
+
+    rows         of the table, where it is padded: those behind the vocabulary take no part; None: v
+    recompute    as in `ParallelGPT`
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        *,
+        rows: int | None = None,
+        recompute: Recompute = "nothing",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_is_plain(config, "plain")
+        self.config = config
+        h = config.hidden_size
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.embedding = nn.Embedding(rows or config.vocab_size, h, **place)
+        self.positions = nn.Embedding(config.seq_length, h, **place)
+        self.layers = nn.ModuleList(
+            PlainLayer(h, config.num_heads, config.ffn_size, recompute=recompute, **place)
+            for _ in range(config.num_layers)
+        )
+        self.final_norm = nn.LayerNorm(h, eps=config.norm_eps, **place)
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
+        x = self.embedding(ids) + self.positions(self.places(ids))  # [b, s, h]
+        for layer in self.layers:
+            x = layer(x)  # [b, s, h]
+        x = self.final_norm(x)
+        return self.logits(x) if targets is None else self.loss(x, targets)
+
+    def places(self, ids: Tensor) -> Tensor:
+        """0 .. s - 1, [s]."""
+        return torch.arange(ids.shape[1], device=ids.device)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x [b, s, h] -> [b, s, v]."""
+        return F.linear(x, self.embedding.weight)
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """x [b, s, h], targets [b, s] -> their mean loss, taken in float32 (float64 for float64)."""
+        logits = self.logits(x).flatten(0, 1)  # [b s, v]
+        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
+
+
+class PlainLayer(nn.Module):
+    """x [b, s, h] -> norm -> attention, + residual -> norm -> MLP, + residual."""
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, ffn_size: int, *, recompute: Recompute = "nothing",
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.recompute = recompute == "layers"
+        self.attention_norm = nn.LayerNorm(hidden_size, **place)
+        self.attention = PlainAttention(hidden_size, num_heads, recompute=recompute == "attention", **place)
+        self.mlp_norm = nn.LayerNorm(hidden_size, **place)
+        self.mlp = PlainMLP(hidden_size, ffn_size, **place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return again_in_backward(self._forward)(x) if self.recompute else self._forward(x)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))  # [b, s, h]
+        return x + self.mlp(self.mlp_norm(x))  # [b, s, h]
+
+
+class PlainAttention(nn.Module):
+    """Causal self-attention, [b, s, h] -> the same. `qkv` holds [Wq; Wk; Wv]."""
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, *, recompute: bool = False, device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.head_dim, self.recompute = hidden_size // num_heads, recompute
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size, device=device, dtype=dtype)
+        self.out = nn.Linear(hidden_size, hidden_size, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).chunk(3, dim=-1)  # [b, s, n·d] each
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)  # [b, n, s, d]
+        y = (again_in_backward(attend) if self.recompute else attend)(q, k, v)  # [b, n, s, d]
+        return self.out(y.transpose(1, 2).flatten(2))  # [b, s, n·d] -> [b, s, h]
+
+
+class PlainMLP(nn.Module):
+    """[b, s, h] -> the same."""
+
+    def __init__(
+        self, hidden_size: int, ffn_size: int, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.up = nn.Linear(hidden_size, ffn_size, device=device, dtype=dtype)
+        self.down = nn.Linear(ffn_size, hidden_size, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q, k, v [b, n, s, d] -> [b, n, s, d], causal."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def again_in_backward(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same function, of which autograd keeps the inputs alone. For functions that draw no random numbers."""
+
+    def kept_by_inputs(*args: Any, **kwargs: Any) -> Tensor:
+        return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return kept_by_inputs
+
+
+def check_is_plain(config: GPTConfig, layers: str) -> None:
+    """Raise ValueError for a GPT that only `ParallelGPT` has: these models are GPT-2's kind, and drop nothing."""
+    if config.dropout:
+        raise ValueError(f'dropout={config.dropout} is in layers="tplab" alone: take dropout=0 for layers={layers!r}')
+    wanted = {
+        "kv_heads": config.num_heads, "ffn_size": 4 * config.hidden_size, "gated": False, "activation": "gelu",
+        "bias": True, "tied_embedding": True, "learned_positions": True, "norm_eps": 1e-5,
+    }  # fmt: skip
+    for name, value in wanted.items():
+        if (found := getattr(config, name)) != value:
+            raise ValueError(f'{name}={found} is in layers="tplab" alone: layers={layers!r} has {name}={value}')

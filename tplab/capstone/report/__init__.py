@@ -1,0 +1,78 @@
+"""The report of a training run: one HTML page that needs nothing else, and the same as Markdown.
+
+    write_report(folder)       folder/report.html, folder/report.md and its pictures in folder/report_files
+
+Every number in it comes from the run's log and from what `tplab.capstone.study` measured. What was not measured is
+named, with the command that does it.
+
+run        what lies in the folder
+sections   what the log tells; `measured`: what the study adds
+page, plain    the same blocks as HTML and as Markdown
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tplab.capstone.report import measured, sections
+from tplab.capstone.report.blocks import Block, Missing, Report, Section, Words
+from tplab.capstone.report.page import to_html
+from tplab.capstone.report.plain import write_markdown
+from tplab.capstone.report.run import Run
+from tplab.capstone.report.words import listed, ranks
+
+__all__ = ["compose", "write_report"]
+
+_PARTS: tuple[Callable[[Run], Section], ...] = (
+    sections.in_five_numbers, sections.machine, sections.configuration, sections.loss, sections.speed,
+    measured.memory, measured.communication, measured.timeline, measured.scaling, measured.layers, measured.baseline,
+    sections.text,
+)  # fmt: skip
+
+
+def write_report(folder: Path | str) -> Path:
+    """Write report.html and report.md into a run's folder; returns the path of the page.
+
+    Raises FileNotFoundError where there is no log, ValueError for one in which no step was done.
+    """
+    report, path = compose(Run(Path(folder))), Path(folder, "report.html")
+    write_markdown(report, path.with_suffix(".md"))
+    path.write_text(to_html(report), encoding="utf-8")
+    return path
+
+
+def compose(run: Run) -> Report:
+    """The report of a run. Raises ValueError for one in which no step was done."""
+    if not run.steps:
+        raise ValueError(f"the run in {run.folder} has no step yet: there is nothing to report")
+    parts = [part(run) for part in _PARTS]
+    settings = run.settings
+    title = (
+        f"A GPT on {ranks(run.ranks)}" if run.device == "cpu" else f"A GPT on {run.ranks} GPU{'s' * (run.ranks > 1)}"
+    )
+    when = str(run.starts[0].get("time", ""))[:16].replace("T", " ")
+    about = f"{settings.folder}, tp = {settings.tp}, dp = {settings.dp}, begun {when}. "
+    about += f"{run.done:,} of {settings.steps:,} steps."
+    return Report(title, about, [*parts, _left_out(run, parts)])
+
+
+def _left_out(run: Run, parts: list[Section]) -> Section:
+    missing = [block for part in parts for block in part.missing]
+    stale = [f"{name} ({_named(other)})" for name, other in run.stale.items()]
+    before: list[Block] = (
+        [Words(f"Left out, as it was measured with other settings: {listed(stale)}.")] if stale else []
+    )
+    if not missing:
+        return Section(
+            "What was not measured", [*before, Words("Every part of this report was measured on this machine.")]
+        )
+    command = f"`python -m tplab.capstone study --folder {run.folder}`"
+    told = (
+        f"{command} measures what is missing here, and `python -m tplab.capstone report {run.folder}` writes this anew."
+    )
+    return Section(
+        "What was not measured", [*before, Words(told), *(Missing(block.what, block.how) for block in missing)]
+    )
+
+
+def _named(settings: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in settings.items())

@@ -1,0 +1,225 @@
+"""The sections of what was measured beside the run: memory, communication, timeline, scaling, layers, baseline."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+from tplab import viz
+from tplab.capstone.report.blocks import Block, Figure, Missing, Section, Words, grid
+from tplab.capstone.report.run import Run
+from tplab.capstone.report.sections import LAYERS, how
+from tplab.capstone.report.words import apart, listed, ranks, seconds, size, small
+from tplab.course.ch11.published import SHOEYBI_FIGURE_5, SHOEYBI_TABLE_8
+
+GPU_MEMORY = "the most that torch's allocator gave out"
+CPU_MEMORY = "the most that was live at once, counting every tensor of a step"
+
+
+def memory(run: Run) -> Section:
+    found = run.measured.get("memory")
+    blocks: list[Block] = []
+    if run.memory:
+        what = "peak of tensors on the GPU" if run.device == "cuda" else "resident set of the process, with Python"
+        rows = [{"rank": rank, what: size(value)} for rank, value in enumerate(run.memory)]
+        blocks.append(grid(rows))
+    if not found:
+        return Section(
+            "Memory", [*blocks, Missing("the memory of one step beside the predicted bill", how(run, "memory"))]
+        )
+    predicted, peak = sum(found["bill"].values()), max(found["peak"])
+    counted = GPU_MEMORY if run.device == "cuda" else CPU_MEMORY
+    said = (
+        f"The bill says {size(predicted)} for a rank; measured were {size(peak)}, {abs(peak / predicted - 1):.0%} "
+        f"{'more' if peak > predicted else 'less'}: {counted}. {found['note']}"
+    )
+    bars = {"the bill": found["bill"], "measured": {"all tensors": peak}}
+    blocks.append(Figure("memory", viz.bill(bars), said))
+    if found.get("curve"):
+        meter = SimpleNamespace(curve=found["curve"], marks=[tuple(mark) for mark in found["marks"]], capacity=None)
+        said = "Live tensors of rank 0 during one step: activations pile up in forward, and go in backward."
+        blocks.append(Figure("live-memory", viz.live_memory(meter), said))
+    return Section("Memory", blocks)
+
+
+def communication(run: Run) -> Section:
+    blocks: list[Block] = []
+    if run.communication:
+        told = "Of a step's time the ranks spent in collectives, waiting for others included"
+        blocks.append(Words(f"{told}: {_shares(run.communication)}."))
+    elif run.exposed:
+        told = "Of the one step that was traced the ranks spent in collectives while they computed nothing"
+        blocks.append(Words(f"{told}: {_shares(run.exposed)}."))
+    found = run.measured.get("traffic")
+    if not found:
+        missing = Missing("the bytes of one step beside the formula", how(run, "traffic"))
+        return Section("Communication", [*blocks, missing])
+    if not found["parts"] and not found["measured"]:
+        return Section("Communication", [Words("One rank has nobody to talk to: nothing is sent.")])
+    kinds = list(dict.fromkeys([*found["formula"], *found["measured"]]))
+    rows, exact = [], True
+    for kind in kinds:
+        predicted, measured = found["formula"].get(kind, [0, 0]), found["measured"].get(kind, [0, 0])
+        exact &= list(predicted) == list(measured)
+        rows.append({
+            "collective": kind, "calls, formula": f"{predicted[0]:,}", "calls, recorded": f"{measured[0]:,}",
+            "bytes, formula": f"{predicted[1]:,}", "bytes, recorded": f"{measured[1]:,}",
+        })  # fmt: skip
+    verdict = "The formula and the record of one real step agree to the byte" if exact else "They differ"
+    if not exact and run.settings.layers != "tplab":
+        verdict += ", since the formula is that of tplab's layers and these are others"
+    blocks += [Words(f"{verdict}. On rank 0:"), grid(rows)]
+    parts = [
+        {"for": name, "collective": kind, "calls": f"{calls:,}", "bytes": f"{count:,}"}
+        for name, kind, calls, count in found["parts"]
+    ]
+    blocks.append(grid(parts, folded="What each of them is for"))
+    return Section("Communication", blocks)
+
+
+def timeline(run: Run) -> Section:
+    found = run.measured.get("timeline")
+    if not found:
+        return Section("One step, rank by rank", [Missing("the timeline of one step", how(run, "timeline"))])
+    traces = run.traces
+    length = max(trace.duration for trace in traces)
+    hidden = [trace.hidden_share for trace in traces if trace.lane("communicate")]
+    said = f"One step of {seconds(length)}: solid where a rank computes, hatched where a collective is under way."
+    if hidden:
+        shares = dict.fromkeys(f"{share:.0%}" for share in (min(hidden), max(hidden)))
+        said += f" {' to '.join(shares)} of a rank's communication is hidden behind computation."
+    picture = viz.overlap({f"step {found['step']}": traces})
+    return Section("One step, rank by rank", [Figure("timeline", picture, said)])
+
+
+def scaling(run: Run) -> Section:
+    found = run.measured.get("scaling")
+    if not found:
+        return Section("Scaling", [Missing("step time on fewer ranks beside the cost model", how(run, "scaling"))])
+    if len(found["strong"]) < 2:
+        return Section("Scaling", [Words("One number of ranks was measured here, and a line needs two points.")])
+    strong, predicted = _by_ranks(found["strong"]), _by_ranks(found["predicted"]["strong"])
+    weak, weak_predicted = _rates(found, found["weak"]), _rates(found, found["predicted"]["weak"])
+    tokens, first, last = found["tokens"], min(strong), max(strong)
+    rows = [
+        {
+            "ranks": p, "a step": seconds(strong[p]), "cost model": seconds(predicted[p]),
+            "off": f"{predicted[p] / strong[p] - 1:+.0%}", "tokens/s": f"{tokens / strong[p]:,.0f}",
+            "speed-up": f"{strong[first] / strong[p]:.2f}",
+        }
+        for p in strong
+    ]  # fmt: skip
+    bars = {}
+    for p in strong:
+        bars[f"{ranks(p)}, measured"] = {"measured": strong[p]}
+        bars[f"{ranks(p)}, model"] = {name: part for name, part in found["parts"][str(p)].items() if part}
+    lines = {
+        "measured": {p: first * strong[first] / strong[p] for p in strong},
+        "cost model": {p: first * predicted[first] / predicted[p] for p in predicted},
+        "Megatron-LM 2019, table 8": SHOEYBI_TABLE_8,
+    }
+    grown = {
+        "measured": weak,
+        "cost model": weak_predicted,
+        "Megatron-LM 2019, figure 5": {row.tp: row.tp * row.efficiency for row in SHOEYBI_FIGURE_5},
+    }
+    note, cores = found["note"], run.machine.get("cores") or 0
+    if run.device == "cpu" and cores < last:
+        note += f" Here {ranks(last)} share {cores} core{'s' * (cores != 1)}, so more ranks can't be faster."
+    faster = (
+        f"The same model on more ranks: {last} are {strong[first] / strong[last]:.2f} times as fast as {_one(first)}."
+    )
+    blocks: list[Block] = [
+        Words(note),
+        grid(rows),
+        Figure("step-time", viz.time_bars(bars), "Where the time goes, by the cost model, below what was measured."),
+        Figure("strong-scaling", viz.scaling(lines, ylabel=_as_base("speed-up", first)), faster),
+    ]
+    if len(weak) > 1:
+        first, last = min(weak), max(weak)
+        more = (
+            f"A model that grows with its ranks (layers here, layers and width in Megatron-LM): {last} ranks do "
+            f"{weak[last] / first:.2f} times as much work in the same time as {_one(first)}."
+        )
+        ylabel = "FLOP/s of all, one rank = 1" if first == 1 else _as_base("FLOP/s of all", first)
+        blocks.append(Figure("weak-scaling", viz.scaling(grown, ylabel=ylabel), more))
+    return Section("Scaling", blocks)
+
+
+def _one(count: int) -> str:
+    return "one" if count == 1 else str(count)
+
+
+def _as_base(what: str, first: int) -> str:
+    """A line that can't begin at one rank begins where the ideal one is."""
+    return what if first == 1 else f"{what}, {first} ranks = {first}"
+
+
+def layers(run: Run) -> Section:
+    found = run.measured.get("layers")
+    blocks: list[Block] = [Words(f"This run trained {LAYERS.get(run.settings.layers, run.settings.layers)}.")]
+    if not found or "mine" not in found.get("losses", {}):
+        what = "the learner's layers beside tplab's"
+        why = f": {found['why']}" if found and found.get("why") else ""
+        blocks.append(Missing(what + why, f"solve the chapters, then {how(run, 'layers')}"))
+        return Section("Whose layers", blocks)
+    mine, ours = found["losses"]["mine"], found["losses"]["tplab"]
+    largest = apart(mine, ours)
+    same = "are the same, bit for bit" if largest == 0 else f"differ by {small(largest)} at most"
+    blocks.append(Words(f"From the same first weights, the first {len(mine)} losses of both {same}:"))
+    blocks.append(grid(_losses({"the learner's": mine, "tplab's": ours})))
+    if found.get("used"):
+        blocks.append(grid(found["used"], folded="What is from whom"))
+    return Section("Whose layers", blocks)
+
+
+def baseline(run: Run) -> Section:
+    found = run.measured.get("baseline")
+    title = "Beside torch's own tensor parallelism"
+    if not found:
+        return Section(title, [Missing("the same model on torch's DTensor", how(run, "baseline"))])
+    if "why" in found:
+        return Section(title, [Missing(f"the same model on torch's DTensor: {found['why']}", how(run, "baseline"))])
+    losses = found["losses"]
+    times = {name: median(values) for name, values in found["seconds"].items()}
+    ratio = times["tplab"] / times["dtensor"]
+    said = (
+        f"The same GPT through `parallelize_module`: losses differ by {small(apart(*losses.values()))} at most over "
+        f"{len(losses['tplab'])} steps, and a step of tplab's layers takes {ratio:.2f} times as long as one of "
+        f"torch's. The runs took turns, {len(found['seconds']['tplab'])} each; these are the medians."
+    )
+    if run.settings.sequence_parallel and not found.get("sequence_parallel", False):
+        said += " Both were without sequence parallelism, other than the run itself."
+    rows = [
+        {
+            "layers": name,
+            "a step": seconds(times[name]),
+            "of all turns": f"{seconds(min(values))} to {seconds(max(values))}",
+        }
+        for name, values in found["seconds"].items()
+    ]
+    return Section(title, [Words(said), grid(rows), grid(_losses(losses), folded="The losses of both")])
+
+
+def _losses(losses: Mapping[str, list[float]]) -> list[dict[str, Any]]:
+    names = list(losses)
+    count = min(len(values) for values in losses.values())
+    shown = sorted({0, 1, 2, *range(4, count, 5), count - 1})
+    return [
+        {"step": step + 1, **{name: f"{losses[name][step]:.7f}" for name in names}} for step in shown if step < count
+    ]
+
+
+def _shares(shares: Sequence[float]) -> str:
+    return listed([f"rank {rank} {share:.0%}" for rank, share in enumerate(shares)])
+
+
+def _rates(found: Mapping[str, Any], times: Mapping[str, float]) -> dict[int, float]:
+    """How many times the FLOP/s of one rank all ranks have, on models that grow with them; p times for the first p."""
+    work, took = _by_ranks(found["work"]), _by_ranks(times)
+    first = min(took, default=1)
+    return {p: first * work[p] / work[first] * took[first] / took[p] for p in took}
+
+
+def _by_ranks(values: Mapping[str, float]) -> dict[int, float]:
+    return {int(p): value for p, value in sorted(values.items(), key=lambda item: int(item[0]))}

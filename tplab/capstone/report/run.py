@@ -1,0 +1,144 @@
+"""What a run left in its folder: the rows of its log, and what `tplab.capstone.study` measured beside it."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tplab.capstone.log import read_log, steps_of
+from tplab.capstone.reading import from_values, read_settings
+from tplab.capstone.settings import Settings
+from tplab.trace import RankTrace, Span
+
+MEASUREMENTS = "measurements.json"
+WARM_UP = 5  # steps at the beginning of a run, which are slower
+LAYOUT = (
+    "tp", "dp", "sequence_parallel", "async_grad_allreduce", "layers", "recompute", "compile", "micro_batch_size",
+)  # fmt: skip
+
+
+class Run:
+    """A run, read from its folder. Raises FileNotFoundError where there is no log, ValueError for one without a start.
+
+    settings, start    of the last time the run was taken up and did a step
+    steps              by number, the last row of each
+    evaluations        (step, loss), samples: rows, in the order of steps
+    measured           by part; `stale`: parts that were measured with other settings, and with which
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        rows = read_log(self.folder)
+        starts = [row for row in rows if row["kind"] == "start"]
+        if not starts:
+            raise ValueError(f"the log in {folder} has no row of kind 'start': was a run begun there?")
+        self.steps: dict[int, dict[str, Any]] = {row["step"]: row for row in steps_of(rows)}
+        self.starts = starts
+        self.start = next((start for start in reversed(starts) if start.get("step", 1) <= self.done), starts[-1])
+        self.settings = _settings(self.folder, self.start)
+        self.evaluations = [(row["step"], row["loss"]) for row in steps_of(rows, "evaluation")]
+        self.samples = steps_of(rows, "sample")
+        self.end: dict[str, Any] | None = next((row for row in reversed(rows) if row["kind"] == "end"), None)
+        found = read_measurements(self.folder)
+        self.stale = {name: other for name, part in found.items() if (other := _other(part, self.settings))}
+        self.measured = {name: part for name, part in found.items() if name not in self.stale}
+
+    @property
+    def done(self) -> int:
+        """The newest step; the log has a row for every `log_every` of them."""
+        return max(self.steps, default=0)
+
+    @property
+    def recent(self) -> list[dict[str, Any]]:
+        """The steps since the run has had its present layout on its present machine: what its speed is told from."""
+        first = self.start
+        for start in reversed(self.starts[: self.starts.index(self.start)]):
+            if _place(start) != _place(self.start):
+                break
+            first = start
+        return [row for step, row in self.steps.items() if step >= first.get("step", 1)]
+
+    @property
+    def ranks(self) -> int:
+        return int(self.start.get("ranks") or self.settings.ranks)
+
+    @property
+    def device(self) -> str:
+        return "cuda" if str(self.start.get("device", "cpu")).startswith("cuda") else "cpu"
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        return self.start.get("machine") or {}
+
+    @property
+    def losses(self) -> list[tuple[int, float]]:
+        return [(step, row["loss"]) for step, row in self.steps.items()]
+
+    @property
+    def speeds(self) -> list[tuple[int, float]]:
+        return [(step, row["tokens_per_second"]) for step, row in self.steps.items() if row.get("tokens_per_second")]
+
+    @property
+    def step_seconds(self) -> float:
+        """The median of all recent steps but the first ones."""
+        values = [row["seconds"] for row in self.recent if row.get("seconds")]
+        return median(values[WARM_UP:] or values)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.settings.tokens_per_step / self.step_seconds
+
+    @property
+    def communication(self) -> list[float] | None:
+        """By rank, the mean share of the steps' time in collectives; None where it can't be told."""
+        shares = [row["communication"] for row in self.recent if row.get("communication")]
+        shares = [row for row in shares if None not in row]
+        return [sum(of_rank) / len(of_rank) for of_rank in zip(*shares, strict=True)] if shares else None
+
+    @property
+    def memory(self) -> list[float]:
+        """By rank, the most that any recent step reported."""
+        rows = [row["memory"] for row in self.recent if row.get("memory")]
+        return [max(of_rank) for of_rank in zip(*rows, strict=True)]
+
+    @property
+    def traces(self) -> list[RankTrace]:
+        """By rank, what it did in the step that was traced; [] if none was."""
+        return [
+            RankTrace(lane["rank"], [Span(kind, name, start, end) for kind, name, start, end in lane["spans"]])
+            for lane in self.measured.get("timeline", {}).get("ranks", [])
+        ]
+
+    @property
+    def exposed(self) -> list[float] | None:
+        """By rank, the share of the traced step in which it waited for a collective and computed nothing."""
+        if self.ranks == 1 or not self.traces or not all(trace.spans for trace in self.traces):
+            return None
+        return [trace.exposed / trace.duration for trace in self.traces]
+
+
+def read_measurements(folder: Path) -> dict[str, Any]:
+    """What the study has measured so far, by part; {} where there is nothing."""
+    try:
+        return json.loads(Path(folder, MEASUREMENTS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+
+
+def _other(part: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """What a part was measured with where the run has another value; {} for a part that does not say what it had."""
+    now = asdict(settings)
+    return {name: value for name, value in part.get("settings", {}).items() if name in now and now[name] != value}
+
+
+def _place(start: dict[str, Any]) -> tuple[Any, ...]:
+    """What the speed of a run depends on, beside its model."""
+    settings = start.get("settings") or {}
+    where = (start.get(name) for name in ("ranks", "backend", "device", "machine"))
+    return (*where, *(settings.get(name) for name in LAYOUT))
+
+
+def _settings(folder: Path, start: dict[str, Any]) -> Settings:
+    path = folder / "settings.yaml"
+    return from_values(start["settings"]) if "settings" in start or not path.exists() else read_settings(path)
