@@ -36,7 +36,7 @@ progress()
 # | 12 | [Sequence parallel](12_sequence_parallel.ipynb) | all-reduce as reduce-scatter and all-gather; activation memory | 4, about 65 min |
 # | 13 | [Pipeline parallel](13_pipeline_parallel.ipynb) | GPipe, 1F1B, interleaved; the bubble | 4, about 65 min |
 # | 14 | [Data parallel and 3D](14_data_parallel_and_3d.ipynb) | data parallelism, ZeRO 1 to 3, the 3D mesh | 5, about 80 min |
-# | 15 | Capstone (coming) | train a tensor-parallel GPT on this machine and report | |
+# | 15 | [Capstone](15_capstone.ipynb) | train a tensor-parallel GPT on this machine and report | 5, about 75 min |
 #
 # ## How a chapter works
 #
@@ -58,6 +58,8 @@ progress()
 # |---|---|
 # | `tplab check 4` | check every exercise of chapter 4; `tplab check --exercise 4.2` checks one |
 # | `tplab progress` | how far you are, as the first cell of this page shows it |
+# | `tplab plan --params 70e9 --gpus 64 --gpu h100` | how to lay a model out over a cluster: what fits, its memory, its predicted time (chapter 11) |
+# | `python -m tplab.capstone --layers mine` | train a GPT that is made of your answers (chapter 15) |
 #
 # ## When you are stuck
 #

@@ -1,0 +1,113 @@
+"""Kill a process at a chosen moment of its work with files: before it opens one for writing, renames, removes, ...
+
+    killed_at(5, folder, work)         work() in a child process, ended by SIGKILL before its fifth such step
+
+The steps are counted by one of Python's audit hooks, which is told of every one of them before it happens, whatever
+library it comes from. A file that is being written can die in its middle: its writer calls `halfway()` there.
+"""
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+ELSEWHERE = ("os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "subprocess.Popen")
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate")
+IN_WORDS = {
+    "open": "it opens a file for writing",
+    "os.rename": "it renames",
+    "os.remove": "it removes a file",
+    "os.rmdir": "it removes a directory",
+    "os.mkdir": "it makes a directory",
+    "halfway": "a file is half written",
+}
+
+
+class Countdown:
+    """Ends this process by SIGKILL at step `place` of its work with files, and says what it was about to do."""
+
+    def __init__(self, place: int, said: int) -> None:
+        self.left, self.said = place, said
+
+    def __call__(self, event: str, args: tuple[Any, ...]) -> None:
+        if event in CHANGES or event == "halfway" or (event == "open" and opens_for_writing(args)):
+            self.left -= 1
+            if self.left == 0:
+                os.write(self.said, IN_WORDS.get(event, event).encode())
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def opens_for_writing(args: tuple[Any, ...]) -> bool:
+    """Of an audit event "open": path, mode, flags."""
+    flags = args[2] if len(args) > 2 else 0
+    return isinstance(args[0], (str, bytes)) and isinstance(flags, int) and bool(flags & WRITING)
+
+
+class _OwnStepsOnly:
+    """An audit hook that refuses to start another program. Hooks can't be taken away, but this one can be off."""
+
+    installed = on = False
+
+    def __call__(self, event: str, args: tuple[Any, ...]) -> None:
+        if self.on and event in ELSEWHERE:
+            raise RuntimeError(
+                f"{event} starts another program. Nobody can see its steps on the disk here, and a kill may come "
+                "between any two of them: use the methods of Path, and shutil"
+            )
+
+
+_own_steps_only = _OwnStepsOnly()
+
+
+@contextmanager
+def in_this_process() -> Iterator[None]:
+    """Within it no other program can be started."""
+    if not _own_steps_only.installed:
+        sys.addaudithook(_own_steps_only)
+        _own_steps_only.installed = True
+    _own_steps_only.on = True
+    try:
+        yield
+    finally:
+        _own_steps_only.on = False
+
+
+def halfway() -> None:
+    """Called between two halves of a file."""
+    sys.audit("halfway")
+
+
+def killed_at(place: int, work: Callable[[], object]) -> str:
+    """What the child was about to do when it was killed at step `place`; "" if it came to its end before.
+
+    Raises RuntimeError if it ended in another way.
+    """
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child touches files and nothing else
+        child = os.fork()
+    if child == 0:
+        _work_and_die(place, writing, work)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        return said
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+        return ""
+    raise RuntimeError(said or f"the process ended with status {status}")
+
+
+def _work_and_die(place: int, writing: int, work: Callable[[], object]) -> None:
+    try:
+        sys.addaudithook(Countdown(place, writing))
+        work()
+    except BaseException as error:
+        os.write(writing, f"{type(error).__name__}: {error}".encode())
+        os._exit(1)
+    os._exit(0)
