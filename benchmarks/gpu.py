@@ -1,0 +1,207 @@
+"""A training step of the capstone on one device, with tplab's layers at p = 1 and with plain PyTorch's.
+
+    python -m benchmarks.gpu [--preset h100x1] [--rounds 20] [--eager] [--small]
+
+What parallel layers cost where there is nothing to share: the same GPT, weights, optimizer, sequences and precision,
+eager and compiled. All ways take turns in every round, in an order drawn anew. The ratio is the median over the rounds
+of (this way / plain PyTorch of the same kind, eager or compiled, in the same round); ways whose quartiles overlap can't
+be told apart.
+
+Utilisation is of the FLOPs that the model needs (`tplab.flops`), for GPUs that `tplab.machines` knows. The peak is what
+torch's allocator had handed out for this way alone: weights, optimizer, gradients and activations. `waits` counts how
+often a step makes the processor wait for the GPU; two or three (its first and last numbers) do no harm.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from tplab import device, launch
+from tplab.capstone.layers import build_model
+from tplab.capstone.meter import known_machine
+from tplab.capstone.optimizer import make_optimizer
+from tplab.capstone.presets import PRESETS
+from tplab.capstone.ranks import join
+from tplab.capstone.settings import Settings
+from tplab.capstone.step import Step
+from tplab.capstone.train import compile_layers
+from tplab.flops import model_flops
+from tplab.memory_meter import optimizer_bytes, parameter_bytes
+
+EAGER: dict[str, dict[str, Any]] = {
+    "plain PyTorch": {"layers": "plain", "compile": False},
+    "tplab": {"layers": "tplab", "compile": False},
+}
+COMPILED: dict[str, dict[str, Any]] = {
+    "plain PyTorch, compiled": {"layers": "plain", "compile": True},
+    "tplab, compiled": {"layers": "tplab", "compile": True},
+}
+SMALL = {
+    "num_layers": 2, "hidden_size": 64, "num_heads": 4, "seq_length": 32, "vocab_size": 512, "batch_size": 4,
+    "micro_batch_size": 4,
+}  # fmt: skip
+CLOSE = 0.02  # so far apart may the first losses of two ways be, in bfloat16
+
+
+@dataclass
+class Outcome:
+    """What was measured of one way."""
+
+    loss: float
+    seconds: list[float] = field(default_factory=list)
+    peak: int = 0
+    waits: int = 0
+
+
+def measure(settings: Settings, ways: Mapping[str, Mapping[str, Any]], rounds: int) -> dict[str, Outcome]:
+    """On a rank: all ways in turns. ValueError, before the first turn, if one has another loss than the first."""
+    made: dict[str, Callable[[], float]] = {}
+    outcomes: dict[str, Outcome] = {}
+    for name, changes in ways.items():
+        made[name], held = _make(replace(settings, **changes))
+        loss = made[name]()  # what is compiled, or made once, is made here
+        outcomes[name] = Outcome(loss, peak=held())
+    first = next(iter(outcomes.values())).loss
+    for name, outcome in outcomes.items():
+        if not abs(outcome.loss - first) <= CLOSE * abs(first):
+            raise ValueError(f"{name} has loss {outcome.loss} in the first step, and {next(iter(outcomes))} {first}")
+    for name, step in made.items():
+        for _ in range(2):
+            step()
+        outcomes[name].peak += _peak(step)
+        outcomes[name].waits = _waits(step)
+    order = random.Random(0)
+    for _ in range(rounds):
+        for name in order.sample(list(made), len(made)):
+            _finish()
+            began = time.perf_counter()
+            made[name]()
+            outcomes[name].seconds.append(time.perf_counter() - began)
+    return outcomes
+
+
+def _make(settings: Settings) -> tuple[Callable[[], float], Callable[[], int]]:
+    """A step, which returns its loss when the device is done; and what counts the bytes of weights and optimizer."""
+    ranks = join(settings)
+    model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device)
+    optimizer = make_optimizer(model, settings)
+    if settings.compile:
+        compile_layers(model)
+    step = Step(model, optimizer, settings, ranks)
+    text = torch.randint(settings.vocab_size, (settings.batch_size, settings.seq_length + 1), generator=_seeded())
+    ids, targets = text[:, :-1].to(ranks.device), text[:, 1:].to(ranks.device)
+
+    def run() -> float:
+        loss, _ = step.run(1, ids, targets)
+        optimizer.zero_grad()
+        return float(loss)
+
+    return run, lambda: parameter_bytes(model) + optimizer_bytes(optimizer)
+
+
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _finish() -> None:
+    if device().type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _peak(step: Callable[[], object]) -> int:
+    """Bytes that the GPU's allocator had handed out at the fullest moment of a step, over what it had before."""
+    if device().type != "cuda":
+        return 0
+    _finish()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _waits(step: Callable[[], object]) -> int:
+    if device().type != "cuda":
+        return 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(warning.message) for warning in caught)
+
+
+def table(settings: Settings, outcomes: Mapping[str, Outcome], peak: float | None) -> str:
+    """A row for each way, with its ratio to the first of its kind. peak: FLOP/s of the device; None: unknown."""
+    plain = {_kind(name): outcome.seconds for name, outcome in reversed(list(outcomes.items()))}
+    flops = model_flops(settings.model, settings.batch_size)
+    lines = [
+        "| a step | ms: least, median (quartiles) | ratio (quartiles) | tokens/s | TFLOP/s, utilisation | GB peak "
+        "| waits |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for name, outcome in outcomes.items():
+        ratios = [mine / other for mine, other in zip(outcome.seconds, plain[_kind(name)], strict=True)]
+        median = statistics.median(outcome.seconds)
+        share = f", {flops / median / peak:.1%}" if peak else ""
+        lines.append(
+            f"| {name} | {1000 * min(outcome.seconds):.1f}, {_spread(outcome.seconds, 1000, '.1f')} "
+            f"| {_spread(ratios, 1, '.3f')} | {settings.tokens_per_step / median:,.0f} "
+            f"| {flops / median / 1e12:.2f}{share} | {outcome.peak / 1e9:.2f} | {outcome.waits} |"
+        )
+    return "\n".join(lines)
+
+
+def _kind(way: str) -> str:
+    """Eager ("") or compiled: only ways of one kind say what the layers cost."""
+    return way.partition(", ")[2]
+
+
+def _spread(values: list[float], factor: int, digits: str) -> str:
+    low, middle, high = (
+        f"{factor * value:{digits}}" for value in statistics.quantiles(values, n=4, method="inclusive")
+    )
+    return f"**{middle}** ({low}-{high})"
+
+
+def _what() -> tuple[str, float | None]:
+    """The device by its name, and its peak in FLOP/s."""
+    place = device()
+    if place.type == "cpu":
+        return f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", None
+    machine = known_machine(place)
+    return torch.cuda.get_device_name(place), None if machine is None else machine.flops
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", choices=list(PRESETS), default="h100x1", help="whose model and sequences")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--small", action="store_true", help="a very small model, to try it out")
+    options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("quartiles need at least 2 rounds")
+    settings = replace(PRESETS[options.preset], tp=1, dp=1, sequence_parallel=False)
+    settings = replace(settings, **SMALL) if options.small else settings
+    ways = EAGER if options.eager else EAGER | COMPILED
+    ((outcomes, (name, peak)),) = launch(_measured, 1, args=(settings, ways, options.rounds), timeout=None)
+    print(f"\n{name}, torch {torch.__version__}, {settings.precision}, {options.rounds} rounds\n")
+    print(table(settings, outcomes, peak), flush=True)
+
+
+def _measured(settings: Settings, ways: Mapping[str, Any], rounds: int) -> tuple[dict[str, Outcome], Any]:
+    return measure(settings, ways, rounds), _what()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""The course's layers on GPUs, against plain torch there and on the CPU. On a machine with any GPU, in a few minutes:
+
+    pip install torch cloudpickle psutil pyyaml tokenizers pytest pytest-timeout pytest-xdist      # what isn't there
+    python -m pytest -m gpu tests/gpu tests/runtime/test_launch.py tests/runtime/test_record.py tests/test_embedding.py
+    python -m benchmarks.gpu        # figures: step time beside plain PyTorch's, utilisation, peak memory, at p = 1
+
+What is compared, on each rank: the parallel layer, the same in plain torch on the same device and in the same dtype,
+and plain torch in float64 on the CPU. The programs know nothing of GPUs: tests/gpu/test_on_the_cpu.py runs the very
+same ones with gloo on the CPU, in every CI, so that what a GPU test runs has run before.
+
+    subject         what a case is, and how far apart its results are
+    plain           the layers in plain torch
+    layers          cases: operators, linear, MLP, attention, embedding, losses
+    models          cases: a transformer layer, GPTs, dropout, generation, a compiled layer
+    training        cases: gradients over replicas, ZeRO, grids, pipelines, checkpoints
+    ways            backends and devices, and which cases can run on them
+    first_losses    the capstone's
+"""

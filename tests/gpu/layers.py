@@ -1,0 +1,174 @@
+"""Cases: operators, linear layers, MLP, attention, embedding, losses."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.gpu import plain
+from tests.gpu.subject import SINGLE, Case, Place, Tensors, layer
+from tplab.attention import ParallelAttention
+from tplab.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_all_reduce
+from tplab.cross_entropy import vocab_parallel_cross_entropy
+from tplab.embedding import VocabParallelEmbedding, parallel_logits
+from tplab.linear import ColumnParallelLinear, RowParallelLinear
+from tplab.linear_cross_entropy import parallel_linear_cross_entropy
+from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
+from tplab.mlp import ParallelMLP
+from tplab.sequence import (
+    gather_from_sequence_region,
+    reduce_scatter_to_sequence_region,
+    scatter_to_sequence_region,
+)
+
+B, S, H, HEADS, FFN, VOCAB = 2, 8, 64, 8, 128, 150
+X = {"x": (B, S, H)}
+
+
+# Operators: what a rank puts in differs from rank to rank where it is partial, so the sums are over all ranks' numbers
+
+
+def _of_all(place: Place, shape: tuple[int, ...], name: str) -> list[Tensor]:
+    """One tensor for each rank. On the CPU, without ranks, the same: their number is that of the run."""
+    return [place.random(shape, name, rank) for rank in range(dist.get_world_size())]
+
+
+def _operators(place: Place) -> Tensors:
+    rank = dist.get_rank()
+    mine = _of_all(place, (B, S, H), "summand")[rank]
+    whole, dy = place.random((B, S, H), "whole"), place.random((B, S, H), "dy")
+    x = whole.clone().requires_grad_()
+    (copy_to_region(x) * mine).sum().backward()
+    summand = mine.clone().requires_grad_()
+    total = reduce_from_region(summand)
+    (total * dy).sum().backward()
+    there, back = whole.clone().requires_grad_(), None
+    back = gather_from_region(scatter_to_region(there))
+    (back * dy).sum().backward()
+    tokens, sums = whole.clone().requires_grad_(), mine.clone().requires_grad_()
+    gathered = gather_from_sequence_region(scatter_to_sequence_region(tokens), partial_grad=False)
+    scattered = gather_from_sequence_region(reduce_scatter_to_sequence_region(sums), partial_grad=False)
+    ((gathered + scattered) * dy).sum().backward()
+    found = {
+        "f: dx": x.grad, "g: y": total, "g: dx": summand.grad, "scatter, gather: y": back,
+        "scatter, gather: dx": there.grad, "sequence: y": gathered, "sequence: sum": scattered,
+        "sequence: dx": tokens.grad, "sequence: dx of the sum": sums.grad,
+    }  # fmt: skip
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def _operators_plainly(place: Place) -> Tensors:
+    total = torch.stack(_of_all(place, (B, S, H), "summand")).sum(0)
+    whole, dy = place.random((B, S, H), "whole"), place.random((B, S, H), "dy")
+    return {
+        "f: dx": total, "g: y": total, "g: dx": dy, "scatter, gather: y": whole, "scatter, gather: dx": dy,
+        "sequence: y": whole, "sequence: sum": total, "sequence: dx": dy, "sequence: dx of the sum": dy,
+    }  # fmt: skip
+
+
+def _rings(place: Place) -> Tensors:
+    mine, p = _of_all(place, (8, 3), "summand")[dist.get_rank()], dist.get_world_size()
+    part = place.random((8, 3), "whole").tensor_split(p)[dist.get_rank()]
+    scattered = ring_all_gather(ring_reduce_scatter(mine), size=8)
+    return {
+        "ring": ring_all_reduce(mine), "tree": tree_all_reduce(mine), "gathered": ring_all_gather(part, size=8),
+        "scattered": scattered,
+    }  # fmt: skip
+
+
+def _rings_plainly(place: Place) -> Tensors:
+    total = torch.stack(_of_all(place, (8, 3), "summand")).sum(0)
+    return {"ring": total, "tree": total, "gathered": place.random((8, 3), "whole"), "scattered": total}
+
+
+# Layers
+
+
+def _linear(weights: Tensors, x: Tensor) -> Tensor:
+    return F.linear(x, weights["weight"], weights["bias"])
+
+
+def _column(place: Place) -> nn.Module:
+    return ColumnParallelLinear(H, FFN, gather_output=True, **place.options)
+
+
+def _column_async(place: Place) -> nn.Module:
+    return ColumnParallelLinear(H, FFN, gather_output=True, async_grad_allreduce=True, **place.options)
+
+
+def _row(place: Place) -> nn.Module:
+    return RowParallelLinear(FFN, H, input_is_parallel=False, **place.options)
+
+
+def _attention(kv_heads: int, rotary_base: float | None = None) -> Case:
+    rows = (HEADS + 2 * kv_heads) * (H // HEADS)
+    shapes = {"qkv.weight": (rows, H), "qkv.bias": (rows,), "out.weight": (H, H), "out.bias": (H,)}
+
+    def make(place: Place) -> nn.Module:
+        return ParallelAttention(H, HEADS, kv_heads, causal=True, rotary_base=rotary_base, **place.options)
+
+    rounds = None if rotary_base is None else SINGLE  # the angles, as in Llama
+    return layer(
+        shapes, X, make, lambda weights, x: plain.attention(weights, x, HEADS, kv_heads, rotary_base), rounds=rounds
+    )
+
+
+def _mlp(activation: str) -> Case:
+    gated = activation == "swiglu"
+    rows = FFN * (1 + gated)
+    shapes = {"up.weight": (rows, H), "up.bias": (rows,), "down.weight": (H, FFN), "down.bias": (H,)}
+    return layer(
+        shapes, X, lambda place: ParallelMLP(H, FFN, activation, **place.options),
+        lambda weights, x: plain.mlp(weights, x, gated),
+    )  # fmt: skip
+
+
+# The output layer: each starts from the table, whose rows the ranks share
+
+
+def _table(place: Place) -> nn.Module:
+    return VocabParallelEmbedding(VOCAB, H, **place.options)
+
+
+def _targets(ids: Tensor) -> Tensor:
+    """Some of them don't count."""
+    return ids.masked_fill(ids % 7 == 3, -100)
+
+
+def _loss(table: VocabParallelEmbedding, x: Tensor, ids: Tensor) -> Tensor:
+    logits = parallel_logits(x, table.weight)  # [b, s, v/p]
+    return vocab_parallel_cross_entropy(logits, _targets(ids), label_smoothing=0.1, vocab_size=VOCAB)
+
+
+def _fused_loss(table: VocabParallelEmbedding, x: Tensor, ids: Tensor) -> Tensor:
+    return parallel_linear_cross_entropy(x, table.weight, _targets(ids), tokens_at_once=5, vocab_size=VOCAB)
+
+
+def _plain_loss(smoothing: float, weights: Tensors, x: Tensor, ids: Tensor) -> Tensor:
+    logits = F.linear(x, weights["weight"]).flatten(0, 1)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return F.cross_entropy(logits.to(dtype), _targets(ids).flatten(), label_smoothing=smoothing)
+
+
+TABLE = {"weight": (VOCAB, H)}
+IDS = {"ids": (VOCAB, (B, S))}
+
+CASES: dict[str, Case] = {
+    "operators": Case(_operators, _operators_plainly),
+    "rings and trees": Case(_rings, _rings_plainly, messages=True),
+    "column linear": layer({"weight": (FFN, H), "bias": (FFN,)}, X, _column, _linear),
+    "column linear, async": layer({"weight": (FFN, H), "bias": (FFN,)}, X, _column_async, _linear),
+    "row linear": layer({"weight": (H, FFN), "bias": (H,)}, {"x": (B, S, FFN)}, _row, _linear),
+    "mlp": _mlp("gelu"),
+    "mlp, swiglu": _mlp("swiglu"),
+    "attention": _attention(HEADS),
+    "attention, rotary, 2 heads of K and V": _attention(2, 10_000.0),
+    "attention, 1 head of K and V": _attention(1),
+    "embedding": layer(TABLE, {}, _table, lambda weights, ids: F.embedding(ids, weights["weight"]), ids=IDS),
+    "logits": layer(
+        TABLE, X, _table, lambda weights, x: F.linear(x, weights["weight"]),
+        call=lambda table, x: parallel_logits(x, table.weight, gather=True, vocab_size=VOCAB),
+    ),
+    "cross entropy": layer(TABLE, X, _table, lambda *given: _plain_loss(0.1, *given), call=_loss, ids=IDS),
+    "linear cross entropy": layer(TABLE, X, _table, lambda *given: _plain_loss(0.0, *given), call=_fused_loss, ids=IDS),
+}  # fmt: skip

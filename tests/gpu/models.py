@@ -1,0 +1,187 @@
+"""Cases: a transformer layer, GPTs, dropout, generation, a compiled layer."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.gpu import plain
+from tests.gpu.subject import DOUBLE, HALF, SINGLE, Case, Place, Tensors, layer, whole_gradients
+from tplab.checkpoint import load_full_state_dict
+from tplab.generation import generate
+from tplab.gpt import ParallelGPT
+from tplab.gpt_config import GPTConfig
+from tplab.mappings import all_gather
+from tplab.mlp import ParallelMLP
+from tplab.rng import dropout, seed_all
+from tplab.sequence_parallel import SequenceParallelGPT, allreduce_sequence_parallel_gradients
+from tplab.transformer import ParallelTransformerLayer
+
+B, S, SEED = 2, 8, 5
+GPT2 = GPTConfig(num_layers=2, hidden_size=64, num_heads=8, vocab_size=150, seq_length=S, dropout=0.0)
+LLAMA = replace(
+    GPT2, num_kv_heads=2, ffn_hidden_size=96, gated=True, bias=False, tied_embedding=False, learned_positions=False
+)
+IDS = {"ids": (GPT2.vocab_size, (B, S)), "targets": (GPT2.vocab_size, (B, S))}
+
+
+def shapes_of(config: GPTConfig) -> dict[str, tuple[int, ...]]:
+    """The whole weights by the names that ParallelGPT gives them."""
+    h, f, kv = config.hidden_size, config.ffn_size, config.kv_heads * config.head_dim
+    norms, rows = ["attention_norm", "mlp_norm"], {"attention.qkv": (h + 2 * kv, h), "attention.out": (h, h)}
+    rows |= {"mlp.up": (f * (1 + config.gated), h), "mlp.down": (h, f)}
+    layer: dict[str, tuple[int, ...]] = {}
+    for name in norms:
+        layer |= {f"{name}.weight": (h,)} | ({f"{name}.bias": (h,)} if config.bias else {})
+    for name, shape in rows.items():
+        layer |= {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if config.bias else {})
+    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (config.vocab_size, h), "final_norm.weight": (h,)}
+    if config.bias:
+        shapes["final_norm.bias"] = (h,)
+    if config.learned_positions:
+        shapes["positions.weight"] = (config.seq_length, h)
+    if not config.tied_embedding:
+        shapes["head.weight"] = (config.vocab_size, h)
+    return shapes | {f"layers.{n}.{name}": shape for n in range(config.num_layers) for name, shape in layer.items()}
+
+
+def plain_loss(config: GPTConfig, weights: Tensors, ids: Tensor, targets: Tensor) -> Tensor:
+    llama = not config.learned_positions
+    logits = plain.gpt(weights, ids, config.num_layers, config.num_heads, config.kv_heads, llama).flatten(0, 1)
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, SINGLE)), targets.flatten())
+
+
+def _gpt(config: GPTConfig, kind: type[ParallelGPT] = ParallelGPT, **options: Any) -> Case:
+    def make(place: Place) -> nn.Module:
+        return kind(config, **place.options, **options)
+
+    def finish(model: nn.Module) -> None:
+        allreduce_sequence_parallel_gradients(model)  # nothing to do where the sequence isn't cut
+
+    rounds = None if config.learned_positions else SINGLE  # rotary angles, as in Llama
+    return layer(shapes_of(config), {}, make, partial(plain_loss, config), finish=finish, ids=IDS, rounds=rounds)
+
+
+def _under_autocast(case: Case) -> Case:
+    """Both programs with float32 weights, and products in bfloat16."""
+
+    def mixed(program: Any, place: Place) -> Tensors:
+        with torch.autocast(place.device.type, torch.bfloat16, enabled=place.dtype == SINGLE):
+            return program(place)
+
+    return replace(
+        case, parallel=partial(mixed, case.parallel), plain=partial(mixed, case.plain), rounds=HALF, dtypes=(SINGLE,)
+    )
+
+
+def _layer(llama: bool) -> Case:
+    config = LLAMA if llama else GPT2
+    shapes = {name.removeprefix("layers.0."): shape for name, shape in shapes_of(config).items() if "layers.0" in name}
+    base = config.rotary_base if llama else None
+
+    def make(place: Place) -> nn.Module:
+        return ParallelTransformerLayer(
+            config.hidden_size, config.num_heads, config.num_kv_heads, config.ffn_hidden_size,
+            activation="swiglu" if llama else "gelu", rotary_base=base, bias=config.bias,
+            norm="rms" if llama else "layer", **place.options,
+        )  # fmt: skip
+
+    def plain_layer(weights: Tensors, x: Tensor) -> Tensor:
+        return plain.transformer_layer(weights, x, config.num_heads, config.kv_heads, llama=llama, base=base)
+
+    return layer(shapes, {"x": (B, S, config.hidden_size)}, make, plain_layer, rounds=SINGLE if llama else None)
+
+
+# Dropout: drawn on the device, so plain torch has to be seeded for it, and only there
+
+
+def _masks(place: Place) -> Tensors:
+    tracker, x = seed_all(SEED, None), torch.ones(1000, **place.options)
+    kept = {name: [dropout(x, 0.5, sharded=name == "sharded", rng=tracker) for _ in range(2)] for name in tracker_names}
+    return {name: torch.stack(all_gather(torch.cat(masks))) for name, masks in kept.items()}
+
+
+tracker_names = ("replicated", "sharded")
+
+
+def _masks_plainly(place: Place) -> Tensors:
+    def drawn(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return torch.cat([F.dropout(torch.ones(1000, **place.options), 0.5) for _ in range(2)])
+
+    ranks = range(dist.get_world_size())
+    return {
+        "replicated": torch.stack([drawn(SEED + 1359) for _ in ranks]),
+        "sharded": torch.stack([drawn(SEED + 2718 + rank) for rank in ranks]),
+    }
+
+
+def _with_dropout(recompute: Any, kind: type[ParallelGPT], place: Place) -> Tensors:
+    """A loss and its gradients. What is computed again in backward has to draw the same again."""
+    model = kind(replace(GPT2, dropout=0.3), recompute=recompute, **place.options)
+    load_full_state_dict(model, {name: place.random(shape, name) / 8 for name, shape in shapes_of(GPT2).items()})
+    ids, targets = (place.integers(high, shape, seed) for seed, (high, shape) in enumerate(IDS.values()))
+    loss = model(ids, targets, rng=seed_all(SEED))
+    loss.backward()
+    allreduce_sequence_parallel_gradients(model)
+    return {"loss": loss, **whole_gradients(model)}
+
+
+def _again(recompute: Any, kind: type[ParallelGPT] = ParallelGPT) -> Case:
+    return Case(partial(_with_dropout, recompute, kind), partial(_with_dropout, "nothing", kind), draws=True)
+
+
+# What else a model does
+
+
+def _written(place: Place) -> Tensors:
+    """The best next token, eight times."""
+    model = ParallelGPT(LLAMA, **place.options)
+    load_full_state_dict(model, {name: place.random(shape, name) / 4 for name, shape in shapes_of(LLAMA).items()})
+    return {"text": generate(model, place.integers(LLAMA.vocab_size, (B, 3), 0), 5)}
+
+
+@torch.no_grad()
+def _written_plainly(place: Place) -> Tensors:
+    weights = {name: place.random(shape, name) / 4 for name, shape in shapes_of(LLAMA).items()}
+    text = place.integers(LLAMA.vocab_size, (B, 3), 0)
+    for _ in range(5):
+        logits = plain.gpt(weights, text, LLAMA.num_layers, LLAMA.num_heads, LLAMA.kv_heads, llama=True)[:, -1]
+        text = torch.cat([text, logits.argmax(-1, keepdim=True)], 1)
+    return {"text": text}
+
+
+def compiled_mlp(backend: str) -> Case:
+    """The collectives in a compiled graph are other ones, the functional: see tplab/runtime/hooks.py."""
+    shapes = {"up.weight": (128, 64), "up.bias": (128,), "down.weight": (64, 128), "down.bias": (64,)}
+
+    def make(place: Place) -> nn.Module:
+        torch._dynamo.reset()
+        module = ParallelMLP(64, 128, **place.options)
+        module.compile(backend=backend, fullgraph=True)
+        return module
+
+    return layer(shapes, {"x": (B, S, 64)}, make, plain.mlp, dtypes=(SINGLE,))
+
+
+CASES: dict[str, Case] = {
+    "transformer layer": _layer(llama=False),
+    "transformer layer, llama": _layer(llama=True),
+    "gpt": _gpt(GPT2),
+    "gpt, llama": _gpt(LLAMA, async_grad_allreduce=True),
+    "gpt, layers computed again": _gpt(GPT2, recompute="layers"),
+    "gpt, autocast": _under_autocast(_gpt(GPT2)),
+    "sequence parallel gpt": _gpt(GPT2, SequenceParallelGPT),
+    "sequence parallel gpt, llama": _gpt(LLAMA, SequenceParallelGPT, gather_again=True),
+    "sequence parallel gpt, autocast": _under_autocast(_gpt(GPT2, SequenceParallelGPT)),
+    "dropout": Case(_masks, _masks_plainly, draws=True),
+    "dropout, attention computed again": _again("attention"),
+    "dropout, layers computed again": _again("layers"),
+    "dropout, sequence parallel": _again("layers", SequenceParallelGPT),
+    "generation": Case(_written, _written_plainly, dtypes=(DOUBLE, SINGLE)),
+    "compiled": compiled_mlp("aot_eager"),
+}

@@ -1,0 +1,90 @@
+"""The first 20 losses of a capstone run on GPUs are those of one rank on the CPU."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.first_losses import SETTINGS, far_apart, first_losses
+from tests.gpu.test_layers import SHARED_NCCL, check_is_open
+from tests.gpu.ways import WAYS, Way
+
+ON_THE_CPU = Way("gloo", 1, 0)
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    losses = first_losses(ON_THE_CPU, tmp_path_factory.mktemp("right"), precision="float64")
+    assert len(losses) == SETTINGS.steps
+    assert losses[-1] < losses[0] - 0.3
+    return losses
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("name", WAYS)
+def test_losses_on_gpus_are_those_of_the_cpu(name: str, precision: str, right: list[float], tmp_path: Path) -> None:
+    check_is_open(name)
+    if WAYS[name].world_size > SETTINGS.num_heads:
+        pytest.skip(f"a model of {SETTINGS.num_heads} heads has no use for {WAYS[name].world_size} ranks")
+    assert far_apart(first_losses(WAYS[name], tmp_path, precision=precision), right, precision) == {}
+
+
+VARIANTS = {
+    "sequence parallel": {"sequence_parallel": True},
+    "computed again": {"recompute": "attention"},
+    "replicas": {"tp": 1, "dp": 2},
+    "the learner's": {"layers": "mine"},
+    "the learner's, sequence parallel": {"layers": "mine", "sequence_parallel": True},
+    "torch's": {"layers": "dtensor"},
+    "text is written": {"sample_tokens": 4},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", ["2 ranks share a GPU, gloo", SHARED_NCCL, "2 GPUs, NCCL"])
+def test_so_are_those_of_other_ways_to_cut_it(name: str, variant: str, right: list[float], tmp_path: Path) -> None:
+    check_is_open(name)
+    losses = first_losses(WAYS[name], tmp_path, precision="float64", **VARIANTS[variant])
+    assert far_apart(losses, right, "float64") == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layers", ["mine", "dtensor"])
+@pytest.mark.parametrize("name", ["1 rank, NCCL", "2 GPUs, NCCL"])
+def test_so_are_those_of_others_layers_in_bfloat16(name: str, layers: str, right: list[float], tmp_path: Path) -> None:
+    check_is_open(name)
+    losses = first_losses(WAYS[name], tmp_path, precision="bfloat16", layers=layers)
+    assert far_apart(losses, right, "bfloat16") == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_so_are_those_of_compiled_layers(precision: str, right: list[float], tmp_path: Path) -> None:
+    name = "1 rank, NCCL"
+    check_is_open(name)
+    losses = first_losses(WAYS[name], tmp_path, precision=precision, compile=True, sample_tokens=4)
+    assert far_apart(losses, right, precision) == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("async_save", [True, False])
+def test_a_run_that_was_stopped_on_a_gpu_goes_on_there(async_save: bool, right: list[float], tmp_path: Path) -> None:
+    name = "1 rank, NCCL"
+    check_is_open(name)
+    same = {"precision": "float64", "folder": str(tmp_path / "run"), "save_every": 4, "async_save": async_save}
+    first = first_losses(WAYS[name], tmp_path, stop_after=8, **same)
+    then = first_losses(WAYS[name], tmp_path, **same)
+    assert (len(first), len(then)) == (8, 12)
+    assert far_apart(first + then, right, "float64") == {}
+
+
+def test_two_ranks_on_the_cpu_have_them_too(right: list[float], tmp_path: Path) -> None:
+    """The same programs where there is no GPU, so that on one only the GPU is new."""
+    losses = first_losses(Way("gloo", 2, 0), tmp_path, precision="bfloat16", sequence_parallel=True)
+    assert far_apart(losses, right, "bfloat16") == {}
+    for others in ({"layers": "mine"}, {"layers": "dtensor", "sample_tokens": 4}):
+        theirs = first_losses(Way("gloo", 2, 0), tmp_path, precision="bfloat16", **others)
+        assert far_apart(theirs, right, "bfloat16") == {}
+    assert set(far_apart([loss + 0.5 for loss in losses], right, "bfloat16")) == set(range(1, SETTINGS.steps + 1))

@@ -1,0 +1,76 @@
+"""Every case in every way that this machine's GPUs allow."""
+
+from functools import cache
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.gpu.ways import WAYS, Way, problems
+from tplab import device
+from tplab.runtime import RankError
+
+pytestmark = pytest.mark.gpu
+
+SHARED_NCCL = "2 ranks share a GPU, NCCL"
+
+
+def check_is_open(name: str) -> None:
+    """Skip the test where this way is closed, and say why."""
+    way = WAYS[name]
+    if torch.cuda.device_count() < way.gpus:
+        pytest.skip(f"needs {way.gpus} GPUs, and here are {torch.cuda.device_count()}")
+    if name == SHARED_NCCL and (refused := what_nccl_says(way)):
+        pytest.skip(f"NCCL does not let two ranks share a GPU here: {refused}")
+
+
+@cache
+def what_nccl_says(way: Way) -> str | None:
+    """None where two ranks with hosts of their own (NCCL_HOSTID) can add up numbers on one GPU, else the last words.
+
+    NCCL refuses two ranks with the same GPU and the same host; that the hosts only say to be two is a trick of ours.
+    """
+    try:
+        totals = way.run(_sum_of_ranks, timeout=60.0)
+    except Exception as error:  # whatever it is, it is what there is to tell
+        return str(error).strip().splitlines()[-1]
+    return None if totals == [3.0, 3.0] else f"1 + 2 is {totals}"
+
+
+def _sum_of_ranks() -> float:
+    x = torch.full((1000,), 1.0 + dist.get_rank(), device=device())
+    dist.all_reduce(x)
+    return float(x.max())
+
+
+@pytest.mark.parametrize(
+    ("way", "name"), [pytest.param(way, name, id=f"{way}: {name}") for way in WAYS for name in WAYS[way].names()]
+)
+def test_parallel_layers_agree_with_plain_torch(way: str, name: str) -> None:
+    check_is_open(way)
+    assert problems(WAYS[way], name) == []
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_every_rank_computes_on_its_gpu(name: str) -> None:
+    check_is_open(name)
+    way = WAYS[name]
+    places = [torch.device("cuda", rank % way.gpus) for rank in range(way.world_size)]
+    assert way.run(device) == places
+
+
+def _gloo_sends() -> str:
+    x = torch.ones(3, device=device())
+    if dist.get_rank() == 0:
+        dist.send(x, 1)
+    else:
+        dist.recv(x, 0)
+    return str(x.device)
+
+
+def test_gloo_sends_no_tensor_of_a_gpu() -> None:
+    """If it does one day, the cases with messages can run that way too."""
+    way = WAYS["2 ranks share a GPU, gloo"]
+    check_is_open("2 ranks share a GPU, gloo")
+    with pytest.raises(RankError, match="rank"):
+        way.run(_gloo_sends, timeout=20.0)

@@ -1,0 +1,248 @@
+"""Cases: gradients over replicas, ZeRO, three dimensions, pipelines, checkpoints."""
+
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.gpu import plain
+from tests.gpu.models import GPT2, plain_loss, shapes_of
+from tests.gpu.subject import DOUBLE, SINGLE, Case, Place, Tensors
+from tplab.checkpoint import full_state_dict, load_full_state_dict
+from tplab.data import DataParallel
+from tplab.mappings import all_gather
+from tplab.mesh import Grid
+from tplab.mlp import ParallelMLP
+from tplab.pipeline import Pipeline
+from tplab.schedules import gpipe, one_f_one_b, zero_bubble
+from tplab.sharded_checkpoint import load_sharded, save_sharded
+from tplab.three_dimensions import Training3D
+from tplab.zero import ZeRO1, ZeRO2
+from tplab.zero_three import ZeRO3
+
+ROWS, IN, OUT, STEPS = 4, 24, 7, 3
+SGD = {"optimizer_class": torch.optim.SGD, "lr": 0.1, "momentum": 0.9}
+ADAMW = {"optimizer_class": torch.optim.AdamW, "lr": 0.01, "weight_decay": 0.1}
+FULL = (DOUBLE, SINGLE)
+
+
+# Replicas: each rank has rows of its own, plain torch has all of them
+
+
+def _net(place: Place) -> nn.Sequential:
+    net = nn.Sequential(nn.Linear(IN, IN), nn.GELU(), nn.Linear(IN, IN), nn.GELU(), nn.Linear(IN, OUT))
+    with torch.no_grad():
+        for name, parameter in net.to(**place.options).named_parameters():
+            parameter.copy_(place.random(tuple(parameter.shape), name) / 5)
+    return net
+
+
+def _loss(net: nn.Module, place: Place, ranks: range, step: int) -> Tensor:
+    """The mean over the rows of these ranks."""
+    x = torch.cat([place.random((ROWS, IN), "x", rank, step) for rank in ranks])
+    targets = torch.cat([place.integers(OUT, (ROWS,), 10 * step + rank) for rank in ranks])
+    return F.cross_entropy(net(x), targets)
+
+
+def _own_loss(net: nn.Module, place: Place, step: int) -> Tensor:
+    return _loss(net, place, range(dist.get_rank(), dist.get_rank() + 1), step)
+
+
+def _data_parallel(place: Place) -> Tensors:
+    net = _net(place)
+    data = DataParallel(net, bucket_bytes=2000)
+    _own_loss(net, place, 0).backward()
+    data.finish()
+    return {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
+
+
+def _data_plainly(place: Place) -> Tensors:
+    net = _net(place)
+    _loss(net, place, range(dist.get_world_size()), 0).backward()
+    return {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
+
+
+def _zero(stage: int, options: dict[str, Any], place: Place) -> Tensors:
+    net = _net(place)
+    zero: Any = (
+        ZeRO3(net, [net[0], net[2]], **options)
+        if stage == 3
+        else {1: ZeRO1, 2: ZeRO2}[stage](net.parameters(), bucket_bytes=2000, **options)
+    )
+    for step in range(STEPS):
+        _own_loss(net, place, step).backward()
+        zero.step()
+        zero.zero_grad()
+    if stage < 3:
+        return {name: parameter.detach() for name, parameter in net.named_parameters()}
+    with zero.gathered():
+        return {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+
+
+def _zero_plainly(options: dict[str, Any], place: Place) -> Tensors:
+    net, options = _net(place), dict(options)
+    optimizer = options.pop("optimizer_class")(net.parameters(), **options)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        _loss(net, place, range(dist.get_world_size()), step).backward()
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in net.named_parameters()}
+
+
+def _zero_case(stage: int, options: dict[str, Any], dtypes: tuple[torch.dtype, ...] = FULL) -> Case:
+    return Case(partial(_zero, stage, options), partial(_zero_plainly, options), dtypes=dtypes)
+
+
+# A GPT on a grid: losses and norms of three steps, on the same batch
+
+
+def _batch(place: Place) -> list[Tensor]:
+    return [place.integers(GPT2.vocab_size, (8, GPT2.seq_length), seed) for seed in range(2)]
+
+
+def _weights(place: Place) -> Tensors:
+    return {name: place.random(shape, name) / 8 for name, shape in shapes_of(GPT2).items()}
+
+
+def _on_a_grid(dimension: str, place: Place) -> Tensors:
+    p = dist.get_world_size()
+    micro_batches = 8 // p if dimension == "dp" else 4
+    size = 1 if dimension == "dp" else 2
+    training = Training3D(
+        GPT2, Grid(**{dimension: p}), torch.optim.SGD, micro_batches=micro_batches, micro_batch_size=size,
+        max_norm=0.5, dtype=place.dtype, lr=0.2,
+    )  # fmt: skip
+    own = dict(training.stage.named_parameters())
+    whole = _weights(place)
+    whole["output.weight"] = whole["embedding.weight"]  # what a last stage calls its copy of a tied table
+    wanted = {name: whole[name] for name in own}
+    load_full_state_dict(training.stage, wanted, training.mesh.get_group("tp"), strict=False)
+    losses, norms = [], []
+    for _ in range(STEPS):
+        losses.append(training.step(*_batch(place)))
+        assert training.norm is not None
+        norms.append(float(training.norm))
+    return {"losses": torch.tensor(losses, device=place.device), "norms": torch.tensor(norms, device=place.device)}
+
+
+def _on_one(place: Place) -> Tensors:
+    weights = {name: weight.requires_grad_() for name, weight in _weights(place).items()}
+    optimizer = torch.optim.SGD(weights.values(), lr=0.2)
+    losses, norms = [], []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = plain_loss(GPT2, weights, *_batch(place))
+        loss.backward()
+        norms.append(float(nn.utils.clip_grad_norm_(weights.values(), 0.5)))
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return {"losses": torch.tensor(losses, device=place.device), "norms": torch.tensor(norms, device=place.device)}
+
+
+# A pipeline of plain layers, one on each rank
+
+
+def _stage_weight(place: Place, rank: int) -> Tensor:
+    return place.random((IN, IN), "stage", rank) / 4
+
+
+def _micro_batches(place: Place, count: int) -> tuple[list[Tensor], list[Tensor]]:
+    inputs = [place.random((ROWS, IN), "x", k) for k in range(count)]
+    return inputs, [place.random((ROWS, IN), "target", k) for k in range(count)]
+
+
+def _squares(y: Tensor, target: Tensor) -> Tensor:
+    return ((y - target) ** 2).sum()
+
+
+def _pipelined(schedule: Any, place: Place) -> Tensors:
+    rank, p = dist.get_rank(), dist.get_world_size()
+    stage = nn.Sequential(nn.Linear(IN, IN, bias=False, **place.options), nn.Tanh())
+    with torch.no_grad():
+        stage[0].weight.copy_(_stage_weight(place, rank))
+    pipeline = Pipeline(
+        [stage], schedule(p, 2 * p), shape=(ROWS, IN), loss_sum=_squares, count=Tensor.numel, dtype=place.dtype,
+        device=place.device,
+    )  # fmt: skip
+    inputs, targets = _micro_batches(place, 2 * p)
+    loss = pipeline.step(inputs, targets)
+    shared = torch.zeros((), **place.options) if loss is None else loss.detach().clone()
+    dist.broadcast(shared, p - 1)
+    assert stage[0].weight.grad is not None
+    return {"loss": shared, "gradients": torch.stack(all_gather(stage[0].weight.grad))}
+
+
+def _in_a_row(place: Place) -> Tensors:
+    p = dist.get_world_size()
+    weights = [_stage_weight(place, rank).requires_grad_() for rank in range(p)]
+    inputs, targets = (torch.cat(parts) for parts in _micro_batches(place, 2 * p))
+    y = inputs
+    for weight in weights:
+        y = torch.tanh(y @ weight.T)
+    loss = _squares(y, targets) / targets.numel()
+    loss.backward()
+    return {"loss": loss, "gradients": torch.stack([weight.grad for weight in weights if weight.grad is not None])}
+
+
+# A checkpoint: trained, saved, loaded into another model, trained on
+
+
+MLP = {"up.weight": (128, 64), "up.bias": (128,), "down.weight": (64, 128), "down.bias": (64,)}
+
+
+def _resumed(place: Place) -> Tensors:
+    folder = [tempfile.mkdtemp(prefix="tplab-gpu-") if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder)
+    model, optimizer = _mlp(place)
+    load_full_state_dict(model, {name: place.random(shape, name) / 8 for name, shape in MLP.items()})
+    _mlp_step(model, optimizer, place, 0)
+    save_sharded(Path(folder[0]) / "step-1", model, optimizer=optimizer)
+    model, optimizer = _mlp(place)
+    load_sharded(Path(folder[0]) / "step-1", model, optimizer=optimizer)
+    _mlp_step(model, optimizer, place, 1)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
+    return full_state_dict(model)
+
+
+def _mlp(place: Place) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = ParallelMLP(64, 128, **place.options)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def _mlp_step(model: nn.Module, optimizer: torch.optim.Optimizer, place: Place, step: int) -> None:
+    optimizer.zero_grad()
+    (model(place.random((2, 8, 64), "x", step)) ** 2).mean().backward()
+    optimizer.step()
+
+
+def _never_stopped(place: Place) -> Tensors:
+    weights = {name: (place.random(shape, name) / 8).requires_grad_() for name, shape in MLP.items()}
+    optimizer = torch.optim.SGD(weights.values(), lr=0.1, momentum=0.9)
+    for step in range(2):
+        optimizer.zero_grad()
+        (plain.mlp(weights, place.random((2, 8, 64), "x", step)) ** 2).mean().backward()
+        optimizer.step()
+    return {name: weight.detach() for name, weight in weights.items()}
+
+
+CASES: dict[str, Case] = {
+    "data parallel": Case(_data_parallel, _data_plainly),
+    "zero 1": _zero_case(1, SGD),
+    "zero 2": _zero_case(2, SGD),
+    "zero 3": _zero_case(3, SGD),
+    "zero 3, adamw": _zero_case(3, ADAMW, (DOUBLE,)),
+    "grid: tensor parallel": Case(partial(_on_a_grid, "tp"), _on_one, dtypes=FULL),
+    "grid: replicas": Case(partial(_on_a_grid, "dp"), _on_one, dtypes=FULL),
+    "pipeline, gpipe": Case(partial(_pipelined, gpipe), _in_a_row, messages=True),
+    "pipeline, 1F1B": Case(partial(_pipelined, one_f_one_b), _in_a_row, messages=True, dtypes=FULL),
+    "pipeline, zero bubble": Case(partial(_pipelined, zero_bubble), _in_a_row, messages=True, dtypes=FULL),
+    "checkpoint": Case(_resumed, _never_stopped, dtypes=FULL),
+}

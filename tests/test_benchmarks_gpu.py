@@ -1,0 +1,63 @@
+"""`benchmarks.gpu` on the CPU: both ways take one step, another loss is refused, the table says what it should."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from benchmarks import gpu
+from tplab import launch
+from tplab.capstone.layers import build_model
+from tplab.capstone.presets import PRESETS
+from tplab.flops import model_flops
+from tplab.runtime import RankError
+
+SETTINGS = replace(PRESETS["h100x1"], **gpu.SMALL, precision="float32")
+
+
+def _measured():
+    return gpu.measure(SETTINGS, gpu.EAGER, 2), gpu._what()
+
+
+def _another_model(settings, *args, **options):
+    model = build_model(settings, *args, **options)
+    if settings.layers == "tplab":
+        model.embedding.weight.data *= 5
+    return model
+
+
+def _refused():
+    gpu.build_model = partial(_another_model)
+    gpu.measure(SETTINGS, gpu.EAGER, 2)
+
+
+def test_tplab_and_plain_pytorch_take_the_same_step():
+    ((outcomes, (device, peak)),) = launch(_measured, 1, backend="gloo")
+    assert list(outcomes) == ["plain PyTorch", "tplab"]
+    plain, ours = outcomes.values()
+    assert ours.loss == pytest.approx(plain.loss, rel=1e-5)
+    assert all(len(outcome.seconds) == 2 and outcome.peak > 0 for outcome in outcomes.values())
+    assert peak is None
+    assert "cores" in device
+
+
+def test_a_way_with_another_loss_is_refused():
+    with pytest.raises(RankError, match="tplab has loss .* in the first step, and plain PyTorch"):
+        launch(_refused, 1, backend="gloo")
+
+
+def test_compiled_ways_are_compared_with_compiled_plain_pytorch():
+    seconds = {"plain PyTorch": 0.4, "tplab": 0.6, "plain PyTorch, compiled": 0.1, "tplab, compiled": 0.2}
+    rows = gpu.table(SETTINGS, {name: gpu.Outcome(5.0, [took] * 4) for name, took in seconds.items()}, None)
+    assert [row.split("|")[3].split("**")[1] for row in rows.splitlines()[2:]] == ["1.000", "1.500", "1.000", "2.000"]
+
+
+def test_the_table_has_ratios_of_medians_and_the_share_of_the_peak():
+    outcomes = {
+        "plain": gpu.Outcome(5.0, [0.1, 0.1, 0.1, 0.1], peak=2 * 10**9),
+        "ours": gpu.Outcome(5.0, [0.11, 0.11, 0.11, 0.11], peak=3 * 10**9, waits=2),
+    }
+    speed = model_flops(SETTINGS.model, SETTINGS.batch_size) / 0.11
+    row = gpu.table(SETTINGS, outcomes, peak=2 * speed).splitlines()[-1]
+    assert row.startswith("| ours | 110.0, **110.0** (110.0-110.0) | **1.100** (1.100-1.100) | 1,164 | ")
+    assert row.endswith(", 50.0% | 3.00 | 2 |")
