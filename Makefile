@@ -20,7 +20,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help lab test notebooks stale lint format book links picture bench clean
+.PHONY: help lab test notebooks stale lint format book links picture bench capstone clean
 
 help: ## list the targets
 	@sed -n -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -66,6 +66,10 @@ bench: $(STAMP) ## time launch() and the layers beside other ways to do it (a qu
 		|| echo "going on without the layers that can't be installed"
 	$(BIN)/python -m benchmarks.launch
 	$(BIN)/python -m benchmarks.layers
+
+capstone: $(STAMP) ## train a GPT on two ranks of this machine and write its report, runs/laptop/report.html (10 minutes)
+	$(BIN)/python -m tplab.capstone study --preset laptop
+	$(BIN)/python -m tplab.capstone report runs/laptop
 
 clean: ## remove the environment and everything that the tools leave
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache

@@ -7,6 +7,7 @@ With CI set, a test that would be skipped fails instead (a missing tool there is
 import os
 import shutil
 import tempfile
+from functools import cache
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several ranks share two cores; set before torch is imported
 os.environ.setdefault("MPLBACKEND", "Agg")  # figures are drawn into memory
@@ -19,6 +20,7 @@ os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 SCRATCH = tempfile.mkdtemp(prefix="pytest-scratch-", dir=os.environ["PYTEST_DEBUG_TEMPROOT"])
 os.environ["TMPDIR"] = tempfile.tempdir = SCRATCH
 
+HAS_GPU = os.path.exists("/dev/nvidiactl")  # only tests marked `gpu` see it: the others are about the CPU
 IN_CI = bool(os.environ.get("CI"))
 
 
@@ -35,12 +37,35 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(SCRATCH, ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures of any scope are made, since they launch ranks, too
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if HAS_GPU:
+        _show_gpus(item.get_closest_marker("gpu") is not None)
     if item.get_closest_marker("gpu"):
         import torch  # here, since most runs of single tests can do without
 
         if not torch.cuda.is_available():
             pytest.skip("needs an NVIDIA GPU")
+
+
+@cache
+def _all_gpus() -> str | None:
+    """CUDA_VISIBLE_DEVICES as it was. This process looks at the GPUs first: it looks once, whatever is said later."""
+    import torch
+
+    torch.cuda.is_available()
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def _show_gpus(visible: bool) -> None:
+    """Let launches see the GPUs, or none. A launch hands its environment to its ranks and to their fork server."""
+    all_of_them = _all_gpus()
+    if not visible:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif all_of_them is None:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = all_of_them
 
 
 def _cost(item: pytest.Item) -> int:

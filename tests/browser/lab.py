@@ -198,18 +198,18 @@ class NotebookPage:
 
     def run_all(self) -> None:
         """Run > Run All Cells; stops at the first error, as it does for a learner."""
-        self._menu_run(self.page.locator(".jp-Notebook .jp-Cell").first, "Run All Cells")
-
-    def run_through(self, name: str) -> None:
-        """Run every cell from the first to this one; those below keep the outputs that were saved with them."""
-        self._menu_run(self.cell(self.ids[self.ids.index(name) + 1]), "Run All Above Selected Cell")
-
-    def _menu_run(self, selected: Locator, item: str) -> None:
-        selected.scroll_into_view_if_needed()
-        selected.click()  # the menu serves the notebook that has the focus
+        first = self.page.locator(".jp-Notebook .jp-Cell").first
+        first.scroll_into_view_if_needed()
+        first.click()  # the menu serves the notebook that has the focus
         self.page.keyboard.press("Escape")
         self.page.get_by_role("menuitem", name="Run", exact=True).click()
-        self.page.locator(".lm-Menu").get_by_text(item, exact=True).click()
+        self.page.locator(".lm-Menu").get_by_text("Run All Cells", exact=True).click()
+        self.wait_until_idle()
+
+    def run_each(self, names: list[str]) -> None:
+        """Run these cells, one after the other; the others keep the outputs that were saved with them."""
+        for name in names:
+            self.start(name)
         self.wait_until_idle()
 
     def add_cell(self, name: str, after: str, text: str) -> None:
@@ -267,8 +267,16 @@ class NotebookPage:
         before = self.file.stat().st_mtime_ns
         self.page.keyboard.press("Control+s")
         end = time.monotonic() + PATIENCE
-        while self.file.stat().st_mtime_ns == before and time.monotonic() < end:
+        while (self.file.stat().st_mtime_ns == before or not self._is_whole()) and time.monotonic() < end:
             self.page.wait_for_timeout(100)
+
+    def _is_whole(self) -> bool:
+        """Whether the file can be read: JupyterLab empties it before it writes it."""
+        try:
+            json.loads(self.file.read_text(encoding="utf-8"))
+        except ValueError:
+            return False
+        return True
 
     def screenshot(self, path: Path) -> None:
         self.page.screenshot(path=str(path))

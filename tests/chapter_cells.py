@@ -1,0 +1,29 @@
+"""Which cells of a chapter a test has to run: some of them, and all that these stand on."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from tplab.course.merge import Piece, merge
+from tplab.course.needs import cells_that_need_answers, with_needs
+from tplab.course.notebook import read_notebook
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@cache
+def _pieces(stem: str) -> list[Piece]:
+    solution = read_notebook(ROOT / "solutions" / f"{stem}.ipynb")
+    return merge(solution, solution).pieces
+
+
+def with_what_they_need(stem: str, wanted: Callable[[Piece], bool]) -> list[str]:
+    """Ids of the cells that are wanted, of the chapter's set-up, and of the cells whose names these use, in order."""
+    pieces = _pieces(stem)
+    needed = {id(piece) for piece in pieces if piece.role == "setup" or wanted(piece)}
+    return [piece.id for piece in with_needs(pieces, needed)]
+
+
+def that_need_answers(stem: str) -> set[str]:
+    """Ids of the given cells that can run only once an exercise is solved."""
+    return cells_that_need_answers(_pieces(stem))
