@@ -3,6 +3,7 @@
 #   LAB_ARGS="--no-browser --port=9000"   more options for JupyterLab
 #   TESTS="tests/test_linear.py -k bias"  run only these tests
 #   JOBS=4                                how many test processes run side by side
+#   SEED=7                                other inputs for the wrong answers that the tests try
 #   PYTHON=python3.12                     which Python builds the environment
 #   VENV=/some/where/else                 where the environment lives
 
@@ -14,6 +15,7 @@ VENV ?= .venv
 PYTHON ?=
 LAB_ARGS ?=
 JOBS ?= 2
+SEED ?= 0
 TESTS ?= tests
 
 BIN := $(VENV)/bin
@@ -29,7 +31,7 @@ lab: $(STAMP) ## open the course in JupyterLab, on this machine only
 	@exec $(BIN)/python -m tplab lab $(LAB_ARGS)
 
 test: $(VENV)/.installed-test ## run every test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(TESTS)
+	TPLAB_TEST_SEED=$(SEED) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(TESTS)
 
 notebooks: $(STAMP) ## execute solutions/*.py and write the solution notebooks and the blank chapters
 	$(BIN)/python -m tplab build

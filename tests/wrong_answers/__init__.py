@@ -3,22 +3,28 @@
 A chapter's file chNN.py holds WRONG, a list of WrongAnswer: at least five for each exercise, plausible programs that
 somebody shipped or that a learner will write, each with words of the message it must get. tests/test_chapters.py runs
 them all. A wrong answer that passes fails the build.
+
+A learner's check draws new inputs each time. Here each wrong answer has inputs of its own, the same in every run, so
+that a failure is one of the last change; `make test SEED=7` draws others.
 """
 
 import builtins
 import importlib
 import linecache
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
+from zlib import crc32
 
 from tplab.course.rewrite import blank_exercise, blank_prediction, keep_solution
 from tplab.course.source import Chapter, read, sources, without_magics
 
 ROOT = Path(__file__).resolve().parents[2]
+SEED = int(os.environ.get("TPLAB_TEST_SEED", "0"))
 
 
 @dataclass(frozen=True)
@@ -96,10 +102,12 @@ def run_cell(source: str, namespace: dict[str, Any], name: str) -> None:
     exec(compile(text, name, "exec"), namespace)
 
 
-def run_check(exercise: str, namespace: dict[str, Any]) -> Any:
-    """What the check cell of `exercise` shows. Raises what it raises."""
-    source = without_magics(chapter_of(exercise).of_role("check")[exercise].text)
-    return eval(source.strip(), namespace)
+def run_check(exercise: str, namespace: dict[str, Any], seed: int | None = None) -> Any:
+    """What the check cell of `exercise` shows, for new inputs or those of `seed`. Raises what it raises."""
+    source = without_magics(chapter_of(exercise).of_role("check")[exercise].text).strip()
+    if seed is not None:
+        source = swap(source + "\n", ")\n", f", seed={seed})")
+    return eval(source, namespace)
 
 
 def run_prediction(number: str, *, blank: bool = False) -> Any:
@@ -117,13 +125,18 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
+def seed_of(wrong: WrongAnswer) -> int:
+    """The seed of the inputs that a wrong answer meets in this run of the tests."""
+    return crc32(f"{SEED} {wrong.exercise} {wrong.name}".encode()) % 10**6
+
+
 def run_wrong_answer(wrong: WrongAnswer) -> str:
     """The message that a wrong answer gets. Raises AssertionError where it passes or fails in another way."""
     from tplab.course.verdict import CheckFailed
 
     namespace = load_chapter_namespace(wrong.exercise, {wrong.exercise: wrong.source})
     try:
-        verdict = run_check(wrong.exercise, namespace)
+        verdict = run_check(wrong.exercise, namespace, seed_of(wrong))
     except CheckFailed as failure:
         message = str(failure)
     else:

@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -102,12 +103,11 @@ _CIRCLE_ASKS = (
 def reading(peak_live: Callable[..., Any], bubble: Callable[..., Any]) -> Verdict:
     generator = fresh_generator()
     for p, m in SIZES:
-        lists = random_lists(p, m, generator)
-        forward, backward = (int(torch.randint(low, low + 100, (), generator=generator)) / 100 for low in (100, 250))
+        lists, forward, backward = _telling_lists(p, m, generator)
         said = _ask(peak_live, bubble, lists, forward, backward)
         right = {"peak": _all([peak(row) for row in lists]), "bubble": _scalar(idle_share(lists, forward, backward))}
         note = f"m = {m}, forward = {forward:g}, backward = {backward:g}, lists in an order by chance"
-        alike = _lookalikes(lists, m, forward, backward)
+        alike = _lookalikes(lists, forward, backward)
         verify("13.3", p, [said], [right], questions=_QUESTIONS, lookalikes=alike, tol=TOLERANCE, note=note, alone=True)
     what = "bubble(lists in which ranks 0 and 1 wait for each other)"
     with no_endless_loop(what, _CIRCLE_ASKS):
@@ -149,24 +149,41 @@ def _all(values: Sequence[Any]) -> Any:
     return torch.stack(scalars) if plain else list(values)
 
 
-def _lookalikes(lists: Lists, m: int, forward: float, backward: float) -> dict[str, dict[str, Sequence[Any]]]:
-    """What well-known mistakes give, where that is not the right number by chance."""
-    p, total, own = len(lists), total_time(lists, forward, backward), m * (forward + backward)
-    share = idle_share(lists, forward, backward)
-    shares = {
+def _telling_lists(p: int, m: int, generator: torch.Generator) -> tuple[Lists, float, float]:
+    """Lists by chance, the time of a forward and of a backward, for which each well-known mistake gives a bubble of its
+    own. On one rank most of them give 0, as they should."""
+    while True:
+        lists = random_lists(p, m, generator)
+        forward, backward = (int(torch.randint(low, low + 100, (), generator=generator)) / 100 for low in (100, 250))
+        bubbles = [idle_share(lists, forward, backward), *_mistaken(lists, forward, backward).values()]
+        if p == 1 or all(abs(a - b) > 1e-6 for a, b in combinations(bubbles, 2)):
+            return lists, forward, backward
+
+
+def _mistaken(lists: Lists, forward: float, backward: float) -> dict[str, float]:
+    """The bubble as well-known mistakes give it."""
+    p, m, share = len(lists), len(lists[0]) // 2, idle_share(lists, forward, backward)
+    total = total_time(lists, forward, backward)
+    return {
         _RULE: (p - 1) / m,
         _OF_ALL: share / (1 + share),
         _ALIKE: idle_share(lists, 1, 1),
         _SWAPPED: idle_share(lists, backward, forward),
         _TIME: total,
-        _SUM: p * (total - own),
+        _SUM: p * (total - m * (forward + backward)),
         _NO_WAIT: 0.0,
     }
+
+
+def _lookalikes(lists: Lists, forward: float, backward: float) -> dict[str, dict[str, Sequence[Any]]]:
+    """What well-known mistakes give, where that is not the right number by chance."""
+    p, m, share = len(lists), len(lists[0]) // 2, idle_share(lists, forward, backward)
     first = [next(place for place, (kind, _) in enumerate(row) if kind == "B") for row in lists]
     peaks = {_LEFT: [0] * p, _BEFORE_B: first, _ALL: [m] * p}
     right = [peak(row) for row in lists]
+    mistaken = _mistaken(lists, forward, backward)
     return {
-        "bubble": {label: [_scalar(value)] for label, value in shares.items() if abs(value - share) > 1e-9},
+        "bubble": {label: [_scalar(value)] for label, value in mistaken.items() if abs(value - share) > 1e-9},
         "peak": {label: [_all(values)] for label, values in peaks.items() if values != right},
     }
 
