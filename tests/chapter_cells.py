@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
+from tests import ROOT
 from tplab.course.merge import Piece, merge
 from tplab.course.needs import cells_that_need_answers, with_needs
 from tplab.course.notebook import read_notebook
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @cache

@@ -10,7 +10,8 @@ from urllib.parse import unquote, urlparse
 import nbformat
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
+
 SOLUTIONS = sorted((ROOT / "solutions").glob("[0-9][0-9]_*.ipynb"))
 
 pytestmark = pytest.mark.xdist_group("book")  # built once

@@ -11,9 +11,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from tests import ROOT
 from tests.chapter_cells import that_need_answers, with_what_they_need
 from tests.wrong_answers import (
-    ROOT,
     chapter,
     load_chapter_namespace,
     run_check,

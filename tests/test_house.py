@@ -17,8 +17,8 @@ from packaging.version import Version
 
 import tplab
 from benchmarks.launch import NAMES
+from tests import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()

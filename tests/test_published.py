@@ -8,10 +8,10 @@ changes from row to row is right to a few percent. Where it is further off a tes
 
 import ast
 import dataclasses
-from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tplab.course.ch11.published import (
     KORTHIKANTI_TABLE_4,
     KORTHIKANTI_TABLE_5,
@@ -32,7 +32,6 @@ from tplab.step_cost import Program, achieved, step_time, throughput
 
 A100, V100 = MACHINES["A100 DGX"], MACHINES["V100 DGX-2H"]
 PLAIN = Program(overlap_input_gradient=False)
-ROOT = Path(__file__).resolve().parents[1]
 runs = pytest.mark.parametrize("run", NARAYANAN_TABLE_1, ids=lambda run: run.name)
 iterations = pytest.mark.parametrize("row", KORTHIKANTI_TABLE_5, ids=lambda row: row.name)
 

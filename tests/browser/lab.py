@@ -29,7 +29,8 @@ from pathlib import Path
 import nbformat
 from playwright.sync_api import BrowserContext, Locator, Request, sync_playwright
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import ROOT
+
 PATIENCE = 180  # seconds for anything; the machine may be busy
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 MAC_CHROME = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"

@@ -10,7 +10,8 @@ import shutil
 import nbformat
 import pytest
 
-from tests.browser.lab import ROOT, NotebookPage, browser, chromium_path, lab_server
+from tests import ROOT
+from tests.browser.lab import NotebookPage, browser, chromium_path, lab_server
 from tests.chapter_cells import with_what_they_need
 
 CHAPTERS = sorted(path.stem for path in (ROOT / "solutions").glob("[0-9][0-9]_*.ipynb"))

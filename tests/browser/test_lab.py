@@ -6,7 +6,8 @@ import nbformat
 import psutil
 import pytest
 
-from tests.browser.lab import ROOT, NotebookPage, browser, chromium_path, lab_server
+from tests import ROOT
+from tests.browser.lab import NotebookPage, browser, chromium_path, lab_server
 
 CHAPTER = "02_splitting_matrices"
 EXERCISE, CHECK = "exercise-2-1", "check-2-1"

@@ -7,7 +7,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from tests.browser.lab import ROOT, NotebookPage, browser, chromium_path, lab_server
+from tests import ROOT
+from tests.browser.lab import NotebookPage, browser, chromium_path, lab_server
 
 SLOW = """\
 import time, torch, torch.distributed as dist

@@ -1,11 +1,11 @@
 """All kinds of layers train the same model: `tplab.capstone.layers`, against plain PyTorch on one process."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests import ROOT
 from tests.capstone.a_few_steps import batch, few_steps, few_steps_of_each, make, variant
 from tests.reference import assert_close
 from tplab import launch
@@ -15,7 +15,6 @@ from tplab.capstone.mine_links import DOES_WITHOUT
 from tplab.checkpoint import full_state_dict
 from tplab.generation import generate
 
-ROOT = Path(__file__).resolve().parents[2]
 KINDS = {
     "tplab": {"layers": "tplab"},
     "tplab, sequence": {"layers": "tplab", "sequence_parallel": True},

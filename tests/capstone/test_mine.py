@@ -2,10 +2,10 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.capstone.a_few_steps import SMALL, make, variant
 from tests.wrong_answers import wrong_answers
 from tplab import launch
@@ -17,7 +17,6 @@ from tplab.course.checker import Verdict
 from tplab.course.tools import state
 from tplab.runtime import RankError
 
-ROOT = Path(__file__).resolve().parents[2]
 SOLUTIONS, CHAPTERS = ROOT / "solutions", ROOT / "chapters"
 
 
@@ -162,6 +161,13 @@ def test_helper_cells_come_along_and_experiments_do_not(course, monkeypatch):
     five = answers.of_chapter(5)
     assert [code.role for code in five] == ["setup", "own", "exercise"]
     assert five[1].where == "your chapter 05, cell 2 of your own"
+
+
+def test_the_notebooks_are_found_from_every_folder_of_the_course(course, monkeypatch):
+    wanted = find_answers(course / "chapters", SMALL, check=False)
+    for folder in (course, course / "chapters"):
+        monkeypatch.chdir(folder)
+        assert find_answers("chapters", SMALL, check=False) == wanted
 
 
 def test_a_folder_or_a_notebook_that_is_not_there_is_said(course, nothing_runs):

@@ -11,8 +11,8 @@ import time
 import pytest
 from packaging.requirements import Requirement
 
+from tests import ROOT
 from tests.course import tiny
-from tests.wrong_answers import ROOT
 from tplab.course import cli
 from tplab.course.tools.doctor import chapters, gpus, machine, probe, software, trial
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding

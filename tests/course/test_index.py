@@ -9,8 +9,8 @@ import sys
 import nbformat
 import pytest
 
+from tests import ROOT
 from tests.course import tiny
-from tests.wrong_answers import ROOT
 from tplab.course import build, cli
 from tplab.course.source import pages, read, sources
 

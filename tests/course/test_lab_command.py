@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from tests import ROOT
 from tests.course import tiny
 from tests.test_house import make
-from tests.wrong_answers import ROOT
 from tplab.course import cli
 from tplab.course.tools import lab
 

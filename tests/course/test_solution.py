@@ -4,8 +4,8 @@ import ast
 
 import pytest
 
+from tests import ROOT
 from tests.course import tiny
-from tests.wrong_answers import ROOT
 from tplab.course import cli
 from tplab.course.checker import exercises_of
 from tplab.course.notebook import read_notebook

@@ -1,10 +1,10 @@
 """`tplab check` and notebooks that try to pass without an answer: each trick with a wrong and with a right answer."""
 
 import re
-from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.course import tiny
 from tplab.course.checker import Note, Verdict, check_notebook
 from tplab.course.notebook import read_notebook
@@ -12,7 +12,6 @@ from tplab.course.notebook import read_notebook
 TEXT = "Exercise 90.{k} passed: double_{k}\\n  Right: the value."  # what a check that passes shows
 FAKE = f"class Fake:\n    def __repr__(self): return '{TEXT}'\n"
 
-ROOT = Path(__file__).resolve().parents[2]
 
 # Above the check, in a cell of the learner's own. {k} is the exercise's number.
 OWN_CELLS = {

@@ -15,15 +15,14 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
 from zlib import crc32
 
+from tests import ROOT
 from tplab.course.rewrite import blank_exercise, blank_prediction, keep_solution
 from tplab.course.source import Chapter, read, sources, without_magics
 
-ROOT = Path(__file__).resolve().parents[2]
 SEED = int(os.environ.get("TPLAB_TEST_SEED", "0"))
 
 

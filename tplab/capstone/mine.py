@@ -14,6 +14,7 @@ cells. `tplab.capstone.mine_build` runs them on each rank.
 import json
 import linecache
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,10 +35,15 @@ class NotReady(ValueError):  # noqa: N818 (it names the state of the answers)
 
 @dataclass(frozen=True)
 class Code:
-    """A cell to run. `where` is its name in tracebacks."""
+    """A cell to run.
+
+    role        "setup", "given", "exercise" or "own"
+    where       its name in tracebacks
+    exercise    the number of the one that it answers, "" for other cells
+    """
 
     chapter: int
-    role: str  # "setup", "given", "exercise" or "own"
+    role: str
     where: str
     source: str
     exercise: str = ""
@@ -94,11 +100,7 @@ def find_answers(
 
     Raises NotReady, with all exercises that are missing or wrong, and FileNotFoundError without the folder.
     """
-    folder = Path(chapters).resolve()
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"there is no folder {chapters} with your notebooks: say where they are, --chapters ..."
-        )
+    folder = _folder_of(chapters)
     try:
         files = all_chapters(find_root(folder))
     except Misuse as error:
@@ -121,6 +123,17 @@ def find_answers(
             passed = chapter.passed.get(exercise, "not checked")
             checked[exercise] = f"in place of one that {chapter.problems[exercise]}" if replaced else passed
     return Answers(str(folder), tuple(codes), whose, checked)
+
+
+def _folder_of(chapters: str | Path) -> Path:
+    """The folder of the notebooks: seen from here or else, as for `tplab check`, from the course's folder."""
+    starts = [Path.cwd()]
+    with suppress(Misuse):
+        starts.append(find_root(Path.cwd()))
+    for start in starts:
+        if (folder := (start / chapters).resolve()).is_dir():
+            return folder
+    raise FileNotFoundError(f"there is no folder {chapters} with your notebooks: say where they are, --chapters ...")
 
 
 def _raise_if_not_ready(found: list[Found], chapters: str | Path) -> None:

@@ -167,8 +167,8 @@ def _trees(codes: list[Code]) -> list[ast.Module]:
     trees = [parse_code(code.source) for code in codes]
     answers = {name for names in ANSWERS.values() for name in names}
     others = [tree for code, tree in zip(codes, trees, strict=True) if code.role != "setup"]
-    needed = needed_statements([tree.body for tree in others], answers)
-    for tree, body in zip(others, needed, strict=True):
+    kept = needed_statements([tree.body for tree in others], answers)
+    for tree, body in zip(others, kept, strict=True):
         tree.body = body
     asked = {name for tree in trees for name in uses(ast.unparse(tree))}
     for code, tree in zip(codes, trees, strict=True):

@@ -109,14 +109,15 @@ def used_of_mine(
     group_less = f"the answer takes all ranks, and here dp={settings.dp} groups of {settings.tp} share a model each"
     rows = []
 
-    def row(what: str, exercise: str, why: str = "") -> None:
-        called = exercise not in idle
+    def row(what: str, *exercises: str, why: str = "") -> None:
+        owners = sorted({NOT_CALLED if exercise in idle else whose[exercise] for exercise in exercises})
+        source = f"exercise {exercises[0]}" if len(exercises) == 1 else f"exercises {exercises[0]} to {exercises[-1]}"
         rows.append(
             {
                 "what": what,
-                "whose": whose[exercise] if called else NOT_CALLED,
-                "source": f"exercise {exercise}",
-                "why": why if called else why or DOES_WITHOUT,
+                "whose": owners[0] if len(owners) == 1 else f"in part {' and '.join(owners)}",
+                "source": source,
+                "why": why or (DOES_WITHOUT if owners == [NOT_CALLED] else ""),
             }
         )
 
@@ -125,34 +126,31 @@ def used_of_mine(
 
     if cut and world:
         row("all-gather in place of f, reduce-scatter in place of g", "12.1")
-        row("g in the loss", "3.2", "it adds up numbers of all tokens, which no rank has a part of")
+        row("g in the loss", "3.2", why="it adds up numbers of all tokens, which no rank has a part of")
     elif cut:
         course("all-gather in place of f, reduce-scatter in place of g", "tplab.sequence", group_less)
         course("g in the loss", "tplab.mappings", group_less)
     elif world:
-        row("f", "3.1", "its sum is that of 11.3 where that multiplies" if is_async(settings) else "")
+        row("f", "3.1", why="its sum is that of 11.3 where that multiplies" if is_async(settings) else "")
         row("g", "3.2")
     else:
         course("f and g", "tplab.mappings", group_less)
-    row("column-parallel layer", "4.1", "its product is that of 11.3" if is_async(settings) else "")
+    row("column-parallel layer", "4.1", why="its product is that of 11.3" if is_async(settings) else "")
     row("row-parallel layer", "4.2")
     if is_async(settings):
         row("product whose backward lets dx travel", "11.3")
     elif settings.async_grad_allreduce:
         why = "the answer to 11.3 is an all-reduce, and here a reduce-scatter would have to travel"
         rows.append({"what": "overlap in backward", "whose": "nobody", "source": "", "why": why})
-    row("MLP", "5.1", "10.1 wants the last bias apart: it gets the output with the bias, and zeros")
+    row("MLP", "5.1", why="10.1 wants the last bias apart: it gets the output with the bias, and zeros")
     row("heads and scores", "6.1")
-    row("attention", "6.2", "as for the MLP")
+    row("attention", "6.2", why="as for the MLP")
     row("rows of a rank", "7.1")
     row("lookup", "7.2")
     row("embedding", "7.3")
-    row("logits", "7.4", "their product is that of 11.3" if is_async(settings) else "")
-    row("maximum, log-sum-exp and target of the loss", "8.1")
-    rows[-1]["source"] = "exercises 8.1 to 8.4"
-    parts = {NOT_CALLED if exercise in idle else whose[exercise] for exercise in ("8.1", "8.2", "8.3", "8.4")}
-    rows[-1]["whose"] = parts.pop() if len(parts) == 1 else f"in part {' and '.join(sorted(parts))}"
-    row("loss", "8.5", "in bfloat16 it gets logits in float32" if settings.precision == "bfloat16" else "")
+    row("logits", "7.4", why="their product is that of 11.3" if is_async(settings) else "")
+    row("maximum, log-sum-exp and target of the loss", "8.1", "8.2", "8.3", "8.4")
+    row("loss", "8.5", why="in bfloat16 it gets logits in float32" if settings.precision == "bfloat16" else "")
     row("layer", "10.1")
     row("GPT", "10.2")
     if cut:

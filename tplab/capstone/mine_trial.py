@@ -31,8 +31,6 @@ NAMES = (
     "chapters 4 to 7. Do ColumnParallelLinear, RowParallelLinear, parallel_lookup and parallel_logits call them by "
     "these names?"
 )
-
-
 IN_BFLOAT16 = 0.05  # of the loss
 TWO_DEVICES = ("Expected all tensors to be on the same device", "No backend type associated with device type")
 
@@ -49,7 +47,8 @@ def try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: D
 
 @contextmanager
 def _files_that_run() -> Iterator[set[str]]:
-    """The files whose functions this thread calls meanwhile."""
+    """The files whose functions this thread calls meanwhile. On a GPU backward runs in another one, so that an answer
+    counts by its forward: each has one."""
     files: set[str] = set()
 
     def look(frame: FrameType, event: str, arg: object) -> None:

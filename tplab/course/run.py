@@ -45,7 +45,7 @@ def started(start: Callable[[], T]) -> T:
     """What `start` returns; tried again where its kernel ends before it has run anything.
 
     jupyter_client gives a kernel five ports that were free a moment ago. Where ranks open theirs meanwhile, one of
-    them may be taken, and the kernel ends (2 in 405 starts met that beside launches that followed one another).
+    them may be taken (2 in 405 starts met that beside launches that followed one another), and the kernel may end.
     """
     for _ in range(STARTS - 1):
         try:

@@ -12,7 +12,7 @@ NEW_ORDER = "each epoch has an order of its own"
 NEIGHBOURS = "in each epoch other windows stand side by side"
 SHUFFLED = "the windows are shuffled"
 SEEDED = "another seed gives another order"
-APART = "no two seeds share one of their first 120 epochs"
+APART = "another seed has epochs of its own"
 
 FORM = (
     "What comes out is a list of numbers of windows, such as `[17, 3, 20, 8]`. What does your last line return? "
