@@ -100,8 +100,8 @@ def cases(generator: torch.Generator) -> list[Case]:
     """Sizes drawn so that different mistakes give different numbers, then borders."""
     draw = torch.rand(6, generator=generator, dtype=torch.float64).tolist()
     return [
-        Case(p=8, efficiency=0.8, step=96, sent=101 + 30 * draw[0], fixed=1e5 * draw[1]),
-        Case(p=4, efficiency=0.65 + 0.05 * draw[2], step=160, sent=411 + 90 * draw[3], fixed=1e5),
+        Case(p=8, efficiency=0.8, step=96, sent=111 + 20 * draw[0], fixed=1e5 * draw[1]),
+        Case(p=4, efficiency=0.6 + 0.04 * draw[2], step=160, sent=411 + 90 * draw[3], fixed=1e5),
         Case(p=4, efficiency=0.75, step=256, sent=256.0),  # h / (h + 4·256) is 3/4 at 3072, exactly
         Case(p=16, efficiency=0.9, step=224, sent=31 + 5 * draw[4], fixed=1e4 * draw[5]),
         Case(p=2, efficiency=0.5, step=1024, sent=3.0),
