@@ -8,7 +8,7 @@ from typing import Any
 from tplab import viz
 from tplab.capstone.report.blocks import Block, Figure, Missing, Section, Words, grid
 from tplab.capstone.report.run import Run
-from tplab.capstone.report.sections import LAYERS, how
+from tplab.capstone.report.sections import LAYERS, how, memory_is
 from tplab.capstone.report.words import apart, listed, ranks, seconds, size, small
 from tplab.course.ch11.published import SHOEYBI_FIGURE_5, SHOEYBI_TABLE_8
 
@@ -20,8 +20,7 @@ def memory(run: Run) -> Section:
     found = run.measured.get("memory")
     blocks: list[Block] = []
     if run.memory:
-        what = "peak of tensors on the GPU" if run.device == "cuda" else "resident set of the process, with Python"
-        rows = [{"rank": rank, what: size(value)} for rank, value in enumerate(run.memory)]
+        rows = [{"rank": rank, memory_is(run): size(value)} for rank, value in enumerate(run.memory)]
         blocks.append(grid(rows))
     if not found:
         return Section(

@@ -33,7 +33,7 @@ def in_five_numbers(run: Run) -> Section:
     if waits := run.communication or run.exposed:
         numbers.append(Number(f"{max(waits):.0%}", "of a step", "the rank that waits most for collectives"))
     if run.memory:
-        numbers.append(Number(size(max(run.memory)), "on a rank", _memory_is(run)))
+        numbers.append(Number(size(max(run.memory)), "on a rank", memory_is(run)))
     return Section("The run in five numbers", [Numbers(numbers[:5]), Words(_summary(run))])
 
 
@@ -217,7 +217,8 @@ def _sample(row: dict[str, Any], step: int) -> Sample:
     return Sample(step, row["prompt"], visible(row["text"]))
 
 
-def _memory_is(run: Run) -> str:
+def memory_is(run: Run) -> str:
+    """What the log counts as a rank's memory."""
     return "peak of tensors on the GPU" if run.device == "cuda" else "resident set, with Python and torch"
 
 
