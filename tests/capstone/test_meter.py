@@ -32,6 +32,41 @@ def test_a_step_without_a_process_group_communicates_nothing():
     assert meter.figures.memory > 10**7
 
 
+class OnAGPU:
+    """What a step's marks tell, once the GPU has come to the end of the step."""
+
+    ended = 0  # steps
+    made = 0
+
+    def __init__(self) -> None:
+        OnAGPU.made += 1
+        self.number = OnAGPU.made
+
+    def begin(self) -> None: ...
+
+    end = begin
+
+    @property
+    def is_over(self) -> bool:
+        return self.number <= OnAGPU.ended
+
+    @property
+    def share(self) -> float:
+        assert self.is_over
+        return self.number / 10
+
+
+def test_on_a_gpu_the_share_is_that_of_the_newest_step_that_has_ended(monkeypatch):
+    monkeypatch.setattr(meters, "StreamWaits", OnAGPU)
+    meter, found = Meter(torch.device("cuda", 0)), []
+    for ended in (0, 0, 2, 2, 4):  # while steps 1 to 5 are handed out
+        OnAGPU.ended = ended
+        with meter.step():
+            pass
+        found.append(meter.figures.communication)
+    assert found == [None, None, 0.2, 0.2, 0.4]
+
+
 def test_utilisation_is_the_models_flops_of_what_all_devices_can_do():
     config = PRESETS["GPT-3 175B"]
     seconds, batch = 30.0, 64

@@ -4,8 +4,9 @@ The collectives of a step come from the record (`tplab.record`), which is forgot
 fill the memory with it.
 
     communication    seconds in which the rank waited for a collective / seconds of the step. What is hidden behind
-                     computation is not in it; waiting for a slower rank is. On a GPU the rank itself never waits (its
-                     stream does), so it can't be told from here: None. The timeline of one step tells (`tplab.trace`)
+                     computation is not in it; waiting for a slower rank is. On a GPU the rank itself never waits: its
+                     stream does, and is asked (`tplab.runtime.stream_waits`). It is a step or two behind, so there
+                     this is the share of the newest step that the GPU had ended; None before the first of these
     sent             message bytes, as in the record
     memory           GPU: the most that tensors held so far. CPU: what the process holds now (resident set), torch and
                      Python included
@@ -15,6 +16,7 @@ import os
 import platform
 import re
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -25,7 +27,8 @@ import torch
 from tplab.flops import model_flops
 from tplab.gpt_config import GPTConfig
 from tplab.machines import MACHINES, Machine
-from tplab.runtime import record
+from tplab.runtime import hooks, record
+from tplab.runtime.stream_waits import StreamWaits
 
 
 class Figures(NamedTuple):
@@ -43,16 +46,37 @@ class Meter:
         self.device = device
         self.figures = Figures(None, 0, 0)
         self._process = psutil.Process()
+        self._on_the_stream: deque[StreamWaits] = deque()
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """A step is carried out inside the block."""
         began = time.perf_counter()
-        with record(keep=False) as section:
+        with record(keep=False) as section, self._stream():
             yield
         seconds = time.perf_counter() - began
-        waits = sum(collective.waited for collective in section) / seconds if self.device.type == "cpu" else None
+        if self.device.type == "cpu":
+            waits: float | None = sum(collective.waited for collective in section) / seconds
+        else:
+            waits = self._newest_share()
         self.figures = Figures(waits, sum(collective.bytes for collective in section), self._memory())
+
+    @contextmanager
+    def _stream(self) -> Iterator[None]:
+        """On a GPU, marks on its stream around what the step waits for."""
+        if self.device.type == "cpu":
+            yield
+            return
+        self._on_the_stream.append(StreamWaits())
+        with hooks.marked(self._on_the_stream[-1]):
+            yield
+
+    def _newest_share(self) -> float | None:
+        """Of the newest step that the GPU has ended by now, as far as one has."""
+        share = self.figures.communication
+        while self._on_the_stream and self._on_the_stream[0].is_over:
+            share = self._on_the_stream.popleft().share
+        return share
 
     def _memory(self) -> int:
         if self.device.type == "cuda":

@@ -48,7 +48,7 @@ def step_row(told: Told, settings: Settings, seconds: float) -> Row:
     """The row of a step, of which `seconds` is the time: the mean of those since the last row.
 
     The loss is in nats a token. Lists have a number for each rank: bytes for `sent` and `memory`, shares of the time
-    for `communication`, and none of these on GPUs (`tplab.capstone.meter`).
+    for `communication`, and none of these before a GPU has ended a step (`tplab.capstone.meter`).
     """
     tokens = settings.tokens_per_step
     shares = [figures.communication for figures in told.figures]

@@ -9,6 +9,7 @@ hooks       wraps torch.distributed, so that ...
 recorder    ... every collective is written down before it starts
 naming      what a collective is called, and the line it comes from
 records     what was written down: Collective, Record
+stream_waits  how long a GPU's stream stands still for collectives
 board       the shared memory in which ranks write what they are doing
 diagnosis   from the board to a sentence such as "rank 2 never joined all_reduce #3"
 report      a failed rank's traceback, with the notebook's own cell and line

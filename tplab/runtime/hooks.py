@@ -20,6 +20,7 @@ from torch.distributed import ProcessGroup, distributed_c10d
 
 from tplab.runtime.recorder import Recorder
 from tplab.runtime.records import Record
+from tplab.runtime.stream_waits import StreamWaits
 
 active: Recorder | None = None
 
@@ -64,6 +65,21 @@ def record(*, keep: bool = True) -> Iterator[Record]:
             section._collectives.extend(active.collectives(start))
             if not keep:
                 active.forget(start)
+
+
+@contextmanager
+def marked(stream: StreamWaits) -> Iterator[None]:
+    """Put marks on the stream of this rank's GPU around what its collectives may wait for inside the block."""
+    recorder = active
+    stream.begin()
+    if recorder is not None:
+        recorder.stream = stream
+    try:
+        yield
+    finally:
+        if recorder is not None:
+            recorder.stream = None
+        stream.end()
 
 
 @contextmanager

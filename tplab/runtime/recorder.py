@@ -26,6 +26,7 @@ from tplab.runtime.naming import (
     signature_of,
 )
 from tplab.runtime.records import Collective
+from tplab.runtime.stream_waits import StreamWaits
 
 _FROM_ANYONE = "from anyone"
 _MOST_KNOWN = 4096  # shapes may differ each time
@@ -49,7 +50,7 @@ class _Known(NamedTuple):
 class _Entered:
     """One collective while it runs."""
 
-    __slots__ = ("end", "known", "number", "slot", "start", "tag", "waited", "waits_since")
+    __slots__ = ("end", "known", "mark", "number", "slot", "start", "tag", "waited", "waits_since")
 
     def __init__(self, known: _Known, number: int, slot: int | None, start: float) -> None:
         self.known, self.number, self.slot, self.start = known, number, slot, start
@@ -57,6 +58,7 @@ class _Entered:
         self.tag: int | None = None  # of a receive from anyone, as long as it is not known from whom
         self.waited = 0.0
         self.waits_since: float | None = None
+        self.mark: Any = None  # on the stream, where it may have begun to stand still
 
     def collective(self, rank: int, origin: float) -> Collective:
         kind, group, shape, dtype, size, op, peer, where = self.known.described
@@ -65,12 +67,16 @@ class _Entered:
 
 
 class Recorder:
-    """The record of one rank. Writes to the board too, if there is one."""
+    """The record of one rank. Writes to the board too, if there is one.
+
+    stream    puts marks on the stream of this rank's GPU; None: nobody asks how long that stands still
+    """
 
     def __init__(self, rank: int, board: Board | None = None, origin: float | None = None) -> None:
         self.rank, self.board = rank, board
         self.origin = time.monotonic() if origin is None else origin
         self.entered: list[_Entered] = []
+        self.stream: StreamWaits | None = None
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._numbers: dict[str, int] = {}
         self._members: dict[str, tuple[int, ...]] = {}
@@ -154,6 +160,8 @@ class Recorder:
                     self._compare(different, slot)
         entered = _Entered(known, number, slot, time.monotonic())
         self.entered.append(entered)
+        if self.stream is not None:
+            entered.mark = self.stream.mark()
         return entered
 
     def _compare(self, other: Entry, slot: int) -> None:
@@ -165,6 +173,7 @@ class Recorder:
 
     def started(self, entered: _Entered, work: Any) -> None:
         """The backend has taken the collective; `work` is its handle (None: it has completed)."""
+        self._stream_goes_on(entered)
         if work is None:
             self.completed(entered)
             return
@@ -181,17 +190,25 @@ class Recorder:
     def waits(self, entered: _Entered) -> None:
         """The rank begins to wait for the collective."""
         entered.waits_since = time.monotonic()
+        if self.stream is not None:
+            entered.mark = self.stream.mark()
         if self.board is not None:
             self.board.set_waiting(self.rank, entered.slot)
 
     def has_waited(self, entered: _Entered) -> None:
         """The collective has completed, and the rank goes on."""
+        self._stream_goes_on(entered)
         if self.board is not None:
             self.board.set_waiting(self.rank, None)
         if entered.waits_since is not None:
             entered.waited += time.monotonic() - entered.waits_since
             entered.waits_since = None
         self.completed(entered)
+
+    def _stream_goes_on(self, entered: _Entered) -> None:
+        if self.stream is not None and entered.mark is not None:
+            self.stream.held_since(entered.mark)
+            entered.mark = None
 
     def came_from(self, entered: _Entered, source: int) -> None:
         """A receive from anyone has completed: it was a message of the `source`-th member of its group."""
@@ -210,6 +227,7 @@ class Recorder:
         return self._pending.get(work)
 
     def functional_started(self, entered: _Entered, outputs: Sequence[Tensor]) -> None:
+        self._stream_goes_on(entered)
         for output in outputs:
             self._functional[output.untyped_storage().data_ptr()] = entered
 
