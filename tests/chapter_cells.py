@@ -16,10 +16,12 @@ def _pieces(stem: str) -> list[Piece]:
 
 
 def with_what_they_need(stem: str, wanted: Callable[[Piece], bool]) -> list[str]:
-    """Ids of the cells that are wanted, of the chapter's set-up, and of the cells whose names these use, in order."""
+    """Ids of the cells that are wanted, of the set-up, and of the cells above whose names these use, in order."""
     pieces = _pieces(stem)
-    needed = {id(piece) for piece in pieces if piece.role == "setup" or wanted(piece)}
-    return [piece.id for piece in with_needs(pieces, needed)]
+    last = max(place for place, piece in enumerate(pieces) if wanted(piece))
+    above = pieces[: last + 1]
+    needed = {id(piece) for piece in above if piece.role == "setup" or wanted(piece)}
+    return [piece.id for piece in with_needs(above, needed)]
 
 
 def that_need_answers(stem: str) -> set[str]:

@@ -27,7 +27,7 @@ from tplab.course.failures import NOTHING_FAILED
 from tplab.course.needs import has_side_effects
 from tplab.course.notebook import read_notebook
 from tplab.course.rules import validate
-from tplab.course.run import DIED, STARTS
+from tplab.course.run import DIED, PYTEST, STARTS
 from tplab.course.source import sources
 
 STEMS = [path.stem for path in sources(ROOT)]
@@ -113,17 +113,23 @@ def test_blank_chapter_is_to_do_and_nothing_else_fails(stem):
 
 
 def compared_by_nbval(stem: str) -> nbformat.NotebookNode:
-    """The chapter with its answers typed in, as far as nbval compares it: all cells to the first exercise, then set-up,
-    answers and checks. That every other cell runs is what the tests above say."""
+    """The chapter with its answers typed in, as far as nbval compares it: set-up, answers and checks. That every other
+    cell runs is what the tests above say.
+
+    The first launch of a kernel says on what it runs, and must not say so below a check. It is one of the cells above,
+    for which a short one stands here."""
     notebook = nbformat.read(ROOT / "chapters" / f"{stem}.ipynb", as_version=4)
     solved = {cell.id: cell.source for cell in nbformat.read(ROOT / "solutions" / f"{stem}.ipynb", as_version=4).cells}
-    cells, answered = [], False
+    cells, launched = [], False
     for cell in notebook.cells:
         role = cell.metadata.get("tplab", {})
-        if not answered or role.keys() & {"exercise", "check"} or "setup" in cell.metadata.get("tags", []):
+        if role.keys() & {"exercise", "check"} or "setup" in cell.metadata.get("tags", []):
             cells.append(cell)
+        elif cell.cell_type == "code" and "launch(" in cell.source and not launched:
+            launched = True
+            cells.append(nbformat.v4.new_code_cell("__import__('tplab').launch(int, 1)"))
         if "exercise" in role:
-            cell.source, answered = solved[cell.id], True
+            cell.source = solved[cell.id]
     notebook.cells = cells
     return notebook
 
@@ -137,7 +143,7 @@ def test_solved_chapter_passes_plain_nbval(stem, tmp_path):
     assert [cell.metadata["tplab"]["check"] for cell in compared] == list(chapter(int(stem[:2])).of_role("check"))
     path = tmp_path / f"{stem}.ipynb"
     nbformat.write(notebook, path)
-    command = [sys.executable, "-m", "pytest", "-q", "--nbval-lax", "-p", "no:cacheprovider", "-c", os.devnull]
+    command = [sys.executable, "-c", PYTEST, "-q", "--nbval-lax", "-p", "no:cacheprovider", "-c", os.devnull]
     for _ in range(STARTS):  # nbval starts a kernel that has lost its ports only once
         run = subprocess.run(
             [*command, path.name], cwd=tmp_path, env=dict(os.environ, PYTHONPATH=str(ROOT)), capture_output=True,

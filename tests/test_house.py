@@ -235,13 +235,19 @@ def test_skips_without_a_gpu():
 """
 
 
+def without_plugins() -> dict[str, str]:
+    """The environment of a pytest that imports no plugin which it isn't told of: they take longer than these tests."""
+    rest = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    return rest | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
 @pytest.mark.parametrize(("ci", "outcome"), [("true", "1 failed, 1 skipped"), ("", "2 skipped")])
 def test_a_missing_tool_fails_ci_and_skips_elsewhere(ci, outcome, tmp_path):
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_skips.py").write_text(SKIPS)
     (tmp_path / "test_module.py").write_text("import pytest\npytest.importorskip('no_such_tool')\n")
     arguments = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={tmp_path}", "test_skips.py"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | {"CI": ci}
+    environment = without_plugins() | {"CI": ci}
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
@@ -268,10 +274,24 @@ def test_what_belongs_together_runs_in_one_process(tmp_path):
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_one.py").write_text(TELLS)
     (tmp_path / "test_other.py").write_text(TELLS + "\npytestmark = pytest.mark.xdist_group('test_one')\n")
-    arguments = ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder", "-rP", "-p", "no:cacheprovider"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    arguments = [
+        "-p",
+        "xdist",
+        "-n",
+        "2",
+        "--dist",
+        "loadgroup",
+        "--no-loadscope-reorder",
+        "-rP",
+        "-p",
+        "no:cacheprovider",
+    ]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=tmp_path,
+        env=without_plugins(),
+        capture_output=True,
+        text=True,
     )
     processes = re.findall(r"^in (\d+)$", run.stdout, re.MULTILINE)
     assert len(processes) == 16, run.stdout
