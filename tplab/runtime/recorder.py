@@ -208,7 +208,6 @@ class Recorder:
     def _stream_goes_on(self, entered: _Entered) -> None:
         if self.stream is not None and entered.mark is not None:
             self.stream.held_since(entered.mark)
-            entered.mark = None
 
     def came_from(self, entered: _Entered, source: int) -> None:
         """A receive from anyone has completed: it was a message of the `source`-th member of its group."""
