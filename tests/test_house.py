@@ -274,25 +274,9 @@ def test_what_belongs_together_runs_in_one_process(tmp_path):
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_one.py").write_text(TELLS)
     (tmp_path / "test_other.py").write_text(TELLS + "\npytestmark = pytest.mark.xdist_group('test_one')\n")
-    arguments = [
-        "-p",
-        "xdist",
-        "-n",
-        "2",
-        "--dist",
-        "loadgroup",
-        "--no-loadscope-reorder",
-        "-rP",
-        "-p",
-        "no:cacheprovider",
-    ]
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments],
-        cwd=tmp_path,
-        env=without_plugins(),
-        capture_output=True,
-        text=True,
-    )
+    arguments = ["-p", "xdist", "-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder", "-rP"]
+    command = [sys.executable, "-m", "pytest", *arguments, "-p", "no:cacheprovider"]
+    run = subprocess.run(command, cwd=tmp_path, env=without_plugins(), capture_output=True, text=True)
     processes = re.findall(r"^in (\d+)$", run.stdout, re.MULTILINE)
     assert len(processes) == 16, run.stdout
     assert len(set(processes)) == 1

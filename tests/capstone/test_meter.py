@@ -58,6 +58,7 @@ class OnAGPU:
 
 def test_on_a_gpu_the_share_is_that_of_the_newest_step_that_has_ended(monkeypatch):
     monkeypatch.setattr(meters, "StreamWaits", OnAGPU)
+    monkeypatch.setattr(OnAGPU, "made", 0)
     meter, found = Meter(torch.device("cuda", 0)), []
     for ended in (0, 0, 2, 2, 4):  # while steps 1 to 5 are handed out
         OnAGPU.ended = ended

@@ -12,7 +12,6 @@ from tplab.course.notebook import read_notebook
 TEXT = "Exercise 90.{k} passed: double_{k}\\n  Right: the value."  # what a check that passes shows
 FAKE = f"class Fake:\n    def __repr__(self): return '{TEXT}'\n"
 
-
 # Above the check, in a cell of the learner's own. {k} is the exercise's number.
 OWN_CELLS = {
     "patched torch": """

@@ -8,7 +8,7 @@ import torch
 
 from tests.gpu.layers import CASES as LAYERS
 from tests.gpu.subject import DOUBLE, HALF, SINGLE, Case, Difference, Place, apart
-from tests.gpu.waiting import shares_of_waiting
+from tests.gpu.waiting import check_shares, shares_of_waiting
 from tests.gpu.ways import CASES, ON_THE_CPU, WAYS, problems
 
 
@@ -18,8 +18,7 @@ def test_parallel_layers_agree_with_plain_torch(name: str) -> None:
 
 
 def test_the_meter_knows_who_waits() -> None:
-    prompt, late = ON_THE_CPU.run(shares_of_waiting)
-    assert 0 <= late < 0.5 < prompt <= 1
+    check_shares(*ON_THE_CPU.run(shares_of_waiting))
 
 
 def test_a_case_without_messages_is_one_that_gloo_can_run_on_a_gpu() -> None:

@@ -6,7 +6,7 @@ import torch
 from tests.gpu.models import compiled_mlp
 from tests.gpu.subject import SINGLE, Difference, differences
 from tests.gpu.test_layers import SHARED_NCCL, check_is_open
-from tests.gpu.waiting import shares_of_waiting
+from tests.gpu.waiting import check_shares, shares_of_waiting
 from tests.gpu.ways import WAYS, Way
 from tplab import device
 from tplab.mlp import ParallelMLP
@@ -40,8 +40,7 @@ def test_a_trace_shows_kernels_and_which_of_them_communicate(name: str) -> None:
 @pytest.mark.parametrize("name", ["2 ranks share a GPU, gloo", *WITH_MESSAGES])
 def test_the_meter_knows_who_waits(name: str) -> None:
     check_is_open(name)
-    prompt, late = WAYS[name].run(shares_of_waiting)
-    assert 0 <= late < 0.5 < prompt <= 1
+    check_shares(*WAYS[name].run(shares_of_waiting))
 
 
 def compiled() -> dict[str, Difference]:

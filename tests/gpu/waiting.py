@@ -11,19 +11,26 @@ from tplab.capstone.meter import Meter
 LATE = 0.2  # seconds
 
 
-def shares_of_waiting() -> float:
-    """On a rank, the share of a step in which it waits, where rank 1 is late. Rank 0 has nothing else to do."""
+def shares_of_waiting() -> list[float]:
+    """On a rank, the shares of some steps in which it waits, where rank 1 is late. Rank 0 has nothing else to do."""
     here = device()
-    meter, x = Meter(here), torch.ones(1000, device=here)
-    for _ in range(3):  # the first also opens the connection
+    meter, x, shares = Meter(here), torch.ones(1000, device=here), []
+    for _ in range(4):
         with meter.step():
             if dist.get_rank() == 1:
                 _be_late(here)
             dist.all_reduce(x)
         if here.type == "cuda":
             torch.cuda.synchronize(here)
-    assert meter.figures.communication is not None
-    return meter.figures.communication
+        if meter.figures.communication is not None:
+            shares.append(meter.figures.communication)
+    return shares
+
+
+def check_shares(prompt: list[float], late: list[float]) -> None:
+    """Of ranks 0 and 1. In one step or another the machine may have been busy with something else."""
+    assert all(0 <= share <= 1 for share in prompt + late)
+    assert min(late) < 0.5 < max(prompt)
 
 
 def _be_late(here: torch.device) -> None:

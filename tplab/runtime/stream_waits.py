@@ -50,4 +50,5 @@ class StreamWaits:
     def share(self) -> float:
         """Of the time from begin to end, the part in which the stream stood still. Only where `is_over`."""
         whole = self._begun.elapsed_time(self._ended)
-        return sum(since.elapsed_time(until) for since, until in self._pairs) / whole if whole else 0.0
+        held = sum(since.elapsed_time(until) for since, until in self._pairs)
+        return min(1.0, held / whole) if whole else 0.0  # each of these times is rounded, to about half a microsecond
