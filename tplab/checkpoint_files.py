@@ -215,9 +215,8 @@ def _numbers_told(what: str, path: Any) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        reason = (
-            error.__context__ if isinstance(error.__context__, OSError) else error
-        )  # torch.save has words of its own
+        own_words = error.__context__  # of the disk; torch.save has words of its own
+        reason = own_words if isinstance(own_words, OSError) else error
         raise OSError(
             f"{what} could not be written; {shutil.disk_usage(path).free:,} bytes are free on its disk, if no quota or "
             f"limit (ulimit -f) allows less: {reason}"

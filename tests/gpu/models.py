@@ -156,7 +156,7 @@ def _written_plainly(place: Place) -> Tensors:
 
 
 def compiled_mlp(backend: str) -> Case:
-    """The collectives in a compiled graph are other ones, the functional: see tplab/runtime/hooks.py."""
+    """The collectives in a compiled graph are other ones, the functional: see tplab/runtime/functional_hooks.py."""
     shapes = {"up.weight": (128, 64), "up.bias": (128,), "down.weight": (64, 128), "down.bias": (64,)}
 
     def make(place: Place) -> nn.Module:

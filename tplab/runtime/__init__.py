@@ -5,7 +5,7 @@ devices     which GPU a rank computes on, if any
 forkserver  the process that has torch imported already and forks the ranks
 preload     what the server imports because ranks did
 rank        what runs in a rank's process
-hooks       wraps torch.distributed, so that ...
+hooks       wraps torch.distributed, so that ... (functional_hooks: also what DTensor and torch.compile use)
 recorder    ... every collective is written down before it starts
 naming      what a collective is called, and the line it comes from
 records     what was written down: Collective, Record

@@ -3,8 +3,7 @@
     dist.all_reduce(x) ─▶ ProcessGroup.allreduce ─▶ [recorder] ─▶ gloo or NCCL
 
 All functions of torch.distributed end in a Python method of `ProcessGroup`: those methods are wrapped. Functional
-collectives (DTensor, torch.compile) end in an operator of the namespace `_c10d_functional`: those operators get a
-kernel of ours at the backend's key, which passes on to torch's own. Collectives that C++ starts itself (the reducer of
+collectives end elsewhere (`functional_hooks`). Collectives that C++ starts itself (the reducer of
 DistributedDataParallel) are not seen.
 """
 
@@ -13,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
+from tplab.runtime import functional_hooks
+from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
 from tplab.runtime.records import Record
 from tplab.runtime.stream_waits import StreamWaits
@@ -113,17 +113,6 @@ def _op_name(options: Any) -> str | None:
     return None if op is None else _OPS.get(hash(op), "premul_sum")  # NCCL's own, which takes a factor
 
 
-# Hook 1: the methods of ProcessGroup
-
-
-def _flat(tensors: Any) -> Sequence[Tensor]:
-    if type(tensors) is list and len(tensors) == 1 and type(tensors[0]) is Tensor:  # nearly always
-        return tensors
-    if isinstance(tensors, Tensor):
-        return [tensors]
-    return [tensor for part in tensors for tensor in _flat(part)]
-
-
 # method: kind, index of the tensors this rank passes in, whether the message is group-size times as large
 _METHODS: dict[str, tuple[str, int | None, bool]] = {
     "allreduce": ("all_reduce", 0, False),
@@ -159,7 +148,7 @@ def _wrap_collective(name: str) -> Callable[..., Any]:
         recorder = _recorder()
         if recorder is None:
             return original(self, *args, **kwargs)
-        tensors = [] if index is None else _flat(args[index] if len(args) > index else list(kwargs.values())[index])
+        tensors = [] if index is None else flat(args[index] if len(args) > index else list(kwargs.values())[index])
         options = kwargs.get("opts", args[-1] if args else None)
         op = _op_name(options) if reduces else None
         root = getattr(options, "rootRank", None) if rooted else None
@@ -209,63 +198,6 @@ def _wrap_wait() -> Callable[..., Any]:
     return wait
 
 
-# Hook 2: functional collectives
-
-# operator: kind, whether the message is group-size times as large
-_FUNCTIONAL: dict[str, tuple[str, bool]] = {
-    "all_reduce": ("all_reduce", False),
-    "all_reduce_": ("all_reduce", False),
-    "all_reduce_coalesced": ("all_reduce", False),
-    "all_reduce_coalesced_": ("all_reduce", False),
-    "all_gather_into_tensor": ("all_gather", True),
-    "all_gather_into_tensor_out": ("all_gather", True),
-    "all_gather_into_tensor_coalesced": ("all_gather", True),
-    "reduce_scatter_tensor": ("reduce_scatter", False),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", False),
-    "all_to_all_single": ("all_to_all", False),
-    "broadcast": ("broadcast", False),
-    "broadcast_": ("broadcast", False),
-}
-
-
-def _torchs_own(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls the kernel that torch registered for all backends, which ours stands in front of."""
-    return operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
-
-
-def _wrap_functional(operator: Any, kind: str, whole: bool) -> Callable[..., Any]:
-    names = [argument.name for argument in operator._schema.arguments]
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        recorder = _recorder()
-        if recorder is None:
-            return _torchs_own(operator, *args, **kwargs)
-        tensors = _flat(args[0])
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        group = distributed_c10d._resolve_process_group(given["group_name"])
-        op = given.get("reduce_op")
-        entered = recorder.enter_collective(
-            group, kind, tensors, group.size() if whole else 1, op and op.lower(), given.get("src")
-        )
-        outputs = _torchs_own(operator, *args, **kwargs)
-        recorder.functional_started(entered, _flat(outputs))
-        return outputs
-
-    return kernel
-
-
-def _wait_tensor(tensor: Tensor) -> Tensor:
-    operator = torch.ops._c10d_functional.wait_tensor.default
-    recorder = _recorder()
-    entered = recorder.of_functional(tensor) if recorder is not None else None
-    if recorder is None or entered is None:
-        return _torchs_own(operator, tensor)
-    recorder.waits(entered)
-    result = _torchs_own(operator, tensor)
-    recorder.has_waited(entered)
-    return result
-
-
 # A group this rank is no member of: torch warns and returns the tensor as it was
 
 
@@ -284,13 +216,13 @@ def _refuse_foreign_group(function_name: str) -> None:
     )
 
 
-_library: torch.library.Library | None = None
+_installed = False
 
 
 def install() -> None:
     """Put the wrappers in place, once a process. They pass everything on until a recorder is active."""
-    global _library
-    if _library is not None:
+    global _installed
+    if _installed:
         return
     for name in _METHODS:
         if hasattr(ProcessGroup, name):  # some are of newer torch versions only
@@ -299,11 +231,5 @@ def install() -> None:
         setattr(ProcessGroup, name, _wrap_message(name))
     dist.Work.wait = _wrap_wait()  # type: ignore[method-assign]
     distributed_c10d._warn_not_in_group = _refuse_foreign_group  # type: ignore[assignment]
-    _library = torch.library.Library("_c10d_functional", "IMPL")
-    for name, (kind, whole) in _FUNCTIONAL.items():
-        if hasattr(torch.ops._c10d_functional, name):
-            operator = getattr(torch.ops._c10d_functional, name).default
-            for key in ("CPU", "CUDA"):
-                _library.impl(name, _wrap_functional(operator, kind, whole), key)
-    for key in ("CPU", "CUDA"):
-        _library.impl("wait_tensor", _wait_tensor, key)
+    functional_hooks.install(_recorder)
+    _installed = True

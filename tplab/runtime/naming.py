@@ -106,3 +106,12 @@ def layout(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         tensor = tensors[0]
         return tensor.shape, tensor.dtype, tensor.stride()
     return tuple((tensor.shape, tensor.dtype, tensor.stride()) for tensor in tensors)
+
+
+def flat(tensors: Any) -> Sequence[Tensor]:
+    """The tensors in lists of lists of them, in order."""
+    if type(tensors) is list and len(tensors) == 1 and type(tensors[0]) is Tensor:  # nearly always
+        return tensors
+    if isinstance(tensors, Tensor):
+        return [tensors]
+    return [tensor for part in tensors for tensor in flat(part)]

@@ -1,0 +1,91 @@
+"""Hooks the recorder into functional collectives, which DTensor and torch.compile use.
+
+They end in an operator of the namespace `_c10d_functional`. Each of these gets a kernel of ours at the backend's key,
+which passes on to torch's own.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from tplab.runtime.naming import flat
+from tplab.runtime.recorder import Recorder
+
+Active = Callable[[], Recorder | None]  # who writes down what this thread enters, if anybody does
+
+# operator: kind, whether the message is group-size times as large
+_FUNCTIONAL: dict[str, tuple[str, bool]] = {
+    "all_reduce": ("all_reduce", False),
+    "all_reduce_": ("all_reduce", False),
+    "all_reduce_coalesced": ("all_reduce", False),
+    "all_reduce_coalesced_": ("all_reduce", False),
+    "all_gather_into_tensor": ("all_gather", True),
+    "all_gather_into_tensor_out": ("all_gather", True),
+    "all_gather_into_tensor_coalesced": ("all_gather", True),
+    "reduce_scatter_tensor": ("reduce_scatter", False),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", False),
+    "all_to_all_single": ("all_to_all", False),
+    "broadcast": ("broadcast", False),
+    "broadcast_": ("broadcast", False),
+}
+
+
+def _torchs_own(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls the kernel that torch registered for all backends, which ours stands in front of."""
+    return operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+
+
+def _wrap_operator(operator: Any, kind: str, whole: bool, active: Active) -> Callable[..., Any]:
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        recorder = active()
+        if recorder is None:
+            return _torchs_own(operator, *args, **kwargs)
+        tensors = flat(args[0])
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        group = distributed_c10d._resolve_process_group(given["group_name"])
+        op = given.get("reduce_op")
+        entered = recorder.enter_collective(
+            group, kind, tensors, group.size() if whole else 1, op and op.lower(), given.get("src")
+        )
+        outputs = _torchs_own(operator, *args, **kwargs)
+        recorder.functional_started(entered, flat(outputs))
+        return outputs
+
+    return kernel
+
+
+def _wrap_wait(active: Active) -> Callable[[Tensor], Tensor]:
+    operator = torch.ops._c10d_functional.wait_tensor.default
+
+    def wait_tensor(tensor: Tensor) -> Tensor:
+        recorder = active()
+        entered = recorder.of_functional(tensor) if recorder is not None else None
+        if recorder is None or entered is None:
+            return _torchs_own(operator, tensor)
+        recorder.waits(entered)
+        result = _torchs_own(operator, tensor)
+        recorder.has_waited(entered)
+        return result
+
+    return wait_tensor
+
+
+_library: torch.library.Library | None = None  # its kernels go with it
+
+
+def install(active: Active) -> None:
+    """Put the kernels in place. They pass everything on where `active` returns None."""
+    global _library
+    _library = torch.library.Library("_c10d_functional", "IMPL")
+    for name, (kind, whole) in _FUNCTIONAL.items():
+        if hasattr(torch.ops._c10d_functional, name):
+            operator = getattr(torch.ops._c10d_functional, name).default
+            for key in ("CPU", "CUDA"):
+                _library.impl(name, _wrap_operator(operator, kind, whole, active), key)
+    for key in ("CPU", "CUDA"):
+        _library.impl("wait_tensor", _wrap_wait(active), key)
