@@ -152,7 +152,7 @@ AT_WORK = [
     ("every rank returns a loss", stage(("return sum(losses) if rank == last else None", "return sum(losses)")), "What do the others return"),
     ("each send is waited for at once", stage(("sent.append(lanes.send(y.detach(), rank + 1))", "lanes.send(y.detach(), rank + 1).wait()"), ("sent.append(lanes.send(x.grad, rank - 1))", "lanes.send(x.grad, rank - 1).wait()")), "when is the result of lanes.send needed"),
     ("nobody waits for the sends", stage(("    work.wait()\n", "    pass\n")), "what must have happened to the sends"),
-    ("reads what it receives too early", stage(("lanes.receive(tensor, sender).wait()", "sent.append(lanes.receive(tensor, sender))")), "Was the message there when you read it"),
+    ("reads what it receives too early", stage(("lanes.receive(tensor, sender).wait()\n    return tensor", "early = tensor.clone()\n    sent.append(lanes.receive(tensor, sender))\n    return early")), "Was the message there when you read it"),
     ("one buffer for all messages", stage(("tensor = torch.empty_like(template)", "tensor = template.detach()")), "Does every message get memory of its own"),
     ("does not ask for the gradient of x", stage((".requires_grad_()", "")), "your code fails on rank 1"),
     ("always GPipe's order", stage(("for action in actions:", "for action in sorted(actions, key=lambda a: (a.kind != 'F', a.micro_batch)):")), "Where does your order come from"),
