@@ -34,7 +34,7 @@ from tplab.capstone.settings import Settings
 from tplab.capstone.step import Step
 from tplab.capstone.train import compile_layers
 from tplab.flops import model_flops
-from tplab.memory_meter import optimizer_bytes, parameter_bytes
+from tplab.memory.meter import optimizer_bytes, parameter_bytes
 
 EAGER: dict[str, dict[str, Any]] = {
     "plain PyTorch": {"layers": "plain", "compile": False},

@@ -25,8 +25,9 @@ from torch.nn import functional as F
 
 from tplab import corpus, device, launch, memory, viz
 from tplab.course import check, predict, show_failure, symptoms
-from tplab.memory import GPTConfig, Layout
-from tplab.memory_meter import (
+from tplab.memory import (
+    GPTConfig,
+    Layout,
     MemoryMeter,
     gradient_bytes,
     optimizer_bytes,

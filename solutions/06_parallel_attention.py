@@ -31,9 +31,9 @@ import tplab.attention
 from tplab import corpus, device, launch, record, viz
 from tplab.checkpoint import full_state_dict, load_full_state_dict
 from tplab.course import check, predict, symptoms
-from tplab.gpt_config import PRESETS
 from tplab.linear import ColumnParallelLinear, RowParallelLinear
 from tplab.mappings import copy_to_region
+from tplab.memory import PRESETS
 from tplab.qkv import QKVParallelLinear, copies_group
 from tplab.rotary import rotary_angles, rotate
 from tplab.sharding import Block, Sharding, divide

@@ -36,7 +36,7 @@ from tplab.cross_entropy import vocab_parallel_cross_entropy
 from tplab.embedding import VocabParallelEmbedding, parallel_logits
 from tplab.linear_cross_entropy import parallel_linear_cross_entropy
 from tplab.mappings import gather_from_region, reduce_from_region
-from tplab.memory_meter import MemoryMeter, saved_for_backward
+from tplab.memory import MemoryMeter, saved_for_backward
 from tplab.sharding import shard
 
 # %% [markdown]

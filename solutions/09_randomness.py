@@ -31,7 +31,7 @@ from tplab.attention import ParallelAttention
 from tplab.checkpoint import load_full_state_dict
 from tplab.course import check, predict, symptoms
 from tplab.linear import ColumnParallelLinear, RowParallelLinear
-from tplab.memory_meter import saved_for_backward
+from tplab.memory import saved_for_backward
 
 
 def get_state():

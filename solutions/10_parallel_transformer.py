@@ -28,8 +28,8 @@ from tplab.checkpoint import full_state_dict, load_full_state_dict
 from tplab.course import check, predict, symptoms
 from tplab.cross_entropy import vocab_parallel_cross_entropy
 from tplab.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
-from tplab.gpt_config import GPTConfig, parameter_count
 from tplab.mappings import reduce_from_region
+from tplab.memory import GPTConfig, parameter_count
 from tplab.mlp import ParallelMLP
 from tplab.rng import dropout, seed_all
 from tplab.sharding import shard

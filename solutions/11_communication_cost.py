@@ -27,11 +27,11 @@ from tplab import device, launch, links, record, viz
 from tplab.chrome_trace import save_chrome_trace
 from tplab.collective_cost import all_reduce
 from tplab.course import check, predict, show_failure, symptoms
-from tplab.gpt_config import GPTConfig
 from tplab.layer_cost import layer_time, overlap_saving
 from tplab.linear import column_linear
 from tplab.links import Link
 from tplab.machines import MACHINES, measure_machine
+from tplab.memory import GPTConfig
 from tplab.trace import RankTrace, Span, trace_rank
 from tplab.transformer import ParallelTransformerLayer
 

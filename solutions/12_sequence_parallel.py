@@ -30,7 +30,7 @@ from tplab.checkpoint import load_full_state_dict
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.linear import ColumnParallelLinear, RowParallelLinear
 from tplab.mappings import copy_to_region, reduce_from_region
-from tplab.memory_meter import saved_for_backward
+from tplab.memory import saved_for_backward
 from tplab.qkv import QKVParallelLinear
 from tplab.rng import checkpoint, dropout, seed_all
 from tplab.sequence import gather_from_sequence_region, reduce_scatter_to_sequence_region

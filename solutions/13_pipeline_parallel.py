@@ -28,9 +28,8 @@ from torch.nn import functional as F
 from tplab import corpus, device, launch, record, schedule_order, schedules, viz
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.gpt import ParallelGPT
-from tplab.gpt_config import GPTConfig
 from tplab.gpt_stages import gpt_stages
-from tplab.memory_meter import MemoryMeter
+from tplab.memory import GPTConfig, MemoryMeter
 from tplab.pipeline import Pipeline
 from tplab.rng import seed_all
 from tplab.runtime import Record

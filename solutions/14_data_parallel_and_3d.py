@@ -27,8 +27,7 @@ from torch.nn import functional as F
 
 from tplab import corpus, device, launch, record, viz
 from tplab.course import check, predict, show_failure, symptoms
-from tplab.gpt_config import GPTConfig
-from tplab.memory import Layout, bill
+from tplab.memory import GPTConfig, Layout, bill
 from tplab.mesh import Grid
 from tplab.trace import trace_rank
 

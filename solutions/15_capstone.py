@@ -28,8 +28,8 @@ import torch.distributed as dist
 
 from tplab import device, launch, record, viz
 from tplab.course import check, predict, show_failure, symptoms
-from tplab.gpt_config import GPTConfig
 from tplab.grad_norm import clip_grad_norm
+from tplab.memory import GPTConfig
 from tplab.sequence_parallel import allreduce_sequence_parallel_gradients
 
 # %% [markdown]
@@ -83,7 +83,7 @@ viz.program(
 import tempfile
 
 from tplab.capstone import PRESETS
-from tplab.gpt_config import parameter_count
+from tplab.memory import parameter_count
 
 HOME = tempfile.TemporaryDirectory(prefix="tplab-")  # runs of this notebook; gone when its kernel ends
 LAPTOP, BOX = PRESETS["laptop"], PRESETS["h100x8"]
@@ -782,7 +782,7 @@ predict("15.d", loss="the same", bytes="the same", activations="less")
 def a_few_steps(settings):
     """What a rank sees in the first steps of a run: losses, memory, messages, and when it did what."""
     from tplab.capstone.measuring import Short
-    from tplab.memory_meter import MemoryMeter, optimizer_bytes, parameter_bytes
+    from tplab.memory import MemoryMeter, optimizer_bytes, parameter_bytes
     from tplab.trace import trace_rank
 
     with MemoryMeter() as meter:

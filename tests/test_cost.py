@@ -13,11 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from tplab import collective_cost as cost
 from tplab.flops import hardware_flops, layer_products, layer_scores, logits, model_flops
 from tplab.gpt import ParallelGPT
-from tplab.gpt_config import PRESETS, GPTConfig
 from tplab.layer_cost import Pass, efficiency, layer_time, overlap_saving
 from tplab.links import Link
 from tplab.machines import MACHINES, Machine
-from tplab.memory import Layout, rank_parameters
+from tplab.memory.config import PRESETS, GPTConfig
+from tplab.memory.memory_bill import Layout, rank_parameters
 from tplab.schedule_order import bubble, simulate
 from tplab.schedules import gpipe, interleaved, one_f_one_b
 from tplab.step_cost import Program, StepTime, achieved, output_time, step_time, throughput

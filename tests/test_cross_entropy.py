@@ -16,7 +16,7 @@ from tplab import launch, record
 from tplab.checkpoint import full_state_dict, load_full_state_dict
 from tplab.cross_entropy import vocab_parallel_cross_entropy
 from tplab.embedding import VocabParallelEmbedding, parallel_logits
-from tplab.memory_meter import MemoryMeter, saved_for_backward
+from tplab.memory.meter import MemoryMeter, saved_for_backward
 
 WORLD_SIZES = (1, 2, 4)
 COLUMNS = 24  # of the whole logits, padding included

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from tests.reference import assert_close, random
 from tplab import launch
 from tplab.gpt import ParallelGPT
-from tplab.gpt_config import GPTConfig
 from tplab.gpt_stages import gpt_stages
+from tplab.memory.config import GPTConfig
 from tplab.pipeline import Pipeline
 from tplab.rng import seed_all
 from tplab.schedules import gpipe, interleaved, one_f_one_b, zero_bubble

@@ -14,9 +14,9 @@ from tests.reference import assert_close, cut, random
 from tplab import launch, record
 from tplab.flat import Flat
 from tplab.gpt import ParallelGPT
-from tplab.gpt_config import GPTConfig
 from tplab.gpt_stages import gpt_stages
 from tplab.grad_norm import clip, clip_grad_norm, counted, grad_norm, grad_norm_of_pieces
+from tplab.memory.config import GPTConfig
 from tplab.mesh import mesh
 from tplab.pipeline import Pipeline
 from tplab.rng import seed_all

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tests.reference import assert_close, random
 from tplab import launch, record
 from tplab.linear_cross_entropy import parallel_linear_cross_entropy
-from tplab.memory_meter import MemoryMeter, saved_for_backward
+from tplab.memory.meter import MemoryMeter, saved_for_backward
 
 WORLD_SIZES = (1, 2, 4)
 COLUMNS, HIDDEN, SHAPE = 24, 6, (3, 5)

@@ -11,9 +11,9 @@ import pytest
 from tplab.course import cli
 from tplab.course.tools.places import Misuse
 from tplab.course.tools.plan import COLUMNS, parameters
-from tplab.gpt_config import PRESETS, GPTConfig, parameter_count
 from tplab.machines import MACHINES
-from tplab.memory import Layout, bill
+from tplab.memory.config import PRESETS, GPTConfig, parameter_count
+from tplab.memory.memory_bill import Layout, bill
 from tplab.plan import (
     NothingFits,
     best_of_each_split,

@@ -24,10 +24,10 @@ from tplab.course.ch11.published import (
     VOCABULARY,
 )
 from tplab.flops import hardware_flops, model_flops
-from tplab.gpt_config import GPTConfig, parameter_count
 from tplab.layer_cost import LayerTime, layer_time
 from tplab.machines import MACHINES
-from tplab.memory import Layout
+from tplab.memory.config import GPTConfig, parameter_count
+from tplab.memory.memory_bill import Layout
 from tplab.step_cost import Program, achieved, step_time, throughput
 
 A100, V100 = MACHINES["A100 DGX"], MACHINES["V100 DGX-2H"]

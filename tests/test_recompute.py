@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from tests.reference import assert_close, random
 from tplab import launch, record
 from tplab.gpt import ParallelGPT
-from tplab.gpt_config import GPTConfig
-from tplab.memory_meter import saved_for_backward
+from tplab.memory.config import GPTConfig
+from tplab.memory.meter import saved_for_backward
 from tplab.rng import seed_all
 from tplab.transformer import ParallelTransformerLayer, run_again_in_backward
 

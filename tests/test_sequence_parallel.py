@@ -19,10 +19,10 @@ from tests.test_transformer import BATCH, HIDDEN, make, named_as_ours, part_of, 
 from tplab import launch, record
 from tplab.checkpoint import load_full_state_dict
 from tplab.gpt import ParallelGPT
-from tplab.gpt_config import GPTConfig
 from tplab.hugging_face import from_hugging_face
-from tplab.memory import layer_activations
-from tplab.memory_meter import saved_for_backward
+from tplab.memory.config import GPTConfig
+from tplab.memory.memory_bill import layer_activations
+from tplab.memory.meter import saved_for_backward
 from tplab.mlp import ParallelMLP
 from tplab.rng import seed_all
 from tplab.sequence_parallel import (

@@ -11,8 +11,8 @@ from tests.reference import assert_close
 from tplab import launch
 from tplab.data import tokens_of_all
 from tplab.gpt import ParallelGPT
-from tplab.gpt_config import GPTConfig
 from tplab.grad_norm import clip, grad_norm_of_pieces
+from tplab.memory.config import GPTConfig
 from tplab.mesh import Grid, mesh
 from tplab.pipeline import counted_tokens
 from tplab.rng import seed_all

@@ -9,8 +9,9 @@ from torch import nn
 
 from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
 from tplab import viz
-from tplab.memory import PRESETS, Bill, Layout, bill
-from tplab.memory_meter import MemoryMeter
+from tplab.memory.config import PRESETS
+from tplab.memory.memory_bill import Bill, Layout, bill
+from tplab.memory.meter import MemoryMeter
 from tplab.viz.colors import rank_fill, tint
 from tplab.viz.memory import RED
 

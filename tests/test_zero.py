@@ -16,7 +16,7 @@ from tplab import launch, record
 from tplab.collectives import ring_sent
 from tplab.flat import Flat, broadcast, in_buckets
 from tplab.grad_norm import clip, grad_norm_of_pieces
-from tplab.memory import Recipe
+from tplab.memory.memory_bill import Recipe
 from tplab.zero import ZeRO1, ZeRO2
 from tplab.zero_bill import ring_volume, zero_memory, zero_traffic
 from tplab.zero_three import ZeRO3

@@ -5,10 +5,15 @@
     device()                 the device of this rank
     %%ranks 4                run a notebook cell on 4 ranks (registered here when IPython imports us)
 
-The layers of the course live in `tplab.sharding`, `tplab.mappings`, `tplab.linear`, ...: one module a chapter.
+Everything else lives in rooms, one per subject, in the order in which the chapters teach it: `tplab.memory`,
+`tplab.collectives`, `tplab.tensor`, ... ARCHITECTURE.md shows them all.
 """
 
+import importlib
+import importlib.abc
+import importlib.machinery
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,6 +32,35 @@ def __getattr__(name: str) -> Any:
 
     return getattr(runtime, name)
 
+
+# Modules that were renamed in 0.2. Notebooks and saved runs that import the old names keep working until 0.3.
+RENAMED = {
+    "tplab.gpt_config": "tplab.memory.config",
+    "tplab.memory_meter": "tplab.memory.meter",
+}
+
+
+class _RenamedFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports a module under the name that it had before 0.2, with a warning that gives the new one."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in RENAMED:
+            return None
+        new = RENAMED[fullname]
+        warnings.warn(f"{fullname} is now {new}; the old name goes away in tplab 0.3", DeprecationWarning, stacklevel=2)
+        return importlib.machinery.ModuleSpec(fullname, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+        module = importlib.import_module(RENAMED[spec.name])
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        """Nothing left to run, but importing it again has replaced its spec. Put that back."""
+        module.__spec__ = module.__spec__.loader_state
+
+
+sys.meta_path.append(_RenamedFinder())
 
 if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
     from tplab.runtime.magic import register_in_ipython

@@ -22,8 +22,7 @@ All matrix products are counted, and nothing else. As in these papers the scores
 them lie behind the mask, and kernels such as FlashAttention leave that half out (`layer_cost` knows).
 """
 
-from tplab.gpt_config import GPTConfig
-from tplab.memory import Recompute
+from tplab.memory.config import GPTConfig, Recompute
 
 
 def layer_products(config: GPTConfig) -> int:

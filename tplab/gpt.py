@@ -25,11 +25,10 @@ from torch.distributed import ProcessGroup
 
 from tplab.collectives import rank_and_size
 from tplab.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
-from tplab.gpt_config import GPTConfig, check_tensor_parallel
 from tplab.initialization import InitMethod, init_parameter
 from tplab.linear import Device
 from tplab.linear_cross_entropy import parallel_linear_cross_entropy
-from tplab.memory import Recompute
+from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
 from tplab.rng import RNGTracker, checkpoint, dropout
 from tplab.sharding import Block, ShardedModule, Sharding
 from tplab.token_ids import When
@@ -41,7 +40,7 @@ INIT_STD = 0.02  # of GPT-2 and Megatron
 class ParallelGPT(nn.Module):
     """ids [b, s] -> this rank's logits [b, s, v/p]; with targets [b, s], their mean loss.
 
-    config                    the sizes, see `tplab.gpt_config`
+    config                    the sizes, see `tplab.memory.config`
     float32_residual          the sum over the layers is taken in float32, in a model of another dtype
     recompute                 what autograd does not keep and backward computes again, with the same dropout: "nothing",
                               "attention" (its scores, softmax and dropout, from Q, K and V), or "layers" (all of a

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tplab.gpt_config import GPTConfig
+from tplab.memory.config import GPTConfig
 
 
 @dataclass(frozen=True)

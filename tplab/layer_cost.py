@@ -32,9 +32,9 @@ from dataclasses import dataclass, fields
 
 from tplab.collective_cost import all_gather, all_reduce, reduce_scatter
 from tplab.flops import column_products, layer_products, layer_scores
-from tplab.gpt_config import GPTConfig, check_tensor_parallel
 from tplab.machines import Machine
-from tplab.memory import Recompute, layer_activations
+from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
+from tplab.memory.memory_bill import layer_activations
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def layer_time(
 ) -> LayerTime:
     """Seconds of one layer with `micro_batch` sequences; tp ranks stand side by side, from the first of a node on.
 
-    recompute, sequence_parallel: as in `tplab.memory.layer_activations`; overlap: as `async_grad_allreduce`
+    recompute, sequence_parallel: as in `tplab.memory.memory_bill.layer_activations`; overlap: as `async_grad_allreduce`
     Raises ValueError where tp does not fit the model, or the sequence.
     """
     check_tensor_parallel(config, tp)

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from tplab.gpt_config import PRESETS, GPTConfig, parameter_count, tensor_parallel_sizes
 from tplab.machines import Machine
-from tplab.memory import ADAM, Bill, Layout, Recipe, Recompute, bill
+from tplab.memory.config import PRESETS, GPTConfig, Recompute, parameter_count, tensor_parallel_sizes
+from tplab.memory.memory_bill import ADAM, Bill, Layout, Recipe, bill
 from tplab.step_cost import Program, StepTime, Throughput, achieved, step_time
 
 GB = 10**9
@@ -94,7 +94,7 @@ def best_of_each_split(found: list[Plan]) -> list[Plan]:
 def layouts(config: GPTConfig, gpus: int, sequences: int) -> Iterator[Layout]:
     """Every layout over `gpus` GPUs in which tp divides heads and MLP, and dp and the micro-batch the sequences.
 
-    Where pp does not divide the layers, the first stages hold one more (`tplab.memory.layers_of_stage`).
+    Where pp does not divide the layers, the first stages hold one more (`tplab.memory.memory_bill.layers_of_stage`).
     """
     for tp in tensor_parallel_sizes(config, min(gpus, config.num_heads)):  # each takes a head at least
         for pp in _divisors(gpus // tp, config.num_layers) if gpus % tp == 0 else ():
@@ -145,7 +145,7 @@ def gpt_shape(parameters: float, *, seq_length: int = 4096, vocab_size: int = 51
 
 
 def model(name: str) -> GPTConfig:
-    """The configuration of `tplab.gpt_config.PRESETS` that is called so; case, spaces and hyphens don't matter.
+    """The configuration of `tplab.memory.config.PRESETS` that is called so; case, spaces and hyphens don't matter.
 
     Raises ValueError, with the known ones, where there is none.
     """

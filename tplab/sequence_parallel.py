@@ -41,10 +41,10 @@ from torch.distributed import ProcessGroup
 from tplab.collectives import rank_and_size
 from tplab.embedding import VocabParallelEmbedding
 from tplab.gpt import ParallelGPT
-from tplab.gpt_config import GPTConfig
 from tplab.linear import ColumnParallelLinear, RowParallelLinear
 from tplab.linear_cross_entropy import parallel_linear_cross_entropy
 from tplab.mappings import gather_from_region
+from tplab.memory.config import GPTConfig
 from tplab.qkv import QKVParallelLinear
 from tplab.rng import RNGTracker
 from tplab.sequence import gather_from_sequence_region, reduce_scatter_to_sequence_region, tokens_per_rank

@@ -24,10 +24,10 @@ from dataclasses import dataclass, fields
 
 from tplab.collective_cost import all_gather, all_reduce, send
 from tplab.flops import hardware_flops, logits, model_flops
-from tplab.gpt_config import GPTConfig
 from tplab.layer_cost import LayerTime, Pass, layer_time
 from tplab.machines import Machine
-from tplab.memory import ADAM, Layout, Recipe, layers_of_stage, rank_parameters
+from tplab.memory.config import GPTConfig
+from tplab.memory.memory_bill import ADAM, Layout, Recipe, layers_of_stage, rank_parameters
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from torch.optim import Optimizer
 
 from tplab.data import DataParallel, tokens_of_all
 from tplab.gpt import ParallelGPT
-from tplab.gpt_config import GPTConfig
 from tplab.gpt_stages import gpt_stages
 from tplab.grad_norm import clip, grad_norm, grad_norm_of_pieces
+from tplab.memory.config import GPTConfig
 from tplab.mesh import Grid, mesh
 from tplab.pipeline import Pipeline, counted_tokens
 from tplab.rng import seed_all

@@ -29,7 +29,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from tplab.flat import BUCKET_BYTES, Flat, Piece, broadcast, in_buckets
-from tplab.memory_meter import optimizer_bytes, tensor_bytes
+from tplab.memory.meter import optimizer_bytes, tensor_bytes
 
 Parameters = Iterable[nn.Parameter] | Iterable[Mapping[str, Any]]
 

@@ -13,7 +13,7 @@ counted here a rank sends (p-1)/p. Weights are gathered, and gradients reduced, 
 
 from fractions import Fraction
 
-from tplab.memory import ADAM, Recipe
+from tplab.memory.memory_bill import ADAM, Recipe
 
 STAGES = (0, 1, 2, 3)
 

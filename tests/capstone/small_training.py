@@ -10,7 +10,7 @@ from tests.reference import random
 from tplab.capstone.checkpoints import Checkpoints
 from tplab.data import DataParallel
 from tplab.gpt import ParallelGPT
-from tplab.gpt_config import GPTConfig
+from tplab.memory.config import GPTConfig
 from tplab.mesh import mesh
 from tplab.rng import seed_all
 

@@ -6,7 +6,7 @@ import torch
 from tplab.capstone import meter as meters
 from tplab.capstone.meter import Clock, Meter, known_machine, this_machine, utilisation
 from tplab.flops import model_flops
-from tplab.gpt_config import PRESETS
+from tplab.memory.config import PRESETS
 
 
 def test_what_lies_between_steps_does_not_count(monkeypatch):

@@ -17,7 +17,7 @@ from tplab.capstone.step_folders import StepFolders
 from tplab.capstone.study import MATTER, Budget, is_done, main, study
 from tplab.capstone.study_parts import PARTS, _why
 from tplab.machines import MACHINES
-from tplab.memory import RECIPES, bill
+from tplab.memory.memory_bill import RECIPES, bill
 from tplab.runtime import RankError
 
 TINY = Settings(data_limit=60_000, vocab_size=300, num_layers=1, hidden_size=32, num_heads=2, seq_length=16, tp=2,

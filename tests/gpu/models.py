@@ -14,8 +14,8 @@ from tests.gpu.subject import DOUBLE, HALF, SINGLE, Case, Place, Tensors, layer,
 from tplab.checkpoint import load_full_state_dict
 from tplab.generation import generate
 from tplab.gpt import ParallelGPT
-from tplab.gpt_config import GPTConfig
 from tplab.mappings import all_gather
+from tplab.memory.config import GPTConfig
 from tplab.mlp import ParallelMLP
 from tplab.rng import dropout, seed_all
 from tplab.sequence_parallel import SequenceParallelGPT, allreduce_sequence_parallel_gradients

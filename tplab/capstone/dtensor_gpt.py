@@ -36,9 +36,9 @@ from tplab.capstone.settings import Settings
 from tplab.capstone.way import Way
 from tplab.embedding import pad_vocab_size
 from tplab.flat import Piece
-from tplab.gpt_config import GPTConfig
 from tplab.grad_norm import grad_norm_of_pieces
 from tplab.linear import Device
+from tplab.memory.config import GPTConfig
 from tplab.runtime import device as own_device
 
 

@@ -38,9 +38,9 @@ from tplab.capstone.way import Way, nothing
 from tplab.checkpoint import full_state_dict, load_full_state_dict
 from tplab.collectives import rank_and_size
 from tplab.gpt import ParallelGPT
-from tplab.gpt_config import GPTConfig
 from tplab.grad_norm import clip, grad_norm
 from tplab.linear import Device
+from tplab.memory.config import GPTConfig
 from tplab.sequence_parallel import SequenceParallelGPT, allreduce_sequence_parallel_gradients
 
 

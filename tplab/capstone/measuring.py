@@ -21,7 +21,7 @@ from tplab.capstone.step import Step
 from tplab.capstone.tokens import Batches, TokenFiles, prepare
 from tplab.capstone.train import compile_layers
 from tplab.machines import matrix_rate, measure_machine, memory_rate
-from tplab.memory_meter import MemoryMeter
+from tplab.memory.meter import MemoryMeter
 from tplab.runtime import Collective, record
 from tplab.trace import trace_rank
 

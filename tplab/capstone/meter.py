@@ -25,8 +25,8 @@ import psutil
 import torch
 
 from tplab.flops import model_flops
-from tplab.gpt_config import GPTConfig
 from tplab.machines import MACHINES, Machine
+from tplab.memory.config import GPTConfig
 from tplab.runtime import hooks, record
 from tplab.runtime.stream_waits import StreamWaits
 

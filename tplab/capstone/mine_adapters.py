@@ -17,8 +17,8 @@ from torch.distributed import ProcessGroup
 from tplab.capstone.plain_gpt import again_in_backward
 from tplab.capstone.settings import Settings
 from tplab.collectives import rank_and_size
-from tplab.gpt_config import GPTConfig
 from tplab.linear import Device, in_autocast_dtype
+from tplab.memory.config import GPTConfig
 from tplab.sharding import shard
 
 ROWS = 128  # the table is padded to a multiple of so many rows a rank, as that of ParallelGPT

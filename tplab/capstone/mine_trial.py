@@ -20,9 +20,9 @@ from tplab.capstone.mine_adapters import ROWS, Parts, gpt_of
 from tplab.capstone.settings import Settings
 from tplab.collectives import rank_and_size
 from tplab.gpt import ParallelGPT
-from tplab.gpt_config import GPTConfig
 from tplab.grad_norm import grad_norm
 from tplab.linear import Device
+from tplab.memory.config import GPTConfig
 from tplab.runtime import device as own_device
 
 CLOSE = 1e-8  # of the largest number there is

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tplab.gpt_config import GPTConfig
 from tplab.linear import Device
-from tplab.memory import Recompute
+from tplab.memory.config import GPTConfig, Recompute
 
 
 class PlainGPT(nn.Module):

@@ -9,10 +9,10 @@ from typing import Any
 
 from tplab.capstone.settings import Settings
 from tplab.capstone.traffic import TOKENS_AT_ONCE
-from tplab.gpt_config import GPTConfig
 from tplab.links import Link
 from tplab.machines import Machine
-from tplab.memory import Recipe, bill
+from tplab.memory.config import GPTConfig
+from tplab.memory.memory_bill import Recipe, bill
 from tplab.step_cost import Program, step_time
 
 _WIDTH = {"float32": 2, "float64": 4, "bfloat16": 1}  # of an activation, in 16 bits

@@ -14,7 +14,7 @@ from tplab.capstone.optimizer import learning_rate
 from tplab.capstone.ranks import Ranks
 from tplab.capstone.settings import Settings
 from tplab.capstone.tally import Told
-from tplab.gpt_config import parameter_count
+from tplab.memory.config import parameter_count
 
 
 def start_row(

@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from tplab.gpt_config import GPTConfig, check_tensor_parallel
-from tplab.memory import Layout, Recompute
+from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
+from tplab.memory.memory_bill import Layout
 
 Layers = Literal["tplab", "mine", "dtensor", "plain"]
 Precision = Literal["float32", "bfloat16", "float64"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from tplab.gpt_config import GPTConfig
+from tplab.memory.config import GPTConfig
 
 
 def nothing() -> None:

@@ -26,7 +26,7 @@ def bill(
 
     Below a tenth of a GB in all, in MB.
 
-    bills:    by label, what `tplab.memory.bill` returned, or bytes by part
+    bills:    by label, what `tplab.memory.memory_bill.bill` returned, or bytes by part
     capacity: bytes that the GPU has; what lies beyond is red, and the part that no longer fits is named
     scale:    bytes at the right edge, to draw several pictures to one scale (None: the longest bar)
     """
@@ -67,7 +67,7 @@ def bill(
 
 
 def live_memory(meter: Any, *, title: str | None = None) -> Picture:
-    """Draw what a `tplab.memory_meter.MemoryMeter` saw: live bytes after every tensor that came or went, in MB."""
+    """Draw what a `tplab.memory.meter.MemoryMeter` saw: live bytes after every tensor that came or went, in MB."""
     if not meter.curve:
         raise ValueError("the meter saw no tensor: is the program inside its `with` block?")
     curve = [size / 1e6 for size in meter.curve]

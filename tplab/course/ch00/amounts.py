@@ -7,7 +7,7 @@ import torch
 
 from tplab.course.ledger import current
 from tplab.course.verdict import CheckFailed
-from tplab.gpt_config import GPTConfig
+from tplab.memory.config import GPTConfig
 
 Suspect = tuple[float, str]  # what a well-known mistake gives, to the nearest whole number, and what to ask then
 MOST_QUESTIONS = 2  # where several mistakes give the same number

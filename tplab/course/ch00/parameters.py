@@ -8,7 +8,7 @@ import torch
 from tplab.course.ch00.amounts import Suspect, expect, pick, spelled
 from tplab.course.ch00.plain_gpt import count, plain_gpt
 from tplab.course.checking import Verdict, calling, exercise, fresh_generator
-from tplab.gpt_config import GPTConfig
+from tplab.memory.config import GPTConfig
 
 # Large primes: nothing that is there in each layer has as many vectors of h numbers as one of the tables.
 _VOCABULARIES = (157, 191, 223, 257, 281, 311, 347, 383)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tplab.gpt_config import GPTConfig
-from tplab.memory_meter import saved_for_backward
+from tplab.memory.config import GPTConfig
+from tplab.memory.meter import saved_for_backward
 
 
 class PlainLayer(nn.Module):

@@ -11,7 +11,7 @@ from tplab.course.ch00.plain_gpt import count, kept_by_layer, plain_gpt
 from tplab.course.checking import Verdict, calling, exercise, fail, fresh_generator, must_refuse
 from tplab.course.ledger import current
 from tplab.course.verdict import names
-from tplab.gpt_config import GPTConfig
+from tplab.memory.config import GPTConfig
 
 STATE = 16  # bytes of each parameter
 WHOLE = ("norm", "positions", "out.bias", "down.bias")

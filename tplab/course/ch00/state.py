@@ -7,7 +7,7 @@ from torch import nn
 
 from tplab.course.ch00.amounts import Suspect, expect, pick
 from tplab.course.checking import Verdict, calling, exercise, fail, fresh_generator
-from tplab.memory_meter import gradient_bytes, parameter_bytes, tensor_bytes
+from tplab.memory.meter import gradient_bytes, parameter_bytes, tensor_bytes
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),

@@ -10,7 +10,7 @@ from torch import Tensor
 from tplab.course.ch08.sharded import COLUMNS, Case, Sample, check_cases
 from tplab.course.checking import Call, Claim, Observed, Question, Traffic, Verdict, called_as, exercise, observe
 from tplab.course.scenes import INPUTS_QUESTION, changed, has_kind, has_no_gradient, make_group
-from tplab.memory_meter import saved_for_backward
+from tplab.memory.meter import saved_for_backward
 from tplab.runtime import device
 
 SECOND = "dlogits of a second backward"

@@ -19,7 +19,7 @@ from tplab.course.checking import (
     verify,
 )
 from tplab.course.scenes import INPUTS_QUESTION
-from tplab.gpt_config import GPTConfig
+from tplab.memory.config import GPTConfig
 
 THEIRS = {
     "attention_norm": "ln_1",

@@ -13,7 +13,7 @@ from tplab.checkpoint import load_full_state_dict
 from tplab.course.ch10.gpt_questions import GETS_CACHE, GETS_RNG
 from tplab.course.checking import Claim, Observed, observe
 from tplab.course.scenes import GROUPS, IN_GROUPS, make_group
-from tplab.gpt_config import GPTConfig
+from tplab.memory.config import GPTConfig
 from tplab.rng import seed_all
 from tplab.runtime import device
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tplab.collectives import rank_and_size
-from tplab.gpt_config import GPTConfig
+from tplab.memory.config import GPTConfig
 from tplab.runtime import device
 
 CALLS = "the prompt is read once, then each new token once"

@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tplab.memory_meter import saved_for_backward
+from tplab.memory.meter import saved_for_backward
 
 RATE = 0.1
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tplab.course.checking import Claim, Question, Verdict, calling, exercise, fail, must_refuse, verify
-from tplab.gpt_config import GPTConfig
-from tplab.memory import Layout, bill
+from tplab.memory.config import GPTConfig
+from tplab.memory.memory_bill import Layout, bill
 
 SLACK = 1.02  # how much longer than the best one it may take
 

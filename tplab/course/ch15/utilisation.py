@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tplab.course.checking import Differences, Question, Verdict, calling, exercise, fail, fresh_generator, verify
 from tplab.course.scenes import has_kind
-from tplab.gpt_config import GPTConfig
+from tplab.memory.config import GPTConfig
 
 MODEL, HARDWARE = "model FLOPs", "hardware FLOPs"
 

@@ -15,8 +15,8 @@ from rich.text import Text
 from tplab.course.tools.places import Misuse
 
 if TYPE_CHECKING:
-    from tplab.gpt_config import GPTConfig
     from tplab.machines import Machine
+    from tplab.memory.config import GPTConfig
     from tplab.plan import Plan
 
 GB = 10**9
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 def heading(name: str | None, config: "GPTConfig", cluster: "Machine", gpus: int, sequences: int) -> str:
     """What the plans are for, in two lines."""
-    from tplab.gpt_config import parameter_count
+    from tplab.memory.config import parameter_count
 
     called = f"{name}, " if name else "A GPT of "
     return (

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from tplab import launch
-from tplab.gpt_config import (
+from tplab.linear import ColumnParallelLinear, RowParallelLinear
+from tplab.memory.config import (
     PRESETS,
     GPTConfig,
     check_tensor_parallel,
@@ -20,8 +21,7 @@ from tplab.gpt_config import (
     parameter_count,
     tensor_parallel_sizes,
 )
-from tplab.linear import ColumnParallelLinear, RowParallelLinear
-from tplab.memory import (
+from tplab.memory.memory_bill import (
     GPUS,
     RECIPES,
     Bill,
@@ -32,7 +32,7 @@ from tplab.memory import (
     rank_parameters,
     smallest_p,
 )
-from tplab.memory_meter import (
+from tplab.memory.meter import (
     MemoryMeter,
     gradient_bytes,
     optimizer_bytes,

@@ -10,7 +10,9 @@ biases that are added after a sum over ranks. Pure arithmetic: nothing here need
 
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Any
+from typing import Any, Literal
+
+Recompute = Literal["nothing", "attention", "layers"]  # what the backward pass computes again instead of keeping it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,39 +9,22 @@
     pipeline parallel (pp)  divides the layers; with the schedule 1F1B the first stage keeps pp micro-batches in flight
     data parallel (dp)      divides the sequences of a step; every replica holds the same as one alone
 
-Pure arithmetic: nothing here needs torch. `tplab.memory_meter` measures the same on real tensors.
+Pure arithmetic: nothing here needs torch. `tplab.memory.meter` measures the same on real tensors.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
-from tplab.gpt_config import (
-    PRESETS,
+from tplab.memory.config import (
     GPTConfig,
+    Recompute,
     check_tensor_parallel,
     first_weights,
     last_weights,
     layer_weights,
-    parameter_count,
     tensor_parallel_sizes,
 )
 
-__all__ = [
-    "GPUS",
-    "PRESETS",
-    "RECIPES",
-    "Bill",
-    "GPTConfig",
-    "Layout",
-    "Recipe",
-    "bill",
-    "layer_activations",
-    "parameter_count",
-    "rank_parameters",
-    "smallest_p",
-]
-
-Recompute = Literal["nothing", "attention", "layers"]
 GB = 10**9
 GPUS: dict[str, int] = {  # memory as sold, in bytes
     "RTX 4090, 24 GB": 24 * GB,

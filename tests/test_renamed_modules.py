@@ -1,0 +1,101 @@
+"""The module names of tplab 0.1, which its chapters taught, keep working in 0.2 and say what the new name is."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tplab
+from tests import ROOT
+
+# Every name that a chapter of 0.1 imported from tplab
+IMPORTS_OF_0_1 = """
+from tplab import collective_cost, collectives, corpus, device, embedding, launch, links, mappings, memory, record
+from tplab import rng, schedule_order, schedules, transformer, viz, zero, zero_three
+from tplab.attention import ParallelAttention
+from tplab.capstone import PRESETS, measuring
+from tplab.capstone.log import read_log, steps_of
+from tplab.capstone.measuring import Short
+from tplab.capstone.mine import find_answers
+from tplab.capstone.panel import run
+from tplab.capstone.predictions import machine_of, predicted_memory, predicted_step
+from tplab.capstone.report import compose, write_report
+from tplab.capstone.report.blocks import Figure
+from tplab.capstone.report.run import Run
+from tplab.capstone.step import Step
+from tplab.capstone.study import Budget, study
+from tplab.capstone.traffic import step_parts
+from tplab.capstone.train import train
+from tplab.checkpoint import full_state_dict, load_full_state_dict
+from tplab.chrome_trace import save_chrome_trace
+from tplab.collective_cost import all_reduce
+from tplab.course import check, predict, progress, show_failure, symptoms
+from tplab.course.ch11 import published
+from tplab.course.ch15.killing import killed_at
+from tplab.course.ch15.saving import Writer
+from tplab.cross_entropy import vocab_parallel_cross_entropy
+from tplab.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
+from tplab.gpt import ParallelGPT
+from tplab.gpt_config import GPTConfig, PRESETS, parameter_count
+from tplab.gpt_stages import gpt_stages
+from tplab.grad_norm import clip_grad_norm
+from tplab.initialization import init_parameter
+from tplab.layer_cost import layer_time, overlap_saving
+from tplab.linear import ColumnParallelLinear, RowParallelLinear, column_linear
+from tplab.linear_cross_entropy import parallel_linear_cross_entropy
+from tplab.links import Link
+from tplab.machines import MACHINES, measure_machine
+from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
+from tplab.memory import GPTConfig, GPUS, Layout, bill
+from tplab.memory_meter import MemoryMeter, gradient_bytes, optimizer_bytes, parameter_bytes, saved_for_backward
+from tplab.memory_meter import tensor_bytes
+from tplab.mesh import Grid, mesh
+from tplab.mlp import ParallelMLP
+from tplab.pipeline import Pipeline
+from tplab.qkv import QKVParallelLinear, copies_group
+from tplab.rng import checkpoint, dropout, seed_all
+from tplab.rotary import rotary_angles, rotate
+from tplab.runtime import Record
+from tplab.schedule_order import Span
+from tplab.schedules import Action, Schedule
+from tplab.sequence import gather_from_sequence_region, reduce_scatter_to_sequence_region
+from tplab.sequence_linear import gather_linear_again
+from tplab.sequence_parallel import SequenceParallelGPT, allreduce_sequence_parallel_gradients
+from tplab.sharding import Block, Sharding, divide, shard, unshard
+from tplab.step_cost import Program, step_time, throughput
+from tplab.three_dimensions import Training3D
+from tplab.trace import RankTrace, Span, trace_rank
+from tplab.transformer import ParallelTransformerLayer
+from tplab.wires import Lanes
+from tplab.zero_bill import zero_memory
+"""
+
+
+@pytest.mark.parametrize("old", tplab.RENAMED)
+def test_an_old_name_is_the_new_module_and_warns_where_it_is_imported(old, monkeypatch):
+    monkeypatch.delitem(sys.modules, old, raising=False)
+    new = importlib.import_module(tplab.RENAMED[old])
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {new.__name__}") as caught:
+        exec(compile(f"import {old} as found", "a notebook", "exec"), namespace := {})
+    assert namespace["found"] is new
+    assert new.__spec__.name == new.__name__
+    assert caught[0].filename == "a notebook"
+
+
+def test_every_import_of_a_chapter_of_0_1_still_works():
+    """In a fresh process, where no module has been imported under its new name before."""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", IMPORTS_OF_0_1], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_project_itself_uses_no_old_name():
+    old = re.compile(r"(?<![\w.])(" + "|".join(map(re.escape, tplab.RENAMED)) + r")(?![\w])")
+    own = {ROOT / "tplab" / "__init__.py", Path(__file__)}
+    sources = [
+        path for folder in ("tplab", "tests", "solutions", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    ]
+    found = {str(path.relative_to(ROOT)): old.findall(path.read_text()) for path in sources if path not in own}
+    assert {name: names for name, names in found.items() if names} == {}

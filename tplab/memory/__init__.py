@@ -1,0 +1,49 @@
+"""Chapter 00: what a GPT is made of, and how much memory it takes to train one.
+
+config        the sizes of a GPT, and its weights by name and shape
+memory_bill   what one GPU has to hold, by formula, for every way to split the model
+meter         the same, measured on real tensors
+"""
+
+from tplab.memory.config import PRESETS, GPTConfig, Recompute, parameter_count
+from tplab.memory.memory_bill import (
+    GPUS,
+    RECIPES,
+    Bill,
+    Layout,
+    Recipe,
+    bill,
+    layer_activations,
+    rank_parameters,
+    smallest_p,
+)
+from tplab.memory.meter import (
+    MemoryMeter,
+    gradient_bytes,
+    optimizer_bytes,
+    parameter_bytes,
+    saved_for_backward,
+    tensor_bytes,
+)
+
+__all__ = [
+    "GPUS",
+    "PRESETS",
+    "RECIPES",
+    "Bill",
+    "GPTConfig",
+    "Layout",
+    "MemoryMeter",
+    "Recipe",
+    "Recompute",
+    "bill",
+    "gradient_bytes",
+    "layer_activations",
+    "optimizer_bytes",
+    "parameter_bytes",
+    "parameter_count",
+    "rank_parameters",
+    "saved_for_backward",
+    "smallest_p",
+    "tensor_bytes",
+]
