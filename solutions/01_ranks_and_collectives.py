@@ -14,7 +14,8 @@
 import torch
 import torch.distributed as dist
 
-from tplab import collectives, device, launch, links, viz
+from tplab import collectives, device, launch, viz
+from tplab.collectives import links
 from tplab.course import check, predict, show_failure, symptoms
 
 # %% [markdown]
@@ -541,7 +542,7 @@ def ring_all_reduce(x: torch.Tensor) -> torch.Tensor:
 check("1.4", ring_all_reduce)
 
 # %% [markdown]
-# NCCL's ring is this algorithm (section 7 says what it adds). What you wrote is also in `tplab.collectives`, with any group, and for sizes that `p` does not divide.
+# NCCL's ring is this algorithm (section 7 says what it adds). What you wrote is also in `tplab.collectives.by_hand`, with any group, and for sizes that `p` does not divide.
 #
 # ## 5 · Measure it: bytes
 #
@@ -560,7 +561,7 @@ check("1.4", ring_all_reduce)
 predict("1.f", ring_mib=14, tree_mib=24, ring_steps=14, tree_steps=6)
 
 # %% [markdown]
-# The bytes that the ranks of each really send, counted by the record, beside the formulas. (`tplab.collectives` has the ring that you wrote.)
+# The bytes that the ranks of each really send, counted by the record, beside the formulas. (`tplab.collectives.by_hand` has the ring that you wrote.)
 
 
 # %%

@@ -23,13 +23,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tplab import device, launch, links, record, viz
+from tplab import device, launch, record, viz
 from tplab.chrome_trace import save_chrome_trace
 from tplab.collective_cost import all_reduce
+from tplab.collectives import Link, links
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.layer_cost import layer_time, overlap_saving
 from tplab.linear import column_linear
-from tplab.links import Link
 from tplab.machines import MACHINES, measure_machine
 from tplab.memory import GPTConfig
 from tplab.trace import RankTrace, Span, trace_rank

@@ -9,7 +9,7 @@ import torch
 
 import tplab.machines as machines
 from tplab import launch
-from tplab.links import Link
+from tplab.collectives.links import Link
 from tplab.machines import MACHINES, Machine, machine, matrix_rate, measure_machine, memory_rate
 
 A100, V100 = MACHINES["A100 DGX"], MACHINES["V100 DGX-2H"]

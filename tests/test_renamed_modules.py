@@ -13,7 +13,8 @@ from tests import ROOT
 
 # Every name that a chapter of 0.1 imported from tplab
 IMPORTS_OF_0_1 = """
-from tplab import collective_cost, collectives, corpus, device, embedding, launch, links, mappings, memory, record
+from tplab import collective_cost, collectives, corpus, device, embedding, launch, mappings, memory, record
+from tplab.collectives import links
 from tplab import rng, schedule_order, schedules, transformer, viz, zero, zero_three
 from tplab.attention import ParallelAttention
 from tplab.capstone import PRESETS, measuring
@@ -46,7 +47,7 @@ from tplab.initialization import init_parameter
 from tplab.layer_cost import layer_time, overlap_saving
 from tplab.linear import ColumnParallelLinear, RowParallelLinear, column_linear
 from tplab.linear_cross_entropy import parallel_linear_cross_entropy
-from tplab.links import Link
+from tplab.collectives.links import Link
 from tplab.machines import MACHINES, measure_machine
 from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 from tplab.memory import GPTConfig, GPUS, Layout, bill

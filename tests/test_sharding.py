@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.reference import cut, random
 from tplab import launch
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.sharding import Block, ShardedModule, Sharding, divide, shard, shard_range, unshard
 
 

@@ -178,4 +178,4 @@ def test_the_pictures_module_computes_nothing_of_a_collective() -> None:
     for file in ("collectives.py", "times.py"):
         source = (Path(viz.__file__).parent / file).read_text()
         assert "torch.distributed" not in source
-        assert "tplab.collectives" not in source
+        assert "tplab.collectives.by_hand" not in source

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tests.reference import assert_close, random
 from tests.small_net import HIDDEN, Block, Net, batch, plain_training, whole_batch
 from tplab import launch, record
-from tplab.collectives import ring_sent
+from tplab.collectives.by_hand import ring_sent
 from tplab.flat import Flat, broadcast, in_buckets
 from tplab.grad_norm import clip, grad_norm_of_pieces
 from tplab.memory.memory_bill import Recipe

@@ -6,7 +6,7 @@
     %%ranks 4                run a notebook cell on 4 ranks (registered here when IPython imports us)
 
 Everything else lives in rooms, one per subject, in the order in which the chapters teach it: `tplab.memory`,
-`tplab.collectives`, `tplab.tensor`, ... ARCHITECTURE.md shows them all.
+`tplab.collectives.by_hand`, `tplab.tensor`, ... ARCHITECTURE.md shows them all.
 """
 
 import importlib
@@ -37,6 +37,7 @@ def __getattr__(name: str) -> Any:
 RENAMED = {
     "tplab.gpt_config": "tplab.memory.config",
     "tplab.memory_meter": "tplab.memory.meter",
+    "tplab.links": "tplab.collectives.links",
 }
 
 

@@ -28,7 +28,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from tplab.attention_mask import attention_mask, check_masks
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.initialization import InitMethod
 from tplab.kv_cache import KVCache
 from tplab.linear import ColumnParallelLinear, Device, RowParallelLinear

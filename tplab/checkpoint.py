@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.mappings import all_gather
 from tplab.sharding import Sharding
 

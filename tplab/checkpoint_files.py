@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 
 T = TypeVar("T")
 Key = tuple[str | int, ...]

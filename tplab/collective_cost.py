@@ -18,8 +18,8 @@ begin at once: real collectives take longer. With one rank nothing is sent.
 from collections.abc import Callable
 from typing import Literal
 
-from tplab.collectives import tree_depth
-from tplab.links import Link
+from tplab.collectives.by_hand import tree_depth
+from tplab.collectives.links import Link
 
 Algorithm = Literal["ring", "tree"]
 

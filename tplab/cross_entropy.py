@@ -39,7 +39,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.token_ids import outside, raise_first
 
 Reduction = Literal["mean", "sum", "none"]

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 
 BUCKET_BYTES = 25 * 2**20  # of DistributedDataParallel
 

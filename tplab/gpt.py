@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
 from tplab.initialization import InitMethod, init_parameter
 from tplab.linear import Device

@@ -32,7 +32,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from tplab.checkpoint import full_state_dict, load_full_state_dict
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.initialization import InitMethod, init_linear
 from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 from tplab.sharding import ShardedModule, Sharding, divide

@@ -24,7 +24,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.cross_entropy import Options, forward_of_rows, gradient_of_rows, wrong_targets
 from tplab.linear import in_autocast_dtype
 

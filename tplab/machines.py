@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from tplab.links import SIZES, Link, fit, measure_link, now
+from tplab.collectives.links import SIZES, Link, fit, measure_link, now
 from tplab.runtime import device
 
 GB = 10**9

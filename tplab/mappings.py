@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.distributed import ProcessGroup
 
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.sharding import shard, unshard
 
 

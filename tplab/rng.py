@@ -40,7 +40,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.generators import State, copy_of, generators_in_use, read_state, write_state
 
 REPLICATED_OFFSET = 1359

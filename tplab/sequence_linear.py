@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.linear import in_autocast_dtype
 from tplab.mappings import all_gather
 from tplab.sequence import gather_from_sequence_region, parts_and_place

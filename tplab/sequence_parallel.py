@@ -38,7 +38,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.embedding import VocabParallelEmbedding
 from tplab.gpt import ParallelGPT
 from tplab.linear import ColumnParallelLinear, RowParallelLinear

@@ -51,7 +51,7 @@ from tplab.checkpoint_files import (
     together,
 )
 from tplab.checkpoint_pieces import PieceLoader, Pieces, PieceSaver, Plain, blank, copied, pieces, value_of
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.replicas import compare_replicas
 from tplab.rng import RNGTracker
 from tplab.sharded_optimizer import (

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 
 
 @dataclass(frozen=True)

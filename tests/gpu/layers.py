@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from tests.gpu import plain
 from tests.gpu.subject import SINGLE, Case, Place, Tensors, layer
 from tplab.attention import ParallelAttention
-from tplab.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_all_reduce
+from tplab.collectives.by_hand import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_all_reduce
 from tplab.cross_entropy import vocab_parallel_cross_entropy
 from tplab.embedding import VocabParallelEmbedding, parallel_logits
 from tplab.linear import ColumnParallelLinear, RowParallelLinear

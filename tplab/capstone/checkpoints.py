@@ -53,7 +53,7 @@ from tplab.capstone.manifest import (
 )
 from tplab.capstone.step_folders import StepFolders
 from tplab.checkpoint_files import together
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.runtime.hooks import unrecorded
 from tplab.sharded_checkpoint import Staged, load_sharded, stage_sharded, write_sharded
 

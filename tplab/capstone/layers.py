@@ -36,7 +36,7 @@ from tplab.capstone.plain_gpt import PlainGPT
 from tplab.capstone.settings import Settings
 from tplab.capstone.way import Way, nothing
 from tplab.checkpoint import full_state_dict, load_full_state_dict
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt import ParallelGPT
 from tplab.grad_norm import clip, grad_norm
 from tplab.linear import Device

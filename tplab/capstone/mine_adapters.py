@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 
 from tplab.capstone.plain_gpt import again_in_backward
 from tplab.capstone.settings import Settings
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.linear import Device, in_autocast_dtype
 from tplab.memory.config import GPTConfig
 from tplab.sharding import shard

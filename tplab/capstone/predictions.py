@@ -9,7 +9,7 @@ from typing import Any
 
 from tplab.capstone.settings import Settings
 from tplab.capstone.traffic import TOKENS_AT_ONCE
-from tplab.links import Link
+from tplab.collectives.links import Link
 from tplab.machines import Machine
 from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import Recipe, bill

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.memory.config import GPTConfig
 from tplab.runtime import device
 

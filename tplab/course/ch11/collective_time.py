@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
+from tplab.collectives.links import Link
 from tplab.course.ch11.numbers import in_microseconds
 from tplab.course.checking import Question, Verdict, calling, exercise, fresh_generator, verify
 from tplab.course.scenes import kind_is
-from tplab.links import Link
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 

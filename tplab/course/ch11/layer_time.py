@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from tplab.collectives.links import Link
 from tplab.course.ch11.numbers import in_microseconds
 from tplab.course.checking import Differences, Question, Verdict, calling, exercise, fresh_generator, verify
-from tplab.links import Link
 
 _NO_SCORES = "the time without the scores, 4·b·s²·h"
 _ONLY_SCORES_HALF = "the time with QKᵀ or PV, not both"

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tplab.collectives import rank_and_size
+from tplab.collectives.by_hand import rank_and_size
 from tplab.course.scenes import random_tensor
 from tplab.mappings import copy_to_region, reduce_from_region
 from tplab.runtime import device

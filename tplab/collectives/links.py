@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from tplab.collectives import tree_depth
+from tplab.collectives.by_hand import tree_depth
 from tplab.runtime import device
 
 Point = tuple[int, float]  # bytes of a message, seconds that it took

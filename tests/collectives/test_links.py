@@ -1,4 +1,4 @@
-"""What a message costs: `tplab.links`. The fit is tried on points whose line is known; no measured time decides."""
+"""`tplab.collectives.links`: the fit is tested on points of a known line, so that no measured time decides."""
 
 import math
 import random
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tplab import launch
-from tplab.links import PUBLISHED, SIZES, Link, fit, measure_link
+from tplab.collectives.links import PUBLISHED, SIZES, Link, fit, measure_link
 
 ALPHA, BETA = 20e-6, 1 / 3e9
 

@@ -1,4 +1,4 @@
-"""Collectives by hand: `tplab.collectives`, against torch's own and against sums in plain torch, on real ranks.
+"""Collectives by hand: `tplab.collectives.by_hand`, against torch's own and against sums in plain torch, on real ranks.
 
 Every rank has other random numbers, so that a part that went to the wrong rank, or was added twice, is seen.
 """
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests.reference import assert_close, random
 from tplab import launch, record
-from tplab.collectives import (
+from tplab.collectives.by_hand import (
     all_gather_steps,
     exchange,
     gather,

@@ -1,0 +1,45 @@
+"""Chapter 01: collectives built from send and receive, and what a message costs.
+
+by_hand   scatter, gather, and all-reduce as a ring and as a tree
+links     the time of a message as alpha + beta · bytes, measured and published
+"""
+
+from tplab.collectives.by_hand import (
+    all_gather_steps,
+    exchange,
+    gather,
+    part_sizes,
+    rank_and_size,
+    reduce_scatter_steps,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    ring_sent,
+    scatter,
+    tree_all_reduce,
+    tree_depth,
+    tree_sent,
+)
+from tplab.collectives.links import PUBLISHED, SIZES, Link, fit, measure_link
+
+__all__ = [
+    "PUBLISHED",
+    "SIZES",
+    "Link",
+    "all_gather_steps",
+    "exchange",
+    "fit",
+    "gather",
+    "measure_link",
+    "part_sizes",
+    "rank_and_size",
+    "reduce_scatter_steps",
+    "ring_all_gather",
+    "ring_all_reduce",
+    "ring_reduce_scatter",
+    "ring_sent",
+    "scatter",
+    "tree_all_reduce",
+    "tree_depth",
+    "tree_sent",
+]
