@@ -1,7 +1,7 @@
 # Two targets are all that a learner needs: `make lab` and `make test`. `make help` lists the others.
 #
 #   LAB_ARGS="--no-browser --port=9000"   more options for JupyterLab
-#   TESTS="tests/test_linear.py -k bias"  run only these tests
+#   TESTS="tests/tensor/test_linear.py -k bias"  run only these tests
 #   JOBS=4                                how many test processes run side by side
 #   SEED=7                                other inputs for the wrong answers that the tests try
 #   PYTHON=python3.12                     which Python builds the environment

@@ -65,7 +65,7 @@ def _cut_megatron(name: str, whole: Tensor) -> Tensor:
 
 
 def tplab(problem: Problem, async_grad_allreduce: bool = False) -> Way:
-    from tplab.attention import ParallelAttention
+    from tplab.tensor.attention import ParallelAttention
 
     hidden = problem.inputs["x"].shape[-1]
     attention = ParallelAttention(hidden, COUNT, causal=True, async_grad_allreduce=async_grad_allreduce)

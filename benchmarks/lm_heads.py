@@ -38,14 +38,14 @@ def tplab_keeping(problem: Problem) -> Way:
 
 
 def _with_tplab(problem: Problem, loss: Way) -> Way:
-    from tplab.embedding import parallel_logits
+    from tplab.tensor.embedding import parallel_logits
 
     mine = ways.parameters(problem, CUT)
     return Way(lambda x: loss.forward(parallel_logits(x, mine["weight"])), mine, CUT)
 
 
 def tplab_fused(problem: Problem) -> Way:
-    from tplab.linear_cross_entropy import parallel_linear_cross_entropy
+    from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
 
     mine, target = ways.parameters(problem, CUT), problem.target
     return Way(lambda x: parallel_linear_cross_entropy(x, mine["weight"], target), mine, CUT)

@@ -28,13 +28,13 @@ def problem(tokens: int = 1024, vocabulary: int = 32768) -> Problem:
 
 
 def tplab_overwriting(problem: Problem) -> Way:
-    from tplab.cross_entropy import vocab_parallel_cross_entropy
+    from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 
     return Way(lambda x: vocab_parallel_cross_entropy(x, problem.target, overwrite_logits=True), {}, CUT)
 
 
 def tplab_keeping(problem: Problem) -> Way:
-    from tplab.cross_entropy import vocab_parallel_cross_entropy
+    from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 
     return Way(lambda x: vocab_parallel_cross_entropy(x, problem.target), {}, CUT)
 

@@ -36,7 +36,7 @@ def _plain(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tens
 
 
 def tplab(problem: Problem, async_grad_allreduce: bool = False) -> Way:
-    from tplab.mlp import ParallelMLP
+    from tplab.tensor.mlp import ParallelMLP
 
     mlp = ParallelMLP(problem.inputs["x"].shape[-1], async_grad_allreduce=async_grad_allreduce)
     names = {"up": "up.weight", "up_bias": "up.bias", "down": "down.weight", "down_bias": "down.bias"}

@@ -2,7 +2,7 @@
 
     make picture
 
-Left: how the two weights of an MLP are cut over two ranks. Right: two training steps of tplab.mlp.ParallelMLP on two
+Left: how the two weights of an MLP are cut over two ranks. Right: two training steps of ParallelMLP on two
 ranks as they happened, and its loss on real text for p = 1, 2, 4 beside one process with plain PyTorch.
 """
 
@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from tplab import corpus, device, launch, viz
-from tplab.checkpoint import load_full_state_dict
-from tplab.mlp import ParallelMLP
+from tplab.tensor.full_state import load_full_state_dict
+from tplab.tensor.mlp import ParallelMLP
 
 TARGET = Path(__file__).with_name("first_walk.png")
 CONTEXT, HIDDEN, FFN, BATCH, STEPS = 8, 128, 512, 64, 150

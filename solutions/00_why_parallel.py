@@ -355,7 +355,7 @@ def data_parallel():
 
 
 def tensor_parallel():
-    from tplab.mappings import copy_to_region, reduce_from_region
+    from tplab.tensor import copy_to_region, reduce_from_region
 
     layers = stack(2, width=HIDDEN // 2)  # half of every matrix
     x = torch.randn(ROWS, HIDDEN, device=device(), requires_grad=True)  # [b, h]: the whole batch

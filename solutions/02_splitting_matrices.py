@@ -430,7 +430,7 @@ viz.table(rows)
 # - **PyTorch** calls the three words `Replicate()`, `Shard(dim)` and `Partial()` and attaches them to a tensor: a **DTensor**
 #   (`torch.distributed.tensor`). Its layers `ColwiseParallel` and `RowwiseParallel` (`torch.distributed.tensor.parallel`) put `nn.Linear.weight` at
 #   `Shard(0)` and `Shard(1)`. A DTensor may be cut unevenly: shards are made as by `torch.chunk` and padded before a collective.
-# - **This course** keeps `shard` and `unshard` in `tplab/sharding.py`. From the next chapter on they are imported from there.
+# - **This course** keeps `shard` and `unshard` in `tplab/tensor/sharding.py`. From the next chapter on they are imported from there.
 #
 # DTensor works out the rules of this chapter for itself. Multiply, and ask what came out:
 

@@ -27,9 +27,9 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
-from tplab import device, launch, mappings, record, viz
+from tplab import device, launch, record, viz
 from tplab.course import check, predict, show_failure, symptoms
-from tplab.sharding import shard, unshard
+from tplab.tensor import mappings, shard, unshard
 
 # %% [markdown]
 # ## A network of four weights, on two ranks
@@ -144,7 +144,7 @@ viz.matrices({f"rank {rank}": numbers for rank, numbers in enumerate(results)}, 
 # ($dx_r$ is what rank $r$ contributes. A replicated tensor counts once here, however many ranks hold it.) Cutting and putting together are each other's
 # transpose as well.
 #
-# Turn the knobs. Every move runs the operator on real ranks (the course's own, from `tplab.mappings`). What differs from rank to rank is full of
+# Turn the knobs. Every move runs the operator on real ranks (the course's own, from `tplab.tensor.mappings`). What differs from rank to rank is full of
 # $10^{rank}$, so each digit tells which rank it came from; what is replicated is 1, 2, 3, 4. `dy` is the upstream gradient, that of the output. For each operator: which of `y` and `dx` needed another rank's numbers?
 
 # %% tags=["explore"]
@@ -636,7 +636,7 @@ viz.table(rows)
 # - **PyTorch DTensor** has no f and g by name. g is `redistribute` from `Partial()` to `Replicate()`; f is a `Replicate()` DTensor whose `to_local` is told that the
 #   gradient will be partial: `to_local(grad_placements=[Partial()])`. The autograd function underneath is `Redistribute` in
 #   `torch/distributed/tensor/_redistribute.py`.
-# - **This course** keeps them in `tplab/mappings.py` as `copy_to_region`, `reduce_from_region`, `scatter_to_region` and `gather_from_region`. They take a process `group`,
+# - **This course** keeps them in `tplab/tensor/mappings.py` as `copy_to_region`, `reduce_from_region`, `scatter_to_region` and `gather_from_region`. They take a process `group`,
 #   and there the backward of each *is* its partner, so that one can differentiate twice.
 #
 # g by DTensor, on real ranks: one all-reduce forward, none backward.

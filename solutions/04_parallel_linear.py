@@ -32,8 +32,7 @@ from torch.nn import functional as F
 
 from tplab import device, launch, record, viz
 from tplab.course import check, predict, show_failure, symptoms
-from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
-from tplab.sharding import Sharding, divide
+from tplab.tensor import Sharding, copy_to_region, divide, gather_from_region, reduce_from_region, scatter_to_region
 
 # %% [markdown]
 # The two layers in one picture each. Every colour is a rank; grey is what every rank holds whole.

@@ -28,9 +28,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from tplab import corpus, device, launch, record, viz
-from tplab.checkpoint import full_state_dict, load_full_state_dict
 from tplab.course import check, predict, symptoms
-from tplab.linear import ColumnParallelLinear, RowParallelLinear
+from tplab.tensor import ColumnParallelLinear, RowParallelLinear, full_state_dict, load_full_state_dict
 
 # %% [markdown]
 # The two products of the MLP, with what each rank holds. What the first one leaves on a rank is just what the second one needs there.
@@ -137,7 +136,7 @@ viz.table([cost(kind) for kind in KINDS])
 
 
 # %% [markdown] task="5.1" title="ParallelMLP" difficulty=2 minutes=15
-# Build it from the two layers of chapter 04, imported from `tplab.linear` in the setup cell. Their signatures are those you wrote, and their weights come from a master weight.
+# Build it from the two layers of chapter 04, imported from `tplab.tensor.linear` in the setup cell. Their signatures are those you wrote, and their weights come from a master weight.
 #
 # - Call the layers `self.up` and `self.down`. Use exact GELU, `F.gelu`.
 # - `bias`, `group`, `device` and `dtype` are for both layers.

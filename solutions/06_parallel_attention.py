@@ -27,16 +27,24 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-import tplab.attention
+import tplab.tensor
 from tplab import corpus, device, launch, record, viz
-from tplab.checkpoint import full_state_dict, load_full_state_dict
 from tplab.course import check, predict, symptoms
-from tplab.linear import ColumnParallelLinear, RowParallelLinear
-from tplab.mappings import copy_to_region
 from tplab.memory import PRESETS
-from tplab.qkv import QKVParallelLinear, copies_group
-from tplab.rotary import rotary_angles, rotate
-from tplab.sharding import Block, Sharding, divide
+from tplab.tensor import (
+    Block,
+    ColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+    Sharding,
+    copies_group,
+    copy_to_region,
+    divide,
+    full_state_dict,
+    load_full_state_dict,
+    rotary_angles,
+    rotate,
+)
 
 # %% [markdown]
 # This is where it will end: 8 heads on 4 real ranks. `q0` is the part of the weight that makes the queries of head 0, `k0` and `v0` make its keys and values. Each rank reports what it holds.
@@ -349,7 +357,7 @@ predict("6.c", out=True, dWq=True, dWk=False, dx=True)
 # 1. In `__init__`: `self.heads` and `self.kv_heads`, how many heads of Q, and of K and V, this rank holds (`n` and `m`), and `copies`. Refuse what 6.3 refuses.
 # 2. `forward`. The fused weight is no layer here but a parameter, so f on `x` is yours to write as well. `attend` wants as many heads of K and V as of Q: `repeat_interleave` along the head dimension repeats each of them.
 #
-# The rest is given: the parameters, and how they are cut, one `Block` for each of the three matrices (`tplab.sharding`), with a head as the unit that stays whole.
+# The rest is given: the parameters, and how they are cut, one `Block` for each of the three matrices (`tplab.tensor.sharding`), with a head as the unit that stays whole.
 
 
 # %% exercise="6.4"
@@ -424,7 +432,7 @@ check("6.4", GroupedAttention)
 def all_reduces(attention_type, num_kv_heads, p_sizes):
     """Collectives of one forward and backward pass: (direction, numbers)."""
     b, s, t, h = p_sizes
-    attention = tplab.attention.ParallelAttention(h, 8, num_kv_heads, attention_type=attention_type, device=device())
+    attention = tplab.tensor.ParallelAttention(h, 8, num_kv_heads, attention_type=attention_type, device=device())
     x = torch.randn(b, s, h, device=device(), requires_grad=True)
     memory = torch.randn(b, t, h, device=device(), requires_grad=True) if attention_type == "cross" else None
     with record() as forward:
@@ -591,7 +599,7 @@ def write(model, prompt, length, cached):
 def train_and_write(prompts, length):
     torch.manual_seed(0)
     options = {"causal": True, "rotary_base": 10_000.0, "device": device(), "dtype": torch.float64}
-    model = ByteModel(tplab.attention.ParallelAttention(HIDDEN, HEADS, 2, **options))
+    model = ByteModel(tplab.tensor.ParallelAttention(HIDDEN, HEADS, 2, **options))
     losses = train(model, 80)
     return losses, [[write(model, prompt, length, cached) for cached in (True, False)] for prompt in prompts]
 
@@ -789,7 +797,7 @@ viz.table(rows, title="b·s·h = 2,048; 2d·(h + 1) = 1,040")
 
 # %%
 def cache_bytes(num_heads, num_kv_heads):
-    attention = tplab.attention.ParallelAttention(num_heads * 16, num_heads, num_kv_heads, device=device())
+    attention = tplab.tensor.ParallelAttention(num_heads * 16, num_heads, num_kv_heads, device=device())
     cache = KVCache(attention, batch_size=1, max_length=1024)
     return cache.keys.nbytes + cache.values.nbytes
 

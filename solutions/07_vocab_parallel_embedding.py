@@ -27,12 +27,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from tplab import corpus, device, embedding, launch, memory, record, viz
-from tplab.checkpoint import full_state_dict, load_full_state_dict
+from tplab import corpus, device, launch, memory, record, viz
 from tplab.course import check, predict, show_failure, symptoms
-from tplab.initialization import init_parameter
-from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
-from tplab.sharding import Block, Sharding
+from tplab.tensor import (
+    Block,
+    Sharding,
+    copy_to_region,
+    embedding,
+    full_state_dict,
+    gather_from_region,
+    init_parameter,
+    load_full_state_dict,
+    reduce_from_region,
+    scatter_to_region,
+)
 
 # %% [markdown]
 # Both ends of the model, with what each rank holds. At the entrance the ids pick rows, at the exit the same rows give the scores of the tokens, the **logits**.

@@ -30,14 +30,18 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from tplab import corpus, device, launch, record, viz
-from tplab.checkpoint import load_full_state_dict
 from tplab.course import check, predict, symptoms
-from tplab.cross_entropy import vocab_parallel_cross_entropy
-from tplab.embedding import VocabParallelEmbedding, parallel_logits
-from tplab.linear_cross_entropy import parallel_linear_cross_entropy
-from tplab.mappings import gather_from_region, reduce_from_region
 from tplab.memory import MemoryMeter, saved_for_backward
-from tplab.sharding import shard
+from tplab.tensor import (
+    VocabParallelEmbedding,
+    gather_from_region,
+    load_full_state_dict,
+    parallel_linear_cross_entropy,
+    parallel_logits,
+    reduce_from_region,
+    shard,
+    vocab_parallel_cross_entropy,
+)
 
 # %% [markdown]
 # What the output layer leaves: each rank has all tokens, and some columns of their logits. $E$ is the table of the embedding; each token's vector is multiplied with all its rows.
@@ -641,7 +645,7 @@ WAYS = {
     "gather, F.cross_entropy": gathered,
     "8.2 and 8.3, by autograd": by_autograd,
     "8.4, by hand": by_hand,
-    "tplab.cross_entropy": by_the_course,
+    "tplab.tensor.cross_entropy": by_the_course,
 }
 
 

@@ -26,12 +26,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from tplab import corpus, device, launch, record, rng, viz
-from tplab.attention import ParallelAttention
-from tplab.checkpoint import load_full_state_dict
+from tplab import corpus, device, launch, record, viz
 from tplab.course import check, predict, symptoms
-from tplab.linear import ColumnParallelLinear, RowParallelLinear
 from tplab.memory import saved_for_backward
+from tplab.tensor import ColumnParallelLinear, ParallelAttention, RowParallelLinear, load_full_state_dict, rng
 
 
 def get_state():
@@ -48,7 +46,7 @@ def set_state(state):
 
 
 # %% [markdown]
-# This is where the chapter leads. Four ranks have dropped a third of two tensors, with the module `tplab.rng` in which everything below is ready made. Filled places are kept, white ones are dropped. The first tensor is the same on every rank, and all ranks drop the same places of it. Of the second one each rank has
+# This is where the chapter leads. Four ranks have dropped a third of two tensors, with the module `tplab.tensor.rng` in which everything below is ready made. Filled places are kept, white ones are dropped. The first tensor is the same on every rank, and all ranks drop the same places of it. Of the second one each rank has
 # its own columns, and drops its own places.
 
 
@@ -425,7 +423,7 @@ predict(
 )
 
 # %% [markdown]
-# The ready-made attention of `tplab.attention`, built as in chapter 06, takes the tracker as `rng` and forks around the dropout of its probabilities. Here the values of all heads are ones, so that the output of a head is the sum of the probabilities that were kept, each divided by 1 - 0.5: it is 1 where half of them were kept. On two ranks with one head each, first without the tracker and then with yours:
+# The ready-made attention of `tplab.tensor.attention`, built as in chapter 06, takes the tracker as `rng` and forks around the dropout of its probabilities. Here the values of all heads are ones, so that the output of a head is the sum of the probabilities that were kept, each divided by 1 - 0.5: it is 1 where half of them were kept. On two ranks with one head each, first without the tracker and then with yours:
 
 
 # %%

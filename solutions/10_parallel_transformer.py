@@ -23,16 +23,22 @@ from torch import nn
 from torch.nn import functional as F
 
 from tplab import corpus, device, launch, record, transformer, viz
-from tplab.attention import ParallelAttention
-from tplab.checkpoint import full_state_dict, load_full_state_dict
 from tplab.course import check, predict, symptoms
-from tplab.cross_entropy import vocab_parallel_cross_entropy
-from tplab.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
-from tplab.mappings import reduce_from_region
 from tplab.memory import GPTConfig, parameter_count
-from tplab.mlp import ParallelMLP
-from tplab.rng import dropout, seed_all
-from tplab.sharding import shard
+from tplab.tensor import (
+    ParallelAttention,
+    ParallelMLP,
+    VocabParallelEmbedding,
+    dropout,
+    full_state_dict,
+    load_full_state_dict,
+    pad_vocab_size,
+    parallel_logits,
+    reduce_from_region,
+    seed_all,
+    shard,
+    vocab_parallel_cross_entropy,
+)
 
 NAMES = {
     "attention_norm": "ln_1",
@@ -177,7 +183,7 @@ viz.table(rows, title="a decoder layer that reads a memory of t = 8: its all-red
 # The constructor is there. Write `forward`, for pre-LN and post-LN.
 #
 # - Both blocks are built with `skip_bias_add=True`: `self.attention(..)` and `self.mlp(..)` return two things, the output `[b, s, h]` behind g and the bias `[h]`, not yet added. Bias, dropout and residual are added together, since a GPU does the three in one go over the memory.
-# - `dropout(y, rate, self.training, sharded=False, rng=rng)` of `tplab.rng` (chapter 09, imported above) draws from the state `"replicated"` of the tracker `rng`; with `rng=None` from torch's current state.
+# - `dropout(y, rate, self.training, sharded=False, rng=rng)` of `tplab.tensor.rng` (chapter 09, imported above) draws from the state `"replicated"` of the tracker `rng`; with `rng=None` from torch's current state.
 # - `self.attention` takes `cache=` and `rng=`. Hand on what you are given: its own dropout, of the probabilities, draws from `"sharded"`.
 # - If `self.post`, the residual is what the norm returned, else what the norm was given.
 
@@ -474,7 +480,7 @@ viz.table(
 # %% [markdown] task="10.3" title="From GPT-2's checkpoint to shards" difficulty=3 minutes=20
 # Return this rank's part of every parameter of `ParallelGPT` under its name, out of a whole state dict in GPT-2's format. It is a plain function: nothing is sent, and no process group is needed.
 #
-# - `shard(tensor, dim, rank, world_size, stride=1)` of `tplab.sharding` cuts, with `stride` equal blocks each cut for itself; `pad_vocab_size(vocab_size, world_size, multiple)` of chapter 07 is the number of rows of the padded table.
+# - `shard(tensor, dim, rank, world_size, stride=1)` of `tplab.tensor.sharding` cuts, with `stride` equal blocks each cut for itself; `pad_vocab_size(vocab_size, world_size, multiple)` of chapter 07 is the number of rows of the padded table.
 # - `NAMES` gives the names within a layer. Outside: `transformer.wte`, `transformer.wpe`, `transformer.ln_f`, and `transformer.h.0.` for the first layer.
 # - Leave `state` and its tensors as they are.
 

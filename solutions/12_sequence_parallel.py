@@ -26,16 +26,22 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from tplab import corpus, device, launch, memory, record, viz
-from tplab.checkpoint import load_full_state_dict
 from tplab.course import check, predict, show_failure, symptoms
-from tplab.linear import ColumnParallelLinear, RowParallelLinear
-from tplab.mappings import copy_to_region, reduce_from_region
 from tplab.memory import saved_for_backward
-from tplab.qkv import QKVParallelLinear
-from tplab.rng import checkpoint, dropout, seed_all
 from tplab.sequence import gather_from_sequence_region, reduce_scatter_to_sequence_region
 from tplab.sequence_linear import gather_linear_again
-from tplab.sharding import shard
+from tplab.tensor import (
+    ColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+    checkpoint,
+    copy_to_region,
+    dropout,
+    load_full_state_dict,
+    reduce_from_region,
+    seed_all,
+    shard,
+)
 
 # %% [markdown]
 # ## 1 · What tensor parallelism leaves whole

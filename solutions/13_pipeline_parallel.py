@@ -31,10 +31,10 @@ from tplab.gpt import ParallelGPT
 from tplab.gpt_stages import gpt_stages
 from tplab.memory import GPTConfig, MemoryMeter
 from tplab.pipeline import Pipeline
-from tplab.rng import seed_all
 from tplab.runtime import Record
 from tplab.schedule_order import Span
 from tplab.schedules import Action, Schedule
+from tplab.tensor import seed_all
 from tplab.wires import Lanes
 
 # %% [markdown]

@@ -654,7 +654,7 @@ def train_in_3d():
 
 def train_on_one():
     from tplab.gpt import ParallelGPT
-    from tplab.rng import seed_all
+    from tplab.tensor import seed_all
 
     seed_all(0)
     model = ParallelGPT(CONFIG, device=device(), dtype=torch.float64)

@@ -380,8 +380,8 @@ TINY = GPTConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=256, seq_
 def train_tiny(dp, tp, m, steps=8):
     from tplab import corpus
     from tplab.mesh import Grid, mesh
-    from tplab.rng import seed_all
     from tplab.sequence_parallel import SequenceParallelGPT
+    from tplab.tensor import seed_all
 
     torch.set_num_threads(1)
     grid, replica = mesh(dp=dp, tp=tp), Grid(dp=dp, tp=tp).place(dist.get_rank()).dp

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from tplab import launch, record
-from tplab.checkpoint import load_full_state_dict
 from tplab.generation import candidates, generate
 from tplab.gpt import ParallelGPT
 from tplab.hugging_face import from_hugging_face, gpt_config
+from tplab.tensor.full_state import load_full_state_dict
 
 WORLD_SIZES = (1, 2, 4)
 HIDDEN, HEADS, VOCAB, LENGTH, LAYERS = (

@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, cut
 from tplab import launch, record
-from tplab.checkpoint import full_state_dict, load_full_state_dict
 from tplab.gpt import ParallelGPT
 from tplab.hugging_face import from_hugging_face, gpt_config, to_hugging_face
 from tplab.memory.config import GPTConfig, parameter_count
-from tplab.rng import seed_all
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
+from tplab.tensor.rng import seed_all
 
 WORLD_SIZES = (1, 2, 4)
 SEEDS = (0, 1, 2)

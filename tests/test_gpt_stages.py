@@ -17,8 +17,8 @@ from tplab.gpt import ParallelGPT
 from tplab.gpt_stages import gpt_stages
 from tplab.memory.config import GPTConfig
 from tplab.pipeline import Pipeline
-from tplab.rng import seed_all
 from tplab.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from tplab.tensor.rng import seed_all
 from tplab.wires import Lanes
 
 HIDDEN, BATCH, LENGTH = 6, 2, 3

@@ -19,9 +19,9 @@ from tplab.grad_norm import clip, clip_grad_norm, counted, grad_norm, grad_norm_
 from tplab.memory.config import GPTConfig
 from tplab.mesh import mesh
 from tplab.pipeline import Pipeline
-from tplab.rng import seed_all
 from tplab.schedules import one_f_one_b
-from tplab.sharding import Block, Sharding
+from tplab.tensor.rng import seed_all
+from tplab.tensor.sharding import Block, Sharding
 from tplab.wires import Lanes
 
 # By hand: a replicated parameter, one cut by rows, a fused one with fewer K, V heads than ranks, one without gradient

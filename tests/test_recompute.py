@@ -13,7 +13,7 @@ from tplab import launch, record
 from tplab.gpt import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.memory.meter import saved_for_backward
-from tplab.rng import seed_all
+from tplab.tensor.rng import seed_all
 from tplab.transformer import ParallelTransformerLayer, run_again_in_backward
 
 BATCH, SEQUENCE, MEMORY, HIDDEN, HEADS = 2, 24, 5, 16, 4

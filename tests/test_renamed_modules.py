@@ -13,10 +13,13 @@ from tests import ROOT
 
 # Every name that a chapter of 0.1 imported from tplab
 IMPORTS_OF_0_1 = """
-from tplab import collective_cost, collectives, corpus, device, embedding, launch, mappings, memory, record
+from tplab import collective_cost, collectives, corpus, device, launch, memory, record
+from tplab.tensor import embedding
+from tplab.tensor import mappings
 from tplab.collectives import links
-from tplab import rng, schedule_order, schedules, transformer, viz, zero, zero_three
-from tplab.attention import ParallelAttention
+from tplab import schedule_order, schedules, transformer, viz, zero, zero_three
+from tplab.tensor import rng
+from tplab.tensor.attention import ParallelAttention
 from tplab.capstone import PRESETS, measuring
 from tplab.capstone.log import read_log, steps_of
 from tplab.capstone.measuring import Short
@@ -30,42 +33,42 @@ from tplab.capstone.step import Step
 from tplab.capstone.study import Budget, study
 from tplab.capstone.traffic import step_parts
 from tplab.capstone.train import train
-from tplab.checkpoint import full_state_dict, load_full_state_dict
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.chrome_trace import save_chrome_trace
 from tplab.collective_cost import all_reduce
 from tplab.course import check, predict, progress, show_failure, symptoms
 from tplab.course.ch11 import published
 from tplab.course.ch15.killing import killed_at
 from tplab.course.ch15.saving import Writer
-from tplab.cross_entropy import vocab_parallel_cross_entropy
-from tplab.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
+from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
+from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
 from tplab.gpt import ParallelGPT
 from tplab.gpt_config import GPTConfig, PRESETS, parameter_count
 from tplab.gpt_stages import gpt_stages
 from tplab.grad_norm import clip_grad_norm
-from tplab.initialization import init_parameter
+from tplab.tensor.initialization import init_parameter
 from tplab.layer_cost import layer_time, overlap_saving
-from tplab.linear import ColumnParallelLinear, RowParallelLinear, column_linear
-from tplab.linear_cross_entropy import parallel_linear_cross_entropy
+from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear, column_linear
+from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
 from tplab.collectives.links import Link
 from tplab.machines import MACHINES, measure_machine
-from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
+from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 from tplab.memory import GPTConfig, GPUS, Layout, bill
 from tplab.memory_meter import MemoryMeter, gradient_bytes, optimizer_bytes, parameter_bytes, saved_for_backward
 from tplab.memory_meter import tensor_bytes
 from tplab.mesh import Grid, mesh
-from tplab.mlp import ParallelMLP
+from tplab.tensor.mlp import ParallelMLP
 from tplab.pipeline import Pipeline
-from tplab.qkv import QKVParallelLinear, copies_group
-from tplab.rng import checkpoint, dropout, seed_all
-from tplab.rotary import rotary_angles, rotate
+from tplab.tensor.qkv import QKVParallelLinear, copies_group
+from tplab.tensor.rng import checkpoint, dropout, seed_all
+from tplab.tensor.rotary import rotary_angles, rotate
 from tplab.runtime import Record
 from tplab.schedule_order import Span
 from tplab.schedules import Action, Schedule
 from tplab.sequence import gather_from_sequence_region, reduce_scatter_to_sequence_region
 from tplab.sequence_linear import gather_linear_again
 from tplab.sequence_parallel import SequenceParallelGPT, allreduce_sequence_parallel_gradients
-from tplab.sharding import Block, Sharding, divide, shard, unshard
+from tplab.tensor.sharding import Block, Sharding, divide, shard, unshard
 from tplab.step_cost import Program, step_time, throughput
 from tplab.three_dimensions import Training3D
 from tplab.trace import RankTrace, Span, trace_rank

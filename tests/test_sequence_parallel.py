@@ -17,20 +17,20 @@ from tests.test_gpt import VOCAB, given, hugging_face
 from tests.test_gpt import part as part_of_gpt
 from tests.test_transformer import BATCH, HIDDEN, make, named_as_ours, part_of, plain_layer
 from tplab import launch, record
-from tplab.checkpoint import load_full_state_dict
 from tplab.gpt import ParallelGPT
 from tplab.hugging_face import from_hugging_face
 from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import layer_activations
 from tplab.memory.meter import saved_for_backward
-from tplab.mlp import ParallelMLP
-from tplab.rng import seed_all
 from tplab.sequence_parallel import (
     SequenceParallelGPT,
     allreduce_sequence_parallel_gradients,
     cut_the_sequence,
     sequence_parallel_parameters,
 )
+from tplab.tensor.full_state import load_full_state_dict
+from tplab.tensor.mlp import ParallelMLP
+from tplab.tensor.rng import seed_all
 from tplab.transformer import ParallelTransformerLayer
 
 WORLD_SIZES = (1, 2, 4)

@@ -20,14 +20,14 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, random
 from tplab import launch
-from tplab.attention import ParallelAttention
-from tplab.checkpoint import full_state_dict
 from tplab.checkpoint_pieces import pieces
-from tplab.embedding import VocabParallelEmbedding, parallel_logits
-from tplab.mlp import ParallelMLP
-from tplab.rng import dropout, seed_all
 from tplab.sharded_checkpoint import load_sharded, save_sharded
-from tplab.sharding import Block, Sharding
+from tplab.tensor.attention import ParallelAttention
+from tplab.tensor.embedding import VocabParallelEmbedding, parallel_logits
+from tplab.tensor.full_state import full_state_dict
+from tplab.tensor.mlp import ParallelMLP
+from tplab.tensor.rng import dropout, seed_all
+from tplab.tensor.sharding import Block, Sharding
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # where DCP itself is called here
 

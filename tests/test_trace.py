@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tplab import launch, record
 from tplab.chrome_trace import chrome_trace, rows_of, save_chrome_trace
-from tplab.linear import ColumnParallelLinear
+from tplab.tensor.linear import ColumnParallelLinear
 from tplab.trace import LANES, RankTrace, Span, trace_rank
 
 TOKENS, IN, OUT = 512, 256, 512

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, cut, random
 from tplab import launch, record
-from tplab.checkpoint import full_state_dict, load_full_state_dict
-from tplab.rng import seed_all
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
+from tplab.tensor.rng import seed_all
 from tplab.transformer import ParallelTransformerLayer
 
 WORLD_SIZES = (1, 2, 4)

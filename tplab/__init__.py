@@ -38,6 +38,22 @@ RENAMED = {
     "tplab.gpt_config": "tplab.memory.config",
     "tplab.memory_meter": "tplab.memory.meter",
     "tplab.links": "tplab.collectives.links",
+    "tplab.sharding": "tplab.tensor.sharding",
+    "tplab.mappings": "tplab.tensor.mappings",
+    "tplab.initialization": "tplab.tensor.initialization",
+    "tplab.linear": "tplab.tensor.linear",
+    "tplab.mlp": "tplab.tensor.mlp",
+    "tplab.attention_mask": "tplab.tensor.attention_mask",
+    "tplab.qkv": "tplab.tensor.qkv",
+    "tplab.rotary": "tplab.tensor.rotary",
+    "tplab.kv_cache": "tplab.tensor.kv_cache",
+    "tplab.attention": "tplab.tensor.attention",
+    "tplab.token_ids": "tplab.tensor.id_check",
+    "tplab.embedding": "tplab.tensor.embedding",
+    "tplab.cross_entropy": "tplab.tensor.cross_entropy",
+    "tplab.linear_cross_entropy": "tplab.tensor.linear_cross_entropy",
+    "tplab.generators": "tplab.tensor.generators",
+    "tplab.rng": "tplab.tensor.rng",
 }
 
 

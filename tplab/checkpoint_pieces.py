@@ -40,7 +40,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.tensor import DTensor
 
-from tplab.sharding import Sharding
+from tplab.tensor.sharding import Sharding
 
 
 @dataclass(frozen=True)

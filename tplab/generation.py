@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tplab.gpt import ParallelGPT
-from tplab.mappings import all_gather
+from tplab.tensor.mappings import all_gather
 
 
 @torch.no_grad()

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
-from tplab.initialization import InitMethod, init_parameter
-from tplab.linear import Device
-from tplab.linear_cross_entropy import parallel_linear_cross_entropy
 from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
-from tplab.rng import RNGTracker, checkpoint, dropout
-from tplab.sharding import Block, ShardedModule, Sharding
-from tplab.token_ids import When
+from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
+from tplab.tensor.id_check import When
+from tplab.tensor.initialization import InitMethod, init_parameter
+from tplab.tensor.linear import Device
+from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
+from tplab.tensor.rng import RNGTracker, checkpoint, dropout
+from tplab.tensor.sharding import Block, ShardedModule, Sharding
 from tplab.transformer import NORMS, LayerCache, ParallelTransformerLayer
 
 INIT_STD = 0.02  # of GPT-2 and Megatron
@@ -132,7 +132,7 @@ class ParallelGPT(nn.Module):
 
         targets           the next token of each, [b, s]; `ignore_index` where there is none
         key_padding_mask  bool [b, s], True for padding, which no token looks at
-        rng               where dropout draws from (`tplab.rng.seed_all`); None: torch's current state
+        rng               where dropout draws from (`tplab.tensor.rng.seed_all`); None: torch's current state
         """
         x = self.features(ids, key_padding_mask=key_padding_mask, rng=rng)
         return self.logits(x, gather=gather) if targets is None else self.loss(x, targets, ignore_index=ignore_index)

@@ -17,10 +17,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from tplab.cross_entropy import vocab_parallel_cross_entropy
-from tplab.embedding import parallel_logits
 from tplab.gpt import ParallelGPT
-from tplab.rng import RNGTracker, checkpoint, dropout
+from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
+from tplab.tensor.embedding import parallel_logits
+from tplab.tensor.rng import RNGTracker, checkpoint, dropout
 
 
 class GPTStage(nn.Module):

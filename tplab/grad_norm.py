@@ -12,7 +12,7 @@ some of it is there several times. Each number has to count exactly once:
 
     sum of squares here -> all-reduce over tp -> over pp (-> over dp) -> square root
 
-Sharded parameters say so themselves (`tplab.sharding`). Counted p times, replicated ones make the norm too large and
+Sharded parameters say so themselves (`tplab.tensor.sharding`). Counted p times, replicated ones make the norm too large and
 the steps too small; counted without the sum, each rank clips by another factor, and the copies drift apart.
 (Megatron: clip_grad_norm_fp32, param_is_not_tensor_parallel_duplicate.)
 """
@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tplab.flat import Piece
 from tplab.runtime import device
-from tplab.sharding import Sharding
+from tplab.tensor.sharding import Sharding
 
 
 def grad_norm(

@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from tplab.checkpoint_files import together
 from tplab.checkpoint_pieces import pieces
 from tplab.collectives.by_hand import rank_and_size
-from tplab.sharding import Sharding
+from tplab.tensor.sharding import Sharding
 
 Piece = tuple[str, tuple[int, ...]]  # the name of a tensor, and where in the whole this part of it begins
 Checksums = dict[Piece, int]

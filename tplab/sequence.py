@@ -25,7 +25,7 @@ Traffic: one collective of the whole [b, s, h] forward or backward; in a ring ea
 Here the sequence is dimension 1, and a part of it is no contiguous piece of memory if b > 1, so each operator copies
 once more. Megatron has [s, b, h] for that reason.
 
-As in `tplab.mappings`: no operator writes into a tensor that it was given, the sum is taken in the tensor's own dtype,
+As in `tplab.tensor.mappings`: no operator writes into a tensor that it was given, the sum is taken in the tensor's own dtype,
 and with one rank, or without a process group, each returns its input.
 (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2, where the
 first pair is called g and g-bar; megatron/core/tensor_parallel/mappings.py.)
@@ -40,8 +40,8 @@ from torch.autograd import Function
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.mappings import all_gather
-from tplab.sharding import divide, shard, unshard
+from tplab.tensor.mappings import all_gather
+from tplab.tensor.sharding import divide, shard, unshard
 
 
 def scatter_to_sequence_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:

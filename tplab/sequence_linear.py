@@ -8,7 +8,7 @@ had. Or it keeps this rank's own tokens and gathers them once more in backward, 
     gather_linear_again    forward   the same                                   keeps this rank's X [b, s/p, in]
                            backward  all-gather X meanwhile dX = dY A^T, reduce-scatter dX meanwhile dW = dY^T X
 
-Both stand where `tplab.linear.column_linear` does and take the same arguments.
+Both stand where `tplab.tensor.linear.column_linear` does and take the same arguments.
 (Korthikanti et al. 2022, section 4.2.2, the end; Megatron: LinearWithGradAccumulationAndAsyncCommunication.)
 """
 
@@ -23,10 +23,10 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.linear import in_autocast_dtype
-from tplab.mappings import all_gather
 from tplab.sequence import gather_from_sequence_region, parts_and_place
-from tplab.sharding import unshard
+from tplab.tensor.linear import in_autocast_dtype
+from tplab.tensor.mappings import all_gather
+from tplab.tensor.sharding import unshard
 
 
 def gather_linear(

@@ -5,7 +5,7 @@
                    +---------------------------------------------------------------------+
 
 Inside a block all is as before: [b, s, h] comes in, whole heads and columns are computed. What lies between two blocks
-is this rank's tokens alone, so dropout there draws from the state "sharded" (`tplab.rng`), each rank for itself.
+is this rank's tokens alone, so dropout there draws from the state "sharded" (`tplab.tensor.rng`), each rank for itself.
 
 One thing is new. A norm, a bias behind a reduce-scatter, the table of positions: every rank holds all of it, but uses
 it for its own tokens only. So its gradient there is a summand, and has to be added up once a step, after backward:
@@ -39,17 +39,17 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.embedding import VocabParallelEmbedding
 from tplab.gpt import ParallelGPT
-from tplab.linear import ColumnParallelLinear, RowParallelLinear
-from tplab.linear_cross_entropy import parallel_linear_cross_entropy
-from tplab.mappings import gather_from_region
 from tplab.memory.config import GPTConfig
-from tplab.qkv import QKVParallelLinear
-from tplab.rng import RNGTracker
 from tplab.sequence import gather_from_sequence_region, reduce_scatter_to_sequence_region, tokens_per_rank
 from tplab.sequence_linear import gather_linear, gather_linear_again
-from tplab.sharding import shard
+from tplab.tensor.embedding import VocabParallelEmbedding
+from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
+from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
+from tplab.tensor.mappings import gather_from_region
+from tplab.tensor.qkv import QKVParallelLinear
+from tplab.tensor.rng import RNGTracker
+from tplab.tensor.sharding import shard
 from tplab.transformer import LayerCache, ParallelTransformerLayer
 
 M = TypeVar("M", bound=nn.Module)

@@ -53,7 +53,6 @@ from tplab.checkpoint_files import (
 from tplab.checkpoint_pieces import PieceLoader, Pieces, PieceSaver, Plain, blank, copied, pieces, value_of
 from tplab.collectives.by_hand import rank_and_size
 from tplab.replicas import compare_replicas
-from tplab.rng import RNGTracker
 from tplab.sharded_optimizer import (
     check_groups,
     group_places,
@@ -62,7 +61,8 @@ from tplab.sharded_optimizer import (
     saved_groups,
     state_places,
 )
-from tplab.sharding import ShardedModule
+from tplab.tensor.rng import RNGTracker
+from tplab.tensor.sharding import ShardedModule
 
 
 def save_sharded(

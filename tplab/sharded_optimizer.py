@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from tplab.checkpoint_files import names_under
 from tplab.checkpoint_pieces import Pieces, blank, held, pieces, value_of
-from tplab.sharding import Sharding
+from tplab.tensor.sharding import Sharding
 
 GROUPS, STATE = ("optimizer", "param_groups"), ("optimizer", "state")
 

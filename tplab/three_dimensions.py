@@ -27,14 +27,14 @@ from tplab.grad_norm import clip, grad_norm, grad_norm_of_pieces
 from tplab.memory.config import GPTConfig
 from tplab.mesh import Grid, mesh
 from tplab.pipeline import Pipeline, counted_tokens
-from tplab.rng import seed_all
 from tplab.runtime import device
 from tplab.schedules import one_f_one_b
-from tplab.sharding import divide
+from tplab.tensor.rng import seed_all
+from tplab.tensor.sharding import divide
 from tplab.wires import Lanes
 from tplab.zero import ZeRO1
 
-SEEDS_APART = 10_000  # see `tplab.rng.seed_all`
+SEEDS_APART = 10_000  # see `tplab.tensor.rng.seed_all`
 
 
 class Training3D:

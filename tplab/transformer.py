@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from tplab.attention import ParallelAttention
-from tplab.initialization import InitMethod
-from tplab.kv_cache import KVCache
-from tplab.linear import Device
-from tplab.mlp import ParallelMLP
-from tplab.rng import RNGTracker, checkpoint, dropout
+from tplab.tensor.attention import ParallelAttention
+from tplab.tensor.initialization import InitMethod
+from tplab.tensor.kv_cache import KVCache
+from tplab.tensor.linear import Device
+from tplab.tensor.mlp import ParallelMLP
+from tplab.tensor.rng import RNGTracker, checkpoint, dropout
 
 
 @dataclass
@@ -162,7 +162,7 @@ class ParallelTransformerLayer(nn.Module):
     ) -> Tensor:
         """z [b, s, h]. Masks, positions and memory as in `ParallelAttention`; x may be the next s tokens of a cache.
 
-        rng    where dropout draws from (`tplab.rng.seed_all`); None: torch's current state
+        rng    where dropout draws from (`tplab.tensor.rng.seed_all`); None: torch's current state
         """
         self._check_memory(memory, cache)
         residual, x = self._enter(self.attention_norm, x)

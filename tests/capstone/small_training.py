@@ -12,7 +12,7 @@ from tplab.data import DataParallel
 from tplab.gpt import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.mesh import mesh
-from tplab.rng import seed_all
+from tplab.tensor.rng import seed_all
 
 CONFIG = GPTConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=40, seq_length=8, dropout=0.0)
 BATCH = 4

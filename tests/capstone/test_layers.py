@@ -12,8 +12,8 @@ from tplab import launch
 from tplab.capstone.layers import backward, build_model, finish_gradients, for_generation, gradients, used
 from tplab.capstone.mine import find_answers
 from tplab.capstone.mine_links import DOES_WITHOUT
-from tplab.checkpoint import full_state_dict
 from tplab.generation import generate
+from tplab.tensor.full_state import full_state_dict
 
 KINDS = {
     "tplab": {"layers": "tplab"},
@@ -198,5 +198,5 @@ def test_the_report_is_told_whose_layers_were_used(answers):
     cut = {row["what"]: row["source"] for row in used(variant(layers="mine", sequence_parallel=True, tp=2), answers)}
     assert cut["all-gather in place of f, reduce-scatter in place of g"] == "exercise 12.1"
     groups = used(variant(layers="mine", dp=2, batch_size=8), answers)
-    assert next(row for row in groups if row["what"] == "f and g")["source"] == "tplab.mappings"
+    assert next(row for row in groups if row["what"] == "f and g")["source"] == "tplab.tensor.mappings"
     assert all(all(isinstance(value, str) for value in row.values()) for row in groups)

@@ -163,7 +163,7 @@ def outcomes():
     blind = with_answer(answers, "10.2", HALF_BLIND + logits)
     short = source_of(answers, "4.1").replace("copy_to_region(", "f(")
     assert "f(x, self.group)" in short
-    by_another_name = with_answer(no_sum, "4.1", f"from tplab.mappings import copy_to_region as f\n{short}")
+    by_another_name = with_answer(no_sum, "4.1", f"from tplab.tensor.mappings import copy_to_region as f\n{short}")
     half = replace(settings, precision="bfloat16")
     cases = {
         "no sum, f by another name": (settings, by_another_name, False),

@@ -278,8 +278,8 @@ def test_unknown_chapter_is_misuse(built, capsys):
 
 
 def test_machine_paths_do_not_reach_a_notebook():
-    path = f"{outputs.PACKAGE_ROOT}/tplab/linear.py and {tempfile.gettempdir()}/ipykernel_123/456.py"
-    assert outputs.redact(path) == "tplab-course/tplab/linear.py and cell"
+    path = f"{outputs.PACKAGE_ROOT}/tplab/tensor/linear.py and {tempfile.gettempdir()}/ipykernel_123/456.py"
+    assert outputs.redact(path) == "tplab-course/tplab/tensor/linear.py and cell"
 
 
 def test_prediction_keeps_its_layout():

@@ -1,7 +1,7 @@
 """The course's layers on GPUs, against plain torch there and on the CPU. On a machine with any GPU, in a few minutes:
 
     pip install torch cloudpickle psutil pyyaml tokenizers pytest pytest-timeout pytest-xdist      # what isn't there
-    python -m pytest -m gpu tests/gpu tests/runtime/test_launch.py tests/runtime/test_record.py tests/test_embedding.py
+    python -m pytest -m gpu tests/gpu tests/runtime tests/tensor
     python -m benchmarks.gpu        # figures: step time beside plain PyTorch's, utilisation, peak memory, at p = 1
 
 What is compared, on each rank: the parallel layer, the same in plain torch on the same device and in the same dtype,

@@ -7,19 +7,19 @@ from torch.nn import functional as F
 
 from tests.gpu import plain
 from tests.gpu.subject import SINGLE, Case, Place, Tensors, layer
-from tplab.attention import ParallelAttention
 from tplab.collectives.by_hand import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_all_reduce
-from tplab.cross_entropy import vocab_parallel_cross_entropy
-from tplab.embedding import VocabParallelEmbedding, parallel_logits
-from tplab.linear import ColumnParallelLinear, RowParallelLinear
-from tplab.linear_cross_entropy import parallel_linear_cross_entropy
-from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
-from tplab.mlp import ParallelMLP
 from tplab.sequence import (
     gather_from_sequence_region,
     reduce_scatter_to_sequence_region,
     scatter_to_sequence_region,
 )
+from tplab.tensor.attention import ParallelAttention
+from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
+from tplab.tensor.embedding import VocabParallelEmbedding, parallel_logits
+from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
+from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
+from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
+from tplab.tensor.mlp import ParallelMLP
 
 B, S, H, HEADS, FFN, VOCAB = 2, 8, 64, 8, 128, 150
 X = {"x": (B, S, H)}

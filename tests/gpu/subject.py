@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.reference import random
 from tplab import device
-from tplab.checkpoint import full_state_dict, load_full_state_dict
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 
 Tensors = dict[str, Tensor]
 SINGLE, HALF, DOUBLE = torch.float32, torch.bfloat16, torch.float64

@@ -9,7 +9,7 @@ from tests.gpu.test_layers import SHARED_NCCL, check_is_open
 from tests.gpu.waiting import check_shares, shares_of_waiting
 from tests.gpu.ways import WAYS, Way
 from tplab import device
-from tplab.mlp import ParallelMLP
+from tplab.tensor.mlp import ParallelMLP
 from tplab.trace import RankTrace, trace_rank
 
 pytestmark = pytest.mark.gpu

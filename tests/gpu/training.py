@@ -14,14 +14,14 @@ from torch.nn import functional as F
 from tests.gpu import plain
 from tests.gpu.models import GPT2, plain_loss, shapes_of
 from tests.gpu.subject import DOUBLE, SINGLE, Case, Place, Tensors
-from tplab.checkpoint import full_state_dict, load_full_state_dict
 from tplab.data import DataParallel
-from tplab.mappings import all_gather
 from tplab.mesh import Grid
-from tplab.mlp import ParallelMLP
 from tplab.pipeline import Pipeline
 from tplab.schedules import gpipe, one_f_one_b, zero_bubble
 from tplab.sharded_checkpoint import load_sharded, save_sharded
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
+from tplab.tensor.mappings import all_gather
+from tplab.tensor.mlp import ParallelMLP
 from tplab.three_dimensions import Training3D
 from tplab.zero import ZeRO1, ZeRO2
 from tplab.zero_three import ZeRO3

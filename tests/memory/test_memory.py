@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from tplab import launch
-from tplab.linear import ColumnParallelLinear, RowParallelLinear
 from tplab.memory.config import (
     PRESETS,
     GPTConfig,
@@ -40,6 +39,7 @@ from tplab.memory.meter import (
     saved_for_backward,
     tensor_bytes,
 )
+from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
 GB = 10**9
 

@@ -16,7 +16,9 @@ SWIGLU_INIT = OPTIONS + (
     "self.down = RowParallelLinear(ffn_hidden_size, hidden_size, **options)\n"
 )
 SWIGLU_FORWARD = "gate, value = self.up(x).chunk(2, dim=-1)\nreturn self.down(F.silu(gate) * value)\n"
-MAPPINGS = "from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region\n"
+MAPPINGS = (
+    "from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region\n"
+)
 
 
 def _module(name: str, ffn: str, init: str, forward: str, extra: str) -> str:

@@ -69,7 +69,7 @@ HEADS = [
 
 def attention(forward: str = "", init: str = "", extra: str = "") -> str:
     return f"""
-from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region
+from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region
 {dedent(extra).strip()}
 
 class ParallelAttention(nn.Module):
@@ -184,7 +184,7 @@ SLICING = [
 
 def grouped(forward: str = "", init: str = "", extra: str = "") -> str:
     return f"""
-from tplab.mappings import gather_from_region, reduce_from_region
+from tplab.tensor.mappings import gather_from_region, reduce_from_region
 {dedent(extra).strip()}
 
 class GroupedAttention(nn.Module):

@@ -43,7 +43,7 @@ M = "m = vocab_max(logits, group)\n"
 OWN_M = "m = logits.detach().amax(-1)\n"
 PART = "part = (logits - m.unsqueeze(-1)).exp().sum(-1)\n"
 LOG = "return m + reduce_from_region(part, group).log()"
-GATHER = "from tplab.mappings import gather_from_region\n"
+GATHER = "from tplab.tensor.mappings import gather_from_region\n"
 
 LSE = [
     ("this rank's own", lse("return logits.logsumexp(-1)"), "Which numbers do the ranks have to add up"),
@@ -59,7 +59,7 @@ LSE = [
     ("the mean over the ranks", lse(M + PART + "return m + (reduce_from_region(part, group) / dist.get_world_size(group)).log()"), "or the mean over the ranks"),
     ("adds log p to this rank's own", lse("m = logits.detach().amax(-1)\n" + PART + "return m + part.log() + torch.tensor(float(dist.get_world_size(group)), dtype=m.dtype).log()"), "log(sum over all columns"),
     ("a reduced copy: no gradient", lse(M + PART + "part = part.detach()\ndist.all_reduce(part, group=group)\nreturn m + part.log()"), "no gradient reaches the logits"),
-    ("backward adds up too", lse("from tplab.mappings import copy_to_region\n" + M + PART + "return m + copy_to_region(reduce_from_region(part, group), group).log()"), "Which operator of chapter"),
+    ("backward adds up too", lse("from tplab.tensor.mappings import copy_to_region\n" + M + PART + "return m + copy_to_region(reduce_from_region(part, group), group).log()"), "Which operator of chapter"),
     ("autograd follows this rank's maximum", lse("m = logits.amax(-1)\nbest = m.detach().clone()\ndist.all_reduce(best, op=dist.ReduceOp.MAX, group=group)\nm = m + (best - m.detach())\n" + PART + LOG), "autograd must treat it as a constant"),
     ("gathers the logits", lse(GATHER + "return gather_from_region(logits, group).logsumexp(-1)"), "the logits themselves travel"),
     ("all-reduces the exponentials", lse(M + "e = reduce_from_region((logits - m.unsqueeze(-1)).exp(), group)\nreturn m + e.sum(-1).log()"), "Two all-reduces of one number a token"),
@@ -111,10 +111,10 @@ TARGET = [
     ("only rank 0 refuses", aimed(swap(TARGET_RIGHT, "if bad.any():", "if bad.any() and dist.get_rank(group) == 0:")), "Not every rank raises"),
     ("refuses after the all-reduce", aimed(COUNT + "bad = (target < 0) | (target >= v)\n" + COLUMN + CLAMP + FOUND + swap(SUM, "return", "out =") + "\nif bad.any():\n    raise IndexError(f'target {target[bad][0].item()}')\nreturn out"), "IndexError, but after a collective"),
     ("takes v/p for v", aimed(swap(TARGET_RIGHT, "v = columns * dist.get_world_size(group)", "v = columns")), "Each rank can look only into its own"),
-    ("gathers the logits", aimed("from tplab.mappings import gather_from_region\n" + COUNT + REFUSE + "return gather_from_region(logits, group).gather(-1, target.unsqueeze(-1)).squeeze(-1)"), "Who has the one number that is needed"),
+    ("gathers the logits", aimed("from tplab.tensor.mappings import gather_from_region\n" + COUNT + REFUSE + "return gather_from_region(logits, group).gather(-1, target.unsqueeze(-1)).squeeze(-1)"), "Who has the one number that is needed"),
     ("all-reduces one-hot logits", aimed(COUNT + REFUSE + COLUMN + CLAMP + "hot = F.one_hot(column, columns).bool() & mine.unsqueeze(-1)\nreturn reduce_from_region(torch.where(hot, logits, 0), group).sum(-1)"), "is the tensor that you send still"),
     ("reduced without autograd", aimed(HEAD + "found = torch.where(mine, found, 0).detach()\ndist.all_reduce(found, group=group)\nreturn found"), "no gradient reaches the logits"),
-    ("backward adds up too", aimed("from tplab.mappings import copy_to_region\n" + HEAD + "return copy_to_region(reduce_from_region(torch.where(mine, found, 0), group), group)"), "there is nothing to send and nothing to add up"),
+    ("backward adds up too", aimed("from tplab.tensor.mappings import copy_to_region\n" + HEAD + "return copy_to_region(reduce_from_region(torch.where(mine, found, 0), group), group)"), "there is nothing to send and nothing to add up"),
     ("the gradient goes into a foreign column too", aimed(HEAD + "kept = torch.where(mine, found, 0)\nreturn reduce_from_region(kept.detach() + found - found.detach(), group)"), "its gradient is not"),
     ("writes into the targets", aimed(COUNT + REFUSE + "target -= dist.get_rank(group) * columns\ncolumn = target\nmine = (column >= 0) & (column < columns)\n" + CLAMP + FOUND + SUM), "The caller goes on using"),
     ("clears the logits that it does not use", aimed(HEAD + "logits.data.mul_(1.5)\n" + SUM), "The caller goes on using"),
@@ -169,8 +169,8 @@ BY_HAND = [
     ("the sign of the loss", by_hand(forward=swap(FORWARD, "return lse - target_logit(logits, target, group)", "return target_logit(logits, target, group) - lse")), "Which sign has it"),
     ("the mean", by_hand(forward=swap(FORWARD, "target_logit(logits, target, group)", "target_logit(logits, target, group)").replace("return ", "return (").rstrip() + ").mean()"), "the mean is taken later"),
     ("all-reduces the gradient", by_hand(swap(BACKWARD, "return dlogits * dloss.unsqueeze(-1)", "dlogits = (dlogits * dloss.unsqueeze(-1)).contiguous()\ndist.all_reduce(dlogits)\nreturn dlogits")), "What is missing that another rank would have to send"),
-    ("all-reduces the softmax's sum again", by_hand(swap(BACKWARD, SOFTMAX, "from tplab.mappings import reduce_from_region as g\ndlogits = (logits - lse.unsqueeze(-1)).exp()\ndlogits = dlogits / g(dlogits.sum(-1)).unsqueeze(-1)\n")), "What is missing that another rank would have to send"),
-    ("gathers in forward", by_hand(forward="from tplab.mappings import gather_from_region\nwhole = gather_from_region(logits, group)\nlse = whole.logsumexp(-1)\nctx.start = dist.get_rank(group) * logits.shape[-1]\nctx.save_for_backward(logits, target, lse)\nreturn lse - whole.gather(-1, target.unsqueeze(-1)).squeeze(-1)"), "the logits themselves travel"),
+    ("all-reduces the softmax's sum again", by_hand(swap(BACKWARD, SOFTMAX, "from tplab.tensor.mappings import reduce_from_region as g\ndlogits = (logits - lse.unsqueeze(-1)).exp()\ndlogits = dlogits / g(dlogits.sum(-1)).unsqueeze(-1)\n")), "What is missing that another rank would have to send"),
+    ("gathers in forward", by_hand(forward="from tplab.tensor.mappings import gather_from_region\nwhole = gather_from_region(logits, group)\nlse = whole.logsumexp(-1)\nctx.start = dist.get_rank(group) * logits.shape[-1]\nctx.save_for_backward(logits, target, lse)\nreturn lse - whole.gather(-1, target.unsqueeze(-1)).squeeze(-1)"), "the logits themselves travel"),
     ("a needless all-reduce of the loss", by_hand(forward=swap(FORWARD, "return lse - target_logit(logits, target, group)", "loss = lse - target_logit(logits, target, group)\ndist.all_reduce(loss, group=group)\nreturn loss / dist.get_world_size(group)")), "Which message is too many"),
     ("the gradient overwrites the saved softmax", by_hand(WHERE.join(["dlogits, target = ctx.saved_tensors\nlogits = dlogits\n", MINUS + "return dlogits.mul_(dloss.unsqueeze(-1)), None, None"]), swap(FORWARD, "ctx.save_for_backward(logits, target, lse)", "ctx.save_for_backward((logits - lse.unsqueeze(-1)).exp(), target)")), "the first wrote into a tensor that was saved"),
     ("the gradient overwrites a softmax on ctx", by_hand("target, dlogits = ctx.saved_tensors[0], ctx.softmax\nlogits = dlogits\n" + WHERE + MINUS + "return dlogits.mul_(dloss.unsqueeze(-1)), None, None", swap(FORWARD, "ctx.save_for_backward(logits, target, lse)", "ctx.softmax = (logits - lse.unsqueeze(-1)).exp()\nctx.save_for_backward(target)")), "the first wrote into a tensor that was saved"),
@@ -231,13 +231,13 @@ WHOLE = [
     ("the smoothing has no gradient", whole(swap(WHOLE_RIGHT, "label_smoothing * (target_logit(z, safe, group) - total / vocab_size)", "label_smoothing * (target_logit(z, safe, group) - total / vocab_size).detach()")), "Which part of it does autograd not see"),
     ("the mean logit by dist.all_reduce, detached", whole(swap(WHOLE_RIGHT, TOTAL, "total = logits.masked_fill(padding, 0).sum(-1).detach()\ndist.all_reduce(total, group=group)\n")), "Which part of it does autograd not see"),
     ("the loss has no gradient", whole(swap(WHOLE_RIGHT, MEAN, MEAN.replace("return ", "return (") + ").detach()")), "no gradient reaches the logits"),
-    ("f behind the loss: its gradient is added up", whole("from tplab.mappings import copy_to_region\n" + swap(WHOLE_RIGHT, MEAN, MEAN.replace("return ", "return copy_to_region(") + ", group)")), "the ranks have nothing to tell each other"),
+    ("f behind the loss: its gradient is added up", whole("from tplab.tensor.mappings import copy_to_region\n" + swap(WHOLE_RIGHT, MEAN, MEAN.replace("return ", "return copy_to_region(") + ", group)")), "the ranks have nothing to tell each other"),
     ("writes into the targets", whole(swap(WHOLE_RIGHT, "safe = target.masked_fill(~counted, 0)", "safe = target.masked_fill_(~counted, 0)")), "masked_fill makes a new tensor"),
     ("writes into the logits", whole(swap(WHOLE_RIGHT, INFINITE, "logits.data.masked_fill_(padding, -torch.inf)\nz = logits\n").replace("logits.masked_fill(padding, 0)", "torch.where(padding, 0, logits)")), "masked_fill makes a new tensor"),
     ("no error for wrong targets", whole(swap(WHOLE_RIGHT, CHECKED, "")), "This id is no id of the vocabulary"),
     ("targets in the padding pass", whole(swap(WHOLE_RIGHT, "safe >= vocab_size", "safe >= logits.shape[-1] * dist.get_world_size(group)")), "Compare with vocab_size"),
     ("the loss of each token", whole(swap(WHOLE_RIGHT, MEAN, "return loss.masked_fill(~counted, 0)")), "One number comes out"),
-    ("gathers the logits", whole("from tplab.mappings import gather_from_region\n" + COUNTED + CHECKED + "z = gather_from_region(logits, group)[..., :vocab_size].flatten(0, -2)\nreturn F.cross_entropy(z, target.flatten(), ignore_index=ignore_index, label_smoothing=label_smoothing)"), "as large as the logits"),
+    ("gathers the logits", whole("from tplab.tensor.mappings import gather_from_region\n" + COUNTED + CHECKED + "z = gather_from_region(logits, group)[..., :vocab_size].flatten(0, -2)\nreturn F.cross_entropy(z, target.flatten(), ignore_index=ignore_index, label_smoothing=label_smoothing)"), "as large as the logits"),
     ("all-reduces [.., v/p]", whole(swap(WHOLE_RIGHT, TOTAL, "total = reduce_from_region(logits.masked_fill(padding, 0), group).sum(-1)\n")), "as large as the logits"),
     ("ignored targets are looked up", whole(swap(WHOLE_RIGHT, "safe = target.masked_fill(~counted, 0)", "safe = target")), "Which of the steps fails"),
     ("the mean is all-reduced as well", whole(swap(WHOLE_RIGHT, MEAN, MEAN.replace("return ", "return reduce_from_region(") + ", group)")), "Which sum over the ranks is one too many"),

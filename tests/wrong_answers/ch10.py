@@ -3,7 +3,7 @@
 from tests.wrong_answers import WrongAnswer, chapter, indented, swap_all
 from tplab.course.rewrite import keep_solution
 
-MAPPINGS = "from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region\n"
+MAPPINGS = "from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region\n"
 
 
 def solution(exercise: str) -> str:
@@ -213,14 +213,14 @@ start = dist.get_rank(group) * width
 ids = torch.arange(start, start + width, device=logits.device)
 value, place = logits.masked_fill(ids >= vocab_size, -torch.inf).max(-1)
 """
-GATHERED = "from tplab.mappings import all_gather\nvalues, tokens = torch.stack(all_gather(value, group)), torch.stack(all_gather(start + place, group))\n"
+GATHERED = "from tplab.tensor.mappings import all_gather\nvalues, tokens = torch.stack(all_gather(value, group)), torch.stack(all_gather(start + place, group))\n"
 READ = "logits = model(text[:, past:], cache=cache, past=past)[:, -1]"
 
 GENERATION = [
     ("each rank its own best", best(LOCAL + "return start + place"), "Each rank has chosen for itself"),
     ("each rank its own place", best(LOCAL + "return place"), "Each rank has chosen for itself"),
     ("argmax of a shard", best("return logits.argmax(-1)"), "What keeps the padding from being chosen"),
-    ("the winner's place, without its offset", best(LOCAL + "from tplab.mappings import all_gather\nvalues, places = torch.stack(all_gather(value, group)), torch.stack(all_gather(place, group))\nreturn places.gather(0, values.argmax(0)[None])[0]"), "Place 3 in the shard of rank 1"),
+    ("the winner's place, without its offset", best(LOCAL + "from tplab.tensor.mappings import all_gather\nvalues, places = torch.stack(all_gather(value, group)), torch.stack(all_gather(place, group))\nreturn places.gather(0, values.argmax(0)[None])[0]"), "Place 3 in the shard of rank 1"),
     ("the largest id of all candidates", best(LOCAL + "token = start + place\ndist.all_reduce(token, op=dist.ReduceOp.MAX, group=group)\nreturn token"), "Only the ranks that hold the largest logit"),
     ("the lowest id of all candidates", best(LOCAL + "token = start + place\ndist.all_reduce(token, op=dist.ReduceOp.MIN, group=group)\nreturn token"), "By which rule does one of p win"),
     ("the sum of all candidates", best(LOCAL + "token = start + place\ndist.all_reduce(token, group=group)\nreturn token"), "Only the ranks that hold the largest logit"),
@@ -235,10 +235,10 @@ GENERATION = [
     ("padding masked by place", generated(("ids >= vocab_size", "ids - start >= vocab_size")), "the padding included"),
     ("off by one at the padding", generated(("ids >= vocab_size", "ids > vocab_size")), "the padding included"),
     ("cuts the padding off: nothing is left on some ranks", best("width = logits.shape[-1]\nstart = dist.get_rank(group) * width\nvalue, place = logits[:, : vocab_size - start].max(-1)\n" + GATHERED + "return tokens.gather(0, values.argmax(0)[None])[0]"), "nothing but padding"),
-    ("ids travel as logits", best(LOCAL + "from tplab.mappings import all_gather\npairs = torch.stack(all_gather(torch.stack([value, (start + place).to(value.dtype)], -1), group))\nwinner = pairs[..., 0].argmax(0)\nreturn pairs[..., 1].gather(0, winner[None])[0].long()"), "In which dtype do your ids travel"),
+    ("ids travel as logits", best(LOCAL + "from tplab.tensor.mappings import all_gather\npairs = torch.stack(all_gather(torch.stack([value, (start + place).to(value.dtype)], -1), group))\nwinner = pairs[..., 0].argmax(0)\nreturn pairs[..., 1].gather(0, winner[None])[0].long()"), "In which dtype do your ids travel"),
     ("gathers all logits", best("whole = gather_from_region(logits, group)[:, :vocab_size]\nreturn whole.argmax(-1)"), "How many of a rank's logits can be the largest"),
     ("all-reduces all logits", best("width, p = logits.shape[-1], dist.get_world_size(group)\nwhole = logits.new_full((len(logits), p * width), -torch.inf)\nwhole[:, dist.get_rank(group) * width :][:, :width] = logits\ndist.all_reduce(whole, op=dist.ReduceOp.MAX, group=group)\nreturn whole[:, :vocab_size].argmax(-1)"), "How many of a rank's logits can be the largest"),
-    ("sends the 100 best", best("width = logits.shape[-1]\nstart = dist.get_rank(group) * width\nids = torch.arange(start, start + width, device=logits.device)\nfrom tplab.mappings import all_gather\nvalues, order = logits.masked_fill(ids >= vocab_size, -torch.inf).sort(dim=-1, descending=True, stable=True)\nvalues, tokens = (torch.cat(all_gather(t[:, :100].contiguous(), group), 1) for t in (values, ids[order]))\nreturn tokens.gather(1, values.argmax(1, keepdim=True))[:, 0]"), "How many of a rank's logits can be the largest"),
+    ("sends the 100 best", best("width = logits.shape[-1]\nstart = dist.get_rank(group) * width\nids = torch.arange(start, start + width, device=logits.device)\nfrom tplab.tensor.mappings import all_gather\nvalues, order = logits.masked_fill(ids >= vocab_size, -torch.inf).sort(dim=-1, descending=True, stable=True)\nvalues, tokens = (torch.cat(all_gather(t[:, :100].contiguous(), group), 1) for t in (values, ids[order]))\nreturn tokens.gather(1, values.argmax(1, keepdim=True))[:, 0]"), "How many of a rank's logits can be the largest"),
     ("the default group", generated((", group=group)", ")"), ("get_rank(group)", "get_rank()")), "default group of all ranks"),
     ("the rank in the default group", generated(("get_rank(group)", "get_rank()")), "default group of all ranks"),
     ("one id for the whole batch", generated(("    return token\n", "    return token.min()\n")), "one id for each text"),

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tplab.sharding import divide
+from tplab.tensor.sharding import divide
 
 _ROUNDS = 8
 

@@ -35,13 +35,13 @@ from tplab.capstone.mine_links import used_of_mine
 from tplab.capstone.plain_gpt import PlainGPT
 from tplab.capstone.settings import Settings
 from tplab.capstone.way import Way, nothing
-from tplab.checkpoint import full_state_dict, load_full_state_dict
 from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt import ParallelGPT
 from tplab.grad_norm import clip, grad_norm
-from tplab.linear import Device
 from tplab.memory.config import GPTConfig
 from tplab.sequence_parallel import SequenceParallelGPT, allreduce_sequence_parallel_gradients
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
+from tplab.tensor.linear import Device
 
 
 def build_model(

@@ -17,9 +17,9 @@ from torch.distributed import ProcessGroup
 from tplab.capstone.plain_gpt import again_in_backward
 from tplab.capstone.settings import Settings
 from tplab.collectives.by_hand import rank_and_size
-from tplab.linear import Device, in_autocast_dtype
 from tplab.memory.config import GPTConfig
-from tplab.sharding import shard
+from tplab.tensor.linear import Device, in_autocast_dtype
+from tplab.tensor.sharding import shard
 
 ROWS = 128  # the table is padded to a multiple of so many rows a rank, as that of ParallelGPT
 

@@ -129,12 +129,12 @@ def used_of_mine(
         row("g in the loss", "3.2", why="it adds up numbers of all tokens, which no rank has a part of")
     elif cut:
         course("all-gather in place of f, reduce-scatter in place of g", "tplab.sequence", group_less)
-        course("g in the loss", "tplab.mappings", group_less)
+        course("g in the loss", "tplab.tensor.mappings", group_less)
     elif world:
         row("f", "3.1", why="its sum is that of 11.3 where that multiplies" if is_async(settings) else "")
         row("g", "3.2")
     else:
-        course("f and g", "tplab.mappings", group_less)
+        course("f and g", "tplab.tensor.mappings", group_less)
     row("column-parallel layer", "4.1", why="its product is that of 11.3" if is_async(settings) else "")
     row("row-parallel layer", "4.2")
     if is_async(settings):
@@ -156,7 +156,9 @@ def used_of_mine(
     if cut:
         row("sum of the gradients of norms, biases and positions", "12.3")
         course(
-            "positions of a rank's tokens", "tplab.sharding", "10.2 adds up all positions: its table gets these alone"
+            "positions of a rank's tokens",
+            "tplab.tensor.sharding",
+            "10.2 adds up all positions: its table gets these alone",
         )
     row("length of the gradient", "14.4")
     course("first weights", "tplab.gpt", "the same for everybody's layers")

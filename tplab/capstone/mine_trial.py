@@ -21,9 +21,9 @@ from tplab.capstone.settings import Settings
 from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt import ParallelGPT
 from tplab.grad_norm import grad_norm
-from tplab.linear import Device
 from tplab.memory.config import GPTConfig
 from tplab.runtime import device as own_device
+from tplab.tensor.linear import Device
 
 CLOSE = 1e-8  # of the largest number there is
 NAMES = (

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tplab.linear import Device
 from tplab.memory.config import GPTConfig, Recompute
+from tplab.tensor.linear import Device
 
 
 class PlainGPT(nn.Module):

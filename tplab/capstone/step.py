@@ -28,9 +28,9 @@ from tplab.capstone.optimizer import learning_rate
 from tplab.capstone.ranks import Ranks
 from tplab.capstone.settings import Settings
 from tplab.data import DataParallel
-from tplab.rng import RNGTracker, seed_all
+from tplab.tensor.rng import RNGTracker, seed_all
 
-SEEDS_APART = 10_000  # see `tplab.rng.seed_all`
+SEEDS_APART = 10_000  # see `tplab.tensor.rng.seed_all`
 
 
 class Step:

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from math import ceil
 
 from tplab.capstone.settings import Settings
-from tplab.embedding import pad_vocab_size
 from tplab.flat import BUCKET_BYTES
 from tplab.runtime import Total
+from tplab.tensor.embedding import pad_vocab_size
 
 TOKENS_AT_ONCE = 512  # of `parallel_linear_cross_entropy`
 

@@ -24,7 +24,7 @@ from tplab.course.ch04.layers import (
 )
 from tplab.course.checking import Question, Traffic, Verdict, exercise
 from tplab.course.scenes import GROUPS, INPUTS_QUESTION, differs, has_kind, has_no_gradient
-from tplab.sharding import Sharding
+from tplab.tensor.sharding import Sharding
 
 COLUMN_CASES = (
     Case(),

@@ -19,7 +19,7 @@ from tplab.course.checking import (
     verify,
 )
 from tplab.course.scenes import changed, differs, has_kind
-from tplab.sharding import shard
+from tplab.tensor.sharding import shard
 
 OWN_MEMORY = "each shard has memory of its own"
 CONTIGUOUS = "the contiguous cut, which is right only for stride 1"

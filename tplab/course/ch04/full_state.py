@@ -43,7 +43,7 @@ from tplab.course.scenes import (
     member_of,
 )
 from tplab.runtime import device, record
-from tplab.sharding import Sharding, shard
+from tplab.tensor.sharding import Sharding, shard
 
 
 class SmallModel(nn.Module):

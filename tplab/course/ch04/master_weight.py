@@ -33,7 +33,7 @@ from tplab.course.scenes import (
     member_of,
 )
 from tplab.runtime import record
-from tplab.sharding import Sharding, shard
+from tplab.tensor.sharding import Sharding, shard
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from tplab.course.checking import (
 )
 from tplab.course.scenes import GROUPS, IN_GROUPS, ask_about_group, changed, group_question, make_group, member_of
 from tplab.runtime import device, record
-from tplab.sharding import Sharding
+from tplab.tensor.sharding import Sharding
 
 NO_SHARD_SENT = "no shard is sent"
 NOT_FINITE = "nan or inf"  # stands for either

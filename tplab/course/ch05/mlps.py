@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.checkpoint import load_full_state_dict
 from tplab.course.checking import WORLD_SIZES, Observed, Question, Traffic, fresh_generator, observe, run_cases, verify
 from tplab.course.observing import NotRun
 from tplab.course.scenes import GROUPS, IN_GROUPS, ask_about_group, by_name, group_question, make_group, member_of
 from tplab.runtime import device
-from tplab.sharding import Sharding, shard
+from tplab.tensor.full_state import load_full_state_dict
+from tplab.tensor.sharding import Sharding, shard
 
 HIDDEN, FFN = 4, 24
 WEIGHTS = {"A": "up.weight", "a": "up.bias", "B": "down.weight", "c": "down.bias"}  # in the formula, in the module

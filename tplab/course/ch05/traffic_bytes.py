@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from tplab.course.checking import Question, Verdict, calling, exercise, fresh_generator, run_ranks, verify
-from tplab.linear import ColumnParallelLinear, RowParallelLinear
-from tplab.mlp import ParallelMLP
 from tplab.runtime import device, record
+from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
+from tplab.tensor.mlp import ParallelMLP
 
 
 def measure(b: int, s: int, h: int, m: int, dtype: torch.dtype) -> dict[str, int]:

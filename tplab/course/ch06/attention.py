@@ -10,7 +10,7 @@ from tplab.course.ch06.cases import DIM, HEADS, HIDDEN, Case, Kind
 from tplab.course.ch06.questions import COMMON_QUESTIONS, check_refusal
 from tplab.course.checking import Question, Verdict, exercise
 from tplab.course.scenes import GROUPS, has_kind
-from tplab.sharding import Sharding
+from tplab.tensor.sharding import Sharding
 
 CASES = (
     Case(),

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tplab.checkpoint import load_full_state_dict
 from tplab.course.ch06.cases import DIM, HIDDEN, PARTS, Case, Kind, heads_of, rows_of
 from tplab.course.ch06.references import Reference, held_by, lookalikes, named, reference
 from tplab.course.checking import WORLD_SIZES, Observed, Question, Traffic, fresh_generator, observe, run_cases, verify
 from tplab.course.observing import NotRun
 from tplab.course.scenes import ask_about_group, by_name, group_question, make_group, member_of
 from tplab.runtime import device
+from tplab.tensor.full_state import load_full_state_dict
 
 
 def run_attention(

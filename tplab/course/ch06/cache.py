@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tplab.checkpoint import load_full_state_dict
 from tplab.course.ch06 import generation
 from tplab.course.ch06.cache_questions import (
     BUILD_CRASH,
@@ -36,9 +35,10 @@ from tplab.course.checking import (
 )
 from tplab.course.observing import NotRun, portable
 from tplab.course.scenes import by_name, random_tensor
-from tplab.linear import RowParallelLinear
-from tplab.qkv import QKVParallelLinear
 from tplab.runtime import device, record
+from tplab.tensor.full_state import load_full_state_dict
+from tplab.tensor.linear import RowParallelLinear
+from tplab.tensor.qkv import QKVParallelLinear
 
 HEADS, DIM, BASE = 8, 4, 100.0
 HIDDEN = HEADS * DIM

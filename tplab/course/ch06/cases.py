@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from tplab.course.scenes import IN_GROUPS
-from tplab.sharding import Sharding
+from tplab.tensor.sharding import Sharding
 
 HEADS, DIM = 8, 4
 HIDDEN = HEADS * DIM

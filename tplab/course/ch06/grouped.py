@@ -11,7 +11,7 @@ from tplab.course.ch06.questions import COMMON_QUESTIONS, check_refusal
 from tplab.course.ch06.references import K_V_AGAIN, MEAN, OWN_QUERIES, WHOLE_GROUP
 from tplab.course.checking import Differences, Question, Verdict, exercise
 from tplab.course.scenes import GROUPS, has_kind
-from tplab.sharding import Block, Sharding
+from tplab.tensor.sharding import Block, Sharding
 
 CASES = (
     Case(kv_heads=2),

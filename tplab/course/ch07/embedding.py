@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tplab.checkpoint import full_state_dict, load_full_state_dict
 from tplab.course.ch07.embedding_questions import (
     CRASH,
     NOT_ZERO_AT_FIRST,
@@ -48,6 +47,7 @@ from tplab.course.scenes import (
     random_tensor,
 )
 from tplab.runtime import device
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 
 
 @dataclass(frozen=True)

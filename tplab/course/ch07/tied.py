@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tplab.checkpoint import load_full_state_dict
 from tplab.course.ch07.tables import HIDDEN, VOCAB, border_ids, padded, part, random_table, rows_per_rank
 from tplab.course.ch07.tied_questions import (
     CRASH,
@@ -44,6 +43,7 @@ from tplab.course.scenes import (
     random_tensor,
 )
 from tplab.runtime import device
+from tplab.tensor.full_state import load_full_state_dict
 
 
 class Body(nn.Module):

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.checkpoint import load_full_state_dict
 from tplab.course.ch09.block_questions import (
     AFTERWARDS,
     BEFORE_GELU,
@@ -53,8 +52,9 @@ from tplab.course.scenes import (
     member_of,
     random_tensor,
 )
-from tplab.rng import seed_all
 from tplab.runtime import device
+from tplab.tensor.full_state import load_full_state_dict
+from tplab.tensor.rng import seed_all
 
 HIDDEN, FFN, LEADING, RATE = 8, 16, (4, 5), 0.4
 NAMES = {"A": "up.weight", "a": "up.bias", "B": "down.weight", "c": "down.bias"}

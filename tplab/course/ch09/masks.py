@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.rng import REPLICATED_OFFSET, SHARDED_OFFSET
 from tplab.runtime import device
+from tplab.tensor.rng import REPLICATED_OFFSET, SHARDED_OFFSET
 
 CURRENT, REPLICATED, SHARDED = "current", "replicated", "sharded"
 Draw = tuple[str, tuple[int, ...]]  # from which stream, how large

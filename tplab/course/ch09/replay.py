@@ -34,9 +34,9 @@ from tplab.course.checking import (
     verify,
 )
 from tplab.course.scenes import by_name, has_kind, random_tensor
-from tplab.mappings import copy_to_region, reduce_from_region
-from tplab.rng import RNGTracker, dropout, seed_all
 from tplab.runtime import device, record
+from tplab.tensor.mappings import copy_to_region, reduce_from_region
+from tplab.tensor.rng import RNGTracker, dropout, seed_all
 
 SIZE, RATE = 300, 0.4
 TWICE, FREED = "the function runs once forward and once backward", "nothing but the inputs is kept until backward"

@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tplab.checkpoint import load_full_state_dict
 from tplab.course.ch10.gpt_questions import GETS_CACHE, GETS_RNG
 from tplab.course.checking import Claim, Observed, observe
 from tplab.course.scenes import GROUPS, IN_GROUPS, make_group
 from tplab.memory.config import GPTConfig
-from tplab.rng import seed_all
 from tplab.runtime import device
+from tplab.tensor.full_state import load_full_state_dict
+from tplab.tensor.rng import seed_all
 
 LAYERS, HIDDEN, HEADS, VOCAB, BATCH, LENGTH, RATE = 2, 8, 4, 37, 2, 6, 0.4
 PIECES = (3, 1, 2)

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.checkpoint import load_full_state_dict
 from tplab.course.ch10 import plain
 from tplab.course.ch10.layer_questions import (
     CACHE,
@@ -47,8 +46,9 @@ from tplab.course.scenes import (
     member_of,
     random_tensor,
 )
-from tplab.rng import seed_all
 from tplab.runtime import device
+from tplab.tensor.full_state import load_full_state_dict
+from tplab.tensor.rng import seed_all
 
 HIDDEN, HEADS, BATCH, LENGTH, RATE = 8, 4, 2, 5, 0.4
 PIECES = (3, 1, 1)

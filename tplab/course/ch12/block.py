@@ -47,8 +47,8 @@ from tplab.course.scenes import (
     member_of,
     random_tensor,
 )
-from tplab.rng import seed_all
 from tplab.runtime import device
+from tplab.tensor.rng import seed_all
 
 B, S, H, FFN, RATE = 2, 8, 4, 8, 0.4
 NORM = ("norm.weight", "norm.bias", "bias")

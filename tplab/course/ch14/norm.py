@@ -24,7 +24,7 @@ from tplab.course.checking import (
 )
 from tplab.course.scenes import by_name, changed, has_kind, kind_is, random_tensor
 from tplab.runtime import device, record
-from tplab.sharding import Sharding
+from tplab.tensor.sharding import Sharding
 
 SIZES: dict[int, list[tuple[int, int, int]]] = {
     1: [(1, 1, 1)],

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.course.scenes import random_tensor
-from tplab.mappings import copy_to_region, reduce_from_region
 from tplab.runtime import device
 from tplab.sequence import gather_from_sequence_region, reduce_scatter_to_sequence_region
-from tplab.sharding import Sharding
+from tplab.tensor.mappings import copy_to_region, reduce_from_region
+from tplab.tensor.sharding import Sharding
 
 PARAMETERS = {"scale": (4,), "W1": (8, 4), "W2": (3, 8), "shift": (3,)}
 CUTS = {"W1": 0, "W2": 1}

@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.sharding import Sharding
+from tplab.tensor.sharding import Sharding
 
 InitMethod = Callable[[Tensor], object]
 

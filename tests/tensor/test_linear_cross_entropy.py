@@ -1,4 +1,4 @@
-"""parallel_linear_cross_entropy: `tplab.linear_cross_entropy`, against a matmul and F.cross_entropy on one process."""
+"""parallel_linear_cross_entropy: `tensor.linear_cross_entropy`, against a matmul and F.cross_entropy on one process."""
 
 import itertools
 
@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, random
 from tplab import launch, record
-from tplab.linear_cross_entropy import parallel_linear_cross_entropy
 from tplab.memory.meter import MemoryMeter, saved_for_backward
+from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
 
 WORLD_SIZES = (1, 2, 4)
 COLUMNS, HIDDEN, SHAPE = 24, 6, (3, 5)

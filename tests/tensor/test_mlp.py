@@ -1,4 +1,4 @@
-"""ParallelMLP: `tplab.mlp`, against two nn.Linear and an activation on one process, and against torch's own DTensor."""
+"""ParallelMLP: `tensor.mlp`, against two nn.Linear and an activation on one process, and against torch's own DTensor."""
 
 import copy
 import shutil
@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, cut, random
 from tplab import launch, record
-from tplab.checkpoint import full_state_dict, load_full_state_dict
-from tplab.mlp import ParallelMLP
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
+from tplab.tensor.mlp import ParallelMLP
 
 WORLD_SIZES = (1, 2, 4)
 HIDDEN, FFN = 6, 16

@@ -1,4 +1,4 @@
-"""Generation: `tplab.kv_cache` and ParallelAttention with it, against attention over the whole text at once."""
+"""Generation: `tplab.tensor.kv_cache` and ParallelAttention with it, against attention over the whole text at once."""
 
 import math
 
@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.reference import assert_close, random
-from tests.test_attention import HEADS, HIDDEN, make, make_plain
+from tests.tensor.test_attention import HEADS, HIDDEN, make, make_plain
 from tplab import launch, record
-from tplab.attention import ParallelAttention
-from tplab.kv_cache import KVCache
+from tplab.tensor.attention import ParallelAttention
+from tplab.tensor.kv_cache import KVCache
 
 BATCH, LENGTH, MEMORY = 2, 7, 5
 STEPS = (3, 1, 2, 1)  # a prompt, a token, two at once, a token

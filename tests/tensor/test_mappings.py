@@ -1,4 +1,4 @@
-"""f, g, scatter and gather: `tplab.mappings`, against their formulas in plain torch, on real ranks.
+"""f, g, scatter and gather: `tplab.tensor.mappings`, against their formulas in plain torch, on real ranks.
 
 Every tensor is random and another one on each rank, also where a layer would have replicated ones, so that an operator
 that takes rank 0's numbers for everybody's, or forgets one rank, gives wrong numbers.
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.reference import assert_close, cut, random
 from tplab import launch, record
-from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
+from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 
 OPERATORS = {"f": copy_to_region, "g": reduce_from_region, "scatter": scatter_to_region, "gather": gather_from_region}
 CONJUGATE = {"f": "g", "g": "f", "scatter": "gather", "gather": "scatter"}

@@ -1,4 +1,4 @@
-"""ParallelAttention: `tplab.attention`, against attention written out with einsum and softmax on one process.
+"""ParallelAttention: `tplab.tensor.attention`, against attention written out with einsum and softmax on one process.
 
 The plain twin has four nn.Linear, repeats the heads of K and V, turns rotary pairs as complex numbers and asks for no
 fused kernel. Which rows a rank should hold is derived here from the heads: those of its queries, and the K, V heads
@@ -19,8 +19,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from tests.reference import assert_close, cut, random
 from tplab import launch, record
-from tplab.attention import ParallelAttention
-from tplab.checkpoint import full_state_dict, load_full_state_dict
+from tplab.tensor.attention import ParallelAttention
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 
 WORLD_SIZES = (1, 2, 4)
 HIDDEN, HEADS = 16, 8

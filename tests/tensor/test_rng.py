@@ -1,4 +1,4 @@
-"""Random states of the ranks: `tplab.rng`, against plain torch seeded for one rank at a time.
+"""Random states of the ranks: `tplab.tensor.rng`, against plain torch seeded for one rank at a time.
 
 What a state should give is drawn here by `torch.manual_seed` with the documented seed and F.dropout, on one process.
 """
@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, cut, random
 from tplab import launch, record
-from tplab import rng as rng_module
-from tplab.attention import ParallelAttention
-from tplab.checkpoint import full_state_dict, load_full_state_dict
-from tplab.mlp import ParallelMLP
-from tplab.rng import RNGTracker, checkpoint, dropout, seed_all
+from tplab.tensor import rng as rng_module
+from tplab.tensor.attention import ParallelAttention
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
+from tplab.tensor.mlp import ParallelMLP
+from tplab.tensor.rng import RNGTracker, checkpoint, dropout, seed_all
 
 WORLD_SIZES = (1, 2, 4)
 SEED = 5

@@ -1,4 +1,4 @@
-"""VocabParallelEmbedding and parallel_logits: `tplab.embedding`, against nn.Embedding and F.linear on one process."""
+"""VocabParallelEmbedding and parallel_logits: `tensor.embedding`, against nn.Embedding and F.linear on one process."""
 
 import copy
 import pickle
@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, random
 from tplab import launch, record
-from tplab.checkpoint import full_state_dict, load_full_state_dict
-from tplab.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
-from tplab.sharding import Block
+from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
+from tplab.tensor.sharding import Block
 
 WORLD_SIZES = (1, 2, 4)
 VOCAB, HIDDEN = 21, 6  # 21: every p > 1 has to pad, and p = 4 with multiple=8 leaves the last rank nothing but padding

@@ -1,4 +1,4 @@
-"""ColumnParallelLinear and RowParallelLinear: `tplab.linear`, against nn.Linear on one process, in float64.
+"""ColumnParallelLinear and RowParallelLinear: `tplab.tensor.linear`, against nn.Linear on one process, in float64.
 
 The ranks run the layer; the test runs the plain twin, cuts its gradients and parameters with torch.chunk and compares
 every rank with its part. The bias is never zero and upstream gradients are random: both hide mistakes otherwise.
@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.reference import assert_close, cut, random
 from tplab import launch, record
-from tplab.checkpoint import load_full_state_dict
-from tplab.linear import ColumnParallelLinear, RowParallelLinear
+from tplab.tensor.full_state import load_full_state_dict
+from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
 WORLD_SIZES = (1, 2, 4)
 IN, OUT = 12, 24  # each divisible by stride * p for the strides and p used here, and different, so that a mix-up shows

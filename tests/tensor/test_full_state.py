@@ -1,4 +1,4 @@
-"""Whole checkpoints to shards and back: `tplab.checkpoint`."""
+"""Whole checkpoints to shards and back: `tplab.tensor.full_state`."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ from torch import nn
 
 from tests.reference import cut, random
 from tplab import launch, record
-from tplab.checkpoint import full_state_dict, load_full_state_dict
-from tplab.linear import ColumnParallelLinear, RowParallelLinear
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
+from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
 
 class Model(nn.Module):

@@ -1,7 +1,7 @@
 """Chapter 09: the generators that torch draws from on this rank, and their states.
 
 A generator's state is a tensor of bytes. To let torch draw from another stream of random numbers, its state is put into
-torch's own generators, and taken out again afterwards: `tplab.rng` does so.
+torch's own generators, and taken out again afterwards: `tplab.tensor.rng` does so.
 """
 
 import torch

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.distributed import ProcessGroup
 
-from tplab.initialization import InitMethod, init_linear
-from tplab.linear import Device, column_linear
-from tplab.mappings import reduce_from_region
-from tplab.sharding import Block, ShardedModule, Sharding, divide
+from tplab.tensor.initialization import InitMethod, init_linear
+from tplab.tensor.linear import Device, column_linear
+from tplab.tensor.mappings import reduce_from_region
+from tplab.tensor.sharding import Block, ShardedModule, Sharding, divide
 
 
 def heads_on_rank(num_heads: int, num_kv_heads: int, world_size: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ To cut inside a head would not do: its scores sum over all of d, and softmax(P +
 Cross-attention takes Q from x and K, V from a `memory`, such as the encoder's output. There are two f then.
 
 Traffic, in elements: all-reduce of b s h forward (g), b s h backward (f); cross: and b t h backward for the memory.
-With fewer K, V heads than ranks also the gradient of their weight, see `tplab.qkv`.
+With fewer K, V heads than ranks also the gradient of their weight, see `tplab.tensor.qkv`.
 (Vaswani et al. 2017, arXiv 1706.03762; Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3b; Megatron:
 ParallelAttention, SelfAttention, CrossAttention.)
 """
@@ -27,14 +27,14 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from tplab.attention_mask import attention_mask, check_masks
 from tplab.collectives.by_hand import rank_and_size
-from tplab.initialization import InitMethod
-from tplab.kv_cache import KVCache
-from tplab.linear import ColumnParallelLinear, Device, RowParallelLinear
-from tplab.mappings import copy_to_region
-from tplab.qkv import QKVParallelLinear, heads_on_rank
-from tplab.rotary import rotary_angles, rotate
+from tplab.tensor.attention_mask import attention_mask, check_masks
+from tplab.tensor.initialization import InitMethod
+from tplab.tensor.kv_cache import KVCache
+from tplab.tensor.linear import ColumnParallelLinear, Device, RowParallelLinear
+from tplab.tensor.mappings import copy_to_region
+from tplab.tensor.qkv import QKVParallelLinear, heads_on_rank
+from tplab.tensor.rotary import rotary_angles, rotate
 
 
 class RandomStates(Protocol):

@@ -1,6 +1,6 @@
 """Chapter 08: the output layer and its loss in one, a few tokens at a time, so that nobody ever holds all logits.
 
-With the loss of `tplab.cross_entropy` a rank holds one shard of logits, [n, v/p], or two. For a vocabulary of 128256, 8
+With the loss of `tplab.tensor.cross_entropy` a rank holds one shard of logits, [n, v/p], or two. For a vocabulary of 128256, 8
 ranks and 8192 tokens in bfloat16 that is 263 MB each. Nothing but the loss reads the logits, so they can be made, used
 and forgotten in blocks of tokens:
 
@@ -25,8 +25,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.cross_entropy import Options, forward_of_rows, gradient_of_rows, wrong_targets
-from tplab.linear import in_autocast_dtype
+from tplab.tensor.cross_entropy import Options, forward_of_rows, gradient_of_rows, wrong_targets
+from tplab.tensor.linear import in_autocast_dtype
 
 
 def parallel_linear_cross_entropy(

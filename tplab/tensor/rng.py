@@ -10,7 +10,7 @@ its heads what rank 0 drops in other ones, and p ranks would draw only 1/p of th
 
 So each rank has three random states, all from one seed:
 
-    current         seed               what torch draws from anyway: first values (see `tplab.initialization`)
+    current         seed               what torch draws from anyway: first values (see `tplab.tensor.initialization`)
     "replicated"    seed + 1359        alike on all ranks
     "sharded"       seed + 2718 + r    of rank r alone (Megatron: "model-parallel-rng", with the same 2718)
 
@@ -41,7 +41,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.generators import State, copy_of, generators_in_use, read_state, write_state
+from tplab.tensor.generators import State, copy_of, generators_in_use, read_state, write_state
 
 REPLICATED_OFFSET = 1359
 SHARDED_OFFSET = 2718

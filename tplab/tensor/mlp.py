@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from tplab.initialization import InitMethod
-from tplab.linear import ColumnParallelLinear, Device, RowParallelLinear
+from tplab.tensor.initialization import InitMethod
+from tplab.tensor.linear import ColumnParallelLinear, Device, RowParallelLinear
 
 
 def swiglu(gate_and_up: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which part of a tensor is whose: `tplab.sharding`, against torch.chunk."""
+"""Which part of a tensor is whose: `tplab.tensor.sharding`, against torch.chunk."""
 
 import copy
 import pickle
@@ -11,7 +11,7 @@ from torch import nn
 from tests.reference import cut, random
 from tplab import launch
 from tplab.collectives.by_hand import rank_and_size
-from tplab.sharding import Block, ShardedModule, Sharding, divide, shard, shard_range, unshard
+from tplab.tensor.sharding import Block, ShardedModule, Sharding, divide, shard, shard_range, unshard
 
 
 def test_divide_is_exact_division():

@@ -1,4 +1,4 @@
-"""vocab_parallel_cross_entropy: `tplab.cross_entropy`, against F.cross_entropy of the whole logits on one process."""
+"""vocab_parallel_cross_entropy: `tensor.cross_entropy`, against F.cross_entropy of the whole logits on one process."""
 
 import itertools
 
@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, random
 from tplab import launch, record
-from tplab.checkpoint import full_state_dict, load_full_state_dict
-from tplab.cross_entropy import vocab_parallel_cross_entropy
-from tplab.embedding import VocabParallelEmbedding, parallel_logits
 from tplab.memory.meter import MemoryMeter, saved_for_backward
+from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
+from tplab.tensor.embedding import VocabParallelEmbedding, parallel_logits
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 
 WORLD_SIZES = (1, 2, 4)
 COLUMNS = 24  # of the whole logits, padding included

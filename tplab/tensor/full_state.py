@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.mappings import all_gather
-from tplab.sharding import Sharding
+from tplab.tensor.mappings import all_gather
+from tplab.tensor.sharding import Sharding
 
 
 def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dict[str, Tensor]:

@@ -1,10 +1,10 @@
-"""Rotary positions: `tplab.rotary`, by what they promise and against products of complex numbers."""
+"""Rotary positions: `tplab.tensor.rotary`, by what they promise and against products of complex numbers."""
 
 import pytest
 import torch
 
 from tests.reference import assert_close, random
-from tplab.rotary import rotary_angles, rotate
+from tplab.tensor.rotary import rotary_angles, rotate
 
 HEADS, LENGTH, DIM = 3, 6, 8
 

@@ -1,11 +1,11 @@
-"""Who may look at whom: `tplab.attention_mask`, against masks drawn by hand, and what the kernel makes of them."""
+"""Who may look at whom: `tensor.attention_mask`, against masks drawn by hand, and what the kernel makes of them."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from tests.reference import random
-from tplab.attention_mask import attention_mask
+from tplab.tensor.attention_mask import attention_mask
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""Fused queries, keys and values: `tplab.qkv`. Layouts of torch and Hugging Face, first values, copies of heads."""
+"""Fused queries, keys and values: `tensor.qkv`. Layouts of torch and Hugging Face, first values, copies of heads."""
 
 import copy
 import pickle
@@ -11,9 +11,9 @@ from torch import nn
 
 from tests.reference import assert_close, random
 from tplab import launch
-from tplab.attention import ParallelAttention
-from tplab.checkpoint import full_state_dict, load_full_state_dict
-from tplab.qkv import QKVParallelLinear, heads_on_rank
+from tplab.tensor.attention import ParallelAttention
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
+from tplab.tensor.qkv import QKVParallelLinear, heads_on_rank
 
 WORLD_SIZES = (1, 2, 4)
 HIDDEN, HEADS, DIM = 16, 8, 2

@@ -15,7 +15,7 @@ Q and 2 of K and V. Where there are more ranks than heads, neighbouring ranks ho
     blocks Q, K, V of 4, 2, 2 units, p = 2:    rank 0: Q 0 1, K 0, V 0    rank 1: Q 2 3, K 1, V 1
     p = 4:    rank 0: Q 0, K 0, V 0    rank 1: Q 1, K 0, V 0    rank 2: Q 2, K 1, V 1    rank 3: Q 3, K 1, V 1
 
-Everything here is pure: no rank talks to another. `tplab.checkpoint` gathers shards from their ranks.
+Everything here is pure: no rank talks to another. `tplab.tensor.full_state` gathers shards from their ranks.
 """
 
 import copy

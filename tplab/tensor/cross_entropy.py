@@ -40,7 +40,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.token_ids import outside, raise_first
+from tplab.tensor.id_check import outside, raise_first
 
 Reduction = Literal["mean", "sum", "none"]
 

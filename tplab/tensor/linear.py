@@ -16,7 +16,7 @@ of `weight` and leaves `bias` whole on every rank, to be added once, after the s
     column    none (gather_output: all-gather Y)     all-reduce of dX, as many elements as X
     row       all-reduce of Y                        none (input_is_parallel=False: all-gather dX)
 
-Seed every rank alike before making layers, and all p hold the same matrix (see `tplab.initialization`).
+Seed every rank alike before making layers, and all p hold the same matrix (see `tplab.tensor.initialization`).
 (Shoeybi et al. 2019, "Megatron-LM", section 3; megatron/core/tensor_parallel/layers.py.)
 """
 
@@ -31,11 +31,11 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from tplab.checkpoint import full_state_dict, load_full_state_dict
 from tplab.collectives.by_hand import rank_and_size
-from tplab.initialization import InitMethod, init_linear
-from tplab.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
-from tplab.sharding import ShardedModule, Sharding, divide
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
+from tplab.tensor.initialization import InitMethod, init_linear
+from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
+from tplab.tensor.sharding import ShardedModule, Sharding, divide
 
 Device = torch.device | str | int | None
 
@@ -116,7 +116,7 @@ class ColumnParallelLinear(_ParallelLinear):
     skip_bias_add           return (y without bias, bias), for a caller that adds it together with what comes next
     stride                  A is `stride` matrices side by side, each of them cut
     init_method             fills the whole weight in place; None: as `nn.Linear` does
-    per_rank_init           draw only this rank's shard (see `tplab.initialization`)
+    per_rank_init           draw only this rank's shard (see `tplab.tensor.initialization`)
     async_grad_allreduce    backward: start the all-reduce of dX, and compute dW while it travels. Then not twice
                             differentiable, and under autocast the sum is taken in the lower precision. torch.compile
                             orders them itself, with or without it.

@@ -35,7 +35,7 @@ from torch.autograd import Function
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.sharding import shard, unshard
+from tplab.tensor.sharding import shard, unshard
 
 
 def copy_to_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
@@ -57,7 +57,7 @@ def reduce_from_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 def scatter_to_region(x: Tensor, group: ProcessGroup | None = None, *, stride: int = 1) -> Tensor:
     """scatter: x [.., h] replicated -> this rank's part [.., h/p]; backward: dx = all-gather(dy) [.., h].
 
-    `stride` as in `tplab.sharding`. Raises ValueError if h is not divisible by p.
+    `stride` as in `tplab.tensor.sharding`. Raises ValueError if h is not divisible by p.
     """
     return x if rank_and_size(group)[1] == 1 else _Scatter.apply(x, group, stride)
 
@@ -65,7 +65,7 @@ def scatter_to_region(x: Tensor, group: ProcessGroup | None = None, *, stride: i
 def gather_from_region(x: Tensor, group: ProcessGroup | None = None, *, stride: int = 1) -> Tensor:
     """gather: x [.., h/p], this rank's part -> y = all-gather(x) [.., h], replicated; backward: this rank's part of dy.
 
-    `stride` as in `tplab.sharding`.
+    `stride` as in `tplab.tensor.sharding`.
     """
     return x if rank_and_size(group)[1] == 1 else _Gather.apply(x, group, stride)
 

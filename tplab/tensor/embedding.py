@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from tplab.initialization import InitMethod, init_parameter
-from tplab.linear import Device, column_linear
-from tplab.mappings import gather_from_region, reduce_from_region
-from tplab.sharding import Block, ShardedModule, Sharding
-from tplab.token_ids import IdCheck, When
+from tplab.tensor.id_check import IdCheck, When
+from tplab.tensor.initialization import InitMethod, init_parameter
+from tplab.tensor.linear import Device, column_linear
+from tplab.tensor.mappings import gather_from_region, reduce_from_region
+from tplab.tensor.sharding import Block, ShardedModule, Sharding
 
 
 def pad_vocab_size(vocab_size: int, world_size: int, multiple: int = 128) -> int:
@@ -51,9 +51,9 @@ class VocabParallelEmbedding(ShardedModule):
     padding_idx      this id's vector starts as zeros and gets no gradient, as in nn.Embedding
     multiple         the table is padded to a multiple of this times p (1: to a multiple of p)
     check_ids        "now": an id < 0 or >= num_embeddings raises IndexError in this call; "later": its vector is NaN,
-                     and the next call raises. None: "later" on a GPU, where "now" would wait (see `tplab.token_ids`)
+                     and the next call raises. None: "later" on a GPU, where "now" would wait (see `tplab.tensor.id_check`)
     init_method      fills the whole table in place; None: normal numbers, as in nn.Embedding
-    per_rank_init    draw only this rank's rows (see `tplab.initialization`)
+    per_rank_init    draw only this rank's rows (see `tplab.tensor.initialization`)
 
     Parameter: `weight` [v/p, h], v padded. Raises ValueError for a padding_idx outside the vocabulary.
     (Megatron: the same name; it gives an id outside the vocabulary a vector of zeros.)

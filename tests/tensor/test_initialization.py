@@ -1,4 +1,4 @@
-"""First values of shards: `tplab.initialization`."""
+"""First values of shards: `tplab.tensor.initialization`."""
 
 import math
 
@@ -9,8 +9,8 @@ from torch import nn
 
 from tests.reference import cut
 from tplab import launch
-from tplab.initialization import init_parameter
-from tplab.sharding import Sharding
+from tplab.tensor.initialization import init_parameter
+from tplab.tensor.sharding import Sharding
 
 OUT, IN = 600, 400
 

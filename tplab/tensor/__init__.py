@@ -1,0 +1,71 @@
+"""Chapters 02 to 09: tensor parallelism, from one split matrix to a whole vocabulary.
+
+02  sharding               which slice of a tensor belongs to a rank
+03  mappings               f, g, scatter and gather, with their backward passes
+04  initialization         first weights that are the same for every number of ranks
+    full_state             full checkpoint to shards and back
+    linear                 ColumnParallelLinear, RowParallelLinear
+05  mlp                    ParallelMLP: one all-reduce forward, one backward
+06  attention_mask, qkv, rotary, kv_cache, attention
+07  id_check, embedding    the vocabulary-parallel table, and the output layer that shares it
+08  cross_entropy, linear_cross_entropy
+09  generators, rng        dropout that is the same where ranks must agree, different where they mustn't
+"""
+
+from tplab.tensor.attention import ParallelAttention
+from tplab.tensor.attention_mask import attention_mask
+from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
+from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
+from tplab.tensor.id_check import IdCheck
+from tplab.tensor.initialization import InitMethod, init_parameter
+from tplab.tensor.kv_cache import KVCache
+from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear, column_linear
+from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
+from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
+from tplab.tensor.mlp import ParallelMLP, swiglu
+from tplab.tensor.qkv import QKVParallelLinear, copies_group, heads_on_rank
+from tplab.tensor.rng import RNGTracker, checkpoint, dropout, seed_all
+from tplab.tensor.rotary import rotary_angles, rotate
+from tplab.tensor.sharding import Block, ShardedModule, Sharding, divide, shard, shard_range, unshard
+
+__all__ = [
+    "Block",
+    "ColumnParallelLinear",
+    "IdCheck",
+    "InitMethod",
+    "KVCache",
+    "ParallelAttention",
+    "ParallelMLP",
+    "QKVParallelLinear",
+    "RNGTracker",
+    "RowParallelLinear",
+    "ShardedModule",
+    "Sharding",
+    "VocabParallelEmbedding",
+    "attention_mask",
+    "checkpoint",
+    "column_linear",
+    "copies_group",
+    "copy_to_region",
+    "divide",
+    "dropout",
+    "full_state_dict",
+    "gather_from_region",
+    "heads_on_rank",
+    "init_parameter",
+    "load_full_state_dict",
+    "pad_vocab_size",
+    "parallel_linear_cross_entropy",
+    "parallel_logits",
+    "reduce_from_region",
+    "rotary_angles",
+    "rotate",
+    "scatter_to_region",
+    "seed_all",
+    "shard",
+    "shard_range",
+    "swiglu",
+    "unshard",
+    "vocab_parallel_cross_entropy",
+]
