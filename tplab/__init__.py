@@ -54,6 +54,11 @@ RENAMED = {
     "tplab.linear_cross_entropy": "tplab.tensor.linear_cross_entropy",
     "tplab.generators": "tplab.tensor.generators",
     "tplab.rng": "tplab.tensor.rng",
+    "tplab.checkpoint_files": "tplab.checkpoint.files",
+    "tplab.checkpoint_pieces": "tplab.checkpoint.pieces",
+    "tplab.replicas": "tplab.checkpoint.replicas",
+    "tplab.sharded_optimizer": "tplab.checkpoint.optimizer",
+    "tplab.sharded_checkpoint": "tplab.checkpoint.sharded",
 }
 
 

@@ -24,7 +24,7 @@ from tplab.capstone import checkpoints as module
 from tplab.capstone import step_folders
 from tplab.capstone.checkpoints import Checkpoints
 from tplab.capstone.manifest import DamagedCheckpointError, check_files, file_sum, read_manifest, write_manifest
-from tplab.checkpoint_files import TyingWriter
+from tplab.checkpoint.files import TyingWriter
 
 BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["at once", "in the background"])
 
@@ -371,7 +371,7 @@ def test_the_manifest_has_length_and_sha256_of_all_files(folder):
 def test_a_full_disk_is_told_with_its_numbers_before_anything_is_written(asynchronous, trained, folder, monkeypatch):
     model, optimizer, _ = trained
     usage = shutil.disk_usage(folder)
-    monkeypatch.setattr("tplab.checkpoint_files.shutil.disk_usage", lambda path: usage._replace(free=1234))
+    monkeypatch.setattr("tplab.checkpoint.files.shutil.disk_usage", lambda path: usage._replace(free=1234))
     checkpoints = Checkpoints(folder, 2, asynchronous)
     said = message(lambda: (checkpoints.save(3, model, optimizer), checkpoints.wait()))
     assert f"RuntimeError: step 3 was not saved: {folder / 'step-000003.saving'} could not be saved" in said

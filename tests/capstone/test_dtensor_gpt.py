@@ -10,7 +10,7 @@ from tplab import launch, record
 from tplab.capstone.layers import backward, clip_gradients, copy_shards, finish_gradients, local
 from tplab.capstone.optimizer import make_optimizer
 from tplab.capstone.plain_gpt import PlainGPT
-from tplab.sharded_checkpoint import load_sharded, save_sharded
+from tplab.checkpoint.sharded import load_sharded, save_sharded
 
 
 def _one_step(sequence_parallel):

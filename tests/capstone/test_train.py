@@ -26,7 +26,7 @@ from tplab.capstone.log import Row, read_log, steps_of
 from tplab.capstone.settings import Settings
 from tplab.capstone.signals import stop_file
 from tplab.capstone.train import Outcome, train
-from tplab.sharded_checkpoint import write_sharded
+from tplab.checkpoint.sharded import write_sharded
 
 Report = dict[str, Any]
 

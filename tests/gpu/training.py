@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from tests.gpu import plain
 from tests.gpu.models import GPT2, plain_loss, shapes_of
 from tests.gpu.subject import DOUBLE, SINGLE, Case, Place, Tensors
+from tplab.checkpoint.sharded import load_sharded, save_sharded
 from tplab.data import DataParallel
 from tplab.mesh import Grid
 from tplab.pipeline import Pipeline
 from tplab.schedules import gpipe, one_f_one_b, zero_bubble
-from tplab.sharded_checkpoint import load_sharded, save_sharded
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.mappings import all_gather
 from tplab.tensor.mlp import ParallelMLP

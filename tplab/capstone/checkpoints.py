@@ -52,10 +52,10 @@ from tplab.capstone.manifest import (
     write_manifest,
 )
 from tplab.capstone.step_folders import StepFolders
-from tplab.checkpoint_files import together
+from tplab.checkpoint.files import together
+from tplab.checkpoint.sharded import Staged, load_sharded, stage_sharded, write_sharded
 from tplab.collectives.by_hand import rank_and_size
 from tplab.runtime.hooks import unrecorded
-from tplab.sharded_checkpoint import Staged, load_sharded, stage_sharded, write_sharded
 
 PATIENCE = timedelta(days=1)  # with a slow disk of another rank
 

@@ -164,5 +164,5 @@ def used_of_mine(
     course("first weights", "tplab.gpt", "the same for everybody's layers")
     course("mean over replicas", "tplab.data", "14.1 adds up after every backward, and here several may come before")
     course("generation", "tplab.generation", "it draws from the distribution; 10.4 takes the best token")
-    course("checkpoints", "tplab.sharded_checkpoint", "they fit any number of ranks, with the state of the optimizer")
+    course("checkpoints", "tplab.checkpoint.sharded", "they fit any number of ranks, with the state of the optimizer")
     return rows

@@ -34,7 +34,7 @@ from tplab.capstone.settings import Settings
 from tplab.capstone.text import Collected, Document, gather, in_parts, skipped_text, split
 from tplab.capstone.token_files import TokenFiles, sealed
 from tplab.capstone.tokenizer import END_OF_TEXT, MIN_FREQUENCY, encode, train_tokenizer
-from tplab.checkpoint_files import together
+from tplab.checkpoint.files import together
 
 __all__ = ["Batches", "TokenFiles", "prepare"]
 

@@ -1,4 +1,4 @@
-"""Saved on some ranks, loaded on others: `tplab.sharded_checkpoint`, and the modules that it stands on.
+"""Saved on some ranks, loaded on others: `tplab.checkpoint.sharded`, and the modules that it stands on.
 
 What should be in a checkpoint is what `full_state_dict` gathers, and what torch's own tools find there without tplab.
 """
@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, random
 from tplab import launch
-from tplab.checkpoint_pieces import pieces
-from tplab.sharded_checkpoint import load_sharded, save_sharded
+from tplab.checkpoint.pieces import pieces
+from tplab.checkpoint.sharded import load_sharded, save_sharded
 from tplab.tensor.attention import ParallelAttention
 from tplab.tensor.embedding import VocabParallelEmbedding, parallel_logits
 from tplab.tensor.full_state import full_state_dict

@@ -11,7 +11,7 @@ them writes; the rows that only pad a vocabulary, none:
     norm [h], the step of Adam           all       (all)     (all)     (all)
 
 So the checkpoint holds the whole tensors of the unsharded model, and nothing in it depends on p. Whoever loads it, on 1
-rank or 8, asks for the rows that it needs, wherever they lie (see `tplab.checkpoint_pieces`).
+rank or 8, asks for the rows that it needs, wherever they lie (see `tplab.checkpoint.pieces`).
 
 The state of an optimizer goes the same way. Adam's averages have the shape of their parameter and are cut like it; they
 are saved under its name, since its number in the optimizer says little.
@@ -22,7 +22,7 @@ The format is that of `torch.distributed.checkpoint` (DCP), with the names that 
 
 Other tools read it, an unsharded model too: `dcp.load({"model": plain.state_dict()}, checkpoint_id=path)`, or one
 file for `torch.load`: `dcp_to_torch_save(path, "model.pt")`. Both run what somebody may have hidden in the files, which
-`load_sharded` doesn't (see `tplab.checkpoint_files`): use them for checkpoints of people whom you trust.
+`load_sharded` doesn't (see `tplab.checkpoint.files`): use them for checkpoints of people whom you trust.
 
 Why planners and not DTensors: a DTensor is one chunk on a rank, and a fused, copied or padded shard isn't.
 (Megatron: `ShardedTensor.from_rank_offsets` and dist_checkpointing.)
@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from tplab.checkpoint_files import (
+from tplab.checkpoint.files import (
     SafeReader,
     TyingWriter,
     check_is_shared,
@@ -50,10 +50,7 @@ from tplab.checkpoint_files import (
     names_under,
     together,
 )
-from tplab.checkpoint_pieces import PieceLoader, Pieces, PieceSaver, Plain, blank, copied, pieces, value_of
-from tplab.collectives.by_hand import rank_and_size
-from tplab.replicas import compare_replicas
-from tplab.sharded_optimizer import (
+from tplab.checkpoint.optimizer import (
     check_groups,
     group_places,
     load_optimizer,
@@ -61,6 +58,9 @@ from tplab.sharded_optimizer import (
     saved_groups,
     state_places,
 )
+from tplab.checkpoint.pieces import PieceLoader, Pieces, PieceSaver, Plain, blank, copied, pieces, value_of
+from tplab.checkpoint.replicas import compare_replicas
+from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.rng import RNGTracker
 from tplab.tensor.sharding import ShardedModule
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.optim import Optimizer
 
-from tplab.checkpoint_files import names_under
-from tplab.checkpoint_pieces import Pieces, blank, held, pieces, value_of
+from tplab.checkpoint.files import names_under
+from tplab.checkpoint.pieces import Pieces, blank, held, pieces, value_of
 from tplab.tensor.sharding import Sharding
 
 GROUPS, STATE = ("optimizer", "param_groups"), ("optimizer", "state")

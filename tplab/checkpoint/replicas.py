@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from tplab.checkpoint_files import together
-from tplab.checkpoint_pieces import pieces
+from tplab.checkpoint.files import together
+from tplab.checkpoint.pieces import pieces
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.sharding import Sharding
 

@@ -1,0 +1,17 @@
+"""Chapter 10: save a model on p ranks, each its own shards, and load it on any other number of ranks.
+
+files       the directory of a checkpoint, written by torch.distributed.checkpoint
+pieces      which chunk of which full tensor a rank holds
+replicas    whether what should be identical on several ranks is identical
+optimizer   the optimizer's state, by parameter name
+sharded     save and load all of it
+"""
+
+from tplab.checkpoint.replicas import compare_replicas
+from tplab.checkpoint.sharded import load_sharded, save_sharded
+
+__all__ = [
+    "compare_replicas",
+    "load_sharded",
+    "save_sharded",
+]
