@@ -22,8 +22,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from tplab import corpus, device, launch, record, transformer, viz
+from tplab import corpus, device, launch, record, viz
 from tplab.course import check, predict, symptoms
+from tplab.gpt import transformer
 from tplab.memory import GPTConfig, parameter_count
 from tplab.tensor import (
     ParallelAttention,
@@ -50,7 +51,7 @@ NAMES = {
 }  # in a layer of ParallelGPT: in a layer of GPT-2
 
 # %% [markdown]
-# This is the whole layer, drawn from the record of one forward and one backward pass. The layer is the ready-made one of `tplab.transformer`; yours will take its place. Move the control to four ranks: the colours become narrower, and the messages stay as they are.
+# This is the whole layer, drawn from the record of one forward and one backward pass. The layer is the ready-made one of `tplab.gpt.transformer`; yours will take its place. Move the control to four ranks: the colours become narrower, and the messages stay as they are.
 
 
 # %%
@@ -301,7 +302,7 @@ predict("10.c", all_reduces=12, of_bsh=10)
 # - The logits are tied: `parallel_logits(x, weight, group=..)` takes this rank's rows of the table, `self.embedding.weight`. They stay split, `[b, s, v/p]`.
 # - With `targets` the result is the mean loss, `vocab_parallel_cross_entropy(logits, targets, vocab_size=.., group=..)`. The table is padded, and padding is no token: `self.config.vocab_size` is the true size.
 #
-# The layers are made by `layer_class`: without it, by the ready-made layer of `tplab.transformer`, so this exercise does not wait for 10.1.
+# The layers are made by `layer_class`: without it, by the ready-made layer of `tplab.gpt.transformer`, so this exercise does not wait for 10.1.
 
 
 # %% exercise="10.2"
@@ -384,7 +385,7 @@ viz.table(
 # %% [markdown]
 # ## 3 · A checkpoint from elsewhere
 #
-# A model that nobody can load weights into is of little use. The best-known format of GPT weights is that of GPT-2 in Hugging Face's `transformers`. So here is a plain GPT, one process, no `tplab` in it, with GPT-2's names and layout. It is the twin that everything below is compared with. (`tests/test_gpt.py` of this
+# A model that nobody can load weights into is of little use. The best-known format of GPT weights is that of GPT-2 in Hugging Face's `transformers`. So here is a plain GPT, one process, no `tplab` in it, with GPT-2's names and layout. It is the twin that everything below is compared with. (`tests/gpt/test_model.py` of this
 # course does the same with Hugging Face's own `GPT2LMHeadModel`.)
 
 
@@ -937,7 +938,7 @@ viz.table(rows, title="40 tokens for each of 4 texts, float64")
 # **Megatron-Core**, `megatron/core/transformer/transformer_layer.py`: `TransformerLayer`, with `input_layernorm`, `self_attention`, `self_attn_bda`, `cross_attention`, `pre_mlp_layernorm`, `mlp`, `mlp_bda`. `bda` is bias, dropout, add: `get_bias_dropout_add` in `megatron/core/fusions/fused_bias_dropout.py`, which fuses the three. The
 # switch for post-LN, `apply_residual_connection_post_layernorm`, still stands in `TransformerConfig` of release 0.16.1, but its layer no longer reads it. The model is `GPTModel` in `megatron/core/models/gpt/gpt_model.py`.
 #
-# **Hugging Face**, `transformers/models/gpt2/modeling_gpt2.py`: `GPT2LMHeadModel`, with `GPT2Block` and `Conv1D`, whose weight is `[in, out]`. `tplab.hugging_face` maps its state dict, and that of a Llama, to the names of `tplab.gpt`; `tplab.generation` also draws from the `k` best, for which every rank sends its `k` candidates.
+# **Hugging Face**, `transformers/models/gpt2/modeling_gpt2.py`: `GPT2LMHeadModel`, with `GPT2Block` and `Conv1D`, whose weight is `[in, out]`. `tplab.gpt.hugging_face` maps its state dict, and that of a Llama, to the names of `tplab.gpt.model`; `tplab.gpt.generation` also draws from the `k` best, for which every rank sends its `k` candidates.
 #
 # **PyTorch**: `parallelize_module` with a plan for each layer, as in chapter 05, `RowwiseParallel` for the embedding, `ColwiseParallel` for the output layer, and `loss_parallel()` around the loss, all in `torch.distributed.tensor.parallel`.
 #

@@ -28,12 +28,12 @@ from tplab.chrome_trace import save_chrome_trace
 from tplab.collective_cost import all_reduce
 from tplab.collectives import Link, links
 from tplab.course import check, predict, show_failure, symptoms
+from tplab.gpt import ParallelTransformerLayer
 from tplab.layer_cost import layer_time, overlap_saving
 from tplab.machines import MACHINES, measure_machine
 from tplab.memory import GPTConfig
 from tplab.tensor import column_linear
 from tplab.trace import RankTrace, Span, trace_rank
-from tplab.transformer import ParallelTransformerLayer
 
 # %% [markdown]
 # ## 1 · What a rank waits for

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tplab import collective_cost as cost
 from tplab.collectives.links import Link
 from tplab.flops import hardware_flops, layer_products, layer_scores, logits, model_flops
-from tplab.gpt import ParallelGPT
+from tplab.gpt.model import ParallelGPT
 from tplab.layer_cost import Pass, efficiency, layer_time, overlap_saving
 from tplab.machines import MACHINES, Machine
 from tplab.memory.config import PRESETS, GPTConfig

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, random
 from tplab import launch
-from tplab.gpt import ParallelGPT
+from tplab.gpt.model import ParallelGPT
 from tplab.gpt_stages import gpt_stages
 from tplab.memory.config import GPTConfig
 from tplab.pipeline import Pipeline

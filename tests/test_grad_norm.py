@@ -13,7 +13,7 @@ from torch import nn
 from tests.reference import assert_close, cut, random
 from tplab import launch, record
 from tplab.flat import Flat
-from tplab.gpt import ParallelGPT
+from tplab.gpt.model import ParallelGPT
 from tplab.gpt_stages import gpt_stages
 from tplab.grad_norm import clip, clip_grad_norm, counted, grad_norm, grad_norm_of_pieces
 from tplab.memory.config import GPTConfig

@@ -17,7 +17,8 @@ from tplab import collective_cost, collectives, corpus, device, launch, memory, 
 from tplab.tensor import embedding
 from tplab.tensor import mappings
 from tplab.collectives import links
-from tplab import schedule_order, schedules, transformer, viz, zero, zero_three
+from tplab import schedule_order, schedules, viz, zero, zero_three
+from tplab.gpt import transformer
 from tplab.tensor import rng
 from tplab.tensor.attention import ParallelAttention
 from tplab.capstone import PRESETS, measuring
@@ -42,7 +43,7 @@ from tplab.course.ch15.killing import killed_at
 from tplab.course.ch15.saving import Writer
 from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
-from tplab.gpt import ParallelGPT
+from tplab.gpt.model import ParallelGPT
 from tplab.gpt_config import GPTConfig, PRESETS, parameter_count
 from tplab.gpt_stages import gpt_stages
 from tplab.grad_norm import clip_grad_norm
@@ -72,7 +73,7 @@ from tplab.tensor.sharding import Block, Sharding, divide, shard, unshard
 from tplab.step_cost import Program, step_time, throughput
 from tplab.three_dimensions import Training3D
 from tplab.trace import RankTrace, Span, trace_rank
-from tplab.transformer import ParallelTransformerLayer
+from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.wires import Lanes
 from tplab.zero_bill import zero_memory
 """

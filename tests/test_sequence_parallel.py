@@ -12,13 +12,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+from tests.gpt.test_model import VOCAB, given, hugging_face
+from tests.gpt.test_model import part as part_of_gpt
+from tests.gpt.test_transformer import BATCH, HIDDEN, make, named_as_ours, part_of, plain_layer
 from tests.reference import assert_close, cut, random
-from tests.test_gpt import VOCAB, given, hugging_face
-from tests.test_gpt import part as part_of_gpt
-from tests.test_transformer import BATCH, HIDDEN, make, named_as_ours, part_of, plain_layer
 from tplab import launch, record
-from tplab.gpt import ParallelGPT
-from tplab.hugging_face import from_hugging_face
+from tplab.gpt.hugging_face import from_hugging_face
+from tplab.gpt.model import ParallelGPT
+from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import layer_activations
 from tplab.memory.meter import saved_for_backward
@@ -31,7 +32,6 @@ from tplab.sequence_parallel import (
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.mlp import ParallelMLP
 from tplab.tensor.rng import seed_all
-from tplab.transformer import ParallelTransformerLayer
 
 WORLD_SIZES = (1, 2, 4)
 SEQUENCE, MEMORY, STEPS = 8, 4, 4

@@ -9,7 +9,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.reference import assert_close, random
-from tplab.gpt import ParallelGPT
+from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.split_backward import backward_of_input
 

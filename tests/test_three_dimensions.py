@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.reference import assert_close
 from tplab import launch
 from tplab.data import tokens_of_all
-from tplab.gpt import ParallelGPT
+from tplab.gpt.model import ParallelGPT
 from tplab.grad_norm import clip, grad_norm_of_pieces
 from tplab.memory.config import GPTConfig
 from tplab.mesh import Grid, mesh

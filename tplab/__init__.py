@@ -59,6 +59,9 @@ RENAMED = {
     "tplab.replicas": "tplab.checkpoint.replicas",
     "tplab.sharded_optimizer": "tplab.checkpoint.optimizer",
     "tplab.sharded_checkpoint": "tplab.checkpoint.sharded",
+    "tplab.transformer": "tplab.gpt.transformer",
+    "tplab.generation": "tplab.gpt.generation",
+    "tplab.hugging_face": "tplab.gpt.hugging_face",
 }
 
 

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from tplab.gpt import ParallelGPT
+from tplab.gpt.model import ParallelGPT
 from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 from tplab.tensor.embedding import parallel_logits
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout

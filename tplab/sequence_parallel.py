@@ -39,7 +39,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.gpt import ParallelGPT
+from tplab.gpt.model import ParallelGPT
+from tplab.gpt.transformer import LayerCache, ParallelTransformerLayer
 from tplab.memory.config import GPTConfig
 from tplab.sequence import gather_from_sequence_region, reduce_scatter_to_sequence_region, tokens_per_rank
 from tplab.sequence_linear import gather_linear, gather_linear_again
@@ -50,7 +51,6 @@ from tplab.tensor.mappings import gather_from_region
 from tplab.tensor.qkv import QKVParallelLinear
 from tplab.tensor.rng import RNGTracker
 from tplab.tensor.sharding import shard
-from tplab.transformer import LayerCache, ParallelTransformerLayer
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tplab.data import DataParallel, tokens_of_all
-from tplab.gpt import ParallelGPT
+from tplab.gpt.model import ParallelGPT
 from tplab.gpt_stages import gpt_stages
 from tplab.grad_norm import clip, grad_norm, grad_norm_of_pieces
 from tplab.memory.config import GPTConfig

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tplab.capstone.settings import Settings
 from tplab.capstone.tokens import Batches, prepare
-from tplab.gpt import ParallelGPT
+from tplab.gpt.model import ParallelGPT
 
 SMALL = Settings(
     vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, seq_length=16, precision="float64", steps=8,

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from tests.reference import random
 from tplab.capstone.checkpoints import Checkpoints
 from tplab.data import DataParallel
-from tplab.gpt import ParallelGPT
+from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.mesh import mesh
 from tplab.tensor.rng import seed_all

@@ -12,7 +12,7 @@ from tplab import launch
 from tplab.capstone.layers import backward, build_model, finish_gradients, for_generation, gradients, used
 from tplab.capstone.mine import find_answers
 from tplab.capstone.mine_links import DOES_WITHOUT
-from tplab.generation import generate
+from tplab.gpt.generation import generate
 from tplab.tensor.full_state import full_state_dict
 
 KINDS = {
@@ -181,7 +181,7 @@ def test_other_models_than_gpt_2_are_refused(answers):
 
 
 def test_the_report_is_told_whose_layers_were_used(answers):
-    assert used(variant(layers="tplab"))[0]["source"] == "tplab.gpt.ParallelGPT"
+    assert used(variant(layers="tplab"))[0]["source"] == "tplab.gpt.model.ParallelGPT"
     assert "Sequence" in used(variant(layers="tplab", sequence_parallel=True, tp=2))[0]["source"]
     assert used(variant(layers="dtensor"))[0]["whose"] == "torch"
     with pytest.raises(ValueError, match="that were trained with"):

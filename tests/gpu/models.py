@@ -11,15 +11,15 @@ from torch.nn import functional as F
 
 from tests.gpu import plain
 from tests.gpu.subject import DOUBLE, HALF, SINGLE, Case, Place, Tensors, layer, whole_gradients
-from tplab.generation import generate
-from tplab.gpt import ParallelGPT
+from tplab.gpt.generation import generate
+from tplab.gpt.model import ParallelGPT
+from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.memory.config import GPTConfig
 from tplab.sequence_parallel import SequenceParallelGPT, allreduce_sequence_parallel_gradients
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.mappings import all_gather
 from tplab.tensor.mlp import ParallelMLP
 from tplab.tensor.rng import dropout, seed_all
-from tplab.transformer import ParallelTransformerLayer
 
 B, S, SEED = 2, 8, 5
 GPT2 = GPTConfig(num_layers=2, hidden_size=64, num_heads=8, vocab_size=150, seq_length=S, dropout=0.0)

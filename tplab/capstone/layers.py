@@ -36,7 +36,7 @@ from tplab.capstone.plain_gpt import PlainGPT
 from tplab.capstone.settings import Settings
 from tplab.capstone.way import Way, nothing
 from tplab.collectives.by_hand import rank_and_size
-from tplab.gpt import ParallelGPT
+from tplab.gpt.model import ParallelGPT
 from tplab.grad_norm import clip, grad_norm
 from tplab.memory.config import GPTConfig
 from tplab.sequence_parallel import SequenceParallelGPT, allreduce_sequence_parallel_gradients
@@ -156,7 +156,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def for_generation(model: nn.Module) -> ParallelGPT:
-    """A ParallelGPT with the model's weights, for `tplab.generation`. Ask for it anew each time: it may be a copy."""
+    """A ParallelGPT with the model's weights, for `tplab.gpt.generation`. Ask for it anew each time: it may be a copy."""
     if isinstance(model, ParallelGPT) and not model.sequence_parallel:
         return model
     way, own = way_of(model), dict(model.named_parameters())
@@ -185,7 +185,7 @@ def used(
             raise ValueError('layers="mine": pass the answers that were trained with')
         return used_of_mine(answers.whose, settings, idle)
     model, whose, source, why = {
-        "tplab": ("the whole model", "tplab", "tplab.gpt.ParallelGPT", ""),
+        "tplab": ("the whole model", "tplab", "tplab.gpt.model.ParallelGPT", ""),
         "plain": ("the whole model", "torch", "nn.Linear, F.scaled_dot_product_attention, F.cross_entropy", ""),
         "dtensor": (
             "the whole model",

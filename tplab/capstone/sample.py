@@ -8,7 +8,7 @@ from tplab.capstone.layers import for_generation
 from tplab.capstone.ranks import Ranks
 from tplab.capstone.settings import Settings
 from tplab.capstone.step import lower_precision
-from tplab.generation import generate
+from tplab.gpt.generation import generate
 
 TEMPERATURE, TOP_K = 0.8, 40
 

@@ -1,4 +1,4 @@
-"""ParallelTransformerLayer: `tplab.transformer`, against torch's own encoder and decoder layers on one process.
+"""ParallelTransformerLayer: `tplab.gpt.transformer`, against torch's own encoder and decoder layers on one process.
 
 nn.TransformerEncoderLayer and nn.TransformerDecoderLayer put the norm first or last (`norm_first`) and know nothing of
 ranks. What a rank should hold of a gradient is cut out of theirs with `chunk`.
@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, cut, random
 from tplab import launch, record
+from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.rng import seed_all
-from tplab.transformer import ParallelTransformerLayer
 
 WORLD_SIZES = (1, 2, 4)
 HIDDEN, HEADS, FFN = 16, 4, 24

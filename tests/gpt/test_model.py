@@ -1,4 +1,4 @@
-"""ParallelGPT and `tplab.hugging_face`, against Hugging Face's GPT2LMHeadModel and LlamaForCausalLM, weights alike.
+"""ParallelGPT and `tplab.gpt.hugging_face`, against Hugging Face's GPT2LMHeadModel and LlamaForCausalLM, weights alike.
 
 Theirs run on one process. In float64 the two must agree to 1e-9 (Hugging Face's RMSNorm computes in float32 whatever it
 is given; there nn.RMSNorm stands in its place), in float32 to 1e-4. What a rank should hold of a gradient is cut out of
@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, cut
 from tplab import launch, record
-from tplab.gpt import ParallelGPT
-from tplab.hugging_face import from_hugging_face, gpt_config, to_hugging_face
+from tplab.gpt.hugging_face import from_hugging_face, gpt_config, to_hugging_face
+from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig, parameter_count
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.rng import seed_all
@@ -479,7 +479,7 @@ def test_every_option_reaches_its_place(monkeypatch):
         assert bool((layer.mlp.up.weight == 1).all() and (layer.mlp.down.weight == 2).all())
     assert {cache.text.keys.dtype for cache in model.new_cache(1, 4, torch.bfloat16)} == {torch.bfloat16}
     given_to_logits: dict = {}
-    monkeypatch.setattr("tplab.gpt.parallel_logits", lambda x, weight, **options: given_to_logits.update(options))
+    monkeypatch.setattr("tplab.gpt.model.parallel_logits", lambda x, weight, **options: given_to_logits.update(options))
     model(torch.zeros(1, 2, dtype=torch.long))
     assert given_to_logits["async_grad_allreduce"]
     learned = ParallelGPT(CONFIGS["gpt2"], init_method=lambda w: nn.init.constant_(w, 3.0))

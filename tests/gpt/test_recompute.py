@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, random
 from tplab import launch, record
-from tplab.gpt import ParallelGPT
+from tplab.gpt.model import ParallelGPT
+from tplab.gpt.transformer import ParallelTransformerLayer, run_again_in_backward
 from tplab.memory.config import GPTConfig
 from tplab.memory.meter import saved_for_backward
 from tplab.tensor.rng import seed_all
-from tplab.transformer import ParallelTransformerLayer, run_again_in_backward
 
 BATCH, SEQUENCE, MEMORY, HIDDEN, HEADS = 2, 24, 5, 16, 4
 LAYERS = {

@@ -1,4 +1,4 @@
-"""`tplab.generation`, against Hugging Face's `generate` and against a loop that looks at all logits of one process."""
+"""`tplab.gpt.generation`, against Hugging Face's `generate` and against a loop that looks at all logits of one process."""
 
 from functools import cache
 
@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from tplab import launch, record
-from tplab.generation import candidates, generate
-from tplab.gpt import ParallelGPT
-from tplab.hugging_face import from_hugging_face, gpt_config
+from tplab.gpt.generation import candidates, generate
+from tplab.gpt.hugging_face import from_hugging_face, gpt_config
+from tplab.gpt.model import ParallelGPT
 from tplab.tensor.full_state import load_full_state_dict
 
 WORLD_SIZES = (1, 2, 4)

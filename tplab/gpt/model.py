@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
+from tplab.gpt.transformer import NORMS, LayerCache, ParallelTransformerLayer
 from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
 from tplab.tensor.id_check import When
@@ -32,7 +33,6 @@ from tplab.tensor.linear import Device
 from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout
 from tplab.tensor.sharding import Block, ShardedModule, Sharding
-from tplab.transformer import NORMS, LayerCache, ParallelTransformerLayer
 
 INIT_STD = 0.02  # of GPT-2 and Megatron
 

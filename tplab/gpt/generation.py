@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tplab.gpt import ParallelGPT
+from tplab.gpt.model import ParallelGPT
 from tplab.tensor.mappings import all_gather
 
 
