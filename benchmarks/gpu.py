@@ -7,7 +7,7 @@ eager and compiled. All ways take turns in every round, in an order drawn anew. 
 of (this way / plain PyTorch of the same kind, eager or compiled, in the same round); ways whose quartiles overlap can't
 be told apart.
 
-Utilisation is of the FLOPs that the model needs (`tplab.flops`), for GPUs that `tplab.machines` knows. The peak is what
+Utilisation is of the FLOPs that the model needs (`tplab.cost.flops`), for GPUs that `tplab.cost.machines` knows. The peak is what
 torch's allocator had handed out for this way alone: weights, optimizer, gradients and activations. `waits` counts how
 often a step makes the processor wait for the GPU; two or three (its first and last numbers) do no harm.
 """
@@ -33,7 +33,7 @@ from tplab.capstone.ranks import join
 from tplab.capstone.settings import Settings
 from tplab.capstone.step import Step
 from tplab.capstone.train import compile_layers
-from tplab.flops import model_flops
+from tplab.cost.flops import model_flops
 from tplab.memory.meter import optimizer_bytes, parameter_bytes
 
 EAGER: dict[str, dict[str, Any]] = {

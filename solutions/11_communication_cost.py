@@ -25,12 +25,10 @@ import torch.distributed as dist
 
 from tplab import device, launch, record, viz
 from tplab.chrome_trace import save_chrome_trace
-from tplab.collective_cost import all_reduce
 from tplab.collectives import Link, links
+from tplab.cost import MACHINES, all_reduce, layer_time, measure_machine, overlap_saving
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.gpt import ParallelTransformerLayer
-from tplab.layer_cost import layer_time, overlap_saving
-from tplab.machines import MACHINES, measure_machine
 from tplab.memory import GPTConfig
 from tplab.tensor import column_linear
 from tplab.trace import RankTrace, Span, trace_rank
@@ -264,15 +262,15 @@ viz.time_bars(rows, notes=notes, title="the same with one network adapter for ea
 #
 # ## 4 · Does it hold?
 #
-# A model that was never compared with a measurement is a rumour. `tplab.layer_cost` and `tplab.step_cost` are your two formulas and what they leave out: work that is not a matrix product (norms, dropout, softmax: it waits for the GPU's memory), the output layer, the optimizer, and what later chapters add. Every figure in them is a vendor's or a measurement of single products and messages. None was fitted to the
+# A model that was never compared with a measurement is a rumour. `tplab.cost.layer` and `tplab.cost.step` are your two formulas and what they leave out: work that is not a matrix product (norms, dropout, softmax: it waits for the GPU's memory), the output layer, the optimizer, and what later chapters add. Every figure in them is a vendor's or a measurement of single products and messages. None was fitted to the
 # tables below, and no line of the model reads them.
 #
 # **Weak scaling.** The first Megatron paper ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), figure 5) let the model grow with the GPUs, from 1.2 billion parameters on one V100 to 8.3 billion on 8. Perfect would be 100 %: every GPU does as many FLOPs a second as one GPU alone.
 
 # %%
+from tplab.cost import Program, throughput
 from tplab.course.ch11 import published
 from tplab.memory import Layout
-from tplab.step_cost import Program, throughput
 
 v100 = MACHINES["V100 DGX-2H"]
 nothing_overlaps = Program(overlap_input_gradient=False)

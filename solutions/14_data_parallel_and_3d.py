@@ -455,8 +455,8 @@ check("14.3", coordinates, axis_groups, my_group)
 # What would it cost to have it the other way round? The time of one all-reduce of `[1, 2048, 8192]` in 16-bit numbers over `tp = 8` ranks, by the links of published machines with 8 GPUs each (chapter 11 has the model): neighbours in one machine, or ranks of eight different machines.
 
 # %%
-from tplab import collective_cost
-from tplab.machines import MACHINES
+from tplab.cost import MACHINES
+from tplab.cost import collective as collective_cost
 
 size = 2 * 2048 * 8192
 rows = []
@@ -585,7 +585,7 @@ check("14.5", choose_layout)
 # With the time model of chapter 11 in place of `seconds`: what does your function choose for models of different sizes on H100 machines, 256 sequences a step?
 
 # %%
-from tplab.step_cost import step_time
+from tplab.cost import step_time
 
 H100 = MACHINES["H100 DGX"]
 MODELS = {

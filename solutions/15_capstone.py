@@ -168,7 +168,7 @@ viz.explore(
 # %%
 from tplab.capstone import measuring
 from tplab.capstone.predictions import machine_of, predicted_step
-from tplab.machines import MACHINES
+from tplab.cost import MACHINES
 
 HERE = machine_of(launch(measuring.machine, 2, args=(SMALL,))[0])
 PLAN = {}

@@ -9,7 +9,7 @@ from benchmarks import gpu
 from tplab import launch
 from tplab.capstone.layers import build_model
 from tplab.capstone.presets import PRESETS
-from tplab.flops import model_flops
+from tplab.cost.flops import model_flops
 from tplab.runtime import RankError
 
 SETTINGS = replace(PRESETS["h100x1"], **gpu.SMALL, precision="float32")

@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
+from tplab.cost.machines import MACHINES
+from tplab.cost.step import Program, step_time
 from tplab.course import cli
 from tplab.course.tools.places import Misuse
 from tplab.course.tools.plan import COLUMNS, parameters
-from tplab.machines import MACHINES
 from tplab.memory.config import PRESETS, GPTConfig, parameter_count
 from tplab.memory.memory_bill import Layout, bill
 from tplab.plan import (
@@ -23,7 +24,6 @@ from tplab.plan import (
     model,
     plans,
 )
-from tplab.step_cost import Program, step_time
 
 H100 = MACHINES["H100 DGX"]
 SMALL = GPTConfig(num_layers=6, hidden_size=48, num_heads=12, vocab_size=64, seq_length=32)

@@ -13,7 +13,8 @@ from tests import ROOT
 
 # Every name that a chapter of 0.1 imported from tplab
 IMPORTS_OF_0_1 = """
-from tplab import collective_cost, collectives, corpus, device, launch, memory, record
+from tplab import collectives, corpus, device, launch, memory, record
+from tplab.cost import collective as collective_cost
 from tplab.tensor import embedding
 from tplab.tensor import mappings
 from tplab.collectives import links
@@ -36,7 +37,7 @@ from tplab.capstone.traffic import step_parts
 from tplab.capstone.train import train
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.chrome_trace import save_chrome_trace
-from tplab.collective_cost import all_reduce
+from tplab.cost.collective import all_reduce
 from tplab.course import check, predict, progress, show_failure, symptoms
 from tplab.course.ch11 import published
 from tplab.course.ch15.killing import killed_at
@@ -48,11 +49,11 @@ from tplab.gpt_config import GPTConfig, PRESETS, parameter_count
 from tplab.gpt_stages import gpt_stages
 from tplab.grad_norm import clip_grad_norm
 from tplab.tensor.initialization import init_parameter
-from tplab.layer_cost import layer_time, overlap_saving
+from tplab.cost.layer import layer_time, overlap_saving
 from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear, column_linear
 from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
 from tplab.collectives.links import Link
-from tplab.machines import MACHINES, measure_machine
+from tplab.cost.machines import MACHINES, measure_machine
 from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 from tplab.memory import GPTConfig, GPUS, Layout, bill
 from tplab.memory_meter import MemoryMeter, gradient_bytes, optimizer_bytes, parameter_bytes, saved_for_backward
@@ -70,7 +71,7 @@ from tplab.sequence import gather_from_sequence_region, reduce_scatter_to_sequen
 from tplab.sequence_linear import gather_linear_again
 from tplab.sequence_parallel import SequenceParallelGPT, allreduce_sequence_parallel_gradients
 from tplab.tensor.sharding import Block, Sharding, divide, shard, unshard
-from tplab.step_cost import Program, step_time, throughput
+from tplab.cost.step import Program, step_time, throughput
 from tplab.three_dimensions import Training3D
 from tplab.trace import RankTrace, Span, trace_rank
 from tplab.gpt.transformer import ParallelTransformerLayer

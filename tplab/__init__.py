@@ -62,6 +62,11 @@ RENAMED = {
     "tplab.transformer": "tplab.gpt.transformer",
     "tplab.generation": "tplab.gpt.generation",
     "tplab.hugging_face": "tplab.gpt.hugging_face",
+    "tplab.machines": "tplab.cost.machines",
+    "tplab.flops": "tplab.cost.flops",
+    "tplab.collective_cost": "tplab.cost.collective",
+    "tplab.layer_cost": "tplab.cost.layer",
+    "tplab.step_cost": "tplab.cost.step",
 }
 
 

@@ -4,7 +4,7 @@
 
 Every way of writing n so, with every micro-batch that is a power of two, with and without sequence parallelism, and
 with nothing, the attention or whole layers computed again: what fits into a GPU's memory (`tplab.memory.bill`), fastest
-first (`tplab.step_cost.step_time`). A tenth of the memory is left for what the bill does not count: buffers of
+first (`tplab.cost.step.step_time`). A tenth of the memory is left for what the bill does not count: buffers of
 libraries, memory in pieces too small to use. `python -m tplab plan` prints the same.
 """
 
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from tplab.machines import Machine
+from tplab.cost.machines import Machine
+from tplab.cost.step import Program, StepTime, Throughput, achieved, step_time
 from tplab.memory.config import PRESETS, GPTConfig, Recompute, parameter_count, tensor_parallel_sizes
 from tplab.memory.memory_bill import ADAM, Bill, Layout, Recipe, bill
-from tplab.step_cost import Program, StepTime, Throughput, achieved, step_time
 
 GB = 10**9
 TOKENS = (

@@ -5,7 +5,7 @@ import torch
 
 from tplab.capstone import meter as meters
 from tplab.capstone.meter import Clock, Meter, known_machine, this_machine, utilisation
-from tplab.flops import model_flops
+from tplab.cost.flops import model_flops
 from tplab.memory.config import PRESETS
 
 

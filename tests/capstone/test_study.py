@@ -16,7 +16,7 @@ from tplab.capstone.settings import Settings
 from tplab.capstone.step_folders import StepFolders
 from tplab.capstone.study import MATTER, Budget, is_done, main, study
 from tplab.capstone.study_parts import PARTS, _why
-from tplab.machines import MACHINES
+from tplab.cost.machines import MACHINES
 from tplab.memory.memory_bill import RECIPES, bill
 from tplab.runtime import RankError
 

@@ -12,7 +12,7 @@ from tests.capstone.test_study import BUDGET, TINY, no_room
 from tplab.capstone import measuring, study_parts
 from tplab.capstone.mine import find_answers
 from tplab.capstone.study_parts import PARTS, Study
-from tplab.machines import MACHINES
+from tplab.cost.machines import MACHINES
 from tplab.runtime import RankError
 
 

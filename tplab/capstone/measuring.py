@@ -20,7 +20,7 @@ from tplab.capstone.settings import Layers, Settings
 from tplab.capstone.step import Step
 from tplab.capstone.tokens import Batches, TokenFiles, prepare
 from tplab.capstone.train import compile_layers
-from tplab.machines import matrix_rate, measure_machine, memory_rate
+from tplab.cost.machines import matrix_rate, measure_machine, memory_rate
 from tplab.memory.meter import MemoryMeter
 from tplab.runtime import Collective, record
 from tplab.trace import trace_rank
@@ -99,7 +99,7 @@ def turns(
 def machine(settings: Settings) -> dict[str, Any]:
     """What this rank's device reaches in the run's precision, while all ranks are busy.
 
-    `peak`: of a GPU that `tplab.machines` knows, in bfloat16; what is published there is for no other precision.
+    `peak`: of a GPU that `tplab.cost.machines` knows, in bfloat16; what is published there is for no other precision.
     """
     ranks = join(settings)
     known = known_machine(ranks.device)

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from tplab.flops import model_flops
-from tplab.machines import MACHINES, Machine
+from tplab.cost.flops import model_flops
+from tplab.cost.machines import MACHINES, Machine
 from tplab.memory.config import GPTConfig
 from tplab.runtime import hooks, record
 from tplab.runtime.stream_waits import StreamWaits
@@ -112,7 +112,7 @@ def memory_is(device: torch.device) -> str:
 
 
 def utilisation(config: GPTConfig, tokens_per_second: float, ranks: int, peak: float) -> float:
-    """Model-FLOPs utilisation: FLOPs that the model needs (`tplab.flops`) a second, of what `ranks` devices could do.
+    """Model-FLOPs utilisation: FLOPs that the model needs (`tplab.cost.flops`) a second, of what `ranks` devices could do.
 
     peak    FLOP/s of one device, dense products of 16-bit numbers
     """
@@ -120,7 +120,7 @@ def utilisation(config: GPTConfig, tokens_per_second: float, ranks: int, peak: f
 
 
 def known_machine(device: torch.device) -> Machine | None:
-    """The published figures of this rank's GPU; None for a CPU, and for a GPU that `tplab.machines` doesn't know.
+    """The published figures of this rank's GPU; None for a CPU, and for a GPU that `tplab.cost.machines` doesn't know.
 
     Those figures are of the form that sits on a server's board (SXM). Cards of the same chip, and slices of it (MIG),
     reach less.

@@ -10,10 +10,10 @@ from typing import Any
 from tplab.capstone.settings import Settings
 from tplab.capstone.traffic import TOKENS_AT_ONCE
 from tplab.collectives.links import Link
-from tplab.machines import Machine
+from tplab.cost.machines import Machine
+from tplab.cost.step import Program, step_time
 from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import Recipe, bill
-from tplab.step_cost import Program, step_time
 
 _WIDTH = {"float32": 2, "float64": 4, "bfloat16": 1}  # of an activation, in 16 bits
 _STATE = {"float32": Recipe(4, 4, 8), "bfloat16": Recipe(4, 4, 8), "float64": Recipe(8, 8, 16)}  # AdamW

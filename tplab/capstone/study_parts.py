@@ -31,7 +31,7 @@ from tplab.capstone.report.words import apart, listed, ranks, rate, size, small
 from tplab.capstone.report.words import seconds as in_words
 from tplab.capstone.settings import Settings
 from tplab.capstone.traffic import step_bytes, step_parts
-from tplab.flops import model_flops
+from tplab.cost.flops import model_flops
 from tplab.runtime import RankError, Record, Results, launch
 
 Measured = dict[str, Any]

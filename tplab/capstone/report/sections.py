@@ -10,7 +10,7 @@ from tplab.capstone.report.run import Run
 from tplab.capstone.report.words import apart, listed, millions, ranks, rate, seconds, size, small, visible, work
 from tplab.capstone.sample import TEMPERATURE, TOP_K
 from tplab.capstone.settings import Settings
-from tplab.flops import model_flops
+from tplab.cost.flops import model_flops
 
 LAYERS = {
     "tplab": "tplab's own layers",

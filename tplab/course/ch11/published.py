@@ -6,9 +6,9 @@ ranks share it in multiples of 128, dropout 0.1, a tied embedding and learned po
 
 from dataclasses import dataclass
 
+from tplab.cost.step import Program
 from tplab.memory.config import GPTConfig, Recompute
 from tplab.memory.memory_bill import Layout
-from tplab.step_cost import Program
 
 VOCABULARY = 51200
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from tplab.course.tools.places import Misuse
 
 if TYPE_CHECKING:
-    from tplab.machines import Machine
+    from tplab.cost.machines import Machine
     from tplab.memory.config import GPTConfig
     from tplab.plan import Plan
 
@@ -51,7 +51,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     from tplab import plan  # here, since it takes seconds to import
-    from tplab.machines import machine
+    from tplab.cost.machines import machine
 
     if bool(options.params) == bool(options.model):
         raise Misuse("say which model: either --params 70e9 or --model 'Llama 3 70B'")
@@ -114,7 +114,7 @@ def footing(shown: "list[Plan]", top: int) -> str:
     more = f"{len(shown) - top} more with --top {len(shown)}. " if len(shown) > top else ""
     return (
         f"{more}state: weights, gradients, optimizer, on the fullest GPU; again: what backward computes again; "
-        "TFLOP/s: of one GPU. Times come from formulas (tplab.step_cost), and real steps take a quarter longer and "
+        "TFLOP/s: of one GPU. Times come from formulas (tplab.cost.step), and real steps take a quarter longer and "
         "more: trust the order, and try the first few.\n"
         f"The first as a mesh: init_device_mesh('cuda', ({best.dp}, {best.pp}, {best.tp}), "
         f"mesh_dim_names=('dp', 'pp', 'tp')), {best.steps} micro-batches of {best.micro_batch}."

@@ -30,9 +30,9 @@ the slowest. On A100 the published layers and steps take 15 to 30 % longer than 
 
 from dataclasses import dataclass, fields
 
-from tplab.collective_cost import all_gather, all_reduce, reduce_scatter
-from tplab.flops import column_products, layer_products, layer_scores
-from tplab.machines import Machine
+from tplab.cost.collective import all_gather, all_reduce, reduce_scatter
+from tplab.cost.flops import column_products, layer_products, layer_scores
+from tplab.cost.machines import Machine
 from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
 from tplab.memory.memory_bill import layer_activations
 

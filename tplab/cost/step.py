@@ -22,10 +22,10 @@ between first and last stage, and one GPU waiting for a slower one, which grows 
 
 from dataclasses import dataclass, fields
 
-from tplab.collective_cost import all_gather, all_reduce, send
-from tplab.flops import hardware_flops, logits, model_flops
-from tplab.layer_cost import LayerTime, Pass, layer_time
-from tplab.machines import Machine
+from tplab.cost.collective import all_gather, all_reduce, send
+from tplab.cost.flops import hardware_flops, logits, model_flops
+from tplab.cost.layer import LayerTime, Pass, layer_time
+from tplab.cost.machines import Machine
 from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import ADAM, Layout, Recipe, layers_of_stage, rank_parameters
 

@@ -1,4 +1,4 @@
-"""Machines to predict for: `tplab.machines`. Rates are measured with a clock that the test sets; no time decides."""
+"""Machines to predict for: `tplab.cost.machines`. Rates are measured with a clock that the test sets; no time decides."""
 
 import dataclasses
 import itertools
@@ -7,10 +7,10 @@ import psutil
 import pytest
 import torch
 
-import tplab.machines as machines
+import tplab.cost.machines as machines
 from tplab import launch
 from tplab.collectives.links import Link
-from tplab.machines import MACHINES, Machine, machine, matrix_rate, measure_machine, memory_rate
+from tplab.cost.machines import MACHINES, Machine, machine, matrix_rate, measure_machine, memory_rate
 
 A100, V100 = MACHINES["A100 DGX"], MACHINES["V100 DGX-2H"]
 EIGHT = Machine("eight", 1e12, 0.5, 10**9, 1e9, 8, inside=Link(1e-6, 1e-9), between=Link(1e-5, 1e-8, "a cable"))

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tplab import collective_cost as cost
 from tplab.collectives.links import Link
-from tplab.flops import hardware_flops, layer_products, layer_scores, logits, model_flops
+from tplab.cost import collective as cost
+from tplab.cost.flops import hardware_flops, layer_products, layer_scores, logits, model_flops
+from tplab.cost.layer import Pass, efficiency, layer_time, overlap_saving
+from tplab.cost.machines import MACHINES, Machine
+from tplab.cost.step import Program, StepTime, achieved, output_time, step_time, throughput
 from tplab.gpt.model import ParallelGPT
-from tplab.layer_cost import Pass, efficiency, layer_time, overlap_saving
-from tplab.machines import MACHINES, Machine
 from tplab.memory.config import PRESETS, GPTConfig
 from tplab.memory.memory_bill import Layout, rank_parameters
 from tplab.schedule_order import bubble, simulate
 from tplab.schedules import gpipe, interleaved, one_f_one_b
-from tplab.step_cost import Program, StepTime, achieved, output_time, step_time, throughput
 
 UNIT = Link(1.0, 1.0)
 NOTHING = Link(0.0, 1e-30)

@@ -1,7 +1,7 @@
 """The cost model beside published tables, which no code of the model reads (`tplab.course.ch11.published`).
 
 Parameters and FLOPs have to agree. Times can't: the model knows the best rate of large products, measured years after
-these papers with newer software, and leaves out what `tplab.layer_cost` names. So the claims are: it is too fast on
+these papers with newer software, and leaves out what `tplab.cost.layer` names. So the claims are: it is too fast on
 every A100 row, by 14 to 28 %, nearly the same for 1.7 billion parameters on 32 GPUs and a trillion on 3072; what
 changes from row to row is right to a few percent. Where it is further off a test says by how much.
 """
@@ -12,6 +12,10 @@ import dataclasses
 import pytest
 
 from tests import ROOT
+from tplab.cost.flops import hardware_flops, model_flops
+from tplab.cost.layer import LayerTime, layer_time
+from tplab.cost.machines import MACHINES
+from tplab.cost.step import Program, achieved, step_time, throughput
 from tplab.course.ch11.published import (
     KORTHIKANTI_TABLE_4,
     KORTHIKANTI_TABLE_5,
@@ -23,12 +27,8 @@ from tplab.course.ch11.published import (
     SHOEYBI_TFLOPS,
     VOCABULARY,
 )
-from tplab.flops import hardware_flops, model_flops
-from tplab.layer_cost import LayerTime, layer_time
-from tplab.machines import MACHINES
 from tplab.memory.config import GPTConfig, parameter_count
 from tplab.memory.memory_bill import Layout
-from tplab.step_cost import Program, achieved, step_time, throughput
 
 A100, V100 = MACHINES["A100 DGX"], MACHINES["V100 DGX-2H"]
 PLAIN = Program(overlap_input_gradient=False)
