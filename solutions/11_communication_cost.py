@@ -24,14 +24,13 @@ import torch
 import torch.distributed as dist
 
 from tplab import device, launch, record, viz
-from tplab.chrome_trace import save_chrome_trace
 from tplab.collectives import Link, links
 from tplab.cost import MACHINES, all_reduce, layer_time, measure_machine, overlap_saving
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.gpt import ParallelTransformerLayer
 from tplab.memory import GPTConfig
 from tplab.tensor import column_linear
-from tplab.trace import RankTrace, Span, trace_rank
+from tplab.trace import RankTrace, Span, save_chrome_trace, trace_rank
 
 # %% [markdown]
 # ## 1 · What a rank waits for

@@ -36,7 +36,7 @@ from tplab.capstone.study import Budget, study
 from tplab.capstone.traffic import step_parts
 from tplab.capstone.train import train
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
-from tplab.chrome_trace import save_chrome_trace
+from tplab.trace.chrome import save_chrome_trace
 from tplab.cost.collective import all_reduce
 from tplab.course import check, predict, progress, show_failure, symptoms
 from tplab.course.ch11 import published
@@ -73,7 +73,7 @@ from tplab.sequence_parallel import SequenceParallelGPT, allreduce_sequence_para
 from tplab.tensor.sharding import Block, Sharding, divide, shard, unshard
 from tplab.cost.step import Program, step_time, throughput
 from tplab.three_dimensions import Training3D
-from tplab.trace import RankTrace, Span, trace_rank
+from tplab.trace.rank_trace import RankTrace, Span, trace_rank
 from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.wires import Lanes
 from tplab.zero_bill import zero_memory

@@ -5,7 +5,7 @@ from matplotlib.patches import Rectangle
 
 from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
 from tplab import viz
-from tplab.trace import RankTrace, Span
+from tplab.trace.rank_trace import RankTrace, Span
 
 
 def run(shift, p=2):

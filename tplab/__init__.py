@@ -67,6 +67,7 @@ RENAMED = {
     "tplab.collective_cost": "tplab.cost.collective",
     "tplab.layer_cost": "tplab.cost.layer",
     "tplab.step_cost": "tplab.cost.step",
+    "tplab.chrome_trace": "tplab.trace.chrome",
 }
 
 

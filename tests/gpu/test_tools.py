@@ -10,7 +10,7 @@ from tests.gpu.waiting import check_shares, shares_of_waiting
 from tests.gpu.ways import WAYS, Way
 from tplab import device
 from tplab.tensor.mlp import ParallelMLP
-from tplab.trace import RankTrace, trace_rank
+from tplab.trace.rank_trace import RankTrace, trace_rank
 
 pytestmark = pytest.mark.gpu
 

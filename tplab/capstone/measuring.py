@@ -23,7 +23,7 @@ from tplab.capstone.train import compile_layers
 from tplab.cost.machines import matrix_rate, measure_machine, memory_rate
 from tplab.memory.meter import MemoryMeter
 from tplab.runtime import Collective, record
-from tplab.trace import trace_rank
+from tplab.trace.rank_trace import trace_rank
 
 CURVE_POINTS = 1500  # of live memory, in the report
 LINK_ROUNDS = 4

@@ -9,7 +9,7 @@ from typing import Any
 from tplab.capstone.log import read_log, steps_of
 from tplab.capstone.reading import from_values, read_settings
 from tplab.capstone.settings import Settings
-from tplab.trace import RankTrace, Span
+from tplab.trace.rank_trace import RankTrace, Span
 
 MEASUREMENTS = "measurements.json"
 WARM_UP = 5  # steps at the beginning of a run, which are slower

@@ -10,7 +10,7 @@
 |..| is the length of a set of times: what happens twice at once counts once. The times come from torch's profiler, one
 clock for both lanes; kind, bytes and line of a collective come from the record (`tplab.record`).
 A share of 1 says that nobody waited, not that communication was free: what runs beside a product may slow it down.
-`tplab.chrome_trace` writes the same for a viewer.
+`tplab.trace.chrome` writes the same for a viewer.
 """
 
 import os

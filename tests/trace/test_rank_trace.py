@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from tplab import launch, record
-from tplab.chrome_trace import chrome_trace, rows_of, save_chrome_trace
 from tplab.tensor.linear import ColumnParallelLinear
-from tplab.trace import LANES, RankTrace, Span, trace_rank
+from tplab.trace.chrome import chrome_trace, rows_of, save_chrome_trace
+from tplab.trace.rank_trace import LANES, RankTrace, Span, trace_rank
 
 TOKENS, IN, OUT = 512, 256, 512
 
@@ -167,7 +167,7 @@ class _Event:
 
 
 def test_on_a_gpu_the_kernels_count_and_those_of_nccl_communicate():
-    from tplab.trace import _on_gpu
+    from tplab.trace.rank_trace import _on_gpu
 
     events = [
         _Event("sm90_gemm", 0, 10),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tplab.trace import LANES, RankTrace, Span
+from tplab.trace.rank_trace import LANES, RankTrace, Span
 
 
 def chrome_trace(traces: Sequence[RankTrace]) -> dict[str, Any]:

@@ -1,0 +1,17 @@
+"""Chapter 11: what a rank did and when, while computing and while communicating.
+
+rank_trace   record a rank's timeline, and how much of its communication was hidden
+chrome       write timelines as a file for Perfetto and chrome://tracing
+"""
+
+from tplab.trace.chrome import chrome_trace, save_chrome_trace
+from tplab.trace.rank_trace import LANES, RankTrace, Span, trace_rank
+
+__all__ = [
+    "LANES",
+    "RankTrace",
+    "Span",
+    "chrome_trace",
+    "save_chrome_trace",
+    "trace_rank",
+]
