@@ -25,7 +25,8 @@ import torch.distributed as dist
 
 from tplab import device, launch, record, viz
 from tplab.collectives import Link, links
-from tplab.cost import MACHINES, all_reduce, layer_time, measure_machine, overlap_saving
+from tplab.cost import MACHINES, layer_time, measure_machine, overlap_saving
+from tplab.cost.collective import all_reduce
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.gpt import ParallelTransformerLayer
 from tplab.memory import GPTConfig

@@ -28,8 +28,7 @@ from torch.nn import functional as F
 from tplab import corpus, device, launch, memory, record, viz
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.memory import saved_for_backward
-from tplab.sequence import gather_from_sequence_region, reduce_scatter_to_sequence_region
-from tplab.sequence_linear import gather_linear_again
+from tplab.sequence import gather_from_sequence_region, gather_linear_again, reduce_scatter_to_sequence_region
 from tplab.tensor import (
     ColumnParallelLinear,
     QKVParallelLinear,
@@ -340,7 +339,7 @@ class TensorParallelBlock(nn.Module):
 # The last class is the block as you know it from chapter 10. Now the same on `s/p` tokens. What was drawn in section 1 for the MLP holds for attention too: a rank computes whole heads, its queries look at the keys of *all* tokens, and so all tokens have to come together before it.
 
 # %% [markdown] task="12.2" title="A block on s/p tokens" difficulty=3 minutes=15
-# The constructor is that of `TensorParallelBlock`; write `forward`. The mappings are ready made (so this exercise does not wait for 12.1): `gather_from_sequence_region(x, group)` and `reduce_scatter_to_sequence_region(x, group)` of `tplab.sequence`. Leave their other argument, `partial_grad=True`, as it is: section 6 says what it is for.
+# The constructor is that of `TensorParallelBlock`; write `forward`. The mappings are ready made (so this exercise does not wait for 12.1): `gather_from_sequence_region(x, group)` and `reduce_scatter_to_sequence_region(x, group)` of `tplab.sequence.regions`. Leave their other argument, `partial_grad=True`, as it is: section 6 says what it is for.
 #
 # - The norm, the bias, dropout and the residual work on this rank's tokens, `inner` on all.
 # - Dropout: `dropout(.., sharded=True or False, rng=rng)` draws from the state `"sharded"`, another one on every rank, or `"replicated"`, the same on all (chapter 09). Which tokens does this rank hold there, and does another rank hold them too?
@@ -604,7 +603,7 @@ viz.table(rows)
 # | mask | 1 | | | |
 #
 # With tensor parallelism some of these rows are divided by `p`, and with the sequence cut, all of them. Two rows need care. The matrices `qkv` and `up` read *all* tokens, and their weight's gradient needs that input again: so autograd keeps the gathered `[b, s, h]`, 2 bytes that are not divided, twice in a layer. Your block does so too.
-# The way out: keep only this rank's `s/p` tokens, and **gather them once more** in the backward pass. `gather_linear_again` of `tplab.sequence_linear` is the gather and the product in one, with such a backward; the second all-gather travels while the gradient of the input is computed. It costs one more all-gather for each block, and with it
+# The way out: keep only this rank's `s/p` tokens, and **gather them once more** in the backward pass. `gather_linear_again` of `tplab.sequence.linear` is the gather and the product in one, with such a backward; the second all-gather travels while the gradient of the input is computed. It costs one more all-gather for each block, and with it
 # really all is divided by `p`.
 #
 # The scores are another matter. They are the largest part where `s` is long: $5as/h = 80$ for GPT-3. And they are cheap to compute again, since Q, K and V are there: two matrix products, small ones as long as `s` is not much larger than `h`. So keep Q, K and V, and compute scores, softmax and dropout once more in the backward pass. This is **selective recomputation** (Korthikanti et

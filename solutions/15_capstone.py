@@ -30,7 +30,7 @@ from tplab import device, launch, record, viz
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.grad_norm import clip_grad_norm
 from tplab.memory import GPTConfig
-from tplab.sequence_parallel import allreduce_sequence_parallel_gradients
+from tplab.sequence import allreduce_sequence_parallel_gradients
 
 # %% [markdown]
 # Here is the whole program, with the chapter in which you built each part. What is hatched talks to other ranks; what says "exercise" you write in this chapter.
@@ -380,7 +380,7 @@ TINY = GPTConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=256, seq_
 def train_tiny(dp, tp, m, steps=8):
     from tplab import corpus
     from tplab.mesh import Grid, mesh
-    from tplab.sequence_parallel import SequenceParallelGPT
+    from tplab.sequence import SequenceParallelGPT
     from tplab.tensor import seed_all
 
     torch.set_num_threads(1)

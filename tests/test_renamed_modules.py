@@ -67,9 +67,9 @@ from tplab.tensor.rotary import rotary_angles, rotate
 from tplab.runtime import Record
 from tplab.schedule_order import Span
 from tplab.schedules import Action, Schedule
-from tplab.sequence import gather_from_sequence_region, reduce_scatter_to_sequence_region
-from tplab.sequence_linear import gather_linear_again
-from tplab.sequence_parallel import SequenceParallelGPT, allreduce_sequence_parallel_gradients
+from tplab.sequence.regions import gather_from_sequence_region, reduce_scatter_to_sequence_region
+from tplab.sequence.linear import gather_linear_again
+from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
 from tplab.tensor.sharding import Block, Sharding, divide, shard, unshard
 from tplab.cost.step import Program, step_time, throughput
 from tplab.three_dimensions import Training3D

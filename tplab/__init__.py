@@ -68,6 +68,8 @@ RENAMED = {
     "tplab.layer_cost": "tplab.cost.layer",
     "tplab.step_cost": "tplab.cost.step",
     "tplab.chrome_trace": "tplab.trace.chrome",
+    "tplab.sequence_linear": "tplab.sequence.linear",
+    "tplab.sequence_parallel": "tplab.sequence.gpt",
 }
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from tests.gpu import plain
 from tests.gpu.subject import SINGLE, Case, Place, Tensors, layer
 from tplab.collectives.by_hand import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_all_reduce
-from tplab.sequence import (
+from tplab.sequence.regions import (
     gather_from_sequence_region,
     reduce_scatter_to_sequence_region,
     scatter_to_sequence_region,

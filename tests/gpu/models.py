@@ -15,7 +15,7 @@ from tplab.gpt.generation import generate
 from tplab.gpt.model import ParallelGPT
 from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.memory.config import GPTConfig
-from tplab.sequence_parallel import SequenceParallelGPT, allreduce_sequence_parallel_gradients
+from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.mappings import all_gather
 from tplab.tensor.mlp import ParallelMLP

@@ -71,7 +71,7 @@ BLOCK = [
     ("gathers before the norm", block("y = self.norm(gather_from_sequence_region(x, self.group))\ny = self.inner(y, rng)\n" + LEAVE + DROP), "On which side of the gather does the norm belong"),
     ("does not gather", block("y = self.inner(self.norm(x), rng)\ny = gather_from_sequence_region(y, self.group)\n" + LEAVE + DROP), "needs all tokens"),
     ("cuts in place of adding up", block(ENTER + "p, rank = dist.get_world_size(self.group), dist.get_rank(self.group)\ny = shard(y, 1, rank, p)\n" + DROP), "This is one rank's summand"),
-    ("all-reduce, then scatter: right numbers, more bytes", block(ENTER + "from tplab.sequence import scatter_to_sequence_region\ny = scatter_to_sequence_region(reduce_from_region(y, self.group), self.group)\n" + DROP), "sends twice what a reduce-scatter sends"),
+    ("all-reduce, then scatter: right numbers, more bytes", block(ENTER + "from tplab.sequence.regions import scatter_to_sequence_region\ny = scatter_to_sequence_region(reduce_from_region(y, self.group), self.group)\n" + DROP), "sends twice what a reduce-scatter sends"),
     ("the bias before the sum", block(ENTER + swap(LEAVE, "(y, self.group)", "(y + self.bias, self.group)") + swap(DROP, "y + self.bias", "y")), "How many times does the sum contain the bias"),
     ("the residual before the sum", block("whole = gather_from_sequence_region(x, self.group)\ny = gather_from_sequence_region(self.norm(x), self.group)\ny = self.inner(y, rng) + whole\n" + LEAVE + swap(DROP, "x + dropout", "dropout")), "On which side of it does the residual belong"),
     ("the gather adds nothing up in backward", block(swap(ENTER, "(y, self.group)", "(y, self.group, partial_grad=False)") + LEAVE + DROP), "What must the backward of the gather do"),

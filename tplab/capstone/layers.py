@@ -39,7 +39,7 @@ from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.model import ParallelGPT
 from tplab.grad_norm import clip, grad_norm
 from tplab.memory.config import GPTConfig
-from tplab.sequence_parallel import SequenceParallelGPT, allreduce_sequence_parallel_gradients
+from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.linear import Device
 
@@ -195,7 +195,7 @@ def used(
         ),
     }[settings.layers]
     if settings.layers == "tplab" and settings.sequence_parallel:
-        source = "tplab.sequence_parallel.SequenceParallelGPT"
+        source = "tplab.sequence.gpt.SequenceParallelGPT"
     return [{"what": model, "whose": whose, "source": source, "why": why}]
 
 

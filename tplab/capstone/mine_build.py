@@ -40,7 +40,7 @@ from tplab.course.needs import uses
 from tplab.course.source import parse_code
 from tplab.grad_norm import grad_norm
 from tplab.memory.config import GPTConfig
-from tplab.sequence import gather_from_sequence_region, reduce_scatter_to_sequence_region
+from tplab.sequence.regions import gather_from_sequence_region, reduce_scatter_to_sequence_region
 from tplab.tensor.linear import Device
 from tplab.tensor.mappings import copy_to_region, reduce_from_region
 

@@ -128,7 +128,7 @@ def used_of_mine(
         row("all-gather in place of f, reduce-scatter in place of g", "12.1")
         row("g in the loss", "3.2", why="it adds up numbers of all tokens, which no rank has a part of")
     elif cut:
-        course("all-gather in place of f, reduce-scatter in place of g", "tplab.sequence", group_less)
+        course("all-gather in place of f, reduce-scatter in place of g", "tplab.sequence.regions", group_less)
         course("g in the loss", "tplab.tensor.mappings", group_less)
     elif world:
         row("f", "3.1", why="its sum is that of 11.3 where that multiplies" if is_async(settings) else "")

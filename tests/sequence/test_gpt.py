@@ -1,4 +1,4 @@
-"""Layers and a GPT with the sequence cut over ranks: `tplab.sequence_parallel`, against plain models on one process.
+"""Layers and a GPT with the sequence cut over ranks: `tplab.sequence.gpt`, against plain models on one process.
 
 The layer is held to torch's own, the GPT to Hugging Face's, as in test_transformer and test_gpt, whose tables say what
 a rank should hold of each gradient. Here each rank gets its own tokens only.
@@ -23,7 +23,7 @@ from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import layer_activations
 from tplab.memory.meter import saved_for_backward
-from tplab.sequence_parallel import (
+from tplab.sequence.gpt import (
     SequenceParallelGPT,
     allreduce_sequence_parallel_gradients,
     cut_the_sequence,

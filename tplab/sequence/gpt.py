@@ -42,8 +42,8 @@ from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.model import ParallelGPT
 from tplab.gpt.transformer import LayerCache, ParallelTransformerLayer
 from tplab.memory.config import GPTConfig
-from tplab.sequence import gather_from_sequence_region, reduce_scatter_to_sequence_region, tokens_per_rank
-from tplab.sequence_linear import gather_linear, gather_linear_again
+from tplab.sequence.linear import gather_linear, gather_linear_again
+from tplab.sequence.regions import gather_from_sequence_region, reduce_scatter_to_sequence_region, tokens_per_rank
 from tplab.tensor.embedding import VocabParallelEmbedding
 from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
 from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy

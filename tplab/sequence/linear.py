@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.sequence import gather_from_sequence_region, parts_and_place
+from tplab.sequence.regions import gather_from_sequence_region, parts_and_place
 from tplab.tensor.linear import in_autocast_dtype
 from tplab.tensor.mappings import all_gather
 from tplab.tensor.sharding import unshard

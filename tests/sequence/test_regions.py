@@ -1,4 +1,4 @@
-"""The operators of `tplab.sequence`, against their formulas in plain torch, on real ranks.
+"""The operators of `tplab.sequence.regions`, against their formulas in plain torch, on real ranks.
 
 Every tensor is random and another one on each rank, also where a layer would have replicated ones.
 """
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tests.reference import assert_close, cut, random
 from tplab import launch, record
-from tplab.sequence import (
+from tplab.sequence.regions import (
     gather_from_sequence_region,
     reduce_scatter_to_sequence_region,
     scatter_to_sequence_region,

@@ -1,0 +1,33 @@
+"""Chapter 12: sequence parallelism, which shards what tensor parallelism leaves replicated.
+
+regions   the operators that replace f and g: all-gather and reduce-scatter along the sequence
+linear    a column-parallel matmul that gathers its input again in the backward pass
+gpt       the layers of earlier chapters, and a whole GPT, converted to sequence parallelism
+"""
+
+from tplab.sequence.gpt import (
+    SequenceParallelGPT,
+    allreduce_sequence_parallel_gradients,
+    cut_the_sequence,
+    sequence_parallel_parameters,
+)
+from tplab.sequence.linear import gather_linear, gather_linear_again
+from tplab.sequence.regions import (
+    gather_from_sequence_region,
+    reduce_scatter_to_sequence_region,
+    scatter_to_sequence_region,
+    tokens_per_rank,
+)
+
+__all__ = [
+    "SequenceParallelGPT",
+    "allreduce_sequence_parallel_gradients",
+    "cut_the_sequence",
+    "gather_from_sequence_region",
+    "gather_linear",
+    "gather_linear_again",
+    "reduce_scatter_to_sequence_region",
+    "scatter_to_sequence_region",
+    "sequence_parallel_parameters",
+    "tokens_per_rank",
+]
