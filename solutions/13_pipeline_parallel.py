@@ -25,17 +25,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from tplab import corpus, device, launch, record, schedule_order, schedules, viz
+from tplab import corpus, device, launch, record, viz
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.gpt import ParallelGPT
-from tplab.gpt_stages import gpt_stages
 from tplab.memory import GPTConfig, MemoryMeter
-from tplab.pipeline import Pipeline
+from tplab.pipeline import Action, Lanes, Pipeline, Schedule, Span, gpt_stages, schedule_order, schedules
 from tplab.runtime import Record
-from tplab.schedule_order import Span
-from tplab.schedules import Action, Schedule
 from tplab.tensor import seed_all
-from tplab.wires import Lanes
 
 # %% [markdown]
 # This is where it goes: four ranks, eight micro-batches, one training step. Each box is one rank at work on one micro-batch, forward (light) or backward (dark). Where there is no box, the rank waits.
@@ -139,7 +135,7 @@ def gpipe(p, m):
 check("13.1", gpipe)
 
 # %% [markdown]
-# `Schedule` of `tplab.schedules` puts such lists into one object, which can print itself, and `schedule_order.simulate` plays it.
+# `Schedule` of `tplab.pipeline.schedules` puts such lists into one object, which can print itself, and `schedule_order.simulate` plays it.
 
 
 # %%
@@ -305,11 +301,11 @@ viz.table(rows)
 #
 # **A received x is a leaf.** Autograd does not reach from one process into another. x has come out of a message, so nothing is known about where it came from; with `x.requires_grad_()` before the stage runs, `x.grad` is there after `y.backward(dy)`, and that is what the rank before waits for.
 #
-# **1/m.** Each micro-batch has its own loss, a mean over its `b` examples. The loss of the whole batch is the mean of these `m` means, so each of them counts `1/m`. (If micro-batches have different numbers of tokens, the mean of means is wrong: add up sums, and divide by the number of all tokens. `tplab.pipeline` does that.)
+# **1/m.** Each micro-batch has its own loss, a mean over its `b` examples. The loss of the whole batch is the mean of these `m` means, so each of them counts `1/m`. (If micro-batches have different numbers of tokens, the mean of means is wrong: add up sums, and divide by the number of all tokens. `tplab.pipeline.executor` does that.)
 #
 # **A send must not wait.** `dist.send` may come back only when its receiver has come to its `recv`; and that one may be waiting for you. So start the send, go on, and wait for it at the end. (Chapter 01 did this with `isend`.)
 #
-# **Two lanes.** Between two ranks activations travel up and gradients down, in an order that is not the same on both sides. NCCL puts everything that goes between two GPUs in one process group into one queue, where a send that comes first would block the receive after it. So each direction gets a process group of its own. `Lanes` of `tplab.wires` makes them:
+# **Two lanes.** Between two ranks activations travel up and gradients down, in an order that is not the same on both sides. NCCL puts everything that goes between two GPUs in one process group into one queue, where a send that comes first would block the receive after it. So each direction gets a process group of its own. `Lanes` of `tplab.pipeline.p2p` makes them:
 #
 # | | |
 # |---|---|
@@ -668,7 +664,7 @@ viz.table(rows, title="live: in micro-batches of a whole rank's layers")
 # A GPT has a table of token vectors at its first stage, and, if it is tied, the same table as output layer at its last one (chapter 07). In a pipeline these are two ranks. So each has a copy. Each use gives a part of the gradient: that of the look-up arises on the first rank, that of the logits on the last, and the table must learn from their sum. **One all-reduce, among these two
 # ranks, at the end of each step**, of the table's gradient. Started alike, and with the same gradients, the copies stay alike.
 #
-# `tplab.pipeline` has what you wrote, with these extras: several stages a rank, I and W, losses that are sums over tokens, and the tied table. Here it runs a GPT with all four schedules on two ranks, and each is compared with the whole GPT on one process.
+# `tplab.pipeline.executor` has what you wrote, with these extras: several stages a rank, I and W, losses that are sums over tokens, and the tied table. Here it runs a GPT with all four schedules on two ranks, and each is compared with the whole GPT on one process.
 
 # %%
 CONFIG = GPTConfig(num_layers=4, hidden_size=32, num_heads=4, vocab_size=256, seq_length=16, dropout=0.0)

@@ -49,7 +49,7 @@ viz.explore(show_mesh, dp=(1, 2, 3), pp=(1, 2, 3), tp=(1, 2, 4), start={"dp": 2,
 #
 # In **data parallelism** every rank holds the whole model, called a **replica**, and its own part of the batch. Forward and backward need no messages at all. Before the optimizer steps, the gradients are all-reduced: then every replica has the gradient of the whole batch, takes the same step, and all of them stay equal.
 #
-# Try it on four ranks with a small model. The loss is a *sum* over tokens, as in `tplab.pipeline` of chapter 13, and is divided by the tokens of all ranks at the end.
+# Try it on four ranks with a small model. The loss is a *sum* over tokens, as in `tplab.pipeline.executor` of chapter 13, and is divided by the tokens of all ranks at the end.
 
 
 # %%

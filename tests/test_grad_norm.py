@@ -14,15 +14,15 @@ from tests.reference import assert_close, cut, random
 from tplab import launch, record
 from tplab.flat import Flat
 from tplab.gpt.model import ParallelGPT
-from tplab.gpt_stages import gpt_stages
 from tplab.grad_norm import clip, clip_grad_norm, counted, grad_norm, grad_norm_of_pieces
 from tplab.memory.config import GPTConfig
 from tplab.mesh import mesh
-from tplab.pipeline import Pipeline
-from tplab.schedules import one_f_one_b
+from tplab.pipeline.executor import Pipeline
+from tplab.pipeline.p2p import Lanes
+from tplab.pipeline.schedules import one_f_one_b
+from tplab.pipeline.stages import gpt_stages
 from tplab.tensor.rng import seed_all
 from tplab.tensor.sharding import Block, Sharding
-from tplab.wires import Lanes
 
 # By hand: a replicated parameter, one cut by rows, a fused one with fewer K, V heads than ranks, one without gradient
 

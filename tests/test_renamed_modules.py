@@ -18,7 +18,9 @@ from tplab.cost import collective as collective_cost
 from tplab.tensor import embedding
 from tplab.tensor import mappings
 from tplab.collectives import links
-from tplab import schedule_order, schedules, viz, zero, zero_three
+from tplab import viz, zero, zero_three
+from tplab.pipeline import schedule_order
+from tplab.pipeline import schedules
 from tplab.gpt import transformer
 from tplab.tensor import rng
 from tplab.tensor.attention import ParallelAttention
@@ -46,7 +48,7 @@ from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
 from tplab.gpt.model import ParallelGPT
 from tplab.gpt_config import GPTConfig, PRESETS, parameter_count
-from tplab.gpt_stages import gpt_stages
+from tplab.pipeline.stages import gpt_stages
 from tplab.grad_norm import clip_grad_norm
 from tplab.tensor.initialization import init_parameter
 from tplab.cost.layer import layer_time, overlap_saving
@@ -60,13 +62,13 @@ from tplab.memory_meter import MemoryMeter, gradient_bytes, optimizer_bytes, par
 from tplab.memory_meter import tensor_bytes
 from tplab.mesh import Grid, mesh
 from tplab.tensor.mlp import ParallelMLP
-from tplab.pipeline import Pipeline
+from tplab.pipeline.executor import Pipeline
 from tplab.tensor.qkv import QKVParallelLinear, copies_group
 from tplab.tensor.rng import checkpoint, dropout, seed_all
 from tplab.tensor.rotary import rotary_angles, rotate
 from tplab.runtime import Record
-from tplab.schedule_order import Span
-from tplab.schedules import Action, Schedule
+from tplab.pipeline.schedule_order import Span
+from tplab.pipeline.schedules import Action, Schedule
 from tplab.sequence.regions import gather_from_sequence_region, reduce_scatter_to_sequence_region
 from tplab.sequence.linear import gather_linear_again
 from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
@@ -75,7 +77,7 @@ from tplab.cost.step import Program, step_time, throughput
 from tplab.three_dimensions import Training3D
 from tplab.trace.rank_trace import RankTrace, Span, trace_rank
 from tplab.gpt.transformer import ParallelTransformerLayer
-from tplab.wires import Lanes
+from tplab.pipeline.p2p import Lanes
 from tplab.zero_bill import zero_memory
 """
 

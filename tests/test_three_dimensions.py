@@ -14,7 +14,7 @@ from tplab.gpt.model import ParallelGPT
 from tplab.grad_norm import clip, grad_norm_of_pieces
 from tplab.memory.config import GPTConfig
 from tplab.mesh import Grid, mesh
-from tplab.pipeline import counted_tokens
+from tplab.pipeline.executor import counted_tokens
 from tplab.tensor.rng import seed_all
 from tplab.three_dimensions import Training3D
 from tplab.zero_three import ZeRO3

@@ -6,8 +6,8 @@ from matplotlib.patches import Rectangle
 
 from tests.pictures import assert_texts_apart, assert_texts_inside
 from tplab import viz
-from tplab.schedule_order import simulate
-from tplab.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from tplab.pipeline.schedule_order import simulate
+from tplab.pipeline.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 
 SCHEDULES = {
     "GPipe": gpipe(4, 8),

@@ -70,6 +70,11 @@ RENAMED = {
     "tplab.chrome_trace": "tplab.trace.chrome",
     "tplab.sequence_linear": "tplab.sequence.linear",
     "tplab.sequence_parallel": "tplab.sequence.gpt",
+    "tplab.schedules": "tplab.pipeline.schedules",
+    "tplab.schedule_order": "tplab.pipeline.schedule_order",
+    "tplab.wires": "tplab.pipeline.p2p",
+    "tplab.split_backward": "tplab.pipeline.split_backward",
+    "tplab.gpt_stages": "tplab.pipeline.stages",
 }
 
 

@@ -19,8 +19,8 @@ from tplab.cost.step import Program, StepTime, achieved, output_time, step_time,
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import PRESETS, GPTConfig
 from tplab.memory.memory_bill import Layout, rank_parameters
-from tplab.schedule_order import bubble, simulate
-from tplab.schedules import gpipe, interleaved, one_f_one_b
+from tplab.pipeline.schedule_order import bubble, simulate
+from tplab.pipeline.schedules import gpipe, interleaved, one_f_one_b
 
 UNIT = Link(1.0, 1.0)
 NOTHING = Link(0.0, 1e-30)

@@ -17,8 +17,8 @@ from tests.gpu.subject import DOUBLE, SINGLE, Case, Place, Tensors
 from tplab.checkpoint.sharded import load_sharded, save_sharded
 from tplab.data import DataParallel
 from tplab.mesh import Grid
-from tplab.pipeline import Pipeline
-from tplab.schedules import gpipe, one_f_one_b, zero_bubble
+from tplab.pipeline.executor import Pipeline
+from tplab.pipeline.schedules import gpipe, one_f_one_b, zero_bubble
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.mappings import all_gather
 from tplab.tensor.mlp import ParallelMLP

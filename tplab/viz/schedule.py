@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from tplab.schedule_order import Span
+from tplab.pipeline.schedule_order import Span
 from tplab.viz.colors import INK, WIDTH, Picture, chart, rank_color, style, tint
 
 _STRENGTH = {"F": 0.2, "B": 0.62, "I": 0.62, "W": 0.2}
@@ -20,7 +20,7 @@ _ENOUGH = 0.11  # inches that a number needs
 
 
 def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Picture:
-    """Draw what `tplab.schedule_order.simulate` returned: each action's micro-batch in a box as long as the action.
+    """Draw what `tplab.pipeline.schedule_order.simulate` returned: each action's micro-batch in a box as long as the action.
 
     F is light, B and I are dark, W is light with stripes. A box of a second chunk is lower, of a third lower still.
     """

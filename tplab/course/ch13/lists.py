@@ -1,6 +1,6 @@
 """Lists of actions, judged by what must hold for them: complete, without a circle, how long they take, what is live.
 
-Nothing here comes from `tplab.schedules` but the class Action. Time is a longest path through the graph of what must
+Nothing here comes from `tplab.pipeline.schedules` but the class Action. Time is a longest path through the graph of what must
 come before what; a circle in this graph is a schedule that never ends.
 """
 
@@ -14,7 +14,7 @@ import torch
 from tplab.course.checking import Claim, Observed, fail
 from tplab.course.observing import NotRun
 from tplab.course.values import describe
-from tplab.schedules import Action
+from tplab.pipeline.schedules import Action
 
 Item = tuple[str, int]  # "F" or "B", micro-batch
 Place = tuple[int, str, int]  # rank, kind, micro-batch

@@ -38,8 +38,8 @@ from tplab.course.checking import (
     verify,
 )
 from tplab.course.scenes import Lookalikes, random_tensor
+from tplab.pipeline.p2p import Lanes
 from tplab.runtime import device, record
-from tplab.wires import Lanes
 
 BATCH, HIDDEN = 3, 5
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tplab.schedules import KINDS, Action, Schedule
+from tplab.pipeline.schedules import KINDS, Action, Schedule
 
 DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # a backward is two products of matrices where a forward is one
 

@@ -4,7 +4,7 @@ Every rank holds its stages, ordinary modules, and works through its list of act
 
     F    x = receive(output of the stage before);  y = stage(x), kept;  send(y)
     B    dy = receive(gradient from the stage behind);  backward from y with dy;  y is dropped;  send(dx)
-    I, W the same in two halves, see `tplab.split_backward`; y is dropped after W
+    I, W the same in two halves, see `tplab.pipeline.split_backward`; y is dropped after W
 
     ids, micro-batches k        rank 0: stage 0  -- y [b, s, h] -->  rank 1: stage 1  -> logits, loss
                                                 <-- dy [b, s, h] --
@@ -28,10 +28,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from tplab.schedule_order import check
-from tplab.schedules import Action, Schedule, forward_only
-from tplab.split_backward import Weights, backward_of_input
-from tplab.wires import Lanes, Wires
+from tplab.pipeline.p2p import Lanes, Wires
+from tplab.pipeline.schedule_order import check
+from tplab.pipeline.schedules import Action, Schedule, forward_only
+from tplab.pipeline.split_backward import Weights, backward_of_input
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -45,7 +45,7 @@ class Pipeline:
     """This rank's part of a model that is cut into stages, one or more on each rank of a group.
 
     stages      this rank's modules, one a chunk: stage r, r + p, .. for rank r; each takes and returns one tensor
-    schedule    see `tplab.schedules`; the same on every rank
+    schedule    see `tplab.pipeline.schedules`; the same on every rank
     shape       of what goes from stage to stage, for one micro-batch, such as [b, s, h]; dtype and device of the same
     loss_sum    (output of the last stage, target) -> the sum of the counted tokens' losses, a scalar
     count       target -> how many tokens count

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from tests.reference import assert_close, random
 from tplab import launch
 from tplab.gpt.model import ParallelGPT
-from tplab.gpt_stages import gpt_stages
 from tplab.memory.config import GPTConfig
-from tplab.pipeline import Pipeline
-from tplab.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from tplab.pipeline.executor import Pipeline
+from tplab.pipeline.p2p import Lanes
+from tplab.pipeline.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
+from tplab.pipeline.stages import gpt_stages
 from tplab.tensor.rng import seed_all
-from tplab.wires import Lanes
 
 HIDDEN, BATCH, LENGTH = 6, 2, 3
 SHAPE, DTYPE = (BATCH, LENGTH, HIDDEN), torch.float64

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.schedules import Result, Schedule
+from tplab.pipeline.schedules import Result, Schedule
 
 
 class Lanes:

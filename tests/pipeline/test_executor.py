@@ -16,9 +16,10 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, random
 from tplab import launch, record
-from tplab.pipeline import Pipeline
-from tplab.schedule_order import ScheduleError
-from tplab.schedules import (
+from tplab.pipeline.executor import Pipeline
+from tplab.pipeline.p2p import Lanes
+from tplab.pipeline.schedule_order import ScheduleError
+from tplab.pipeline.schedules import (
     Action,
     forward_only,
     gpipe,
@@ -28,7 +29,6 @@ from tplab.schedules import (
     traffic,
     zero_bubble,
 )
-from tplab.wires import Lanes
 
 HIDDEN, CLASSES, BATCH, LENGTH = 6, 5, 2, 3
 SHAPE, DTYPE = (BATCH, LENGTH, HIDDEN), torch.float64

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tplab.schedule_order import ScheduleError, Span, bubble, check, simulate
-from tplab.schedules import (
+from tplab.pipeline.schedule_order import ScheduleError, Span, bubble, check, simulate
+from tplab.pipeline.schedules import (
     Action,
     Schedule,
     forward_only,

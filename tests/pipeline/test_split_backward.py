@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.reference import assert_close, random
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
-from tplab.split_backward import backward_of_input
+from tplab.pipeline.split_backward import backward_of_input
 
 GPT = GPTConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=37, seq_length=12, dropout=0.0)
 

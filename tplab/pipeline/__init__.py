@@ -1,0 +1,32 @@
+"""Chapter 13: pipeline parallelism, which gives each rank some of the layers.
+
+schedules        GPipe, 1F1B, interleaved and zero-bubble schedules as lists of actions
+schedule_order   can a schedule run, and when does each action start?
+p2p              the messages between stages
+split_backward   a backward pass in two halves, for zero-bubble schedules
+stages           a GPT as pipeline stages
+executor         run a schedule on real ranks
+"""
+
+from tplab.pipeline.executor import Pipeline, counted_tokens
+from tplab.pipeline.p2p import Lanes
+from tplab.pipeline.schedule_order import ScheduleError, simulate
+from tplab.pipeline.schedules import Action, Schedule, gpipe, interleaved, one_f_one_b, zero_bubble
+from tplab.pipeline.split_backward import backward_of_input
+from tplab.pipeline.stages import gpt_stages
+
+__all__ = [
+    "Action",
+    "Lanes",
+    "Pipeline",
+    "Schedule",
+    "ScheduleError",
+    "backward_of_input",
+    "counted_tokens",
+    "gpipe",
+    "gpt_stages",
+    "interleaved",
+    "one_f_one_b",
+    "simulate",
+    "zero_bubble",
+]
