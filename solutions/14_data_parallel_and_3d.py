@@ -27,8 +27,8 @@ from torch.nn import functional as F
 
 from tplab import corpus, device, launch, record, viz
 from tplab.course import check, predict, show_failure, symptoms
+from tplab.data import Grid
 from tplab.memory import GPTConfig, Layout, bill
-from tplab.mesh import Grid
 from tplab.trace import trace_rank
 
 # %% [markdown]
@@ -243,7 +243,7 @@ viz.table(rows, title="one backward pass on rank 0: 11 matrix products")
 predict("14.b", zero_1=7, zero_2=5.5, zero_3=4)
 
 # %%
-from tplab.zero_bill import zero_memory
+from tplab.data import zero_memory
 
 STAGES = {0: "plain", 1: "ZeRO-1", 2: "ZeRO-2", 3: "ZeRO-3"}
 bars = {}
@@ -316,12 +316,13 @@ class ZeRO1:
 check("14.2", ZeRO1)
 
 # %% [markdown]
-# The other two stages are in `tplab.zero` and `tplab.zero_three`, built on the same flat vector. All of them here on a model of 4 layers, for `dp` = 1, 2 and 4: the bytes are those of tensors that were there, and the traffic is from the record.
+# The other two stages are in `tplab.data.zero` and `tplab.data.zero3`, built on the same flat vector. All of them here on a model of 4 layers, for `dp` = 1, 2 and 4: the bytes are those of tensors that were there, and the traffic is from the record.
 
 
 # %%
 def measured(stage):
-    from tplab import zero, zero_three
+    from tplab.data import zero
+    from tplab.data import zero3 as zero_three
 
     torch.manual_seed(0)
     layers = [nn.Linear(64, 64, device=device()) for _ in range(4)]
@@ -833,7 +834,7 @@ viz.table(rows)
 #
 # **PyTorch.** `DistributedDataParallel` in `torch/nn/parallel/distributed.py` is exercise 14.1: its reducer, written in C++, has buckets of `bucket_cap_mb=25` MiB (the first one 1 MiB, so that it starts early), filled in about the reverse order of the parameters. It *averages over ranks*; to count tokens, scale the loss. Since it is in C++, `tplab.record` does not see its messages.
 # `ZeroRedundancyOptimizer` in `torch.distributed.optim` is ZeRO-1, and `fully_shard` in `torch.distributed.fsdp` (FSDP2) is ZeRO-3: call it on each layer, then on the model; each parameter becomes a DTensor that is sharded along its first dimension. With `reshard_after_forward=False` the gathered weights stay until backward, which saves the second all-gather and
-# costs the memory. `init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))` makes the mesh and all its groups; `tplab.mesh` uses it.
+# costs the memory. `init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))` makes the mesh and all its groups; `tplab.data.grid` uses it.
 #
 # **Megatron-Core.** `DistributedDataParallel` and its buckets in `megatron/core/distributed`; `DistributedOptimizer` in `megatron/core/optimizer/distrib_optimizer.py` is ZeRO-1 on flat buffers, cut without regard to the borders of parameters, as yours is; `get_grad_norm_fp32` in `megatron/core/optimizer/clip_grads.py` is the norm, for which `param_is_not_tensor_parallel_duplicate` and `param_is_not_shared`
 # say what counts. Its `initialize_model_parallel` has `order="tp-cp-ep-dp-pp"`, innermost first: tensor parallel between neighbours as here, but data parallel next and the pipeline across the largest distance.

@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from tplab import device, launch, record, viz
 from tplab.course import check, predict, show_failure, symptoms
-from tplab.grad_norm import clip_grad_norm
+from tplab.data import clip_grad_norm
 from tplab.memory import GPTConfig
 from tplab.sequence import allreduce_sequence_parallel_gradients
 
@@ -379,7 +379,7 @@ TINY = GPTConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=256, seq_
 
 def train_tiny(dp, tp, m, steps=8):
     from tplab import corpus
-    from tplab.mesh import Grid, mesh
+    from tplab.data import Grid, mesh
     from tplab.sequence import SequenceParallelGPT
     from tplab.tensor import seed_all
 

@@ -18,7 +18,9 @@ from tplab.cost import collective as collective_cost
 from tplab.tensor import embedding
 from tplab.tensor import mappings
 from tplab.collectives import links
-from tplab import viz, zero, zero_three
+from tplab import viz
+from tplab.data import zero
+from tplab.data import zero3 as zero_three
 from tplab.pipeline import schedule_order
 from tplab.pipeline import schedules
 from tplab.gpt import transformer
@@ -49,7 +51,7 @@ from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, paral
 from tplab.gpt.model import ParallelGPT
 from tplab.gpt_config import GPTConfig, PRESETS, parameter_count
 from tplab.pipeline.stages import gpt_stages
-from tplab.grad_norm import clip_grad_norm
+from tplab.data.grad_norm import clip_grad_norm
 from tplab.tensor.initialization import init_parameter
 from tplab.cost.layer import layer_time, overlap_saving
 from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear, column_linear
@@ -60,7 +62,7 @@ from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_fro
 from tplab.memory import GPTConfig, GPUS, Layout, bill
 from tplab.memory_meter import MemoryMeter, gradient_bytes, optimizer_bytes, parameter_bytes, saved_for_backward
 from tplab.memory_meter import tensor_bytes
-from tplab.mesh import Grid, mesh
+from tplab.data.grid import Grid, mesh
 from tplab.tensor.mlp import ParallelMLP
 from tplab.pipeline.executor import Pipeline
 from tplab.tensor.qkv import QKVParallelLinear, copies_group
@@ -78,7 +80,7 @@ from tplab.three_dimensions import Training3D
 from tplab.trace.rank_trace import RankTrace, Span, trace_rank
 from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.pipeline.p2p import Lanes
-from tplab.zero_bill import zero_memory
+from tplab.data.zero_cost import zero_memory
 """
 
 

@@ -9,15 +9,15 @@ import torch.distributed as dist
 
 from tests.reference import assert_close
 from tplab import launch
-from tplab.data import tokens_of_all
+from tplab.data.data_parallel import tokens_of_all
+from tplab.data.grad_norm import clip, grad_norm_of_pieces
+from tplab.data.grid import Grid, mesh
+from tplab.data.zero3 import ZeRO3
 from tplab.gpt.model import ParallelGPT
-from tplab.grad_norm import clip, grad_norm_of_pieces
 from tplab.memory.config import GPTConfig
-from tplab.mesh import Grid, mesh
 from tplab.pipeline.executor import counted_tokens
 from tplab.tensor.rng import seed_all
 from tplab.three_dimensions import Training3D
-from tplab.zero_three import ZeRO3
 
 CONFIG = GPTConfig(
     num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, vocab_size=37, seq_length=6, dropout=0.0

@@ -5,7 +5,7 @@ from matplotlib.colors import to_rgb
 
 from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
 from tplab import viz
-from tplab.mesh import Grid
+from tplab.data.grid import Grid
 from tplab.viz.colors import rank_fill
 
 MESHES = {"2 2 2": Grid(2, 2, 2), "4 2 4": Grid(4, 2, 4), "1 1 1": Grid(), "1 4 1": Grid(pp=4)}

@@ -75,6 +75,12 @@ RENAMED = {
     "tplab.wires": "tplab.pipeline.p2p",
     "tplab.split_backward": "tplab.pipeline.split_backward",
     "tplab.gpt_stages": "tplab.pipeline.stages",
+    "tplab.mesh": "tplab.data.grid",
+    "tplab.flat": "tplab.data.flat_parameters",
+    "tplab.grad_norm": "tplab.data.grad_norm",
+    "tplab.zero": "tplab.data.zero",
+    "tplab.zero_three": "tplab.data.zero3",
+    "tplab.zero_bill": "tplab.data.zero_cost",
 }
 
 

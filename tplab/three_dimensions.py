@@ -20,11 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tplab.data import DataParallel, tokens_of_all
+from tplab.data.data_parallel import DataParallel, tokens_of_all
+from tplab.data.grad_norm import clip, grad_norm, grad_norm_of_pieces
+from tplab.data.grid import Grid, mesh
+from tplab.data.zero import ZeRO1
 from tplab.gpt.model import ParallelGPT
-from tplab.grad_norm import clip, grad_norm, grad_norm_of_pieces
 from tplab.memory.config import GPTConfig
-from tplab.mesh import Grid, mesh
 from tplab.pipeline.executor import Pipeline, counted_tokens
 from tplab.pipeline.p2p import Lanes
 from tplab.pipeline.schedules import one_f_one_b
@@ -32,7 +33,6 @@ from tplab.pipeline.stages import gpt_stages
 from tplab.runtime import device
 from tplab.tensor.rng import seed_all
 from tplab.tensor.sharding import divide
-from tplab.zero import ZeRO1
 
 SEEDS_APART = 10_000  # see `tplab.tensor.rng.seed_all`
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from tests.reference import random
 from tplab.capstone import Settings
 from tplab.capstone.layers import backward, build_model, clip_gradients, finish_gradients
-from tplab.mesh import mesh
+from tplab.data.grid import mesh
 
 SMALL = Settings(
     vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, seq_length=8, precision="float64", batch_size=4,

@@ -8,10 +8,10 @@ import torch.distributed as dist
 
 from tests.reference import random
 from tplab.capstone.checkpoints import Checkpoints
-from tplab.data import DataParallel
+from tplab.data.data_parallel import DataParallel
+from tplab.data.grid import mesh
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
-from tplab.mesh import mesh
 from tplab.tensor.rng import seed_all
 
 CONFIG = GPTConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=40, seq_length=8, dropout=0.0)

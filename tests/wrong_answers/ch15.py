@@ -99,7 +99,7 @@ STEPS = [
     ("zeroes for each micro-batch", step((ZERO, ""), (BACK, "        optimizer.zero_grad()\n" + BACK)), "The micro-batches before the last one have no effect"),
     ("never zeroes", step((ZERO, "")), "that the second has to get rid of"),
     ("steps after each micro-batch", step((BACK, BACK + "        for param in model.parameters():\n            dist.all_reduce(param.grad, group=dp)\n            param.grad /= dist.get_world_size(dp)\n        allreduce_sequence_parallel_gradients(model, tp)\n        norm = clip_grad_norm(model.parameters(), max_norm, mesh)\n        optimizer.step()\n        optimizer.zero_grad()\n"), (SUM + OVER_DP + CLIP + STEP, "")), "After which of them does the optimizer step"),
-    ("does not clip", step((CLIP, "    norm = grad_norm(model.parameters(), mesh)\n"), ("    tp, dp =", "    from tplab.grad_norm import grad_norm\n\n    tp, dp =")), "When is it shortened"),
+    ("does not clip", step((CLIP, "    norm = grad_norm(model.parameters(), mesh)\n"), ("    tp, dp =", "    from tplab.data.grad_norm import grad_norm\n\n    tp, dp =")), "When is it shortened"),
     ("clips what this rank has", step((CLIP, "    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)\n")), "Whose parts come in over which group"),
     ("counts replicated ones on every rank", step((CLIP, "    square = sum(param.grad.square().sum() for param in model.parameters())\n    dist.all_reduce(square, group=tp)\n    norm = square.sqrt()\n    for param in model.parameters():\n        param.grad *= min(1.0, max_norm / (norm.item() + 1e-6))\n")), "Which of the ranks counts them"),
     ("the norm after clipping", step((CLIP, CLIP + "    norm = norm.clamp(max=max_norm)\n")), "The log wants to know how long it was"),

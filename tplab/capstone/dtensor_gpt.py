@@ -34,8 +34,8 @@ from torch.nn import functional as F
 from tplab.capstone.plain_gpt import PlainGPT, check_is_plain
 from tplab.capstone.settings import Settings
 from tplab.capstone.way import Way
-from tplab.flat import Piece
-from tplab.grad_norm import grad_norm_of_pieces
+from tplab.data.flat_parameters import Piece
+from tplab.data.grad_norm import grad_norm_of_pieces
 from tplab.memory.config import GPTConfig
 from tplab.runtime import device as own_device
 from tplab.tensor.embedding import pad_vocab_size

@@ -9,10 +9,10 @@
 These five treat every model right:
 
     layers      parameters are        backward runs in    finish_gradients                     the norm is from
-    "tplab"     shards                nothing             sequence_parallel: an all-reduce     tplab.grad_norm
+    "tplab"     shards                nothing             sequence_parallel: an all-reduce     tplab.data.grad_norm
     "mine"      shards                nothing             the same: the learner's 12.3         the learner's 14.4
-    "dtensor"   DTensors              loss_parallel       all-reduces of what is Partial       tplab.grad_norm
-    "plain"     whole, on one rank    nothing             nothing                              tplab.grad_norm
+    "dtensor"   DTensors              loss_parallel       all-reduces of what is Partial       tplab.data.grad_norm
+    "plain"     whole, on one rank    nothing             nothing                              tplab.data.grad_norm
 
 A DTensor's `.grad` is one too. `gradients(model)` are this rank's own parts of all gradients, as plain tensors.
 
@@ -36,8 +36,8 @@ from tplab.capstone.plain_gpt import PlainGPT
 from tplab.capstone.settings import Settings
 from tplab.capstone.way import Way, nothing
 from tplab.collectives.by_hand import rank_and_size
+from tplab.data.grad_norm import clip, grad_norm
 from tplab.gpt.model import ParallelGPT
-from tplab.grad_norm import clip, grad_norm
 from tplab.memory.config import GPTConfig
 from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
@@ -55,7 +55,7 @@ def build_model(
     """`model(ids, targets)` is the mean loss, on every rank of a replica the same.
 
     config     settings.model, with the size that the vocabulary came out with
-    mesh       as `tplab.mesh.mesh` makes it; None: one rank has the model alone
+    mesh       as `tplab.data.grid.mesh` makes it; None: one rank has the model alone
     answers    for layers="mine", from `tplab.capstone.mine.find_answers`
 
     The random state of the process stays as it was. Raises ValueError where the layers can't do what the settings ask.
@@ -64,7 +64,7 @@ def build_model(
     if (p := rank_and_size(group)[1]) != settings.tp:
         raise ValueError(f"tp={settings.tp} ranks should share the model, and there are {p}")
     if mesh is None and p > 1:
-        raise ValueError(f"{p} ranks need their mesh: mesh=tplab.mesh.mesh(dp={settings.dp}, tp={settings.tp})")
+        raise ValueError(f"{p} ranks need their mesh: mesh=tplab.data.grid.mesh(dp={settings.dp}, tp={settings.tp})")
     gpus = [device] if device is not None and torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
         return _build(settings, config, mesh, group, device, answers)

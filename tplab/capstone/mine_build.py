@@ -38,7 +38,7 @@ from tplab.capstone.settings import Settings
 from tplab.capstone.way import Way, nothing
 from tplab.course.needs import uses
 from tplab.course.source import parse_code
-from tplab.grad_norm import grad_norm
+from tplab.data.grad_norm import grad_norm
 from tplab.memory.config import GPTConfig
 from tplab.sequence.regions import gather_from_sequence_region, reduce_scatter_to_sequence_region
 from tplab.tensor.linear import Device
@@ -59,7 +59,7 @@ def assemble(
 ) -> nn.Module:
     """The learner's GPT, with the parameters of ParallelGPT, not yet filled.
 
-    mesh     as `tplab.mesh.mesh` makes it; None: all ranks share the model
+    mesh     as `tplab.data.grid.mesh` makes it; None: all ranks share the model
     trial    first make a small one, and compare what it computes with what tplab's does on these ranks
 
     Raises ValueError for what their layers don't have, or where the trial finds a difference.

@@ -162,7 +162,11 @@ def used_of_mine(
         )
     row("length of the gradient", "14.4")
     course("first weights", "tplab.gpt.model", "the same for everybody's layers")
-    course("mean over replicas", "tplab.data", "14.1 adds up after every backward, and here several may come before")
+    course(
+        "mean over replicas",
+        "tplab.data.data_parallel",
+        "14.1 adds up after every backward, and here several may come before",
+    )
     course("generation", "tplab.gpt.generation", "it draws from the distribution; 10.4 takes the best token")
     course("checkpoints", "tplab.checkpoint.sharded", "they fit any number of ranks, with the state of the optimizer")
     return rows

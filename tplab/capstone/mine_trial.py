@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from tplab.capstone.mine_adapters import ROWS, Parts, gpt_of
 from tplab.capstone.settings import Settings
 from tplab.collectives.by_hand import rank_and_size
+from tplab.data.grad_norm import grad_norm
 from tplab.gpt.model import ParallelGPT
-from tplab.grad_norm import grad_norm
 from tplab.memory.config import GPTConfig
 from tplab.runtime import device as own_device
 from tplab.tensor.linear import Device

@@ -1,6 +1,6 @@
 """Who this rank is in the run, and who it talks to: tp ranks share a model, dp replicas of it share the work.
 
-    rank = dp · TP + tp         (as in `tplab.mesh`, without pipeline stages)
+    rank = dp · TP + tp         (as in `tplab.data.grid`, without pipeline stages)
 
 The same program runs on ranks that `launch` started, on those of torchrun, and alone, without any process group.
 """
@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from tplab.capstone.settings import Settings
-from tplab.mesh import Grid, mesh
+from tplab.data.grid import Grid, mesh
 from tplab.runtime import device
 
 

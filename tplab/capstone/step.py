@@ -27,7 +27,7 @@ from tplab.capstone.layers import backward, clip_gradients, finish_gradients
 from tplab.capstone.optimizer import learning_rate
 from tplab.capstone.ranks import Ranks
 from tplab.capstone.settings import Settings
-from tplab.data import DataParallel
+from tplab.data.data_parallel import DataParallel
 from tplab.tensor.rng import RNGTracker, seed_all
 
 SEEDS_APART = 10_000  # see `tplab.tensor.rng.seed_all`

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from tplab.capstone.settings import Settings
-from tplab.flat import BUCKET_BYTES
+from tplab.data.flat_parameters import BUCKET_BYTES
 from tplab.runtime import Total
 from tplab.tensor.embedding import pad_vocab_size
 
@@ -142,7 +142,7 @@ def _parameters(settings: Settings, vocab_size: int) -> list[tuple[int, bool]]:
 
 
 def _buckets(sizes: list[int]) -> int:
-    """Into how many buckets `tplab.flat.in_buckets` puts them: from the last to the first, none above the limit."""
+    """Into how many buckets `tplab.data.flat_parameters.in_buckets` puts them: from the last to the first, none above the limit."""
     buckets, filled = 0, 0
     for size in reversed(sizes):
         if not buckets or filled + size > BUCKET_BYTES:

@@ -48,7 +48,7 @@ from tplab.course.checking import (
 from tplab.course.observing import NotRun, portable
 from tplab.course.scenes import by_name, random_tensor
 from tplab.course.values import describe
-from tplab.mesh import Grid, mesh
+from tplab.data.grid import Grid, mesh
 from tplab.runtime import device, record
 
 LR = 0.2  # of plain SGD, which hides no factor

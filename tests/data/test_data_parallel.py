@@ -7,11 +7,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.data.small_net import Net, batch, gradients, plain_gradients, plain_training, uneven_batch, whole_batch
 from tests.reference import assert_close
-from tests.small_net import Net, batch, gradients, plain_gradients, plain_training, uneven_batch, whole_batch
 from tplab import launch, record
-from tplab.data import DataParallel, tokens_of_all
-from tplab.flat import broadcast, in_buckets
+from tplab.data.data_parallel import DataParallel, tokens_of_all
+from tplab.data.flat_parameters import broadcast, in_buckets
 
 BUCKETS = [1, 500, 25 * 2**20]  # bytes: a parameter each, a few, all in one
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tplab import launch
-from tplab.mesh import DIMENSIONS, Grid, mesh
+from tplab.data.grid import DIMENSIONS, Grid, mesh
 
 SIZES = [(1, 1, 1), (2, 2, 2), (3, 2, 4), (4, 3, 1), (1, 5, 2), (2, 1, 8)]
 

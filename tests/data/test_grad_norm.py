@@ -12,11 +12,11 @@ from torch import nn
 
 from tests.reference import assert_close, cut, random
 from tplab import launch, record
-from tplab.flat import Flat
+from tplab.data.flat_parameters import Flat
+from tplab.data.grad_norm import clip, clip_grad_norm, counted, grad_norm, grad_norm_of_pieces
+from tplab.data.grid import mesh
 from tplab.gpt.model import ParallelGPT
-from tplab.grad_norm import clip, clip_grad_norm, counted, grad_norm, grad_norm_of_pieces
 from tplab.memory.config import GPTConfig
-from tplab.mesh import mesh
 from tplab.pipeline.executor import Pipeline
 from tplab.pipeline.p2p import Lanes
 from tplab.pipeline.schedules import one_f_one_b

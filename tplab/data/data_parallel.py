@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.flat import BUCKET_BYTES, broadcast, in_buckets
+from tplab.data.flat_parameters import BUCKET_BYTES, broadcast, in_buckets
 from tplab.runtime import device
 
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tplab.flat import Piece
+from tplab.data.flat_parameters import Piece
 from tplab.runtime import device
 from tplab.tensor.sharding import Sharding
 
@@ -35,7 +35,7 @@ def grad_norm(
     """The 2-norm of the gradients of the whole model, the same on every rank of a replica.
 
     parameters    this rank's; a parameter without a gradient counts as 0
-    mesh          as `tplab.mesh.mesh` makes it; None: this process has the whole model
+    mesh          as `tplab.data.grid.mesh` makes it; None: this process has the whole model
     tied          the table that the first and the last stage share, as in `Pipeline`
     Traffic: an all-reduce of one number for tp, and one for pp.
     """

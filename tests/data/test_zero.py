@@ -10,16 +10,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
+from tests.data.small_net import HIDDEN, Block, Net, batch, plain_training, whole_batch
 from tests.reference import assert_close, random
-from tests.small_net import HIDDEN, Block, Net, batch, plain_training, whole_batch
 from tplab import launch, record
 from tplab.collectives.by_hand import ring_sent
-from tplab.flat import Flat, broadcast, in_buckets
-from tplab.grad_norm import clip, grad_norm_of_pieces
+from tplab.data.flat_parameters import Flat, broadcast, in_buckets
+from tplab.data.grad_norm import clip, grad_norm_of_pieces
+from tplab.data.zero import ZeRO1, ZeRO2
+from tplab.data.zero3 import ZeRO3
+from tplab.data.zero_cost import ring_volume, zero_memory, zero_traffic
 from tplab.memory.memory_bill import Recipe
-from tplab.zero import ZeRO1, ZeRO2
-from tplab.zero_bill import ring_volume, zero_memory, zero_traffic
-from tplab.zero_three import ZeRO3
 
 ADAMW = {"optimizer_class": torch.optim.AdamW, "lr": 0.02, "weight_decay": 0.1}
 SGD = {"optimizer_class": torch.optim.SGD, "lr": 0.3, "momentum": 0.9}

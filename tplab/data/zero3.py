@@ -26,8 +26,8 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from tplab.flat import broadcast
-from tplab.zero import Unit, ZeRO1, reduce_when_full
+from tplab.data.flat_parameters import broadcast
+from tplab.data.zero import Unit, ZeRO1, reduce_when_full
 
 
 class ShardedUnit(Unit):

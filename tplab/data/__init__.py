@@ -1,0 +1,32 @@
+"""Chapter 14: data parallelism, from plain replicas to ZeRO 3.
+
+grid              which rank plays which role when data, pipeline and tensor parallelism meet
+flat_parameters   parameters in one flat vector that p ranks can share evenly
+data_parallel     gradients summed over the replicas, in buckets, during the backward pass
+grad_norm         the norm of a gradient that is spread over many ranks
+zero, zero3       ZeRO 1, 2 and 3
+zero_cost         what each stage of ZeRO stores and sends
+"""
+
+from tplab.data.data_parallel import DataParallel, tokens_of_all
+from tplab.data.grad_norm import clip, clip_grad_norm, grad_norm
+from tplab.data.grid import Grid, mesh
+from tplab.data.zero import ZeRO1, ZeRO2
+from tplab.data.zero3 import ZeRO3
+from tplab.data.zero_cost import ring_volume, zero_memory, zero_traffic
+
+__all__ = [
+    "DataParallel",
+    "Grid",
+    "ZeRO1",
+    "ZeRO2",
+    "ZeRO3",
+    "clip",
+    "clip_grad_norm",
+    "grad_norm",
+    "mesh",
+    "ring_volume",
+    "tokens_of_all",
+    "zero_memory",
+    "zero_traffic",
+]
