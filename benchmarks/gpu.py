@@ -7,9 +7,10 @@ eager and compiled. All ways take turns in every round, in an order drawn anew. 
 of (this way / plain PyTorch of the same kind, eager or compiled, in the same round); ways whose quartiles overlap can't
 be told apart.
 
-Utilisation is of the FLOPs that the model needs (`tplab.cost.flops`), for GPUs that `tplab.cost.machines` knows. The peak is what
-torch's allocator had handed out for this way alone: weights, optimizer, gradients and activations. `waits` counts how
-often a step makes the processor wait for the GPU; two or three (its first and last numbers) do no harm.
+Utilisation is of the FLOPs that the model needs (`tplab.cost.flops`), for GPUs that `tplab.cost.machines`
+knows. The peak is what torch's allocator had handed out for this way alone: weights, optimizer, gradients and
+activations. `waits` counts how often a step makes the processor wait for the GPU; two or three (its first and last
+numbers) do no harm.
 """
 
 import argparse

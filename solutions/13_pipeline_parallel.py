@@ -29,7 +29,8 @@ from tplab import corpus, device, launch, record, viz
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.gpt import ParallelGPT
 from tplab.memory import GPTConfig, MemoryMeter
-from tplab.pipeline import Action, Lanes, Pipeline, Schedule, Span, gpt_stages, schedule_order, schedules
+from tplab.pipeline import Action, Lanes, Pipeline, Schedule, gpt_stages, schedule_order, schedules
+from tplab.pipeline.schedule_order import Span
 from tplab.runtime import Record
 from tplab.tensor import seed_all
 

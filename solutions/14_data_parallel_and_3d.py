@@ -638,7 +638,7 @@ def batches():
 
 
 def train_in_3d():
-    from tplab.three_dimensions import Training3D
+    from tplab.cluster import Training3D
 
     torch.set_num_threads(1)
     options = {"micro_batches": 2, "micro_batch_size": 2, "max_norm": LIMIT, "dtype": torch.float64, "lr": LR}

@@ -76,7 +76,7 @@ from tplab.sequence.linear import gather_linear_again
 from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
 from tplab.tensor.sharding import Block, Sharding, divide, shard, unshard
 from tplab.cost.step import Program, step_time, throughput
-from tplab.three_dimensions import Training3D
+from tplab.cluster.three_dimensions import Training3D
 from tplab.trace.rank_trace import RankTrace, Span, trace_rank
 from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.pipeline.p2p import Lanes

@@ -81,6 +81,8 @@ RENAMED = {
     "tplab.zero": "tplab.data.zero",
     "tplab.zero_three": "tplab.data.zero3",
     "tplab.zero_bill": "tplab.data.zero_cost",
+    "tplab.three_dimensions": "tplab.cluster.three_dimensions",
+    "tplab.plan": "tplab.cluster.plan",
 }
 
 

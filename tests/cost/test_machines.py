@@ -1,4 +1,4 @@
-"""Machines to predict for: `tplab.cost.machines`. Rates are measured with a clock that the test sets; no time decides."""
+"""`tplab.cost.machines`: rates are measured with a clock that the test sets, so no real time decides."""
 
 import dataclasses
 import itertools

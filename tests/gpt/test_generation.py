@@ -1,4 +1,4 @@
-"""`tplab.gpt.generation`, against Hugging Face's `generate` and against a loop that looks at all logits of one process."""
+"""`tplab.gpt.generation`, against Hugging Face's `generate` and a single-process loop over all the logits."""
 
 from functools import cache
 

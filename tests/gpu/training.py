@@ -15,6 +15,7 @@ from tests.gpu import plain
 from tests.gpu.models import GPT2, plain_loss, shapes_of
 from tests.gpu.subject import DOUBLE, SINGLE, Case, Place, Tensors
 from tplab.checkpoint.sharded import load_sharded, save_sharded
+from tplab.cluster.three_dimensions import Training3D
 from tplab.data.data_parallel import DataParallel
 from tplab.data.grid import Grid
 from tplab.data.zero import ZeRO1, ZeRO2
@@ -24,7 +25,6 @@ from tplab.pipeline.schedules import gpipe, one_f_one_b, zero_bubble
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.mappings import all_gather
 from tplab.tensor.mlp import ParallelMLP
-from tplab.three_dimensions import Training3D
 
 ROWS, IN, OUT, STEPS = 4, 24, 7, 3
 SGD = {"optimizer_class": torch.optim.SGD, "lr": 0.1, "momentum": 0.9}

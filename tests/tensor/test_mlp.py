@@ -1,4 +1,4 @@
-"""ParallelMLP: `tensor.mlp`, against two nn.Linear and an activation on one process, and against torch's own DTensor."""
+"""ParallelMLP: `tensor.mlp`, against two nn.Linear and an activation in one process, and against torch's DTensor."""
 
 import copy
 import shutil

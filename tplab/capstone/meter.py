@@ -112,7 +112,7 @@ def memory_is(device: torch.device) -> str:
 
 
 def utilisation(config: GPTConfig, tokens_per_second: float, ranks: int, peak: float) -> float:
-    """Model-FLOPs utilisation: FLOPs that the model needs (`tplab.cost.flops`) a second, of what `ranks` devices could do.
+    """Model FLOPs utilization: FLOP/s that the model needs (`cost.flops`), relative to what `ranks` devices can do.
 
     peak    FLOP/s of one device, dense products of 16-bit numbers
     """

@@ -142,7 +142,7 @@ def _parameters(settings: Settings, vocab_size: int) -> list[tuple[int, bool]]:
 
 
 def _buckets(sizes: list[int]) -> int:
-    """Into how many buckets `tplab.data.flat_parameters.in_buckets` puts them: from the last to the first, none above the limit."""
+    """The number of buckets that `flat_parameters.in_buckets` makes: from the last to the first, up to the limit."""
     buckets, filled = 0, 0
     for size in reversed(sizes):
         if not buckets or filled + size > BUCKET_BYTES:

@@ -12,8 +12,8 @@ some of it is there several times. Each number has to count exactly once:
 
     sum of squares here -> all-reduce over tp -> over pp (-> over dp) -> square root
 
-Sharded parameters say so themselves (`tplab.tensor.sharding`). Counted p times, replicated ones make the norm too large and
-the steps too small; counted without the sum, each rank clips by another factor, and the copies drift apart.
+Sharded parameters say so themselves (`tplab.tensor.sharding`). Counted p times, replicated ones make the norm too
+large and the steps too small; without the sum, each rank clips by a different factor, and the replicas drift apart.
 (Megatron: clip_grad_norm_fp32, param_is_not_tensor_parallel_duplicate.)
 """
 

@@ -13,8 +13,8 @@ of the all-reduce. Its new weights go to all: an all-gather. Both together are w
 
     gradients [p n] -> reduce-scatter -> shard [n] -> optimizer -> shard of W [n] -> all-gather -> W [p n]
 
-ZeRO-1 reduces after backward. ZeRO-2 does it for each bucket as soon as it is full, and frees the whole gradients; with
-m backwards a step that is mΨ numbers and not Ψ. For ZeRO-3 see `tplab.data.zero3`, for the formulas `tplab.data.zero_cost`.
+ZeRO-1 reduces after backward. ZeRO-2 does it for each bucket as soon as it is full, and frees the full gradients; with
+m backwards per step, that is mΨ elements instead of Ψ. ZeRO-3 is in `zero3`, the formulas are in `zero_cost`.
 (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"; torch:
 ZeroRedundancyOptimizer, fully_shard; DeepSpeed; Megatron: the distributed optimizer.)
 """
@@ -100,7 +100,7 @@ class ZeRO1:
     master_dtype       the optimizer works on a copy of its shard in this dtype: float32 for bfloat16 weights
     defaults           options of the optimizer
 
-    The constructor gives all ranks the weights of rank 0; of buffers it knows nothing (`tplab.data.flat_parameters.broadcast`).
+    The constructor gives all ranks the weights of rank 0, but not its buffers (see `flat_parameters.broadcast`).
     `optimizer` is an ordinary one, for schedulers too. Every rank has to use the same parameters; one that is not used,
     in a bucket with one that is, has a gradient of 0.
     """

@@ -21,7 +21,7 @@ With v chunks a rank, the model has p v stages and rank r holds the stages r, r 
     interleaved    (p-1)/(m v)               at most (2(p - r - 1) + (v-1) p + 1) / v
     zero_bubble    (p-1)/(3m)                min(m, p)
 
-The bubble is the time that a rank idles, over the time that it works; `tplab.pipeline.schedule_order` computes it. That of
+The bubble is the time that a rank idles, over the time that it works; `pipeline.schedule_order` computes it. That of
 zero_bubble is for m >= p and F, I and W of the same length, in general it is (p-1)(F + I - W) / (m (F + I + W)).
 (Huang et al. 2018, "GPipe"; Narayanan et al. 2019, "PipeDream", for 1F1B; Narayanan et al. 2021, "Efficient large-scale
 language model training on GPU clusters", for interleaved; Qi et al. 2023, "Zero bubble pipeline parallelism", ZB-H1.)

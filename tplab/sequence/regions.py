@@ -25,8 +25,8 @@ Traffic: one collective of the whole [b, s, h] forward or backward; in a ring ea
 Here the sequence is dimension 1, and a part of it is no contiguous piece of memory if b > 1, so each operator copies
 once more. Megatron has [s, b, h] for that reason.
 
-As in `tplab.tensor.mappings`: no operator writes into a tensor that it was given, the sum is taken in the tensor's own dtype,
-and with one rank, or without a process group, each returns its input.
+As in `tplab.tensor.mappings`: no operator writes into a tensor that it was given, the sum has the tensor's own
+dtype, and with one rank, or without a process group, each returns its input.
 (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2, where the
 first pair is called g and g-bar; megatron/core/tensor_parallel/mappings.py.)
 """

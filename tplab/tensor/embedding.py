@@ -51,7 +51,7 @@ class VocabParallelEmbedding(ShardedModule):
     padding_idx      this id's vector starts as zeros and gets no gradient, as in nn.Embedding
     multiple         the table is padded to a multiple of this times p (1: to a multiple of p)
     check_ids        "now": an id < 0 or >= num_embeddings raises IndexError in this call; "later": its vector is NaN,
-                     and the next call raises. None: "later" on a GPU, where "now" would wait (see `tplab.tensor.id_check`)
+                     and the next call raises. None: "later" on a GPU, where "now" would wait (see `tensor.id_check`)
     init_method      fills the whole table in place; None: normal numbers, as in nn.Embedding
     per_rank_init    draw only this rank's rows (see `tplab.tensor.initialization`)
 

@@ -1,8 +1,8 @@
 """Chapter 08: the output layer and its loss in one, a few tokens at a time, so that nobody ever holds all logits.
 
-With the loss of `tplab.tensor.cross_entropy` a rank holds one shard of logits, [n, v/p], or two. For a vocabulary of 128256, 8
-ranks and 8192 tokens in bfloat16 that is 263 MB each. Nothing but the loss reads the logits, so they can be made, used
-and forgotten in blocks of tokens:
+With the loss of `tplab.tensor.cross_entropy`, a rank holds one or two shards of logits, [n, v/p]. For a vocabulary of
+128256, 8 ranks and 8192 tokens in bfloat16, that is 263 MB each. Nothing but the loss reads the logits, so they can be
+computed, used and forgotten in blocks of tokens:
 
     for each block X_b [c, h]      Z = X_b E_r^T [c, v/p],   its loss, and dZ over Z        (two all-reduces, 2 c + 1)
                                    dX_b = dZ E_r [c, h],     dE_r += dZ^T X_b [v/p, h]

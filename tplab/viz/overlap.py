@@ -13,7 +13,7 @@ _ROOM = WIDTH - 1.2  # inches from the left end of a lane to the right
 
 
 def overlap(runs: Mapping[str, Sequence[RankTrace]], *, title: str | None = None) -> Picture:
-    """Draw what `tplab.trace.rank_trace.trace_rank` saw in each run: solid where a rank computes, hatched where it communicates.
+    """Draw what `tplab.trace.trace_rank` saw in each run: solid where a rank computes, hatched where it communicates.
 
     runs: by name, the traces of all ranks. Above each run stands which share of its communication was hidden.
     Raises ValueError for a run in which nothing was traced.

@@ -1,7 +1,7 @@
 """Lists of actions, judged by what must hold for them: complete, without a circle, how long they take, what is live.
 
-Nothing here comes from `tplab.pipeline.schedules` but the class Action. Time is a longest path through the graph of what must
-come before what; a circle in this graph is a schedule that never ends.
+Nothing here comes from `tplab.pipeline.schedules` but the class Action. Time is the longest path through the graph of
+what must come before what; a cycle in this graph is a schedule that never ends.
 """
 
 from collections import Counter

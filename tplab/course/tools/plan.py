@@ -15,9 +15,9 @@ from rich.text import Text
 from tplab.course.tools.places import Misuse
 
 if TYPE_CHECKING:
+    from tplab.cluster.plan import Plan
     from tplab.cost.machines import Machine
     from tplab.memory.config import GPTConfig
-    from tplab.plan import Plan
 
 GB = 10**9
 COLUMNS: dict[str, Literal["left", "right"]] = {
@@ -124,7 +124,7 @@ def footing(shown: "list[Plan]", top: int) -> str:
 def _config(options: argparse.Namespace) -> "GPTConfig":
     from dataclasses import replace
 
-    from tplab import plan
+    from tplab.cluster import plan
 
     if options.seq is not None and options.seq < 1:
         raise Misuse(f"--seq {options.seq}: give at least 1 token")

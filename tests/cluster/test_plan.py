@@ -1,4 +1,4 @@
-"""Layouts for a cluster: `tplab.plan` and the command `tplab plan`. All arithmetic."""
+"""Layouts for a cluster: `tplab.cluster.plan` and the command `tplab plan`. All arithmetic."""
 
 import dataclasses
 import itertools
@@ -8,14 +8,7 @@ import sys
 
 import pytest
 
-from tplab.cost.machines import MACHINES
-from tplab.cost.step import Program, step_time
-from tplab.course import cli
-from tplab.course.tools.places import Misuse
-from tplab.course.tools.plan import COLUMNS, parameters
-from tplab.memory.config import PRESETS, GPTConfig, parameter_count
-from tplab.memory.memory_bill import Layout, bill
-from tplab.plan import (
+from tplab.cluster.plan import (
     NothingFits,
     best_of_each_split,
     default_sequences,
@@ -24,6 +17,13 @@ from tplab.plan import (
     model,
     plans,
 )
+from tplab.cost.machines import MACHINES
+from tplab.cost.step import Program, step_time
+from tplab.course import cli
+from tplab.course.tools.places import Misuse
+from tplab.course.tools.plan import COLUMNS, parameters
+from tplab.memory.config import PRESETS, GPTConfig, parameter_count
+from tplab.memory.memory_bill import Layout, bill
 
 H100 = MACHINES["H100 DGX"]
 SMALL = GPTConfig(num_layers=6, hidden_size=48, num_heads=12, vocab_size=64, seq_length=32)

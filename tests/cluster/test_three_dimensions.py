@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from tests.reference import assert_close
 from tplab import launch
+from tplab.cluster.three_dimensions import Training3D
 from tplab.data.data_parallel import tokens_of_all
 from tplab.data.grad_norm import clip, grad_norm_of_pieces
 from tplab.data.grid import Grid, mesh
@@ -17,7 +18,6 @@ from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.pipeline.executor import counted_tokens
 from tplab.tensor.rng import seed_all
-from tplab.three_dimensions import Training3D
 
 CONFIG = GPTConfig(
     num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, vocab_size=37, seq_length=6, dropout=0.0
