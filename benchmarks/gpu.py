@@ -26,14 +26,14 @@ from typing import Any
 import torch
 
 from tplab import device, launch
-from tplab.capstone.layers import build_model
-from tplab.capstone.meter import known_machine
-from tplab.capstone.optimizer import make_optimizer
-from tplab.capstone.presets import PRESETS
-from tplab.capstone.ranks import join
-from tplab.capstone.settings import Settings
-from tplab.capstone.step import Step
-from tplab.capstone.train import compile_layers
+from tplab.capstone.settings.presets import PRESETS
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.build_model import build_model
+from tplab.capstone.training.loop import compile_layers
+from tplab.capstone.training.meter import known_machine
+from tplab.capstone.training.optimizer import make_optimizer
+from tplab.capstone.training.ranks import join
+from tplab.capstone.training.step import Step
 from tplab.cost.flops import model_flops
 from tplab.memory.meter import optimizer_bytes, parameter_bytes
 

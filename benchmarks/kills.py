@@ -28,12 +28,12 @@ import torch.distributed as dist
 
 import tplab
 from tplab import RankError, launch
-from tplab.capstone.checkpoints import Checkpoints
-from tplab.capstone.log import read_log
-from tplab.capstone.settings import Settings
-from tplab.capstone.step_folders import StepFolders
-from tplab.capstone.tokens import prepare
-from tplab.capstone.train import train
+from tplab.capstone.checkpoints.checkpoint_folders import StepFolders
+from tplab.capstone.checkpoints.writer import Checkpoints
+from tplab.capstone.data.prepare import prepare
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.log import read_log
+from tplab.capstone.training.loop import train
 
 PLACES = ("starting", "computing", "copying what is saved", "saving", "loading")
 

@@ -136,7 +136,7 @@ predict("15.a", bytes_a_parameter=16, bytes_of_the_matrix=8_000_000)
 # The bill of the large one, on each of its GPUs, first without sequence parallelism. Turn the knobs. What does sequence parallelism divide, and which of the two, recomputation or a smaller micro-batch, buys more memory?
 
 # %% tags=["explore"]
-from tplab.capstone.predictions import predicted_memory
+from tplab.capstone.study.predictions import predicted_memory
 from tplab.memory import GPUS
 
 
@@ -166,8 +166,8 @@ viz.explore(
 # Now the time. What a GPU of an H100 machine reaches in products and messages is published (chapter 11). What a core of this machine reaches has to be measured, with two ranks at work at once. The same formulas then say what a step takes.
 
 # %%
-from tplab.capstone import measuring
-from tplab.capstone.predictions import machine_of, predicted_step
+from tplab.capstone.study import programs as measuring
+from tplab.capstone.study.predictions import machine_of, predicted_step
 from tplab.cost import MACHINES
 
 HERE = machine_of(launch(measuring.machine, 2, args=(SMALL,))[0])
@@ -316,7 +316,7 @@ for done in range(5):
 viz.table(rows, title="10 windows, 4 in a step: the third batch ends one epoch and begins the next")
 
 # %% [markdown]
-# Writing down the order of an epoch takes 8 bytes a window, and once an epoch is often enough. For a billion windows that is too much on each rank: `tplab.capstone.batches` computes what stands at any place of a random order without the rest of it.
+# Writing down the order of an epoch takes 8 bytes a window, and once an epoch is often enough. For a billion windows that is too much on each rank: `tplab.capstone.data.batches` computes what stands at any place of a random order without the rest of it.
 #
 # ### The step
 #
@@ -507,7 +507,7 @@ def killed_saves():
 viz.table(launch(killed_saves, 1)[0])
 
 # %% [markdown]
-# Whatever the moment, a complete checkpoint is there. Lost are only the steps computed since it was taken. (A process that is killed leaves what it has written to the operating system. Where the *power* may fail, files have to be forced to the disk too, with `os.fsync`, before they are renamed; `tplab.capstone.checkpoints` does that.)
+# Whatever the moment, a complete checkpoint is there. Lost are only the steps computed since it was taken. (A process that is killed leaves what it has written to the operating system. Where the *power* may fail, files have to be forced to the disk too, with `os.fsync`, before they are renamed; `tplab.capstone.checkpoints.writer` does that.)
 #
 # With several ranks each writes its own shards into the unfinished directory; when all of them have ended, one of them renames it. `torch.distributed.checkpoint`, with which they are written, does the same on a smaller scale: its file `.metadata` comes last, is written as `.metadata.tmp`, and renamed; without it nothing can be loaded.
 #
@@ -557,7 +557,7 @@ check("15.5", utilisation)
 # Around them stand tplab's own learning rate, windows, step and checkpoints: what you wrote in section 2, with more cases. Your five functions ran in the cells above; `utilisation` is used again in section 4, `newest_checkpoint` in section 5.
 
 # %%
-from tplab.capstone.mine import find_answers
+from tplab.capstone.own_layers import find_answers
 
 answers = find_answers(Path.cwd(), SMALL, missing="tplab")
 rows = {}
@@ -569,7 +569,7 @@ viz.table([{"chapter": c, "exercises": ", ".join(of), "whose": whose} for (c, wh
 # And now train: text of the standard library, a tokenizer of 512 byte pairs trained on it, two ranks that share each matrix. While it runs, this output shows how far it is, loss and tokens per second, and how long each rank communicates; what stays is a picture. (A second run of this cell goes on after step 60, that is, does nothing.)
 
 # %%
-from tplab.capstone.panel import run
+from tplab.capstone.watching.panel import run
 
 results = run(SMALL, answers)
 
@@ -587,7 +587,7 @@ results = run(SMALL, answers)
 # What it wrote after the last step, each token drawn by its probability:
 
 # %%
-from tplab.capstone.log import read_log, steps_of
+from tplab.capstone.training.log import read_log, steps_of
 
 log = read_log(Path(SMALL.folder))
 for row in steps_of(log, "sample"):
@@ -671,7 +671,7 @@ viz.table(
 # And the messages that one rank enters in one step, part by part, as `record()` counts them:
 
 # %%
-from tplab.capstone.traffic import step_parts
+from tplab.capstone.study.traffic import step_parts
 
 parts = step_parts(SMALL)
 formula, sent = sum(part.bytes for part in parts), steps_of(log)[-1]["sent"][0]
@@ -705,8 +705,8 @@ def train_and_die(settings, answers):
     import os
     import signal
 
-    from tplab.capstone.step import Step
-    from tplab.capstone.train import train
+    from tplab.capstone.training import train
+    from tplab.capstone.training.step import Step
 
     carry_on = Step.run
 
@@ -731,7 +731,7 @@ print("newest_checkpoint finds", newest_checkpoint(checkpoints).name)
 # The same settings again, in a copy of the folder: the program finds the newest checkpoint, and goes on.
 
 # %%
-from tplab.capstone.train import train
+from tplab.capstone.training import train
 
 
 def copy_of_the_killed(name):
@@ -781,7 +781,7 @@ predict("15.d", loss="the same", bytes="the same", activations="less")
 # %%
 def a_few_steps(settings):
     """What a rank sees in the first steps of a run: losses, memory, messages, and when it did what."""
-    from tplab.capstone.measuring import Short
+    from tplab.capstone.study.programs import Short
     from tplab.memory import MemoryMeter, optimizer_bytes, parameter_bytes
     from tplab.trace import trace_rank
 

@@ -273,7 +273,7 @@ def test_what_belongs_together_runs_in_one_process(tmp_path):
     """By its group or its file. (pytest 9.2 with pytest-xdist 3.8 forgets the groups, without a word.)"""
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_one.py").write_text(TELLS)
-    (tmp_path / "test_other.py").write_text(TELLS + "\npytestmark = pytest.mark.xdist_group('test_one')\n")
+    (tmp_path / "test_other.py").write_text(TELLS + "\npytestmark = pytest.mark.xdist_group('test_one.py')\n")
     arguments = ["-p", "xdist", "-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder", "-rP"]
     command = [sys.executable, "-m", "pytest", *arguments, "-p", "no:cacheprovider"]
     run = subprocess.run(command, cwd=tmp_path, env=without_plugins(), capture_output=True, text=True)

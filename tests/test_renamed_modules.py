@@ -26,19 +26,20 @@ from tplab.pipeline import schedules
 from tplab.gpt import transformer
 from tplab.tensor import rng
 from tplab.tensor.attention import ParallelAttention
-from tplab.capstone import PRESETS, measuring
-from tplab.capstone.log import read_log, steps_of
-from tplab.capstone.measuring import Short
-from tplab.capstone.mine import find_answers
-from tplab.capstone.panel import run
-from tplab.capstone.predictions import machine_of, predicted_memory, predicted_step
+from tplab.capstone import PRESETS
+from tplab.capstone.study import programs as measuring
+from tplab.capstone.training.log import read_log, steps_of
+from tplab.capstone.study.programs import Short
+from tplab.capstone.own_layers.find import find_answers
+from tplab.capstone.watching.panel import run
+from tplab.capstone.study.predictions import machine_of, predicted_memory, predicted_step
 from tplab.capstone.report import compose, write_report
 from tplab.capstone.report.blocks import Figure
 from tplab.capstone.report.run import Run
-from tplab.capstone.step import Step
-from tplab.capstone.study import Budget, study
-from tplab.capstone.traffic import step_parts
-from tplab.capstone.train import train
+from tplab.capstone.training.step import Step
+from tplab.capstone.study.run import Budget, study
+from tplab.capstone.study.traffic import step_parts
+from tplab.capstone.training.loop import train
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.trace.chrome import save_chrome_trace
 from tplab.cost.collective import all_reduce

@@ -83,6 +83,14 @@ RENAMED = {
     "tplab.zero_bill": "tplab.data.zero_cost",
     "tplab.three_dimensions": "tplab.cluster.three_dimensions",
     "tplab.plan": "tplab.cluster.plan",
+    "tplab.capstone.log": "tplab.capstone.training.log",
+    "tplab.capstone.measuring": "tplab.capstone.study.programs",
+    "tplab.capstone.mine": "tplab.capstone.own_layers.find",
+    "tplab.capstone.panel": "tplab.capstone.watching.panel",
+    "tplab.capstone.predictions": "tplab.capstone.study.predictions",
+    "tplab.capstone.step": "tplab.capstone.training.step",
+    "tplab.capstone.traffic": "tplab.capstone.study.traffic",
+    "tplab.capstone.train": "tplab.capstone.training.loop",
 }
 
 

@@ -1,4 +1,4 @@
-"""A few steps of training with any layers, as `tplab.capstone.step` takes them, without data, log and checkpoints."""
+"""A few steps of training with any layers, as `training.step` takes them, without data, log or checkpoints."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from tests.reference import random
 from tplab.capstone import Settings
-from tplab.capstone.layers import backward, build_model, clip_gradients, finish_gradients
+from tplab.capstone.training.build_model import backward, build_model, clip_gradients, finish_gradients
 from tplab.data.grid import mesh
 
 SMALL = Settings(

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tplab.capstone.settings import Settings
+from tplab.capstone.settings.settings import Settings
 
 SETTINGS = Settings(num_layers=2, hidden_size=64, num_heads=4, seq_length=32, vocab_size=512, tp=2, steps=60,
                     batch_size=8, micro_batch_size=8, sample_every=20)  # fmt: skip

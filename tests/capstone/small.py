@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.capstone.settings import Settings
-from tplab.capstone.tokens import Batches, prepare
+from tplab.capstone.data.prepare import Batches, prepare
+from tplab.capstone.settings.settings import Settings
 from tplab.gpt.model import ParallelGPT
 
 SMALL = Settings(

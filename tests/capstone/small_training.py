@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.reference import random
-from tplab.capstone.checkpoints import Checkpoints
+from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.data.data_parallel import DataParallel
 from tplab.data.grid import mesh
 from tplab.gpt.model import ParallelGPT

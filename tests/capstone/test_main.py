@@ -13,9 +13,9 @@ import pytest
 from tests.capstone.small import SMALL, write_text
 from tplab.capstone.__main__ import main
 from tplab.capstone.command import settings_from
-from tplab.capstone.log import read_log, steps_of
-from tplab.capstone.presets import PRESETS
-from tplab.capstone.settings import Settings
+from tplab.capstone.settings.presets import PRESETS
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.log import read_log, steps_of
 
 ENVIRONMENT = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
 COMMAND = [sys.executable, "-m", "tplab.capstone"]

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.ways import Way
-from tplab.capstone.mine import find_answers
-from tplab.capstone.settings import Settings
-from tplab.capstone.train import train
+from tplab.capstone.own_layers.find import find_answers
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.loop import train
 
 SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
 SETTINGS = Settings(

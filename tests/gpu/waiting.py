@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from tplab import device
-from tplab.capstone.meter import Meter
+from tplab.capstone.training.meter import Meter
 
 LATE = 0.2  # seconds
 

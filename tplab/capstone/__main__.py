@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tplab.capstone.command import carry_out, settings_from
-from tplab.capstone.flags import add_arguments
+from tplab.capstone.settings.flags import add_arguments
 
 _FIRST_LINES = """Train a GPT on this machine's GPUs, or on its CPU: tensor-parallel, data-parallel, or both.
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["report"]:
         return _report(arguments[1:])
     if arguments[:1] == ["study"]:
-        from tplab.capstone.study import main as study  # here, since training needs nothing of it
+        from tplab.capstone.study.run import main as study  # here, since training needs nothing of it
 
         return study(arguments[1:])
     given = vars(parser().parse_args(arguments))

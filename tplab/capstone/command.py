@@ -12,15 +12,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tplab.capstone.files import SETTINGS, check_unchanged, set_aside
-from tplab.capstone.lines import Lines, shown
-from tplab.capstone.log import check_tensorboard, read_log, steps_of
-from tplab.capstone.presets import preset_for
-from tplab.capstone.ranks import check_started
-from tplab.capstone.reading import read_settings, settings_of
-from tplab.capstone.settings import Settings
-from tplab.capstone.signals import hand_on
-from tplab.capstone.train import Outcome, train
+from tplab.capstone.settings.io import read_settings, settings_of
+from tplab.capstone.settings.presets import preset_for
+from tplab.capstone.settings.run_folder import SETTINGS, check_unchanged, set_aside
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.log import check_tensorboard, read_log, steps_of
+from tplab.capstone.training.loop import Outcome, train
+from tplab.capstone.training.ranks import check_started
+from tplab.capstone.training.signals import hand_on
+from tplab.capstone.watching.console import Lines, shown
 from tplab.runtime import RankError, launch, torchrun
 
 WAYS_TO_END = {
@@ -82,8 +82,8 @@ def _on_a_rank(settings: Settings, answers: Any, fresh: bool) -> Outcome:
 
 
 def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
-    from tplab.capstone.panel import panel
-    from tplab.capstone.tokens import prepare
+    from tplab.capstone.data.prepare import prepare
+    from tplab.capstone.watching.panel import panel
 
     folder, answers = Path(settings.folder), _answers(settings)
     if fresh and (aside := set_aside(folder)):
@@ -105,7 +105,7 @@ def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
 def _answers(settings: Settings) -> Any:
     if settings.layers != "mine":
         return None
-    from tplab.capstone.mine import find_answers
+    from tplab.capstone.own_layers.find import find_answers
 
     return find_answers(settings.chapters, settings)
 

@@ -2,18 +2,18 @@
 
     write_report(folder)       folder/report.html, folder/report.md and its pictures in folder/report_files
 
-Every number in it comes from the run's log and from what `tplab.capstone.study` measured. What was not measured is
-named, with the command that does it.
+Every number in it comes from the run's log or from the measurements of `tplab.capstone.study`. Whatever was not
+measured is named, with the command that measures it.
 
 run        what lies in the folder
-sections   what the log tells; `measured`: what the study adds
+sections   what the log says; study_sections: what the study adds
 page, plain    the same blocks as HTML and as Markdown
 """
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tplab.capstone.report import measured, sections
+from tplab.capstone.report import sections, study_sections
 from tplab.capstone.report.blocks import Block, Missing, Report, Section, Words
 from tplab.capstone.report.page import to_html
 from tplab.capstone.report.plain import write_markdown
@@ -24,8 +24,8 @@ __all__ = ["compose", "write_report"]
 
 _PARTS: tuple[Callable[[Run], Section], ...] = (
     sections.in_five_numbers, sections.machine, sections.configuration, sections.loss, sections.speed,
-    measured.memory, measured.communication, measured.timeline, measured.scaling, measured.layers, measured.baseline,
-    sections.text,
+    study_sections.memory, study_sections.communication, study_sections.timeline, study_sections.scaling,
+    study_sections.layers, study_sections.baseline, sections.text,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What a run left in its folder: the rows of its log, and what `tplab.capstone.study` measured beside it."""
+"""What a run left in its folder: the rows of its log, and what `tplab.capstone.study.run` measured beside it."""
 
 import json
 from dataclasses import asdict
@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tplab.capstone.log import read_log, steps_of
-from tplab.capstone.reading import from_values, read_settings
-from tplab.capstone.settings import Settings
+from tplab.capstone.settings.io import from_values, read_settings
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.log import read_log, steps_of
 from tplab.trace.rank_trace import RankTrace, Span
 
 MEASUREMENTS = "measurements.json"

@@ -4,12 +4,12 @@ from dataclasses import asdict
 from typing import Any
 
 from tplab import viz
-from tplab.capstone.following import Curve
 from tplab.capstone.report.blocks import Block, Figure, Missing, Number, Numbers, Sample, Section, Words, grid
 from tplab.capstone.report.run import Run
 from tplab.capstone.report.words import apart, listed, millions, ranks, rate, seconds, size, small, visible, work
-from tplab.capstone.sample import TEMPERATURE, TOP_K
-from tplab.capstone.settings import Settings
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.sample import TEMPERATURE, TOP_K
+from tplab.capstone.watching.log_tail import Curve
 from tplab.cost.flops import model_flops
 
 LAYERS = {

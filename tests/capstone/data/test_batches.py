@@ -1,0 +1,140 @@
+"""Each window once in an epoch, in an order that depends on the step alone, compared with slices of the tokens."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+from tplab.capstone.data.batches import Batches, shuffled
+
+TOKENS = np.random.default_rng(0).permutation(1003).astype(np.uint16)  # each id once, so that a row tells where it is
+WHERE = {int(token): place for place, token in enumerate(TOKENS)}
+
+
+def batches(seq_length: int = 10, batch_size: int = 7, seed: int = 3, tokens: np.ndarray = TOKENS) -> Batches:
+    return Batches(tokens, seq_length, batch_size, seed)
+
+
+def begins(data: Batches, rows: int) -> list[int]:
+    """Where the first so many rows that ever come begin."""
+    ids = torch.cat([data.batch(step)[0] for step in range(-(-rows // data.batch_size))])
+    return [WHERE[int(first)] for first in ids[:rows, 0]]
+
+
+def test_rows_are_slices_of_the_tokens_and_targets_the_same_one_further_on() -> None:
+    data = batches()
+    for step in (0, 1, 13, 14, 15, 10**9):
+        ids, targets = data.batch(step)
+        assert ids.shape == targets.shape == (7, 10)
+        assert ids.dtype == targets.dtype == torch.int64
+        assert ids.is_contiguous()
+        assert targets.is_contiguous()
+        for x, y in zip(ids.tolist(), targets.tolist(), strict=True):
+            begin = WHERE[x[0]]
+            assert x == TOKENS[begin : begin + 10].tolist()
+            assert y == TOKENS[begin + 1 : begin + 11].tolist()
+
+
+def test_in_an_epoch_each_window_comes_once_and_the_next_one_has_another_order() -> None:
+    data = batches()
+    assert data.windows == (1003 - 10) // 10
+    places = np.array(begins(data, 4 * data.windows)).reshape(4, data.windows)
+    orders = []
+    for epoch in places:
+        offset = epoch.min()
+        assert 0 <= offset < 20
+        assert sorted(epoch) == list(range(offset, offset + 10 * data.windows, 10))
+        orders.append(tuple((epoch - offset) // 10))
+    assert len(set(orders)) == 4
+    assert tuple(range(data.windows)) not in orders
+    assert len({epoch.min() for epoch in places}) > 1
+
+
+def test_the_epoch_of_a_step_is_that_of_its_first_row() -> None:
+    data = batches(batch_size=30)  # 99 windows: rows 90 to 119 lie in two epochs
+    assert [data.epoch(step) for step in range(8)] == [step * 30 // 99 for step in range(8)]
+    assert data.epoch(3) == 0
+    assert data.epoch(4) == 1
+
+
+def test_a_batch_is_a_function_of_arguments_and_step_alone() -> None:
+    torch.manual_seed(1)
+    forwards, state = batches(), torch.get_rng_state()
+    first = [forwards.batch(step) for step in range(40)]
+    assert torch.equal(torch.get_rng_state(), state)
+    backwards = batches()
+    for step in reversed(range(40)):
+        assert all(torch.equal(a, b) for a, b in zip(first[step], backwards.batch(step), strict=True))
+    assert not torch.equal(batches(seed=4).batch(0)[0], first[0][0])
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4, 8])
+def test_replicas_together_have_the_same_global_batch(replicas: int) -> None:
+    data = batches(batch_size=8)
+    for step in (0, 12, 13):
+        rows = [data.own(step, replica, replicas) for replica in range(replicas)]
+        for of_all, of_each in zip(data.batch(step), zip(*rows, strict=True), strict=True):
+            assert torch.equal(of_all, torch.cat(of_each))
+
+
+def test_the_order_is_a_permutation_of_any_size() -> None:
+    keys = np.array([5, 2**63 + 1, 7, 2**64 - 1, 11, 13, 17, 19], dtype=np.uint64)
+    for size in [*range(1, 70), 255, 256, 257, 4096, 100_003]:
+        assert np.array_equal(np.sort(shuffled(range(size), size, keys)), np.arange(size))
+
+
+def test_the_order_looks_like_chance() -> None:
+    """Of 50,000 numbers: neighbours are far apart, and early places don't prefer low numbers."""
+    size = 50_000
+    orders = [
+        shuffled(range(size), size, np.random.default_rng(seed).integers(2**63, size=8).astype(np.uint64))
+        for seed in (1, 2)
+    ]
+    for order in orders:
+        assert abs(np.abs(np.diff(order)).mean() / (size / 3) - 1) < 0.02
+        assert abs(np.corrcoef(np.arange(size), order)[0, 1]) < 0.02
+        assert (order == np.arange(size)).sum() < 10
+    assert abs(np.corrcoef(*orders)[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("length", range(11, 45))
+def test_short_texts_have_whole_windows_too(length: int) -> None:
+    data = batches(tokens=TOKENS[:length], batch_size=3)
+    places = begins(data, 5 * data.windows)
+    assert data.windows == max(1, (length - 10) // 10)
+    assert min(places) >= 0
+    assert max(places) + 11 <= length
+    for _, targets in map(data.batch, range(5)):
+        assert targets.shape == (3, 10)
+
+
+def test_every_token_is_an_input_in_some_epoch() -> None:
+    data = batches(tokens=TOKENS[:53])
+    seen = {begin + i for begin in begins(data, 40 * data.windows) for i in range(10)}
+    assert seen == set(range(52))  # the last one is only a target
+
+
+def test_too_short_a_text_and_impossible_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="10 tokens are too few .*seq_length=10 .*takes 11"):
+        batches(tokens=TOKENS[:10])
+    with pytest.raises(ValueError, match="batch_size=0"):
+        batches(batch_size=0)
+    with pytest.raises(ValueError, match="no replica 2 of 2"):
+        batches(batch_size=8).own(0, 2, 2)
+    with pytest.raises(ValueError, match="steps begin at 0"):
+        batches().batch(-1)
+    with pytest.raises(TypeError, match=r"\.train or \.validation"):
+        Batches([1, 2, 3], 1, 1, 0)  # type: ignore[arg-type]
+
+
+def test_a_thousand_million_tokens_take_the_memory_of_one_batch() -> None:
+    tokens = np.broadcast_to(np.uint16(7), 10**9)
+    tracemalloc.start()
+    data = batches(seq_length=16, batch_size=64, tokens=tokens)
+    ids, _ = data.batch(10**12)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert data.windows == (10**9 - 16) // 16
+    assert ids.shape == (64, 16)
+    assert peak < 1_000_000

@@ -1,0 +1,183 @@
+"""What is collected is the files' own text, in one order; what is no text is named; nothing held back is trained on."""
+
+import ast
+import os
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tplab.capstone.data.corpus import VALIDATION_SHARE, Document, collect, gather, in_parts, split
+
+UNUSUAL = "Grüße, 世界 🎉\r\n\u200b\ufeff\x0b\x1f and e\u0301\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    files = {
+        "b.txt": UNUSUAL.encode(),
+        "a.py": b"print(1)\r\n",
+        "sub/c": b"no suffix",
+        "sub/z.md": b"# z\n",
+        "empty.txt": b"",
+        "latin.txt": "Grüße".encode("latin-1"),
+        "utf16.txt": "ab".encode("utf-16"),
+        "picture.png": b"\x89PNG\0\0" + bytes(range(256)),
+        "late_zero.txt": b"a" * 200_000 + b"\0",
+        ".git/config": b"[core]",
+        ".hidden": b"secret",
+    }
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    return tmp_path
+
+
+def test_a_folder_s_text_is_taken_byte_by_byte_and_the_rest_is_named(folder: Path) -> None:
+    collected = gather(str(folder))
+    assert [document.name for document in collected.documents] == ["a.py", "b.txt", "sub/c", "sub/z.md"]
+    for document in collected.documents:
+        assert document.text.encode() == (folder / document.name).read_bytes()
+    assert collected.skipped == {
+        "binary": ["late_zero.txt", "picture.png", "utf16.txt"],
+        "not UTF-8": ["latin.txt"],
+    }
+    assert "skipped" in str(collected)
+    assert "latin.txt" in str(collected)
+
+
+def test_what_is_no_file_or_can_t_be_read_is_named_and_links_in_circles_end(folder: Path) -> None:
+    (folder / "sub" / "up").symlink_to(folder, target_is_directory=True)
+    (folder / "itself").symlink_to("itself")
+    (folder / "nowhere").symlink_to("missing.txt")
+    (folder / "again.txt").symlink_to("b.txt")
+    os.mkfifo(folder / "pipe")  # reading it would wait for ever
+    collected = gather(str(folder))
+    assert [document.name for document in collected.documents] == ["a.py", "again.txt", "b.txt", "sub/c", "sub/z.md"]
+    assert collected.skipped["no file"] == ["itself", "nowhere", "pipe"]
+
+
+def test_files_and_folders_that_may_not_be_read_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, opened = Path.iterdir, open
+
+    def iterdir(path: Path):
+        if path.name == "sub":
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    def read(path, *args, **kwargs):
+        if Path(path).name == "a.py":
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    monkeypatch.setattr("builtins.open", read)
+    collected = gather(str(folder))
+    assert [document.name for document in collected.documents] == ["b.txt"]
+    assert collected.skipped["can't be read: Permission denied"] == ["a.py", "sub/"]
+
+
+def test_a_limit_is_in_bytes_and_cuts_no_character_in_two(folder: Path) -> None:
+    for name in ("late_zero.txt", "latin.txt"):  # whose beginnings are text
+        (folder / name).unlink()
+    whole = b"".join(document.text.encode() for document in collect(str(folder)))
+    for limit in range(1, len(whole) + 5):
+        text = "".join(document.text for document in collect(str(folder), limit)).encode()
+        assert whole.startswith(text)
+        assert min(limit, len(whole)) - 3 <= len(text) <= limit
+    with pytest.raises(ValueError, match="limit=0"):
+        collect(str(folder), 0)
+
+
+def test_a_single_file_is_a_text_too_and_nothing_is_an_error_that_says_what_to_do(folder: Path) -> None:
+    assert collect(str(folder / "b.txt")) == [Document("b.txt", UNUSUAL)]
+    with pytest.raises(FileNotFoundError, match=r"missing.*--data PATH"):
+        collect(str(folder / "missing"))
+    (folder / "nothing").mkdir()
+    with pytest.raises(ValueError, match="no text in .*nothing: it is empty"):
+        collect(str(folder / "nothing"))
+    (folder / "nothing" / "x.bin").write_bytes(b"\0")
+    with pytest.raises(ValueError, match=r"no text in .*nothing: 1 binary \(x.bin\)"):
+        collect(str(folder / "nothing"))
+
+
+def test_the_standard_library_is_its_sources_and_what_help_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = {"assert": "The statement\n*****\n", "del": "It's \\ gone\n"}
+    files = {
+        "a.py": "a = 1\n", "test/test_a.py": "b = 2\n", "test/numbers.txt": "1 2 3", "LICENSE.txt": "free",
+        "x.so": "!", "site-packages/torch.py": "no", "encodings/cp1.py": "table", "config-3.11/x.py": "no",
+        "_sysconfigdata_x.py": "", "pydoc_data/topics.py": f"# made\ntopics = {topics!r}\n",
+        "__pycache__/a.py": "no", "email/a.rst": "docs",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(tmp_path)}.get)
+    found = {document.name: document.text for document in collect()}
+    names = ["LICENSE.txt", "a.py", "email/a.rst", "pydoc_data/assert", "pydoc_data/del", "test/test_a.py"]
+    assert list(found) == names
+    assert found["pydoc_data/assert"] == topics["assert"]
+    assert found["pydoc_data/del"] == topics["del"]
+    assert collect(None, 40)[-1].name == "pydoc_data/topics.py"  # half a dict is only text
+
+
+def test_this_python_has_text_enough_to_learn_python_from() -> None:
+    documents = collect(None, 3_000_000)
+    assert documents == collect(None, 3_000_000)
+    assert 2_900_000 < sum(len(document.text.encode()) for document in documents) <= 3_000_000
+    library = Path(sysconfig.get_path("stdlib"))
+    for document in documents[:-1]:
+        assert document.text.encode() == (library / document.name).read_bytes()
+    parsed = [ast.parse(document.text) for document in documents[:20] if document.name.endswith(".py")]
+    assert len(parsed) > 10
+
+
+def lines(documents: list[Document]) -> set[str]:
+    return {line for document in documents for line in document.text.splitlines()}
+
+
+def test_what_is_held_back_is_a_few_percent_and_no_line_of_it_is_trained_on() -> None:
+    documents = [Document(str(i), "".join(f"{i} {j}\n" for j in range(i % 50))) for i in range(1, 400)]
+    documents += [Document(f"copy {i}", documents[i].text) for i in range(0, 300, 3)]
+    train, validation = split(documents)
+    assert sorted(train + validation, key=documents.index) == documents
+    assert train == sorted(train, key=documents.index)
+    assert not lines(train) & lines(validation)
+    total, held = (sum(len(document.text) for document in side) for side in (documents, validation))
+    longest = 2 * max(len(document.text) for document in documents)  # with its copy
+    assert VALIDATION_SHARE * total <= held <= VALIDATION_SHARE * total + longest
+
+
+def test_the_split_is_of_the_texts_and_not_of_names_or_order() -> None:
+    documents = [Document(str(i), f"text {i}\n" * 9) for i in range(100)]
+    renamed = [Document("x" + document.name, document.text) for document in reversed(documents)]
+    assert {document.text for document in split(documents)[1]} == {document.text for document in split(renamed)[1]}
+
+
+def test_a_single_long_text_is_cut_at_line_ends_so_that_some_can_be_held_back() -> None:
+    book = Document("book", "".join(f"line {i}\r\n" for i in range(5000)))
+    parts = in_parts([book, Document("note", "short\n")])
+    assert "".join(part.text for part in parts[:-1]) == book.text
+    assert parts[-1] == Document("note", "short\n")
+    assert all(part.text.endswith("\n") for part in parts)
+    assert 20 <= len(parts) <= 23
+    train, validation = split(parts)
+    assert len(validation) == 1
+    assert not lines(train) & lines(validation)
+    one_line = in_parts([Document("one line", "x" * 10_001)])
+    assert "".join(part.text for part in one_line) == "x" * 10_001
+    assert in_parts([book] * 20) == [book] * 20
+
+
+def test_several_small_files_can_be_split_and_copies_of_one_text_can_t() -> None:
+    train, validation = split(in_parts([Document(name, f"{name} text\n" * 100) for name in "abc"]))
+    assert train
+    assert validation
+    many_copies = [Document(str(i), "abcd"[i % 4] * (100 + i % 4)) for i in range(40)]
+    train, validation = split(many_copies)
+    assert {document.text[0] for document in validation} == {"a"}  # the shortest, since each is more than 8%
+    assert len(train) == 30
+    with pytest.raises(ValueError, match="3 documents with 1 different texts"):
+        split([Document(name, "same\n") for name in "abc"])

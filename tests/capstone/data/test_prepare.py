@@ -1,0 +1,354 @@
+"""Token files hold the text exactly, are made once by whoever comes first, and are never trusted if damaged.
+
+The text is read back from the raw files with numpy and decoded: it must be that of the folder, document by document.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from tokenizers import Tokenizer
+
+from tplab import RankError, launch
+from tplab.capstone import Settings
+from tplab.capstone.checkpoints import atomic_folders as folders
+from tplab.capstone.data import prepare as tokens
+from tplab.capstone.data.batches import Batches
+from tplab.capstone.data.corpus import Document
+from tplab.capstone.data.prepare import TokenFiles, prepare
+from tplab.capstone.data.tokenizer import train_tokenizer
+
+SMALL = {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "seq_length": 16, "vocab_size": 300}
+
+
+def write_texts(folder: Path, words: str = "word") -> Path:
+    folder.mkdir()
+    for i in range(40):
+        lines = [f"{words} {i} {j}: ünïcode 🎉 <|endoftext|>\r\n" for j in range(20)]
+        (folder / f"{i:02}.txt").write_text("".join(lines), newline="")
+    return folder
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(folder=str(tmp_path / "runs" / "one"), data=str(write_texts(tmp_path / "texts")), **SMALL)
+
+
+def change(settings: Settings, **values: object) -> Settings:
+    return Settings(**{**vars(settings), **values})
+
+
+def texts_of(settings: Settings) -> list[Path]:
+    return sorted(Path(settings.data or "").iterdir())
+
+
+def texts_in(files: TokenFiles, name: str, dtype: str = "<u2") -> list[str]:
+    """From the bytes of a file: the documents between the ids 0."""
+    ids = np.fromfile(files.folder / name, dtype=dtype)
+    ends = np.flatnonzero(ids == 0)
+    assert ends[-1] == len(ids) - 1
+    return [files.tokenizer.decode(part[part != 0].tolist()) for part in np.split(ids, ends[:-1] + 1)]
+
+
+def test_the_files_hold_the_text_and_validation_has_documents_of_its_own(settings: Settings) -> None:
+    files = prepare(settings)
+    train, validation = texts_in(files, "train.bin"), texts_in(files, "validation.bin")
+    originals = [path.read_bytes().decode() for path in texts_of(settings)]
+    assert sorted(train + validation) == sorted(originals)
+    assert train == [text for text in originals if text in train]
+    assert validation
+    assert not set(train) & set(validation)
+    assert files.train.dtype == np.uint16
+    assert isinstance(files.train, np.memmap)
+    assert np.array_equal(files.train, np.fromfile(files.folder / "train.bin", "<u2"))
+    assert files.vocab_size == 300 == files.tokenizer.get_vocab_size() > files.train.max()
+    assert files.end_of_text == 0
+    held_bytes = sum(len(text.encode()) for text in validation)
+    assert files.bytes_per_token == held_bytes / len(files.validation)
+    assert f"{len(files.train):,} tokens to train on" in str(files)
+    ids, targets = Batches(files.train, 16, 4, 0).batch(0)
+    assert ids.shape == targets.shape == (4, 16)
+
+
+def test_a_vocabulary_that_the_text_lacks_is_said(settings: Settings) -> None:
+    files = prepare(change(settings, vocab_size=60_000))
+    assert files.vocab_size == files.tokenizer.get_vocab_size() < 1000
+    assert f"{60_000 - files.vocab_size:,} fewer than asked for" in str(files)
+
+
+def spread_out(documents: Sequence[Document], vocab_size: int) -> Tokenizer:
+    """A small tokenizer whose pairs have the last of `vocab_size` ids."""
+    description = json.loads(train_tokenizer(documents, 300).to_str())
+    vocab = {
+        piece: number if number <= 256 else vocab_size - 300 + number
+        for piece, number in description["model"]["vocab"].items()
+    }
+    unused = {f"unused {number}": number for number in range(257, vocab_size - 300 + 257)}
+    description["model"]["vocab"] = vocab | unused
+    return Tokenizer.from_str(json.dumps(description))
+
+
+def test_ids_beyond_65535_take_four_bytes(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "train_tokenizer", spread_out)
+    files = prepare(change(settings, vocab_size=65_537))
+    assert files.vocab_size == 65_537
+    assert files.train.dtype == np.uint32
+    assert files.train.max() == 65_536
+    assert set(texts_in(files, "train.bin", "<u4")) < {path.read_bytes().decode() for path in texts_of(settings)}
+    assert Batches(files.train, 200, 2, 0).batch(0)[0].max() > 65_300
+    assert prepare(change(settings, vocab_size=65_536)).train.dtype == np.uint16
+
+
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A list that grows with each folder that is made from now on."""
+    folders_made: list[Path] = []
+    make = tokens._make
+
+    def counted(folder, *args):
+        folders_made.append(folder)
+        make(folder, *args)
+
+    monkeypatch.setattr(tokens, "_make", counted)
+    return folders_made
+
+
+def test_a_second_run_makes_nothing_and_any_change_makes_new_files(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folders_made = made(monkeypatch)
+    first = prepare(settings)
+    times = {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
+    again = prepare(change(settings, folder=str(tmp_path / "runs" / "two"), seed=5, num_layers=2))
+    assert again.folder == first.folder
+    assert times == {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
+    assert len(folders_made) == 1
+    for run in ("one", "two"):
+        assert (tmp_path / "runs" / run / "tokens").resolve() == first.folder.resolve()
+        assert not os.path.isabs(os.readlink(tmp_path / "runs" / run / "tokens"))
+
+    seen = {first.fingerprint}
+
+    def is_another(now: Settings) -> None:
+        fingerprint = prepare(now).fingerprint
+        assert fingerprint not in seen
+        seen.add(fingerprint)
+
+    is_another(change(settings, vocab_size=301))
+    is_another(change(settings, data_limit=20_000))
+    (Path(settings.data or "") / "07.txt").write_text("changed\n")
+    is_another(settings)
+    (Path(settings.data or "") / "zz.txt").write_text("more\n")
+    is_another(settings)
+    monkeypatch.setattr(tokens.tokenizers, "__version__", "99")
+    is_another(settings)
+    assert len(folders_made) == 6
+
+
+@pytest.mark.parametrize("run", ["run", "runs/one"])
+def test_what_runs_write_into_the_folder_of_the_text_is_no_text(settings: Settings, run: str) -> None:
+    texts = Path(settings.data or "")
+    elsewhere, inside = prepare(settings), change(settings, folder=str(texts / run))
+    assert prepare(inside).fingerprint == elsewhere.fingerprint
+    for folder in (texts / run, texts / "another", texts / "runs" / "two"):
+        folder.mkdir(parents=True, exist_ok=True)
+        inside.save(folder / "settings.yaml")
+        (folder / "log.jsonl").write_text("{}\n")
+    assert prepare(inside).fingerprint == elsewhere.fingerprint
+
+
+def test_text_beside_a_run_is_text(settings: Settings) -> None:
+    inside = change(settings, folder=str(Path(settings.data or "") / "books" / "run"))
+    before = prepare(inside).fingerprint
+    (Path(inside.folder).parent / "more.txt").write_text("more\n")
+    assert prepare(inside).fingerprint != before
+
+
+def test_the_same_text_gives_the_same_bytes(settings: Settings, tmp_path: Path) -> None:
+    one = prepare(settings)
+    other = prepare(change(settings, folder=str(tmp_path / "elsewhere" / "run")))
+    assert one.folder != other.folder
+    for name in ("tokenizer.json", "train.bin", "validation.bin", "about.json"):
+        assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
+
+
+def test_damage_is_noticed_and_the_error_says_what_to_delete(settings: Settings) -> None:
+    files = prepare(settings)
+    folder = files.folder
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    train, about = kept["train.bin"], kept["about.json"]
+    damages = {
+        "train.bin has .* bytes, not": ("train.bin", train[:-2]),
+        "train.bin has its .* bytes, but not those": ("train.bin", train[:100] + b"\1" + train[101:]),
+        "validation.bin is missing": ("validation.bin", None),
+        "tokenizer.json has its": ("tokenizer.json", kept["tokenizer.json"].replace(b"true", b"True", 1)),
+        "about.json can't be read": ("about.json", about[: len(about) // 2]),
+        "about.json was changed": ("about.json", about.replace(b'"vocab_size": 300', b'"vocab_size": 299')),
+        "about.json can't be read.*KeyError": ("about.json", b"{}"),
+    }
+    for message, (name, data) in damages.items():
+        assert data != kept[name]
+        (folder / name).unlink()
+        if data is not None:
+            (folder / name).write_bytes(data)
+        with pytest.raises(ValueError, match=message) as raised:
+            prepare(settings)
+        assert f"Delete {folder.resolve()}" in str(raised.value)
+        (folder / name).write_bytes(kept[name])
+    shutil.rmtree(folder)
+    with pytest.raises(FileNotFoundError, match="no token files at"):
+        TokenFiles(folder)
+    assert np.array_equal(prepare(settings).train, np.frombuffer(train, "<u2"))
+
+
+def test_a_text_too_short_for_one_sequence_is_refused_with_the_numbers(settings: Settings) -> None:
+    with pytest.raises(
+        ValueError, match=r"there are [\d,]+ tokens held out, too few .*seq_length=2000 .*2,001"
+    ) as error:
+        prepare(change(settings, seq_length=2000))
+    assert "MB of text in 40 documents" in str(error.value)
+
+
+def test_a_run_with_checkpoints_goes_on_with_the_tokens_that_it_began_with(settings: Settings) -> None:
+    first = prepare(settings)
+    run, texts = Path(settings.folder), Path(settings.data or "")
+    (run / "checkpoints" / "step-000100").mkdir(parents=True)
+    (texts / "00.txt").write_text("changed\n")
+    assert prepare(settings).fingerprint == first.fingerprint
+    shutil.rmtree(first.folder)
+    with pytest.raises(ValueError, match=f"began with the token files {first.fingerprint}. They are no longer"):
+        prepare(settings)
+    shutil.rmtree(texts)
+    write_texts(texts)
+    assert prepare(settings).fingerprint == first.fingerprint
+    shutil.rmtree(run / "checkpoints")
+    (texts / "00.txt").write_text("changed\n")
+    assert prepare(settings).fingerprint != first.fingerprint
+
+
+def test_a_full_disk_leaves_nothing_behind(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folders.os, "fsync", fsync)
+    with pytest.raises(OSError, match="No space left") as raised:
+        prepare(settings)
+    assert "There is no room for" in raised.value.__notes__[0]
+    assert [path.name for path in Path(settings.folder).parent.rglob("*")] == ["tokens", ".lock"]
+
+
+def on_ranks(settings: Settings) -> tuple[str, int, list[list[int]]]:
+    """What was prepared, how often the text was read for it here, and this rank's rows of a batch."""
+    read, gather = [], tokens.gather
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "gather", lambda *args, **more: read.append(args) or gather(*args, **more))
+        files = prepare(settings)
+    data = Batches(files.train, settings.seq_length, settings.batch_size, settings.seed)
+    return files.fingerprint, len(read), data.own(3, dist.get_rank(), dist.get_world_size())[0].tolist()
+
+
+def test_one_rank_makes_them_and_the_others_wait(settings: Settings, tmp_path: Path) -> None:
+    """From more text than elsewhere here, so that rank 1 waits longer than it takes to call something a deadlock."""
+    results = launch(on_ranks, 2, args=(change(settings, data=None, data_limit=2_000_000, vocab_size=1000),))
+    (one, reads_one, rows_one), (two, reads_two, rows_two) = results
+    assert one == two
+    assert (reads_one, reads_two) == (1, 0)
+    shared = tmp_path / "runs" / "tokens"
+    assert sorted(path.name for path in shared.iterdir()) == [".lock", one]
+    assert rows_one + rows_two == Batches(TokenFiles(shared / one).train, 16, 16, 0).batch(3)[0].tolist()
+
+
+def each_for_itself(settings: Settings) -> tuple[int, list[int]]:
+    """As programs do that know nothing of each other: how many folders this one made, and what it found."""
+    with pytest.MonkeyPatch.context() as patch:
+        folders_made = made(patch)
+        ids = tokens._found_or_made(settings).train[:50].tolist()
+    return len(folders_made), ids
+
+
+def test_of_several_programs_at_once_one_makes_them(settings: Settings) -> None:
+    results = launch(each_for_itself, 4, args=(settings,))
+    assert sorted(count for count, _ in results) == [0, 0, 0, 1]
+    assert len({tuple(ids) for _, ids in results}) == 1
+
+
+def told(settings: Settings) -> str:
+    with pytest.raises(FileNotFoundError) as raised:
+        prepare(settings)
+    return str(raised.value)
+
+
+def test_an_error_on_one_rank_is_raised_on_all(settings: Settings, tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    one, two = launch(told, 2, args=(change(settings, data=missing),), timeout=30)
+    assert one.startswith(f"there is no such folder or file: {missing}")
+    assert two == f"rank 0: {one}"
+
+
+def other_text(settings: Settings, folder: str) -> None:
+    os.environ["LOCAL_RANK"] = "0"  # as on two machines
+    prepare(change(settings, data=folder) if dist.get_rank() == 1 else settings)
+
+
+def test_machines_with_different_text_are_told_apart(settings: Settings, tmp_path: Path) -> None:
+    other = write_texts(tmp_path / "other", "another")
+    with pytest.raises(RankError, match="the machines have different text: rank 0 has .* rank 1 has"):
+        launch(other_text, 2, args=(settings, str(other)))
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from tplab.capstone.checkpoints import atomic_folders as folders
+from tplab.capstone.data import prepare as tokens
+from tplab.capstone.settings.io import read_settings
+folders.sync_folder = lambda folder: (print("all but renamed", flush=True), time.sleep(600))
+tokens.prepare(read_settings(Path(sys.argv[1])))
+"""
+
+
+def test_a_kill_leaves_nothing_that_counts_and_who_waits_goes_on(settings: Settings, tmp_path: Path) -> None:
+    settings.save(tmp_path / "settings.yaml")
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "settings.yaml")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "all but renamed\n"
+        shared = tmp_path / "runs" / "tokens"
+        (left,) = (path for path in shared.iterdir() if path.name != ".lock")
+        assert left.name.startswith(".making-")
+        assert json.loads((left / "about.json").read_text())
+        with ThreadPoolExecutor() as threads:
+            waiting = threads.submit(prepare, settings)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.5)
+            program.kill()
+            files = waiting.result(timeout=60)
+    assert sorted(path.name for path in shared.iterdir()) == [".lock", left.name, files.fingerprint]
+    assert texts_in(files, "train.bin")
+
+
+def test_without_locks_the_first_folder_stays(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*args: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(folders.fcntl, "flock", flock)
+    target = Path(settings.folder).parent / "made"
+    with folders.locked(target.parent), folders.new_folder(target) as first:
+        with folders.locked(target.parent), folders.new_folder(target) as second:
+            (second / "of").write_text("second")
+        (first / "of").write_text("first")
+    assert (target / "of").read_text() == "second"
+    assert sorted(path.name for path in target.parent.iterdir()) == [".lock", "made"]
+
+
+def test_what_lies_in_the_place_of_the_link_is_not_overwritten(settings: Settings) -> None:
+    (Path(settings.folder) / "tokens").mkdir(parents=True)
+    with pytest.raises(FileExistsError, match="is something else: move it away"):
+        prepare(settings)

@@ -1,0 +1,106 @@
+"""Any text comes back as it was, the same text gives the same tokenizer, and no text can end a document."""
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from tokenizers import Tokenizer
+
+from tplab.capstone.data.corpus import Document, collect
+from tplab.capstone.data.tokenizer import END_OF_TEXT, encode, train_tokenizer
+
+LIMIT, SIZE = 300_000, 600
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(collect(None, LIMIT), SIZE)
+
+
+def unusual() -> list[str]:
+    draw = random.Random(0)
+    planes = [(0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF)]
+    mixed = ["".join(chr(draw.randint(*draw.choice(planes))) for _ in range(50)) for _ in range(200)]
+    return [
+        "", "\0", "\r\n", "a\r\n\r\nb\rc\n", " \t  x  \n\n   y ", "don't DON'T we'll", "Ġ Ċ ģ", "0" * 10_000,
+        "e\u0301 é ﬁ \u200b\ufeff\u2028", "👩\u200d👧 🏴\u200d☠\ufe0f", "\uffff\U0010ffff",
+        END_OF_TEXT, f"a{END_OF_TEXT}{END_OF_TEXT} b", *mixed,
+    ]  # fmt: skip
+
+
+def test_every_text_comes_back_as_it_was(tokenizer: Tokenizer) -> None:
+    texts = unusual()
+    for text, ids in zip(texts, encode(tokenizer, [Document("", text) for text in texts]), strict=True):
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+        assert tokenizer.encode(text).ids == ids
+
+
+def test_the_standard_library_comes_back_in_fewer_tokens(tokenizer: Tokenizer) -> None:
+    documents = collect(None, LIMIT)
+    ids = encode(tokenizer, documents)
+    assert [tokenizer.decode(one) for one in ids] == [document.text for document in documents]
+    assert sum(map(len, ids)) < 0.6 * LIMIT
+    assert max(max(one) for one in ids) == SIZE - 1
+
+
+def test_no_text_can_forge_the_end_of_a_document(tokenizer: Tokenizer) -> None:
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    assert end == 0
+    documents = [Document(str(i), f"{before}{END_OF_TEXT}{after}" * 50) for i, (before, after) in enumerate(
+        [("", ""), ("x = '", "'\n"), ("\n", "\n"), (" ", " ")])]  # fmt: skip
+    for of_these in (tokenizer, train_tokenizer(documents, 500)):  # also if it is all that was learned from
+        assert of_these.token_to_id(END_OF_TEXT) == end
+        for text, ids in zip(documents, encode(of_these, documents), strict=True):
+            assert end not in ids
+            assert of_these.decode(ids) == text.text
+        copy = Tokenizer.from_str(of_these.to_str())  # as whoever opens tokenizer.json has it
+        assert end not in copy.encode(END_OF_TEXT).ids
+    assert tokenizer.decode([end], skip_special_tokens=False) == END_OF_TEXT
+
+
+def test_the_first_pairs_are_the_most_frequent_ones() -> None:
+    """By hand: words are "ab" 5 times and "cb" 3 times, so "ab" is the first pair, and "cb" the second."""
+    tokenizer = train_tokenizer([Document("", "ab\n" * 5 + "cb\n" * 3)], 259)
+    assert [tokenizer.id_to_token(number) for number in (257, 258)] == ["ab", "cb"]
+    assert tokenizer.get_vocab_size() == 259
+    counts = Counter(tokenizer.encode("ab\n" * 5 + "cb\n" * 3).tokens)
+    assert counts == {"ab": 5, "cb": 3, "Ċ": 8}
+
+
+def test_a_text_with_few_pairs_has_a_smaller_vocabulary_and_fewer_than_the_bytes_is_refused() -> None:
+    assert train_tokenizer([Document("", "ab " * 10)], 5000).get_vocab_size() < 270
+    with pytest.raises(ValueError, match="vocab_size=257"):
+        train_tokenizer([Document("", "ab")], 257)
+
+
+PROGRAM = """
+import hashlib
+from tplab.capstone.data.corpus import collect
+from tplab.capstone.data.tokenizer import encode, train_tokenizer
+documents = collect(None, {limit})
+tokenizer = train_tokenizer(documents, {size})
+print(hashlib.sha256((tokenizer.to_str() + repr(encode(tokenizer, documents))).encode()).hexdigest())
+"""
+
+
+def test_runs_with_other_numbers_of_threads_and_other_hash_seeds_agree() -> None:
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM.format(limit=LIMIT, size=SIZE)],
+            env={
+                **os.environ,
+                "RAYON_NUM_THREADS": threads,
+                "TOKENIZERS_PARALLELISM": parallel,
+                "PYTHONHASHSEED": seed,
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for threads, parallel, seed in (("1", "false", "0"), ("7", "true", "1"))
+    ]
+    digests = {run.communicate()[0] for run in runs}
+    assert [run.returncode for run in runs] == [0, 0]
+    assert len(digests) == 1

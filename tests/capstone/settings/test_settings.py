@@ -1,0 +1,166 @@
+"""One configuration: from a preset, a file or flags; wrong ones are told with the field and what would fit."""
+
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tplab.capstone import command
+from tplab.capstone.settings.flags import GROUPS
+from tplab.capstone.settings.io import from_arguments, from_values, read_settings
+from tplab.capstone.settings.presets import PRESETS, preset_for
+from tplab.capstone.settings.run_folder import check_unchanged, set_aside, write_settings
+from tplab.capstone.settings.settings import CHANGEABLE, Settings, changed
+from tplab.capstone.training.ranks import check_started, join
+
+
+def test_the_presets_can_be_carried_out_on_the_ranks_of_their_names():
+    assert {name: settings.ranks for name, settings in PRESETS.items()} == {
+        "laptop": 2, "h100x1": 1, "h100x8": 8, "a100x8": 8,
+    }  # fmt: skip
+    assert all(settings.folder == f"runs/{name}" for name, settings in PRESETS.items())
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ranks", "name"),
+    [
+        (None, (None, None), "laptop"),
+        ("NVIDIA H200", (None, None), "h100x1"),
+        ("NVIDIA H100 80GB HBM3", (8, None), "h100x8"),
+        ("NVIDIA A100-SXM4-80GB", (4, 2), "a100x8"),
+        ("NVIDIA H100 80GB HBM3", (None, 8), "h100x8"),
+        (None, (None, 2), "laptop"),
+    ],
+)
+def test_a_preset_is_chosen_by_the_machine(gpu, ranks, name):
+    assert preset_for(gpu, *ranks).folder == PRESETS[name].folder
+
+
+@pytest.mark.parametrize(
+    ("ranks", "micro_batch_size"), [((8, None), 16), ((4, None), 16), ((4, 2), 16), ((None, 8), 8), ((1, 7), 16)]
+)
+def test_replicas_alone_have_a_rank_each_and_smaller_micro_batches(ranks, micro_batch_size):
+    tp, dp = ranks
+    found = preset_for("NVIDIA H100 80GB HBM3", tp, dp)
+    assert found.micro_batch_size == micro_batch_size
+    wanted = (8, 1) if dp in (None, 7) else (tp or 1, dp)  # 64 is no multiple of 7: the flags will say so
+    assert (found.tp, found.dp) == wanted
+
+
+@pytest.mark.parametrize(
+    ("gpus", "torchrun", "name"),
+    [(1, None, "laptop"), (2, None, "h100x8"), (1, (2, 1), "h100x8"), (1, (2, 2), "laptop")],
+)
+def test_more_ranks_than_gpus_train_the_smallest_model(gpus, torchrun, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(command.torchrun, "is_active", lambda: torchrun is not None)
+    for variable, value in zip(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), torchrun or (), strict=False):
+        monkeypatch.setenv(variable, str(value))
+    found = command.settings_from({"folder": str(tmp_path), "tp": 2})
+    assert found.hidden_size == PRESETS[name].hidden_size
+
+
+def test_every_field_has_a_flag_with_help_in_one_group():
+    flags = [name for group in GROUPS.values() for name in group]
+    assert sorted(flags) == sorted(field.name for field in fields(Settings))
+
+
+def test_flags_change_a_file_and_a_file_changes_a_preset(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("steps: 7\nlearning_rate: 1e-3\n")
+    flags = ["--preset", "laptop", "--config", str(file), "--steps", "9", "--tp", "4", "--no-async-save"]
+    expected = replace(PRESETS["laptop"], learning_rate=1e-3, steps=9, tp=4, async_save=False)
+    assert from_arguments(flags) == expected
+
+
+def test_what_is_saved_is_read_again(tmp_path):
+    for number, settings in enumerate([*PRESETS.values(), Settings(data="text", data_limit=10, prompt='"#: ')]):
+        settings.save(tmp_path / f"{number}.yaml")
+        assert read_settings(tmp_path / f"{number}.yaml") == settings
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"step": 3}, r"there are no settings \['step'\]; known: .*steps"),
+        ({"steps": "many"}, "steps: 'many' should be int"),
+        ({"steps": True}, "steps: True should be int"),
+        ({"steps": 1.5}, "steps: 1.5 should be int"),
+        ({"compile": 1}, "compile: 1 should be bool"),
+        ({"layers": "yours"}, "layers: 'yours' should be tplab or mine or dtensor or plain"),
+        ({"learning_rate": "fast"}, "learning_rate: 'fast' should be float"),
+        ({"tp": 3}, "num_heads=8 can't be divided over 3 ranks.*Use p in 1, 2, 4, 8"),
+        ({"tp": 2, "sequence_parallel": True, "seq_length": 5}, "seq_length=5 can't be cut over tp=2 ranks"),
+        ({"tp": 0}, "tp=0 should be 1 or more"),
+        ({"stop_after": 0}, "stop_after=0 should be 1 or more"),
+        ({"batch_size": 12, "micro_batch_size": 8}, "batch_size=12 .* 1 · 8 = 8: try 16, or micro_batch_size=4"),
+        ({"batch_size": 5, "micro_batch_size": 8, "dp": 2}, "2 · 8 = 16: try 16$"),
+        ({"layers": "plain", "tp": 2}, 'layers="plain" has no parallelism: tp=2'),
+        ({"vocab_size": 200}, "vocab_size=200: .* 258"),
+        ({"min_learning_rate": 1.0}, "min_learning_rate=1.0 should lie between 0 and learning_rate=0.001"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_would_fit(values, message):
+    with pytest.raises(ValueError, match=message):
+        from_values(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("[1, 2]", "holds a list"), ("a: [", "is no YAML file"), (None, "there are no settings at")]
+)
+def test_a_file_that_is_none_is_named(text, message, tmp_path):
+    file = tmp_path / "settings.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        read_settings(file)
+
+
+def test_the_ranks_that_were_started_are_compared_with_those_that_are_needed():
+    check_started(Settings(tp=2, dp=2, batch_size=32), 4)
+    with pytest.raises(ValueError, match=r"tp=8 · dp=1 = 8 ranks, and 16 were started. Add --dp 2"):
+        check_started(Settings(tp=8), 16)
+    with pytest.raises(ValueError, match=r"and 1 was started. Start 2: torchrun --standalone --nproc-per-node 2"):
+        join(Settings(tp=2))
+
+
+def with_a_checkpoint(folder: Path, settings: Settings) -> None:
+    write_settings(settings)
+    (folder / "checkpoints" / "step-000001").mkdir(parents=True)
+
+
+def test_a_run_goes_on_with_its_own_settings_only(tmp_path):
+    settings = Settings(folder=str(tmp_path))
+    check_unchanged(settings)  # there is nothing yet
+    with_a_checkpoint(tmp_path, settings)
+    other = replace(settings, learning_rate=0.1, hidden_size=64)
+    with pytest.raises(ValueError, match="other settings") as raised:
+        check_unchanged(other)
+    assert "hidden_size    128 in the run, 64 now" in str(raised.value)
+    assert "learning_rate  0.001 in the run, 0.1 now" in str(raised.value)
+    assert read_settings(tmp_path / "settings.yaml") == settings
+    (tmp_path / "settings.yaml").unlink()
+    with pytest.raises(ValueError, match="checkpoints, but no settings.yaml"):
+        check_unchanged(settings)
+
+
+def test_how_a_run_is_laid_out_may_change():
+    before = Settings()
+    now = Settings(tp=2, dp=2, sequence_parallel=True, compile=True, micro_batch_size=4, log_every=3, keep=9)
+    assert changed(now, before) == {}
+    different = {name for name, value in asdict(now).items() if value != asdict(before)[name]}
+    assert different < CHANGEABLE
+
+
+def test_a_fresh_run_keeps_aside_what_was_there(tmp_path):
+    with_a_checkpoint(tmp_path, Settings(folder=str(tmp_path)))
+    (tmp_path / "tokens").mkdir()
+    assert set_aside(tmp_path) == tmp_path / "before-1"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["before-1", "tokens"]
+    assert (tmp_path / "before-1" / "checkpoints" / "step-000001").is_dir()
+    assert set_aside(tmp_path) is None
+    with_a_checkpoint(tmp_path, Settings(folder=str(tmp_path)))
+    assert set_aside(tmp_path) == tmp_path / "before-2"

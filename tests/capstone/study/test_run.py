@@ -1,0 +1,197 @@
+"""The study: every part measures a run for real and is kept at once; what is there is left; the report reads it all."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.capstone.made_up import MEASURED, write_run
+from tplab.capstone.checkpoints.checkpoint_folders import StepFolders
+from tplab.capstone.report import compose
+from tplab.capstone.report.run import Run
+from tplab.capstone.settings.run_folder import write_settings
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.study import run as study_module
+from tplab.capstone.study.parts import PARTS, _why
+from tplab.capstone.study.predictions import machine_of, predicted_memory, predicted_step, slower
+from tplab.capstone.study.run import MATTER, Budget, is_done, main, study
+from tplab.cost.machines import MACHINES
+from tplab.memory.memory_bill import RECIPES, bill
+from tplab.runtime import RankError
+
+TINY = Settings(data_limit=60_000, vocab_size=300, num_layers=1, hidden_size=32, num_heads=2, seq_length=16, tp=2,
+                steps=4, batch_size=2, micro_batch_size=2, sample_tokens=4, evaluation_batches=1, save_every=0,
+                warmup_steps=1, chapters="nowhere")  # fmt: skip
+BUDGET = Budget(alone=3, scaling=2, warm_up=1, layers=2, turns=2, turn=1)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return replace(TINY, folder=str(tmp_path_factory.mktemp("runs") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def measured(settings: Settings) -> dict:
+    said: list[str] = []
+    path = study(settings, budget=BUDGET, say=said.append)
+    assert [line.partition(":")[0] for line in said] == list(PARTS)
+    return json.loads(path.read_text())
+
+
+def test_the_run_itself_is_done_first(settings: Settings, measured: dict):
+    assert is_done(settings)
+    assert list(measured) == list(PARTS)
+
+
+def test_one_rank_has_the_losses_of_the_run(settings: Settings, measured: dict):
+    run = Run(Path(settings.folder))
+    assert measured["alone"]["losses"] == pytest.approx([run.steps[step]["loss"] for step in (1, 2, 3)], abs=1e-5)
+    assert measured["before"]["loss"] == pytest.approx(run.steps[1]["loss"], abs=1e-6)
+
+
+def test_bytes_are_those_of_the_formula_and_of_the_log(settings: Settings, measured: dict):
+    assert measured["traffic"]["measured"] == measured["traffic"]["formula"]
+    sent = sum(size for _, size in measured["traffic"]["formula"].values())
+    assert Run(Path(settings.folder)).steps[2]["sent"] == [sent, sent]
+
+
+def test_memory_is_near_the_bill(measured: dict):
+    assert max(measured["memory"]["peak"]) == pytest.approx(sum(measured["memory"]["bill"].values()), rel=0.25)
+    assert [name for _, name in measured["memory"]["marks"]] == ["forward", "backward", "optimizer"]
+    assert max(measured["memory"]["curve"]) == measured["memory"]["peak"][0]
+
+
+def test_torchs_own_layers_have_the_same_losses(measured: dict):
+    losses = measured["baseline"]["losses"]
+    assert losses["tplab"] == pytest.approx(losses["dtensor"], abs=1e-5)
+    assert all(len(turns) == 1 for turns in measured["baseline"]["seconds"].values()), "the first turn warms up"
+
+
+def test_every_number_of_ranks_is_timed_and_predicted(measured: dict):
+    scaling = measured["scaling"]
+    for times in (scaling["strong"], scaling["weak"], *scaling["predicted"].values()):
+        assert list(times) == ["1", "2"]
+        assert all(seconds > 0 for seconds in times.values())
+    assert 1 < scaling["work"]["2"] / scaling["work"]["1"] < 2, "twice the layers, the same logits"
+    assert scaling["parts"]["1"]["communication"] == 0 < scaling["parts"]["2"]["communication"]
+
+
+def test_the_timeline_has_both_lanes_of_every_rank(measured: dict):
+    for lane in measured["timeline"]["ranks"]:
+        assert {span[0] for span in lane["spans"]} == {"compute", "communicate"}
+        assert "barrier" not in {span[1] for span in lane["spans"]}
+
+
+def test_missing_answers_are_said_and_the_rest_goes_on(settings: Settings, measured: dict):
+    assert "nowhere" in measured["layers"]["why"]
+    report = compose(Run(Path(settings.folder)))
+    assert ["nowhere" in missing.what for missing in report.sections[-1].blocks[1:]] == [True]
+
+
+def test_what_is_there_is_left_and_what_is_asked_for_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    settings = write_run(tmp_path, measured={name: part for name, part in MEASURED.items() if name != "memory"})
+    done: list[str] = []
+    for name in PARTS:
+        monkeypatch.setitem(study_module.PARTS, name, lambda _, name=name: done.append(name) or {"says": "anew"})
+    study(settings)
+    assert done == ["memory"]
+    assert "memory: anew" in capsys.readouterr().out
+    assert main(["--folder", str(tmp_path), "--only", "alone", "memory"]) == 0
+    assert done == ["memory", "alone", "memory"]
+    kept = json.loads((tmp_path / "measurements.json").read_text())
+    before = json.loads(json.dumps(MEASURED))
+    anew = {"says": "anew", "settings": {name: getattr(settings, name) for name in MATTER}}
+    assert kept == before | {"memory": anew, "alone": anew}
+    done.clear()
+    assert main(["--folder", str(tmp_path), "--baseline", "dtensor"]) == 0
+    assert done == ["baseline"]
+
+
+def test_what_was_measured_with_other_settings_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = write_run(tmp_path)
+    done: list[str] = []
+    for name in PARTS:
+        monkeypatch.setitem(study_module.PARTS, name, lambda _, name=name: done.append(name) or {})
+    study(settings)
+    assert done == list(PARTS)
+    study(replace(settings, keep=5))
+    assert done == list(PARTS), "nothing depends on how many checkpoints are kept"
+    for other in ({"tp": 1}, {"sequence_parallel": True}, {"recompute": "layers"}, {"micro_batch_size": 4}):
+        done.clear()
+        study(replace(settings, **other))
+        assert done == list(PARTS), other
+
+
+def test_settings_of_another_run_are_refused_before_anything_is_measured(tmp_path: Path):
+    settings = write_run(tmp_path)
+    write_settings(settings)
+    StepFolders(tmp_path / "checkpoints").path(60).mkdir(parents=True)
+    with pytest.raises(ValueError, match="hidden_size +64 in the run, 128 now"):
+        study(replace(settings, hidden_size=128))
+
+
+def test_a_part_that_fails_loses_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = write_run(tmp_path)
+    for name in PARTS:
+        monkeypatch.setitem(study_module.PARTS, name, lambda _: {})
+    monkeypatch.setitem(study_module.PARTS, "memory", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        study(settings)
+    names = list(PARTS)
+    assert list(json.loads((tmp_path / "measurements.json").read_text())) == names[: names.index("memory")]
+
+
+def no_room(_) -> None:
+    raise RankError("rank 0 failed: ..", 0, "OutOfMemoryError", "there is no room\nfor 2 GB")
+
+
+def test_a_part_whose_ranks_fail_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings, said = write_run(tmp_path), []
+    for name in PARTS:
+        monkeypatch.setitem(study_module.PARTS, name, lambda _: {})
+    monkeypatch.setitem(study_module.PARTS, "alone", no_room)
+    study(settings, say=said.append)
+    assert "alone: not measured: OutOfMemoryError: there is no room" in said
+    assert set(PARTS) - set(json.loads((tmp_path / "measurements.json").read_text())) == {"alone"}
+
+
+def test_exercises_that_are_not_ready_are_named():
+    told = "These are not ready in chapters:\n  4.1   Column-parallel: is still to do\n  12.3  Gather: fails\nWrite .."
+    assert _why(told) == "exercises 4.1 and 12.3 are not written, or don't pass yet"
+    assert _why("there is no folder chapters ...") == "there is no folder chapters"
+
+
+def test_an_unknown_part_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"there are no parts \['everything'\]; known: machine, before"):
+        study(replace(TINY, folder=str(tmp_path)), only=["everything"])
+
+
+# Predictions
+
+
+def test_in_sixteen_bits_they_are_the_courses_formulas():
+    settings = replace(TINY, precision="bfloat16", vocab_size=1024, micro_batch_size=2)
+    parts, _ = predicted_memory(settings)
+    config = replace(settings.model, flash_attention=True)
+    assert sum(parts.values()) == bill(config, settings.layout, RECIPES["Adam, float32"]).total
+    wide, note = predicted_memory(replace(settings, precision="float32"))
+    logits = 4 * 2 * 16 * 512
+    assert wide["activations"] - logits == 2 * (parts["activations"] - logits)
+    assert "twice" in note
+
+
+def test_wider_numbers_take_as_much_longer():
+    h100 = MACHINES["H100 DGX"]
+    half = slower(h100, 2)
+    assert half.link(2).seconds(1000) == pytest.approx(h100.link(2).seconds(2000))
+    assert half.bandwidth == h100.bandwidth / 2
+    assert half.flops == h100.flops
+    measured = {"ranks": 2, "flops": 1e12, "bandwidth": 1e10, "memory": 1e9, "alpha": 1e-5, "beta": 1e-9}
+    wide = predicted_step(TINY, machine_of(measured))
+    narrow = predicted_step(replace(TINY, precision="bfloat16"), machine_of(measured))
+    assert wide["matrix products"] == narrow["matrix products"]
+    assert wide["optimizer"] == pytest.approx(narrow["optimizer"]), "AdamW works in float32 in both"
+    assert wide["element-wise"] == pytest.approx(2 * narrow["element-wise"])

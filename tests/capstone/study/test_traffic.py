@@ -1,0 +1,94 @@
+"""What a step sends, by formula, beside the record of a real step: every kind, every call, every byte."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tplab import launch
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.study.traffic import step_bytes, step_parts, totals
+from tplab.capstone.training.build_model import build_model
+from tplab.capstone.training.optimizer import make_optimizer
+from tplab.capstone.training.ranks import join
+from tplab.capstone.training.step import Step
+from tplab.runtime import Record, record
+
+TINY = Settings(num_layers=2, hidden_size=32, num_heads=4, seq_length=16, vocab_size=300, steps=10,
+                batch_size=4, micro_batch_size=2, tp=2)  # fmt: skip
+OTHERS: dict[str, dict[str, Any]] = {
+    "tensor parallel": {},
+    "one micro-batch, longer than a block": {"batch_size": 34, "micro_batch_size": 34},
+    "gradients not overlapped": {"async_grad_allreduce": False},
+    "layers again": {"recompute": "layers"},
+    "layers again, with dropout": {"recompute": "layers", "dropout": 0.1},
+    "attention again": {"recompute": "attention"},
+    "sequence parallel": {"sequence_parallel": True},
+    "sequence parallel, layers again": {"sequence_parallel": True, "recompute": "layers"},
+    "sequence parallel, layers again, with dropout": {"sequence_parallel": True, "recompute": "layers", "dropout": 0.1},
+    "bfloat16": {"precision": "bfloat16"},
+    "bfloat16, not overlapped": {"precision": "bfloat16", "async_grad_allreduce": False},
+    "bfloat16, sequence parallel": {"precision": "bfloat16", "sequence_parallel": True},
+    "bfloat16, sequence parallel, not overlapped": {
+        "precision": "bfloat16", "sequence_parallel": True, "async_grad_allreduce": False,
+    },
+    "float64": {"precision": "float64", "sequence_parallel": True},
+}  # fmt: skip
+REPLICAS: dict[str, dict[str, Any]] = {
+    "replicas": {"tp": 1, "dp": 2},
+    "no clipping": {"tp": 1, "dp": 2, "max_norm": 0.0},
+    "more than one bucket": {"tp": 1, "dp": 2, "hidden_size": 256, "num_layers": 9},
+}
+SETTINGS = {name: replace(TINY, **other) for name, other in (OTHERS | REPLICAS).items()}
+
+
+def one_step(runs: dict[str, Settings]) -> dict[str, list]:
+    """The collectives of a step of each run on this rank."""
+    found = {}
+    for name, settings in runs.items():
+        ranks = join(settings)
+        model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device)
+        step = Step(model, make_optimizer(model, settings), settings, ranks)
+        own = settings.batch_size // settings.dp
+        ids = torch.randint(settings.vocab_size, (own, settings.seq_length), generator=torch.Generator().manual_seed(1))
+        with record() as section:
+            step.run(1, ids, ids)
+        found[name] = list(section)
+    return found
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[dict[str, list]]:
+    both = launch(one_step, 2, args=(SETTINGS,), timeout=240)
+    wide = {"both": replace(TINY, tp=2, dp=2, sequence_parallel=True)}
+    four = launch(one_step, 4, args=(wide,), timeout=240)
+    return [*both, *four]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_formula_is_what_a_rank_sends(recorded, name: str):
+    for of_rank in recorded[:2]:
+        assert Record(of_rank[name]).totals() == step_bytes(SETTINGS[name])
+
+
+def test_on_a_mesh(recorded):
+    settings = replace(TINY, tp=2, dp=2, sequence_parallel=True)
+    for of_rank in recorded[2:]:
+        assert Record(of_rank["both"]).totals() == step_bytes(settings)
+
+
+def test_one_rank_sends_nothing():
+    assert step_parts(replace(TINY, tp=1)) == []
+
+
+def test_parts_add_up_and_each_has_a_purpose():
+    settings = replace(TINY, tp=2, dp=2, sequence_parallel=True)
+    parts = step_parts(settings)
+    assert totals(parts) == step_bytes(settings)
+    assert len({(part.name, part.kind) for part in parts}) == len(parts)
+
+
+def test_a_smaller_vocabulary_makes_a_smaller_table():
+    wide, narrow = (step_bytes(replace(TINY, tp=1, dp=2), vocab_size)["all_reduce"].bytes for vocab_size in (300, 100))
+    assert wide - narrow == 4 * 32 * (384 - 128)

@@ -1,0 +1,202 @@
+"""`capstone.training.build_model`: all kinds of layers train the same model as plain PyTorch in one process."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests import ROOT
+from tests.capstone.a_few_steps import batch, few_steps, few_steps_of_each, make, variant
+from tests.reference import assert_close
+from tplab import launch
+from tplab.capstone.own_layers.find import find_answers
+from tplab.capstone.own_layers.link import DOES_WITHOUT
+from tplab.capstone.training.build_model import backward, build_model, finish_gradients, for_generation, gradients, used
+from tplab.gpt.generation import generate
+from tplab.tensor.full_state import full_state_dict
+
+KINDS = {
+    "tplab": {"layers": "tplab"},
+    "tplab, sequence": {"layers": "tplab", "sequence_parallel": True},
+    "mine": {"layers": "mine"},
+    "mine, async, attention again": {"layers": "mine", "async_grad_allreduce": True, "recompute": "attention"},
+    "mine, layers again, sequence": {"layers": "mine", "recompute": "layers", "sequence_parallel": True},
+    "dtensor, attention again": {"layers": "dtensor", "recompute": "attention"},
+    "dtensor, layers again, sequence": {"layers": "dtensor", "sequence_parallel": True, "recompute": "layers"},
+}
+WRITERS = ("tplab", "tplab, sequence", "mine, layers again, sequence", "dtensor, attention again")
+IN_BFLOAT16 = ("tplab", "mine, async, attention again", "mine, layers again, sequence", "dtensor, attention again")
+
+
+@pytest.fixture(scope="module")
+def answers():
+    return find_answers(ROOT / "solutions")
+
+
+@pytest.fixture(scope="module")
+def right():
+    """Losses and norms of plain PyTorch on one process."""
+    return few_steps(variant(layers="plain"))
+
+
+def assert_same(found, right):
+    for rank, told in enumerate(found):
+        for name, steps in told.items():
+            assert len(steps) == len(right)
+            for step, (mine, theirs) in enumerate(zip(steps, right, strict=True)):
+                assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-9), (rank, name, step)
+
+
+def _everything(answers):
+    variants = {name: variant(tp=2, **changes) for name, changes in KINDS.items()}
+    return few_steps_of_each(variants, answers), _parameters_and_text(answers), _in_bfloat16(answers)
+
+
+@pytest.fixture(scope="module")
+def two(answers):
+    """What two ranks tell: steps, parameters and text, losses in bfloat16."""
+    return list(zip(*launch(_everything, 2, args=(answers,)), strict=True))
+
+
+def test_all_layers_have_the_losses_and_norms_of_plain_pytorch_on_two_ranks(two, right):
+    assert_same(two[0], right)
+
+
+def test_all_layers_have_the_losses_and_norms_of_plain_pytorch_on_one_rank(answers, right):
+    names = ("mine, async, attention again", "dtensor, layers again, sequence")
+    variants = {name: variant(**KINDS[name]) for name in names}
+    assert_same(launch(few_steps_of_each, 1, args=(variants, answers)), right)
+    again = {name: variant(layers="plain", recompute=name) for name in ("layers", "attention")}
+    assert_same([few_steps_of_each({**again, "tplab": variant()}, None)], right)
+
+
+def test_the_learners_layers_train_the_same_model_on_four_ranks_and_in_groups(answers, right):
+    variants = {"sequence": variant(layers="mine", tp=4, sequence_parallel=True)}
+    variants["groups, sequence"] = variant(layers="mine", tp=2, dp=2, batch_size=8, sequence_parallel=True)
+    variants["groups"] = variant(layers="mine", tp=2, dp=2, batch_size=8, async_grad_allreduce=True)
+    assert_same(launch(few_steps_of_each, 4, args=(variants, answers)), right)
+
+
+# What comes of a model
+
+
+def _parameters_and_text(answers):
+    """Of each kind: the names, shapes and marks; whole weights; what its writer continues; gradients and memory."""
+    found = {}
+    for name in WRITERS:
+        settings = variant(tp=2, **KINDS[name])
+        model, _ = make(settings, answers)
+        backward(model, model(*batch(0)))
+        finish_gradients(model)
+        for gradient in gradients(model):
+            gradient.mul_(2)
+        torch.optim.SGD(model.parameters(), lr=0.5).step()
+        writer = for_generation(model)
+        marks = {n: getattr(p, "tensor_parallel", None) for n, p in model.named_parameters()}
+        shards = {n: list(p.shape) for n, p in writer.named_parameters()}
+        whole = full_state_dict(writer, writer.group)
+        text = generate(writer, batch(1)[0][:1, :3], 4)
+        found[name] = marks, shards, whole, text
+    return found
+
+
+def test_every_model_has_the_marks_and_shards_of_parallel_gpt_and_writes_with_its_own_weights(two):
+    model, _ = make(variant(layers="plain"))
+    backward(model, model(*batch(0)))
+    torch.optim.SGD(model.parameters(), lr=1.0).step()  # elsewhere twice the gradients, half the learning rate
+    writer = for_generation(model)
+    whole, text = full_state_dict(writer), generate(writer, batch(1)[0][:1, :3], 4)
+    for told in two[1]:
+        for name in WRITERS:
+            marks, shards, weights, writes = told[name]
+            assert (marks, shards) == told["tplab"][:2], name
+            assert weights.keys() == whole.keys()
+            for key, value in weights.items():
+                assert_close(value, whole[key], 1e-10)
+            assert torch.equal(writes, text), name
+
+
+def test_the_first_weights_depend_on_the_seed_alone_and_nothing_else_is_drawn():
+    state = torch.get_rng_state()
+    one, two = (make(variant(layers=layers, precision="float32"))[0] for layers in ("tplab", "plain"))
+    exact, other = make(variant(layers="plain"))[0], make(variant(layers="plain", seed=1))[0]
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in full_state_dict(one).items():
+        assert torch.equal(value, two.get_parameter(name)), name
+        assert torch.equal(value.double(), exact.get_parameter(name)), name
+    assert not torch.equal(exact.embedding.weight, other.embedding.weight)
+
+
+def _in_bfloat16(answers):
+    losses = {}
+    for name in IN_BFLOAT16:
+        model, _ = make(variant(tp=2, precision="bfloat16", **KINDS[name]), answers)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(*batch(0))
+        backward(model, loss)
+        finish_gradients(model)
+        kinds = {str(p.dtype) for p in model.parameters()} | {str(gradient.dtype) for gradient in gradients(model)}
+        losses[name] = loss.item(), str(loss.dtype), kinds
+    return losses
+
+
+def test_products_in_bfloat16_leave_loss_and_weights_in_float32(two, right):
+    for told in two[2]:
+        for name in IN_BFLOAT16:
+            loss, kind, kinds = told[name]
+            assert (kind, kinds) == ("torch.float32", {"torch.float32"}), name
+            assert loss == pytest.approx(right[0][0], rel=1e-3), name
+
+
+# What can't be done
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"layers": "mine", "dropout": 0.1}, 'dropout=0.1 is in layers="tplab" alone'),
+        ({"layers": "plain", "dropout": 0.1}, 'dropout=0.1 is in layers="tplab" alone'),
+        ({"layers": "dtensor"}, "needs a process group"),
+        ({"layers": "mine"}, "needs a process group, also for one rank"),
+        ({"tp": 2}, "tp=2 ranks should share the model, and there are 1"),
+        ({"layers": "dtensor", "dp": 2, "batch_size": 8}, "dp=2 should be 1"),
+        ({"layers": "dtensor", "compile": True, "recompute": "layers"}, "more than torch.compile can do"),
+    ],
+)
+def test_what_layers_cannot_do_is_said(answers, changes, says):
+    settings = variant(**changes)
+    with pytest.raises(ValueError, match=says):
+        build_model(settings, settings.model, answers=answers)
+
+
+def test_other_models_than_gpt_2_are_refused(answers):
+    settings = variant(layers="plain")
+    with pytest.raises(ValueError, match=r"activation=gelu_tanh is in layers=.tplab. alone"):
+        build_model(settings, replace(settings.model, activation="gelu_tanh"))
+    with pytest.raises(ValueError, match=r"pass answers=find_answers"):
+        build_model(variant(layers="mine"), settings.model)
+
+
+# What the report says
+
+
+def test_the_report_is_told_whose_layers_were_used(answers):
+    assert used(variant(layers="tplab"))[0]["source"] == "tplab.gpt.model.ParallelGPT"
+    assert "Sequence" in used(variant(layers="tplab", sequence_parallel=True, tp=2))[0]["source"]
+    assert used(variant(layers="dtensor"))[0]["whose"] == "torch"
+    with pytest.raises(ValueError, match="that were trained with"):
+        used(variant(layers="mine"))
+    rows = {row["what"]: row for row in used(variant(layers="mine"), answers)}
+    assert rows["MLP"]["source"] == "exercise 5.1"
+    assert rows["f"]["source"] == "exercise 3.1"
+    assert rows["generation"]["whose"] == "tplab"
+    idle = {row["what"]: row for row in used(variant(layers="mine"), answers, idle={"3.1", "8.2"})}
+    assert (idle["f"]["whose"], idle["f"]["why"]) == ("not called", DOES_WITHOUT)
+    assert idle["g"] == rows["g"]
+    loss = "maximum, log-sum-exp and target of the loss"
+    assert idle[loss]["whose"] == "in part not called and the course's solution"
+    cut = {row["what"]: row["source"] for row in used(variant(layers="mine", sequence_parallel=True, tp=2), answers)}
+    assert cut["all-gather in place of f, reduce-scatter in place of g"] == "exercise 12.1"
+    groups = used(variant(layers="mine", dp=2, batch_size=8), answers)
+    assert next(row for row in groups if row["what"] == "f and g")["source"] == "tplab.tensor.mappings"
+    assert all(all(isinstance(value, str) for value in row.values()) for row in groups)

@@ -1,0 +1,329 @@
+"""A run's losses are those of plain PyTorch on one process, on whatever ranks; stopped and taken up again it goes on as
+if nothing had happened; asked to stop, or when the loss is no number, all ranks end alike.
+"""
+
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.utils import counters
+
+from tests.capstone.small import plain_losses, small, write_text
+from tplab import launch
+from tplab.capstone.checkpoints import writer as checkpoints
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.log import Row, read_log, steps_of
+from tplab.capstone.training.loop import Outcome, train
+from tplab.capstone.training.signals import stop_file
+from tplab.checkpoint.sharded import write_sharded
+
+Report = dict[str, Any]
+
+
+def run_all(cases: dict[str, tuple[Callable[..., Any], Settings]]) -> Report:
+    """All cases on the same ranks, one after another: a launch costs more than a run."""
+    return {name: way(settings) for name, (way, settings) in cases.items()}
+
+
+def twice(settings: Settings) -> list[Outcome]:
+    """Stopped behind step 3, and taken up again."""
+    return [train(replace(settings, stop_after=3)), train(settings)]
+
+
+def raises(settings: Settings) -> str:
+    with pytest.raises((ValueError, FloatingPointError)) as error:
+        train(settings)
+    return str(error.value)
+
+
+def with_a_signal(settings: Settings) -> Outcome:
+    """Rank 1 alone gets SIGTERM, when the log says that step 2 is done."""
+    log = Path(settings.folder, "log.jsonl")
+
+    def send() -> None:
+        while not (log.exists() and '"step": 2, "loss"' in log.read_text()):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if dist.get_rank() == 1:
+        threading.Thread(target=send, daemon=True).start()
+    return train(settings)
+
+
+def with_a_file(settings: Settings) -> Outcome:
+    """Somebody makes the file `stop` while step 2 is logged."""
+
+    def tell(row: Row) -> None:
+        if row["kind"] == "step" and row["step"] == 2:
+            Path(settings.folder, "stop").touch()
+
+    return train(settings, tell=tell)
+
+
+def with_another_learning_rate(settings: Settings) -> str:
+    train(settings)
+    return raises(replace(settings, learning_rate=1.0))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("capstone") / "text")
+
+
+@pytest.fixture(scope="module")
+def expected(text: Path) -> tuple[list[float], list[float]]:
+    return plain_losses(small(text, "plain"))
+
+
+@pytest.fixture(scope="module")
+def on_two(text: Path) -> list[Report]:
+    def run(folder: str, **changes: Any) -> Settings:
+        return small(text, folder, **changes)
+
+    float32 = {"precision": "float32", "tp": 2, "micro_batch_size": 4}
+    lower = {**float32, "precision": "bfloat16"}
+    parts = {**float32, "save_every": 2, "dropout": 0.1, "steps": 6, "sequence_parallel": True, "recompute": "layers"}
+    wild = {**float32, "save_every": 1, "learning_rate": 1e30, "max_norm": 0.0}
+    many = {**float32, "steps": 10_000, "save_every": 10_000, "batch_size": 4}
+    cases: dict[str, tuple[Callable[..., Any], Settings]] = {
+        "tp=2": (train, run("a", tp=2, micro_batch_size=2)),
+        "tp=2, cut": (train, run("b", tp=2, sequence_parallel=True, micro_batch_size=4, recompute="attention")),
+        "dp=2": (train, run("c", dp=2, micro_batch_size=2, recompute="layers", async_grad_allreduce=False)),
+        "float32": (train, run("d", **float32)),
+        "bfloat16": (train, run("e", **lower)),
+        "whole": (train, run("f", **parts)),
+        "in two parts": (twice, run("g", **parts)),
+        "dropout, dp=2": (train, run("n", dp=2, micro_batch_size=2, dropout=0.1)),
+        "saved": (train, run("h", tp=2, save_every=3, stop_after=3)),
+        "diverged": (raises, run("i", **wild)),
+        "signal": (with_a_signal, run("j", **many)),
+        "file": (with_a_file, run("k", **many)),
+        "changed": (with_another_learning_rate, run("l", **float32, save_every=2, stop_after=2)),
+    }
+    Path(run("k").folder).mkdir()
+    stop_file(Path(run("k").folder)).touch()  # left there by a run before this one
+    return launch(run_all, 2, args=(cases,))
+
+
+@pytest.fixture(scope="module")
+def on_four(text: Path, on_two: list[Report]) -> list[Report]:
+    cases = {
+        "tp=2, dp=2": (train, small(text, "m", tp=2, dp=2, micro_batch_size=2, sequence_parallel=True)),
+        "taken up": (train, small(text, "h", tp=2, dp=2, micro_batch_size=4, save_every=8)),
+    }
+    return launch(run_all, 4, args=(cases,))
+
+
+def apart(one: list[float], other: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def test_alone_the_losses_and_norms_are_those_of_plain_pytorch(text, expected):
+    outcome = train(small(text, "alone"))
+    assert (outcome.step, outcome.stopped) == (8, "done")
+    assert apart(outcome.losses, expected[0]) < 1e-9
+    rows = steps_of(read_log(Path(outcome.folder)))
+    assert apart([row["norm"] for row in rows], expected[1]) < 1e-9
+    assert min(expected[1]) > 0.5, "every step should be clipped"
+    assert [row["communication"] for row in rows] == [[0.0]] * 8
+    assert [row["sent"] for row in rows] == [[0]] * 8
+
+
+@pytest.mark.parametrize("case", ["tp=2", "tp=2, cut", "dp=2"])
+def test_on_two_ranks_the_losses_are_those_of_plain_pytorch(case, on_two, expected):
+    for report in on_two:
+        assert apart(report[case].losses, expected[0]) < 1e-9
+    assert on_two[0][case] == on_two[1][case], "every rank should say the same"
+
+
+def test_on_four_ranks_the_losses_are_those_of_plain_pytorch(on_four, expected):
+    for report in on_four:
+        assert apart(report["tp=2, dp=2"].losses, expected[0]) < 1e-9
+    norms = [row["norm"] for row in steps_of(read_log(Path(on_four[0]["tp=2, dp=2"].folder)))]
+    assert apart(norms, expected[1]) < 1e-9
+
+
+def test_in_lower_precision_the_losses_are_nearly_the_same(on_two, expected):
+    assert apart(on_two[0]["float32"].losses, expected[0]) < 1e-4
+    assert 1e-5 < apart(on_two[0]["bfloat16"].losses, on_two[0]["float32"].losses) < 0.05
+
+
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(on_two):
+    first, second = on_two[0]["in two parts"]
+    assert (first.step, first.stopped, len(first.losses)) == (3, "stop_after", 3)
+    assert (second.step, second.stopped) == (6, "done")
+    assert first.losses + second.losses == on_two[0]["whole"].losses
+    rows = read_log(Path(second.folder))
+    assert [row["resumed_from"] for row in rows if row["kind"] == "start"] == [None, 3]
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in rows if row["kind"] == "checkpoint"] == [2, 3, 4, 6]
+
+
+def test_dropout_drops_something(on_two):
+    assert apart(on_two[0]["whole"].losses, on_two[0]["float32"].losses[:6]) > 1e-3
+
+
+def test_a_micro_batch_is_dropped_alike_by_whichever_replica_computes_it(text, on_two, expected):
+    alone = train(small(text, "dropped", micro_batch_size=2, dropout=0.1)).losses
+    assert apart(alone, on_two[0]["dropout, dp=2"].losses) < 1e-9
+    assert apart(alone, expected[0]) > 1e-3
+
+
+def test_on_other_ranks_a_run_goes_on_with_the_same_losses(on_four, expected):
+    assert len(on_four[0]["taken up"].losses) == 5
+    assert apart(on_four[0]["taken up"].losses, expected[0][3:]) < 1e-9
+
+
+def test_a_run_that_is_done_is_left_alone(text, on_four):
+    folder = Path(on_four[0]["taken up"].folder)
+    before = (folder / "log.jsonl").read_bytes()
+    assert train(small(text, "h", save_every=8)) == Outcome(8, [], "done", str(folder))
+    assert (folder / "log.jsonl").read_bytes() == before
+
+
+def test_a_loss_that_is_no_number_ends_the_run_on_all_ranks(on_two):
+    said = on_two[0]["diverged"]
+    assert said == on_two[1]["diverged"]
+    step = int(said.split("of step ")[1].split()[0])
+    assert f"of step {step} is nan: the training has come apart. The checkpoint of step {step - 1} is as it was" in said
+    assert "Try a lower --learning-rate" in said
+
+
+def test_what_was_saved_before_the_loss_was_no_number_is_still_there(text, on_two):
+    folder = text.parent / "i"
+    *_, end = read_log(folder)
+    assert end["kind"] == "end"
+    assert "was nan" in end["why"]
+    newest = max(path.name for path in (folder / "checkpoints").iterdir())
+    assert newest == f"step-{end['step'] - 1:06d}"
+
+
+def write_slowly(*args: Any, **options: Any) -> Any:
+    time.sleep(0.5)
+    return write_sharded(*args, **options)
+
+
+def fail_to_write(*args: Any, **options: Any) -> Any:
+    raise OSError("no room")
+
+
+@pytest.mark.parametrize(
+    ("write", "left", "said"),
+    [(write_slowly, [1], "The checkpoint of step 1 is as it was"), (fail_to_write, [], "No checkpoint was saved")],
+)
+def test_what_is_said_of_a_checkpoint_under_way_is_so_when_the_run_fails(write, left, said, text, monkeypatch):
+    monkeypatch.setattr(checkpoints, "write_sharded", write)
+    settings = small(text, f"nan {len(left)}", steps=9, save_every=1, async_save=True, learning_rate=1e300)
+    assert said in raises(settings)
+    assert checkpoints.Checkpoints(Path(settings.folder, "checkpoints")).steps() == left
+
+
+def test_a_rank_that_fails_alone_waits_for_its_checkpoint_under_way(text, monkeypatch):
+    def tell(row: Row) -> None:
+        if row["kind"] == "step" and row["step"] == 2:
+            raise OSError("no room for the log")
+
+    monkeypatch.setattr(checkpoints, "write_sharded", write_slowly)
+    settings = small(text, "fails alone", save_every=1, async_save=True)
+    with pytest.raises(OSError, match="no room for the log"):
+        train(settings, tell=tell)
+    assert checkpoints.Checkpoints(Path(settings.folder, "checkpoints")).steps() == [1]
+
+
+@pytest.mark.parametrize("case", ["signal", "file"])
+def test_asked_to_stop_all_ranks_save_the_same_step_and_end(case, on_two):
+    outcome = on_two[0][case]
+    assert outcome == on_two[1][case]
+    assert outcome.stopped == "SIGTERM"
+    assert 2 <= outcome.step < 10_000
+    folder = Path(outcome.folder)
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{outcome.step:06d}"]
+    assert read_log(folder)[-1] == {"kind": "end", "step": outcome.step, "why": "SIGTERM"}
+    assert not (folder / "stop").exists()
+
+
+def test_asked_to_stop_a_run_saves_also_where_it_saves_nothing_else(text):
+    settings = small(text, "asked", save_every=0)
+
+    def tell(row: Row) -> None:
+        if row["kind"] == "step" and row["step"] == 2:
+            stop_file(Path(settings.folder)).touch()
+
+    outcome = train(settings, tell=tell)
+    assert outcome.stopped == "SIGTERM"
+    assert [path.name for path in Path(settings.folder, "checkpoints").iterdir()] == [f"step-{outcome.step:06d}"]
+    assert train(settings).step == settings.steps
+    assert len(list(Path(settings.folder, "checkpoints").iterdir())) == 1, "nobody asked the second time"
+
+
+def test_a_run_with_other_settings_is_refused_and_left_alone(text, on_two):
+    assert "learning_rate  0.02 in the run, 1.0 now" in on_two[0]["changed"]
+    assert on_two[0]["changed"] == on_two[1]["changed"]
+    rows = read_log(text.parent / "l")
+    assert [row["kind"] for row in rows].count("start") == 1
+    assert rows[0]["settings"]["learning_rate"] == 0.02
+
+
+def test_the_log_says_what_each_rank_sent(text, on_two):
+    start, *rows = read_log(text.parent / "a")
+    assert (start["ranks"], start["backend"], start["device"], start["layers"]) == (2, "gloo", "cpu", "tplab")
+    assert start["used"][0]["source"] == "tplab.gpt.model.ParallelGPT"
+    steps = [row for row in rows if row["kind"] == "step"]
+    s = small(text, "a")
+    tables = 4 * s.num_layers + 2  # all-reduces of b s h numbers: two a block and way, one for each end of the model
+    bytes_of_loss = 8 * s.micro_batch_size
+    for row in steps:
+        assert row["sent"][0] == row["sent"][1]
+        assert 0 < min(row["communication"]) <= max(row["communication"]) <= 1
+        assert min(row["memory"]) > 1e7
+        assert row["sent"][0] > tables * s.batch_size * s.seq_length * s.hidden_size * 8 + bytes_of_loss
+        assert row["sent"][0] < 1.1 * tables * s.batch_size * s.seq_length * s.hidden_size * 8
+    assert [row["kind"] for row in rows[-2:]] == ["evaluation", "end"]
+    assert math.isfinite(rows[-2]["loss"])
+    assert json.loads(json.dumps(steps)) == steps
+
+
+def test_samples_and_evaluations_come_when_they_are_due(text):
+    settings = small(
+        text, "often", steps=4, evaluate_every=2, sample_every=2, sample_tokens=5, prompt="def rank(", log_every=3
+    )
+    train(settings)
+    rows = read_log(Path(settings.folder))
+    assert [(row["kind"], row["step"]) for row in rows[1:]] == [
+        ("evaluation", 2), ("sample", 2), ("step", 3), ("step", 4), ("evaluation", 4), ("sample", 4), ("end", 4),
+    ]  # fmt: skip
+    samples = [row for row in rows if row["kind"] == "sample"]
+    assert all(row["prompt"] == "def rank(" and row["text"].startswith("def rank(") for row in samples)
+    train(replace(settings, folder=str(text.parent / "often again")))
+    again = [row for row in read_log(text.parent / "often again") if row["kind"] in ("sample", "evaluation")]
+    assert again == [row for row in rows if row["kind"] in ("sample", "evaluation")]
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_prompt_longer_than_the_model_has_places_is_cut(places, text):
+    settings = small(text, f"{places} places", seq_length=places, steps=1, sample_tokens=5, prompt="x y z !")
+    train(settings)
+    (sample,) = (row for row in read_log(Path(settings.folder)) if row["kind"] == "sample")
+    assert sample["text"].startswith("!")
+    assert (len(sample["text"]) == 1) == (places == 1)
+
+
+def test_compiled_layers_give_the_same_losses(text, monkeypatch):
+    """Traced and differentiated by torch.compile, without its C++ kernels: those take half a minute."""
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
+    settings = small(text, "compiled", precision="float32", compile=True, num_layers=1)
+    counters["stats"].clear()
+    losses = train(replace(settings, stop_after=4)).losses
+    assert counters["stats"]["unique_graphs"] >= 1
+    assert apart(losses, plain_losses(settings)[0][:4]) < 1e-5

@@ -1,0 +1,96 @@
+"""What a step costs: time without what lies between steps, and the share of a machine's FLOPs that the model needs."""
+
+import pytest
+import torch
+
+from tplab.capstone.training import meter as meters
+from tplab.capstone.training.meter import Clock, Meter, known_machine, this_machine, utilisation
+from tplab.cost.flops import model_flops
+from tplab.memory.config import PRESETS
+
+
+def test_what_lies_between_steps_does_not_count(monkeypatch):
+    now = iter([0.0, 10.0, 12.0, 15.0, 100.0, 104.0, 110.0])
+    monkeypatch.setattr(meters.time, "perf_counter", lambda: next(now))
+    clock = Clock()  # 0
+    clock.go_on()  # 10
+    clock.lap()  # 12: 2 seconds
+    clock.lap()  # 15: 3 seconds
+    assert clock.mean() == 2.5
+    clock.go_on()  # 100, after a checkpoint
+    clock.lap()  # 104
+    assert clock.mean() == 4.0
+    clock.lap()  # 110
+    assert clock.mean() == 6.0
+
+
+def test_a_step_without_a_process_group_communicates_nothing():
+    meter = Meter(torch.device("cpu"))
+    with meter.step():
+        torch.ones(3).sum()
+    assert (meter.figures.communication, meter.figures.sent) == (0.0, 0)
+    assert meter.figures.memory > 10**7
+
+
+class OnAGPU:
+    """What a step's marks tell, once the GPU has come to the end of the step."""
+
+    ended = 0  # steps
+    made = 0
+
+    def __init__(self) -> None:
+        OnAGPU.made += 1
+        self.number = OnAGPU.made
+
+    def begin(self) -> None: ...
+
+    end = begin
+
+    @property
+    def is_over(self) -> bool:
+        return self.number <= OnAGPU.ended
+
+    @property
+    def share(self) -> float:
+        assert self.is_over
+        return self.number / 10
+
+
+def test_on_a_gpu_the_share_is_that_of_the_newest_step_that_has_ended(monkeypatch):
+    monkeypatch.setattr(meters, "StreamWaits", OnAGPU)
+    monkeypatch.setattr(OnAGPU, "made", 0)
+    meter, found = Meter(torch.device("cuda", 0)), []
+    for ended in (0, 0, 2, 2, 4):  # while steps 1 to 5 are handed out
+        OnAGPU.ended = ended
+        with meter.step():
+            pass
+        found.append(meter.figures.communication)
+    assert found == [None, None, 0.2, 0.2, 0.4]
+
+
+def test_utilisation_is_the_models_flops_of_what_all_devices_can_do():
+    config = PRESETS["GPT-3 175B"]
+    seconds, batch = 30.0, 64
+    found = utilisation(config, batch * config.seq_length / seconds, 8, 312e12)
+    assert found == pytest.approx(model_flops(config, batch) / seconds / 8 / 312e12)
+
+
+@pytest.mark.parametrize(
+    ("name", "machine"),
+    [("NVIDIA H200", "H200 DGX"), ("NVIDIA H100 80GB HBM3", "H100 DGX"), ("NVIDIA A100-SXM4-80GB", "A100 DGX"),
+     ("NVIDIA GeForce RTX 4090", None), ("NVIDIA H100 PCIe", None), ("NVIDIA A100-PCIE-40GB", None),
+     ("NVIDIA H100 NVL", None), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None)],
+)  # fmt: skip
+def test_a_gpu_is_known_by_its_name(name, machine, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    found = known_machine(torch.device("cuda", 0))
+    assert (found and found.name) == machine
+    assert known_machine(torch.device("cpu")) is None
+
+
+def test_this_machine_is_described():
+    described = this_machine()
+    assert described["cores"] >= 1
+    assert described["memory"] > 10**9
+    assert described["torch"] == torch.__version__
+    assert described["processor"]

@@ -1,0 +1,98 @@
+"""Asked to stop: by a signal, by a file; a second signal means it, but not one that came with the first."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from tplab.capstone.training import signals
+from tplab.capstone.training.signals import hand_on, stop_file, stop_requests
+from tplab.runtime import hooks
+from tplab.runtime.recorder import Recorder
+
+PROGRAM = """
+import os, signal, sys, time
+from tplab.capstone.training import signals
+signals.IMPATIENT = float(sys.argv[1])
+with signals.stop_requests(None) as stop:
+    for wait in (0.0, 0.2):
+        time.sleep(wait)
+        os.kill(os.getpid(), signal.SIGTERM)
+    print("goes on", stop.asked, flush=True)
+"""
+
+
+def run(impatient: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", PROGRAM, str(impatient)], capture_output=True, text=True)
+
+
+def test_a_second_signal_that_comes_later_ends_the_process_at_once():
+    ended = run(0.1)
+    assert ended.returncode == -signal.SIGTERM, ended.stderr
+    assert ended.stdout == ""
+
+
+def test_the_same_signal_handed_on_by_torchrun_is_no_second_one():
+    ended = run(60)
+    assert (ended.returncode, ended.stdout) == (0, "goes on True\n"), ended.stderr
+
+
+def test_the_handler_is_only_there_within_the_block():
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_requests(None) as stop:
+        assert not stop.asked
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.asked
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_file_asks_too_unless_it_is_of_an_earlier_run(tmp_path):
+    stop_file(tmp_path).touch()
+    an_hour_before = time.time() - 3600
+    os.utime(stop_file(tmp_path), (an_hour_before, an_hour_before))
+    with stop_requests(tmp_path) as stop:
+        stop._began = time.time() - 60
+        assert not stop.asked
+        stop_file(tmp_path).touch()
+        assert stop.asked
+    assert not stop_file(tmp_path).exists()
+
+
+def test_in_a_launched_rank_an_earlier_run_is_one_before_the_launch(tmp_path, monkeypatch):
+    """Its process may have been there before: this one has been for more than two seconds."""
+    monkeypatch.setenv("TPLAB_RANK", "0")
+    monkeypatch.setattr(hooks, "active", Recorder(0, origin=time.monotonic() - 1))
+    stop_file(tmp_path).touch()
+    before = time.time() - 2
+    os.utime(stop_file(tmp_path), (before, before))
+    with stop_requests(tmp_path) as stop:
+        assert not stop.asked
+        stop_file(tmp_path).touch()
+        assert stop.asked
+
+
+def test_a_program_that_waits_for_its_ranks_hands_the_signal_on(tmp_path, monkeypatch):
+    ended = []
+    monkeypatch.setattr(signals, "IMPATIENT", 0.0)
+    with hand_on(tmp_path / "run"):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop_file(tmp_path / "run").exists()
+        monkeypatch.setattr(os, "kill", lambda *what: ended.append(what))
+        handler = signal.getsignal(signal.SIGTERM)
+        assert callable(handler)
+        handler(signal.SIGTERM, None)
+    assert ended == [(os.getpid(), signal.SIGTERM)]
+
+
+def test_a_signal_before_the_launch_reaches_its_ranks_but_a_file_of_an_earlier_run_does_not(tmp_path, monkeypatch):
+    stop_file(tmp_path).touch()
+    with hand_on(tmp_path):
+        monkeypatch.setenv("TPLAB_RANK", "0")
+        with stop_requests(tmp_path) as stop:
+            assert not stop.asked
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+        monkeypatch.setattr(hooks, "active", Recorder(0, origin=time.monotonic()))
+        with stop_requests(tmp_path) as stop:
+            assert stop.asked

@@ -1,0 +1,253 @@
+"""Checkpoints of a run: a kill at any moment leaves the last complete one.
+
+    copy        to CPU memory, if the training is to go on meanwhile        all ranks of a model
+    write       step-000100.saving: each rank its file, then .metadata      all ranks of a model
+    manifest    lengths and checksums, each rank those of its own file      gathered and written by the first
+    publish     renamed to step-000100 when all have agreed                 the first rank
+    delete      the oldest, if there are more than `keep`                   the first rank
+
+Every file is synced to the disk before the next thing is done. So a folder with a step's plain name is complete; what a
+kill leaves behind has another one, and goes with the next save (see `tplab.capstone.checkpoints.checkpoint_folders`).
+
+Asynchronous, the training waits for the copy only, and a thread does the rest. It talks to the threads of the other
+ranks in a process group of its own, gloo's: what it sends neither waits for the training's collectives nor they for it.
+`dcp.async_save` works like this, but ends too early for us: checksums and rename belong to the thread as well. One save
+at most is under way; the next one waits for it. What goes wrong in the thread, the next `save` or `wait` raises, on all
+ranks.
+
+In training, on every rank:
+
+    checkpoints = Checkpoints(folder, keep=2, asynchronous=True, group=tp_group, data_parallel=dp_group)
+    newest = checkpoints.latest()
+    step = checkpoints.load(newest, model, optimizer)["step"] if newest else 0
+    while step < steps:
+        ...
+        step += 1
+        if step % save_every == 0:
+            checkpoints.save(step, model, optimizer, {"settings": asdict(settings)})
+    checkpoints.wait()                         # or the last save ends with the program, half done
+
+Of data-parallel replicas the first saves, and all load. (Megatron-Core: dist_checkpointing, with its async strategies.)
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from tplab.capstone.checkpoints.checkpoint_folders import StepFolders
+from tplab.capstone.checkpoints.manifest import (
+    DamagedCheckpointError,
+    FileSum,
+    check_files,
+    file_sum,
+    read_manifest,
+    write_manifest,
+)
+from tplab.checkpoint.files import together
+from tplab.checkpoint.sharded import Staged, load_sharded, stage_sharded, write_sharded
+from tplab.collectives.by_hand import rank_and_size
+from tplab.runtime.hooks import unrecorded
+
+PATIENCE = timedelta(days=1)  # with a slow disk of another rank
+
+
+class Checkpoints:
+    """The checkpoints in a folder on a disk that all ranks share. Every rank makes one and calls the same methods.
+
+    keep            how many of the newest to keep
+    asynchronous    go on training while one is written
+    group           the ranks that share a model (None: all)
+    data_parallel   the ranks with the same part of it in each replica (None: there is one replica)
+    """
+
+    def __init__(
+        self,
+        folder: str | PathLike,
+        keep: int = 2,
+        asynchronous: bool = False,
+        group: ProcessGroup | None = None,
+        data_parallel: ProcessGroup | None = None,
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"keep={keep}: one checkpoint at least has to stay")
+        self.folders, self.keep, self.asynchronous, self.group = StepFolders(Path(folder)), keep, asynchronous, group
+        self.rank = rank_and_size(group)[0]
+        self.saves = data_parallel is None or rank_and_size(data_parallel)[0] == 0
+        self._everyone, self._savers = _own_groups(self.saves, group)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._under_way: Future[None] | None = None
+        self._is_there: int | None = None  # the step that was loaded, or saved last
+
+    def save(
+        self, step: int, model: nn.Module, optimizer: Optimizer | None = None, extra: Mapping[str, Any] | None = None
+    ) -> None:
+        """Save as step-<step>, with {"step": step, **extra}; then delete all but the newest `keep`.
+
+        Nothing is done for the step that was loaded, or saved last: it is there. Raises FileExistsError if something
+        else is; ValueError if replicated tensors differ between ranks; RuntimeError if it could not be written, and
+        then the older checkpoints are as they were. Also what went wrong in the background since the last save.
+        """
+        self.wait()
+        if step == self._is_there:
+            return
+        extra = {"step": step, **(extra or {})}
+        staged = together(lambda: self._stage(step, model, optimizer, extra), self._everyone)
+        if self.asynchronous:
+            self._under_way = self._thread.submit(self._write_unseen, step, staged)
+        else:
+            together(lambda: self._write(step, staged), self._everyone)
+        self._is_there = step
+
+    def wait(self) -> None:
+        """Until the save under way is complete. Raises what went wrong in it, on all ranks."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        try:
+            together(under_way.result, self._everyone)
+        except Exception:
+            self._is_there = None  # so that it can be saved again
+            raise
+
+    def linger(self, seconds: float) -> None:
+        """Give the save under way so long to end: for a rank that fails alone, and can't `wait` with the others."""
+        if self._under_way is not None:
+            with suppress(Exception):
+                self._under_way.result(seconds)
+
+    def _stage(
+        self, step: int, model: nn.Module, optimizer: Optimizer | None, extra: Mapping[str, Any]
+    ) -> Staged | None:
+        if not self.saves:
+            return None
+        together(lambda: self.folders.check_is_free(step), self._savers)
+        staged = stage_sharded(model, optimizer=optimizer, extra=extra, group=self._savers)
+        return staged.copied() if self.asynchronous else staged
+
+    def _write_unseen(self, step: int, staged: Staged | None) -> None:
+        with unrecorded():
+            self._write(step, staged)
+
+    def _write(self, step: int, staged: Staged | None) -> None:
+        if staged is None:
+            return
+        self._first(self.folders.clear)
+        saving = self.folders.saving(step)
+        try:
+            write_sharded(saving, staged, group=self._savers)
+            self._write_manifest(saving, step)
+        except Exception as error:
+            self._first(self._clear_if_possible)
+            raise RuntimeError(f"step {step} was not saved: {error}. {self._untouched(step)}") from error
+        self._first(lambda: self.folders.publish(step))
+        self._first(lambda: self.folders.delete_old(step, self.keep))
+
+    def _write_manifest(self, saving: Path, step: int) -> None:
+        mine = saving.glob(f"__{self.rank}_*.distcp")
+        sums: dict[str, FileSum] = together(lambda: {path.name: file_sum(path) for path in mine}, self._savers)
+        of_ranks: list[Any] = [sums]
+        if self._savers is not None:
+            of_ranks = [None] * dist.get_world_size(self._savers)
+            dist.all_gather_object(of_ranks, sums, self._savers)
+        files = {name: found for part in of_ranks for name, found in part.items()}
+        self._first(lambda: write_manifest(saving, step, {**files, ".metadata": file_sum(saving / ".metadata")}))
+
+    def _first(self, work: Callable[[], None]) -> None:
+        """The first rank does it, and all of them go on together."""
+        together(lambda: work() if self.rank == 0 else None, self._savers)
+
+    def _clear_if_possible(self) -> None:
+        with suppress(OSError):
+            self.folders.clear()
+
+    def _untouched(self, step: int) -> str:
+        """To be said of a save that failed."""
+        older = [other for other in self.folders.steps() if other < step]
+        if not older:
+            return "There was none before it"
+        return f"The checkpoint before it, {self.folders.path(older[-1])}, is untouched"
+
+    def steps(self) -> list[int]:
+        """Of the checkpoints in the folder, in order."""
+        return self.folders.steps()
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint, also if it is damaged since: `load` says so. None if there is none."""
+        self.wait()
+        newest = max(self.steps(), default=None)
+        if self._everyone is not None:
+            seen: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(seen, newest, self._everyone)
+            if len(set(seen)) > 1:
+                raise ValueError(
+                    f"the ranks see different newest checkpoints in {self.folders.root}, of the steps {seen}: it has "
+                    "to be on a disk that all of them share"
+                )
+        return None if newest is None else self.folders.path(newest)
+
+    def load(self, path: str | PathLike, model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
+        """Load a checkpoint that any number of ranks has saved, in place; return the `extra` of its `save`.
+
+        Raises DamagedCheckpointError or FileNotFoundError if a file is missing or isn't as it was written, naming the
+        newest older checkpoint that is; ValueError if it is of another model. Nothing has been changed then.
+        """
+        self.wait()
+        path = Path(path)
+        share, shares = (0, 1) if self._everyone is None else rank_and_size(self._everyone)
+        try:
+            manifest = together(lambda: read_manifest(path), self._everyone)
+            together(lambda: check_files(path, manifest, share, shares), self._everyone)
+        except (DamagedCheckpointError, FileNotFoundError) as error:
+            raise type(error)(f"{error}. {self._instead_of(path)}") from None
+        extra = together(lambda: self._load(path, model, optimizer), self._everyone)
+        self._is_there = manifest["step"]
+        return extra
+
+    def _load(self, path: Path, model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
+        try:
+            return load_sharded(path, model, optimizer=optimizer, group=self.group)
+        except ValueError as error:
+            raise ValueError(
+                f"{path} can't be loaded here: {error}. Nothing has been changed. Go on with the settings that it was "
+                "saved with, or train in another folder"
+            ) from error
+
+    def _instead_of(self, path: Path) -> str:
+        """The first rank looks at the older checkpoints, and all say the same."""
+        if self._everyone is None:
+            return self.folders.instead_of(path)
+        said = [self.folders.instead_of(path) if dist.get_rank() == 0 else ""]
+        dist.broadcast_object_list(said, 0, self._everyone)
+        return said[0]
+
+
+def _own_groups(saves: bool, group: ProcessGroup | None) -> tuple[ProcessGroup | None, ProcessGroup | None]:
+    """Two groups of gloo that nobody else uses: all ranks, and those that save. None without torch.distributed.
+
+    The ranks that don't save get a group of their own in place of the second one, and no use for it. Where ranks have a
+    GPU each, torch would let ranks outside a new group, and nobody else, take part in a split of NCCL's communicator,
+    and they would wait for ever. So nobody is told of a group that it is not in, and all make as many groups: torch
+    names them by how many there are.
+    """
+    if not dist.is_initialized():
+        return None, None
+    everyone = dist.new_group(backend="gloo", timeout=PATIENCE)
+    who: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(who, (saves, dist.get_process_group_ranks(group or dist.group.WORLD)), everyone)
+    savers = [rank for rank, (is_saver, _) in enumerate(who) if is_saver]
+    if any(is_saver and members != savers for is_saver, members in who):
+        raise ValueError(
+            f"ranks {savers} would save, but not all of them share one model: pass data_parallel=, the group of the "
+            "ranks with the same part of it in each replica"
+        )
+    own = [rank for rank, (is_saver, _) in enumerate(who) if is_saver == saves]
+    return everyone, dist.new_group(own, backend="gloo", timeout=PATIENCE, use_local_synchronization=True)

@@ -1,0 +1,172 @@
+"""Text as token files: made once, mapped into memory, shared by all ranks and by runs beside each other.
+
+    runs/laptop/tokens             a link to
+    runs/tokens/3f9a6c0d52e81b47   one folder for each text and tokenizer; the name is their fingerprint
+        tokenizer.json, train.bin, validation.bin, about.json      (see `token_files`)
+
+The folder is written under another name, to the disk, and then renamed: it is there whole or not at all, whenever the
+program is killed. Of several processes that want it at once one makes it, and the others wait for a lock that ends with
+the process. So nothing here has to be deleted by hand, unless a file was damaged later.
+
+A run that has checkpoints goes on with the tokens that it began with, also if Python or the text have changed since.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch.distributed as dist
+from tokenizers import Tokenizer
+
+from tplab.capstone.checkpoints.atomic_folders import link, locked, new_folder, write
+from tplab.capstone.data.batches import Batches
+from tplab.capstone.data.corpus import Collected, Document, gather, in_parts, skipped_text, split
+from tplab.capstone.data.token_files import TokenFiles, sealed
+from tplab.capstone.data.tokenizer import END_OF_TEXT, MIN_FREQUENCY, encode, train_tokenizer
+from tplab.capstone.settings.run_folder import checkpoints_in
+from tplab.capstone.settings.settings import Settings
+from tplab.checkpoint.files import together
+
+__all__ = ["Batches", "TokenFiles", "prepare"]
+
+PATIENCE = timedelta(days=1)  # of the ranks that wait for the text
+FORMAT = 1  # another one where the same text would give other files
+_AT_ONCE = 1 << 22  # characters that are encoded together
+
+
+def prepare(settings: Settings) -> TokenFiles:
+    """The token files for these settings, which are made if there are none yet.
+
+    Every rank calls it, or one process without a group. On each machine one rank makes the files and the others wait.
+    Raises what `gather` raises, and ValueError where the text is too short for one sequence, where files are damaged,
+    where machines have different text, or where a run to be taken up again began with tokens that are gone.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return _found_or_made(settings)
+    maker = int(os.environ.get("LOCAL_RANK", dist.get_rank())) == 0
+    waiting = dist.new_group(backend="gloo", timeout=PATIENCE)  # NCCL would end the run after ten minutes
+    made = together(lambda: _found_or_made(settings) if maker else None, waiting)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, made and (made.fingerprint, platform.python_version(), str(made.folder)), waiting)
+    makers = {rank: place for rank, place in enumerate(found) if place}
+    (fingerprint, _, folder), *_ = makers.values()
+    if any(place[0] != fingerprint for place in makers.values()):
+        parts = [f"rank {rank} has {name} (Python {python})" for rank, (name, python, _) in makers.items()]
+        raise ValueError(f"the machines have different text: {', '.join(parts)}. Give all the same Python and data")
+    return together(lambda: made or TokenFiles(folder, check=False), waiting)
+
+
+def _found_or_made(settings: Settings) -> TokenFiles:
+    run, shared = Path(settings.folder), Path(settings.folder).parent / "tokens"
+    began_with = _of_run(run)
+    if began_with and (run / "tokens").is_dir():
+        return TokenFiles(run / "tokens")
+    text = _text_of(settings)
+    if began_with and began_with != text.fingerprint:
+        raise ValueError(
+            f"the run in {run} has checkpoints, and began with the token files {began_with}. They are no longer in "
+            f"{shared}, and the text of now gives others, {text.fingerprint}: {text.collected}; Python "
+            f"{platform.python_version()}. Give the text of then, or begin another run in another folder"
+        )
+    folder = shared / text.fingerprint
+    if not folder.is_dir():
+        with locked(shared):
+            if not folder.is_dir():
+                _make(folder, text, settings)
+    files = TokenFiles(folder)
+    _check_length(files, settings.seq_length)
+    link(run / "tokens", folder)
+    return files
+
+
+def _of_run(run: Path) -> str | None:
+    """The fingerprint of what the run's checkpoints were trained on; None if it has none."""
+    tokens = run / "tokens"
+    if not checkpoints_in(run):
+        return None
+    if tokens.is_symlink():
+        return Path(os.readlink(tokens)).name
+    return TokenFiles(tokens).fingerprint if tokens.is_dir() else None
+
+
+@dataclass(frozen=True)
+class _Text:
+    collected: Collected
+    parts: Sequence[Document]
+    fingerprint: str
+
+
+def _text_of(settings: Settings) -> _Text:
+    run = Path(settings.folder)  # what runs write is no text to train on
+    collected = gather(settings.data, settings.data_limit, without=[run, run.parent / "tokens"])
+    parts = in_parts(collected.documents)
+    digest = hashlib.sha256()
+    digest.update(json.dumps([FORMAT, tokenizers.__version__, settings.vocab_size, MIN_FREQUENCY]).encode())
+    for part in parts:
+        text = part.text.encode()
+        digest.update(len(text).to_bytes(8, "little") + text)
+    return _Text(collected, parts, digest.hexdigest()[:16])
+
+
+def _make(folder: Path, text: _Text, settings: Settings) -> None:
+    train, validation = split(text.parts)
+    tokenizer = train_tokenizer(train, settings.vocab_size)
+    vocab_size = tokenizer.get_vocab_size()
+    dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
+    about: dict[str, Any] = {
+        "fingerprint": text.fingerprint,
+        "vocab_size": vocab_size,
+        "asked_vocab_size": settings.vocab_size,
+        "dtype": dtype,
+        "text": {
+            "from": settings.data or f"the standard library of Python {platform.python_version()}",
+            "documents": len(text.collected.documents),
+            "skipped": skipped_text(text.collected.skipped),
+            "train_bytes": _bytes_in(train),
+            "validation_bytes": _bytes_in(validation),
+        },
+        "made_with": {"format": FORMAT, "tokenizers": tokenizers.__version__, "python": sys.version},
+    }
+    with new_folder(folder) as place:
+        about["files"] = {
+            "tokenizer.json": write(place / "tokenizer.json", [tokenizer.to_str().encode()]),
+            "train.bin": write(place / "train.bin", _ids_of(train, tokenizer, dtype)),
+            "validation.bin": write(place / "validation.bin", _ids_of(validation, tokenizer, dtype)),
+        }
+        write(place / "about.json", [sealed(about)])
+
+
+def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, dtype: str) -> Iterator[bytes]:
+    """The ids of all documents, each with END_OF_TEXT behind it, a few megabytes of text at once."""
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    waiting: list[Document] = []
+    characters = 0
+    for number, document in enumerate(documents, 1):
+        waiting.append(document)
+        characters += len(document.text)
+        if number == len(documents) or characters >= _AT_ONCE:
+            yield b"".join(np.array([*ids, end], dtype).tobytes() for ids in encode(tokenizer, waiting))
+            waiting, characters = [], 0
+
+
+def _check_length(files: TokenFiles, seq_length: int) -> None:
+    for name, ids in (("to train on", files.train), ("held out", files.validation)):
+        if len(ids) < seq_length + 1:
+            raise ValueError(
+                f"there are {len(ids):,} tokens {name}, too few for one sequence of seq_length={seq_length} and its "
+                f"last target, {seq_length + 1:,}. The text: {files}. Give more text (data, data_limit) or a smaller "
+                "seq_length"
+            )
+
+
+def _bytes_in(documents: Sequence[Document]) -> int:
+    return sum(len(document.text.encode()) for document in documents)

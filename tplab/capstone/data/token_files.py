@@ -1,0 +1,111 @@
+"""Token files as they lie on the disk, mapped into memory, and looked at before anybody trusts them.
+
+tokenizer.json     for Hugging Face's `tokenizers`
+train.bin          ids one after the other, little-endian, 2 bytes each (4 beyond 65,536 of them)
+validation.bin     the same, of documents that training never sees
+about.json         length and SHA-256 of the others, and what the text was
+"""
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from tplab.capstone.checkpoints.manifest import file_sum
+from tplab.capstone.data.tokenizer import END_OF_TEXT
+
+
+class TokenFiles:
+    """Token files that `prepare` has made.
+
+    tokenizer               turns text into ids and back
+    train, validation       ids, a vector in a mapped file: what is read comes into memory, not the rest
+    vocab_size              how many ids there are: fewer than the settings say, where the text has not enough pairs
+    end_of_text             the id between documents
+    fingerprint, about      of text and tokenizer; what about.json says
+
+    A model may keep the settings' larger vocabulary: ids beyond `vocab_size` never come, and its sizes stay those that
+    were planned, and divisible by tp. Only samples should not draw them.
+
+    Raises FileNotFoundError or ValueError for files that are missing, cut short or (with `check`) not those that were
+    written, and says what to delete.
+    """
+
+    def __init__(self, folder: str | Path, check: bool = True) -> None:
+        self.folder = Path(folder)
+        self.about = self._read_about()
+        for name, file in self.about["files"].items():
+            self._check(name, file["bytes"], file["sha256"] if check else None)
+        self.fingerprint: str = self.about["fingerprint"]
+        self.vocab_size: int = self.about["vocab_size"]
+        self.train = self._ids("train.bin")
+        self.validation = self._ids("validation.bin")
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+
+    @property
+    def end_of_text(self) -> int:
+        number = self.tokenizer.token_to_id(END_OF_TEXT)
+        assert number is not None
+        return number
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of the held-out text. A loss in bits for each byte, loss / ln 2 / this, doesn't depend on the vocabulary."""
+        return self.about["text"]["validation_bytes"] / len(self.validation)
+
+    def __str__(self) -> str:
+        text, fewer = self.about["text"], self.about["asked_vocab_size"] - self.vocab_size
+        megabytes = (text["train_bytes"] + text["validation_bytes"]) / 1e6
+        parts = [
+            f"{megabytes:.2f} MB of text in {text['documents']:,} documents: {len(self.train):,} tokens to train on, "
+            f"{len(self.validation):,} held out, {self.bytes_per_token:.2f} bytes each, vocabulary {self.vocab_size:,}"
+        ]
+        if fewer:
+            parts.append(f"{fewer:,} fewer than asked for, since the text has no more pairs")
+        if text["skipped"]:
+            parts.append(f"skipped {text['skipped']}")
+        return "; ".join(parts)
+
+    def _read_about(self) -> dict[str, Any]:
+        if not self.folder.is_dir():
+            raise FileNotFoundError(f"there are no token files at {self.folder}: prepare(settings) makes them")
+        try:
+            sealed = json.loads((self.folder / "about.json").read_text(encoding="utf-8"))
+            if sealed["sha256"] == _checksum(sealed["about"]):
+                return sealed["about"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise self._damaged(f"about.json can't be read ({error!r})") from error
+        raise self._damaged("about.json was changed after it was written")
+
+    def _check(self, name: str, size: int, digest: str | None) -> None:
+        path = self.folder / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != size:
+            raise self._damaged(f"{name} " + ("is missing" if found is None else f"has {found:,} bytes, not {size:,}"))
+        if digest is not None and file_sum(path)["sha256"] != digest:
+            raise self._damaged(f"{name} has its {size:,} bytes, but not those that were written")
+
+    def _damaged(self, what: str) -> ValueError:
+        return ValueError(
+            f"the token files are damaged: {what}. Delete {self.folder.resolve()}, and the next start makes them anew"
+        )
+
+    def _ids(self, name: str) -> NDArray[np.unsignedinteger]:
+        return np.memmap(self.folder / name, dtype=self.about["dtype"], mode="r")
+
+
+def sealed(about: dict[str, Any]) -> bytes:
+    """What about.json holds: with a checksum of its own, so that a changed number in it is noticed too."""
+    return json.dumps({"about": about, "sha256": _checksum(about)}, indent=1).encode()
+
+
+def _checksum(about: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()

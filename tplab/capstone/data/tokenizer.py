@@ -1,0 +1,59 @@
+"""A byte-pair tokenizer, trained on the text at hand by Hugging Face's `tokenizers`.
+
+It begins with the 256 bytes. Again and again the pair of neighbours that is met most often becomes a token of its own,
+until there are `vocab_size` of them: "s", "se", "sel", "self". As any text is bytes, any text has tokens, and they can
+be put together again to exactly that text.
+
+    id 0                 END_OF_TEXT, between documents
+    ids 1 to 256         the bytes
+    ids 257 and higher   pairs, the most frequent first
+
+END_OF_TEXT is in the vocabulary, but the tokenizer is not told that text may contain it. So the letters "<|endoftext|>"
+in a text are tokens for letters, as "<|" is: nobody can end a document by writing about it. Only a program that puts
+id 0 there can. (Sennrich et al. 2016, "Neural machine translation of rare words with subword units"; Radford et al.
+2019 for bytes, and for the rule that cuts text into words before pairs are counted.)
+"""
+
+import json
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tplab.capstone.data.corpus import Document
+
+END_OF_TEXT = "<|endoftext|>"
+SMALLEST = 258  # the bytes, END_OF_TEXT, and one pair
+MIN_FREQUENCY = 2  # a pair that is met once is not worth a token
+
+
+def train_tokenizer(documents: Sequence[Document], vocab_size: int) -> Tokenizer:
+    """The tokenizer for these documents, with at most `vocab_size` tokens: fewer where the text has no more pairs.
+
+    The same documents give the same tokenizer, on any number of threads. Raises ValueError below 258 tokens.
+    """
+    if vocab_size < SMALLEST:
+        raise ValueError(f"vocab_size={vocab_size}: the bytes, {END_OF_TEXT} and one pair of bytes are {SMALLEST}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=MIN_FREQUENCY,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((document.text for document in documents), trainer, length=len(documents))
+    return _that_reads_all_as_text(tokenizer)
+
+
+def encode(tokenizer: Tokenizer, documents: Sequence[Document]) -> list[list[int]]:
+    """The ids of each document, without END_OF_TEXT; on several threads where `tokenizers` may use them."""
+    return [encoding.ids for encoding in tokenizer.encode_batch_fast([document.text for document in documents])]
+
+
+def _that_reads_all_as_text(tokenizer: Tokenizer) -> Tokenizer:
+    """The same one, whose added tokens are ordinary entries of the vocabulary that no pair leads to."""
+    description = json.loads(tokenizer.to_str())
+    description["added_tokens"] = []
+    return Tokenizer.from_str(json.dumps(description))

@@ -1,0 +1,152 @@
+"""The plain GPT on torch's own tensor parallelism: the baseline of the report.
+
+    parallelize_module    nn.Linear -> ColwiseParallel, RowwiseParallel; nn.Embedding -> RowwiseParallel
+    DTensor               a parameter knows its shards, an operation on it which collective it needs
+    loss_parallel         F.cross_entropy of logits that are cut along the vocabulary; backward runs in it, too
+    SequenceParallel      norms, with the sequence cut between the blocks
+
+torch cuts a parameter in one plain piece for each rank. So the rows of [Wq; Wk; Wv] are sorted by rank, and the table
+is padded as ParallelGPT's is. Then a rank holds what it holds there, number by number: the parameters carry its
+`tensor_parallel` marks, which say what the shards are of.
+
+A norm's gradient, where the sequence is cut, is Partial: each rank has its tokens' summand. torch would add it up
+wherever it is used, in the norm and again in the optimizer; `finish_gradients` does it once.
+(torch.distributed.tensor.parallel; torchtitan's models/llama3/infra/parallelize.py has such a plan.)
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.nn import functional as F
+
+from tplab.capstone.model.plain_gpt import PlainGPT, check_is_plain
+from tplab.capstone.model.training_hooks import Way
+from tplab.capstone.settings.settings import Settings
+from tplab.data.flat_parameters import Piece
+from tplab.data.grad_norm import grad_norm_of_pieces
+from tplab.memory.config import GPTConfig
+from tplab.runtime import device as own_device
+from tplab.tensor.embedding import pad_vocab_size
+from tplab.tensor.linear import Device
+
+
+class DTensorGPT(PlainGPT):
+    """`PlainGPT` whose parameters are DTensors over a `mesh` of one dimension. Between blocks x is a plain tensor."""
+
+    def __init__(self, config: GPTConfig, mesh: DeviceMesh, *, sequence_parallel: bool = False, **options: Any) -> None:
+        super().__init__(config, rows=pad_vocab_size(config.vocab_size, mesh.size()), **options)
+        self.mesh, self.sequence_parallel = mesh, sequence_parallel
+        between = Shard(1) if sequence_parallel else Replicate()
+        plan: dict[str, Any] = {"embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between)}
+        for number in range(config.num_layers):
+            for block, first, last in (("attention", "qkv", "out"), ("mlp", "up", "down")):
+                name = f"layers.{number}.{block}"
+                plan[name] = PrepareModuleInput(input_layouts=between, desired_input_layouts=Replicate())
+                plan[f"{name}.{first}"] = ColwiseParallel()
+                plan[f"{name}.{last}"] = RowwiseParallel(output_layouts=between)
+        norms = {name: module for name, module in self.named_modules() if isinstance(module, nn.LayerNorm)}
+        if sequence_parallel:
+            plan |= {name: SequenceParallel(use_local_output=True) for name in norms}
+        parallelize_module(self, mesh, plan)
+        for module in [self.positions, *([] if sequence_parallel else norms.values())]:
+            distribute_module(
+                module, mesh, input_fn=self._enter, output_fn=self._leave
+            )  # its parameters are replicated
+
+    def _enter(self, module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+        cut = module is self.positions and self.sequence_parallel  # its places are this rank's
+        placement = Shard(0) if cut else Replicate()
+        return tuple(DTensor.from_local(x, mesh, [placement], run_check=False) for x in inputs)
+
+    def _leave(self, module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+        return output.to_local()
+
+    def places(self, ids: Tensor) -> Tensor:
+        places = super().places(ids)  # [s]
+        return places.chunk(self.mesh.size())[self.mesh.get_local_rank()] if self.sequence_parallel else places
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x [b, s, h], or [b, s/p, h] -> [b, s, v padded], cut along v; -inf behind the vocabulary."""
+        between = Shard(1) if self.sequence_parallel else Replicate()
+        whole = DTensor.from_local(x, self.mesh, [between], run_check=False).redistribute(placements=[Replicate()])
+        logits = F.linear(whole, self.embedding.weight)
+        padding = self.embedding.num_embeddings - self.config.vocab_size
+        if padding:
+            logits = logits.masked_fill(self._behind_the_vocabulary(logits), -torch.inf)
+        return logits
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        logits = self.logits(x).flatten(0, 1)  # [b s, v padded]
+        with loss_parallel():
+            loss = F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
+        return loss.to_local()  # type: ignore[attr-defined]
+
+    def _behind_the_vocabulary(self, logits: Tensor) -> DTensor:
+        ids = torch.arange(self.embedding.num_embeddings, device=logits.device)
+        mine = ids.chunk(self.mesh.size())[self.mesh.get_local_rank()] >= self.config.vocab_size  # [v/p]
+        return DTensor.from_local(mine, self.mesh, [Shard(0)], run_check=False)
+
+
+def parallel_plain_gpt(
+    settings: Settings,
+    config: GPTConfig,
+    *,
+    mesh: DeviceMesh | None = None,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
+) -> DTensorGPT:
+    """The model of `settings`, not yet filled."""
+    check_is_plain(config, "dtensor")
+    if settings.dp > 1:
+        raise ValueError(f'layers="dtensor" is a baseline for tensor parallelism alone: dp={settings.dp} should be 1')
+    if settings.compile and settings.recompute != "nothing":
+        raise ValueError(
+            f"recompute={settings.recompute!r} of DTensors is more than torch.compile can do (it fails an assertion of "
+            'its own): take recompute="nothing", or compile=False'
+        )
+    if not torch.distributed.is_initialized():
+        raise ValueError('layers="dtensor" needs a process group: start it with tplab.launch or torchrun')
+    device = own_device() if device is None else device
+    tp = init_device_mesh(torch.device(device).type, (settings.tp,)) if mesh is None else mesh["tp"]
+    model = DTensorGPT(
+        config, tp, sequence_parallel=settings.sequence_parallel, recompute=settings.recompute, device="meta",
+        dtype=dtype,
+    )  # fmt: skip
+    model = model.to_empty(device=device)
+    group: ProcessGroup = tp.get_group()
+    model.way = Way(  # type: ignore[assignment]
+        config=config, group=group, around_backward=loss_parallel, finish_gradients=lambda: add_up(model),
+        norm=lambda whole_mesh: length(model, mesh),
+    )  # fmt: skip
+    return model
+
+
+@torch.no_grad()
+def add_up(model: nn.Module) -> None:
+    """Give every gradient the placement of its parameter: one all-reduce for each that is Partial."""
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and any(isinstance(p, Partial) for p in gradient.placements):
+            parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+
+
+def length(model: nn.Module, mesh: DeviceMesh | None) -> Tensor:
+    """The norm of the whole gradient; the marks say which parts are shards."""
+    pieces = []
+    for parameter in model.parameters():
+        if isinstance(parameter.grad, DTensor):
+            own = parameter.grad.to_local()
+            pieces.append(Piece(parameter, own.shape, 0, own.flatten()))
+    return grad_norm_of_pieces(pieces, mesh)

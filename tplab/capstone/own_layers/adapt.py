@@ -1,0 +1,168 @@
+"""Where the interfaces of two chapters differ: thin covers around the learner's answers.
+
+5.1, 6.2     add their last bias; 10.1 wants it apart: they hand on their output, and a bias of zeros
+4.1, 7.4     with 11.3 in them: f and the product in one, whose backward lets dx travel meanwhile
+8.5          is called vocab_parallel_cross_entropy later, and gets logits in float32 at least
+10.2         adds the vectors of all positions; with the sequence cut, its table is asked for this rank's alone
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from tplab.capstone.model.plain_gpt import again_in_backward
+from tplab.capstone.settings.settings import Settings
+from tplab.collectives.by_hand import rank_and_size
+from tplab.memory.config import GPTConfig
+from tplab.tensor.linear import Device, in_autocast_dtype
+from tplab.tensor.sharding import shard
+
+ROWS = 128  # the table is padded to a multiple of so many rows a rank, as that of ParallelGPT
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a GPT and its training step are made of: the answers to 10.2, 10.1, 12.3 and 14.4."""
+
+    gpt: Any
+    layer: Any
+    allreduce_sequence_gradients: Any
+    gradient_norm: Any
+
+
+def adapted(chapter: int, answers: dict[str, Any], settings: Settings, linear_async: Any) -> dict[str, Any]:
+    """What stands for a chapter's exercises in later chapters."""
+    if chapter == 4:
+        column = answers["ColumnParallelLinear"]
+        column = _with_async(column, linear_async) if linear_async else column
+        return {"4.1": column, "4.2": answers["RowParallelLinear"]}
+    if chapter == 5:
+        return {"5.1": _mlp(answers["ParallelMLP"])}
+    if chapter == 6:
+        if settings.recompute == "attention":
+            answers["attend"] = again_in_backward(answers["attend"])
+        return {"6.2": _attention(answers["ParallelAttention"])}
+    if chapter == 7:
+        logits = answers["parallel_logits"]
+        logits = _logits_with_async(logits, linear_async) if linear_async else logits
+        return {"7.3": answers["VocabParallelEmbedding"], "7.4": logits}
+    if chapter == 8:
+        return {"8.5": _loss(answers["vocab_parallel_loss"])}
+    return {"10.1": answers["ParallelTransformerLayer"], "10.2": answers["ParallelGPT"]}
+
+
+def gpt_of(
+    parts: Parts, settings: Settings, config: GPTConfig, *, group: ProcessGroup | None, device: Device,
+    dtype: torch.dtype | None,
+) -> nn.Module:  # fmt: skip
+    """The learner's GPT, cut along the sequence where the settings say so."""
+    model: nn.Module = parts.gpt(config, parts.layer, multiple=ROWS, group=group, device=device, dtype=dtype)
+    if settings.recompute == "layers":
+        for layer in model.get_submodule("layers").children():
+            layer.forward = again_in_backward(layer.forward)
+    if settings.sequence_parallel:
+        rank, p = rank_and_size(group)
+        model.get_submodule("positions").register_forward_pre_hook(
+            lambda table, places: (shard(places[0], -1, rank, p),)  # [s] -> [s/p]
+        )
+        for parameter in model.parameters():  # chapter 12's `mark`
+            parameter.sequence_parallel = not hasattr(parameter, "tensor_parallel")  # type: ignore[attr-defined]
+    return model
+
+
+def _with_async(column: Any, linear_async: Any) -> Any:
+    """4.1 with the product of 11.3."""
+
+    class ColumnParallelLinear(column):
+        def forward(self, x: Tensor) -> Any:
+            if self.gather_output or torch.compiler.is_compiling():  # the compiler lets it travel by itself
+                return super().forward(x)
+            y = _product(linear_async, x, self.weight, self.group)  # [.., o/p]
+            if self.skip_bias_add:
+                return y, self.bias
+            return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    return ColumnParallelLinear
+
+
+def _logits_with_async(parallel_logits: Callable[..., Tensor], linear_async: Any) -> Callable[..., Tensor]:
+    """7.4 with the product of 11.3."""
+
+    def logits(
+        x: Tensor, weight: Tensor, *, gather: bool = False, vocab_size: int | None = None, group: Any = None
+    ) -> Tensor:
+        if gather or torch.compiler.is_compiling():
+            return parallel_logits(x, weight, gather=gather, vocab_size=vocab_size, group=group)
+        return _product(linear_async, x, weight, group)  # [.., v/p]
+
+    return logits
+
+
+def _product(linear_async: Any, x: Tensor, weight: Tensor, group: Any) -> Tensor:
+    """11.3 is written out by hand, so that autocast has to be asked here."""
+    return linear_async.apply(*in_autocast_dtype(x, weight), group)
+
+
+def _mlp(answer: Any) -> Any:
+    """5.1 as 10.1 calls it."""
+
+    class ParallelMLP(answer):
+        def __init__(
+            self, hidden_size: int, *, activation: str = "gelu", skip_bias_add: bool = True, group: Any = None,
+            device: Any = None, dtype: Any = None,
+        ) -> None:  # fmt: skip
+            _check(skip_bias_add, activation=(activation, "gelu"))
+            super().__init__(hidden_size, group=group, device=device, dtype=dtype)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return _with_zeros(super().forward(x))
+
+    return ParallelMLP
+
+
+def _attention(answer: Any) -> Any:
+    """6.2 as 10.1 calls it."""
+
+    class ParallelAttention(answer):
+        def __init__(
+            self, hidden_size: int, num_heads: int, *, causal: bool = True, dropout: float = 0.0,
+            skip_bias_add: bool = True, group: Any = None, device: Any = None, dtype: Any = None,
+        ) -> None:  # fmt: skip
+            _check(skip_bias_add, dropout=(dropout, 0.0))
+            super().__init__(hidden_size, num_heads, causal=causal, group=group, device=device, dtype=dtype)
+
+        def forward(self, x: Tensor, *, cache: Any = None, rng: Any = None) -> tuple[Tensor, Tensor]:
+            if cache is not None:
+                raise ValueError(
+                    "the answer to 6.2 has no cache: tplab.capstone.training.build_model.for_generation has one"
+                )
+            return _with_zeros(super().forward(x))
+
+    return ParallelAttention
+
+
+def _loss(answer: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """8.5 as 10.2 calls it."""
+
+    def vocab_parallel_cross_entropy(
+        logits: Tensor, target: Tensor, *, vocab_size: int, group: Any = None, **options: Any
+    ) -> Tensor:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        with torch.autocast(logits.device.type, enabled=False):
+            return answer(logits, target, vocab_size=vocab_size, group=group, **options)
+
+    return vocab_parallel_cross_entropy
+
+
+def _with_zeros(y: Tensor) -> tuple[Tensor, Tensor]:
+    return y, y.new_zeros(y.shape[-1])  # [.., h], [h]
+
+
+def _check(skip_bias_add: bool, **options: tuple[Any, Any]) -> None:
+    for name, (given, there) in {"skip_bias_add": (skip_bias_add, True), **options}.items():
+        if given != there:
+            raise ValueError(f"{name}={given!r}: in the capstone your blocks are made with {name}={there!r}")

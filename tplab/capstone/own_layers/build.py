@@ -1,0 +1,187 @@
+"""A GPT made of the learner's answers: their cells run chapter by chapter, each in a module of its own.
+
+After a chapter's setup has imported the course's ready-made parts, names are bound to what earlier chapters' answers
+have defined (`tplab.capstone.own_layers.link`). So chapter 5's MLP is made of chapter 4's layers, in which chapter 3's
+operators send; and a traceback says "your chapter 05, exercise 5.1, line 7".
+"""
+
+import ast
+import itertools
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+from tplab.capstone.model.plain_gpt import check_is_plain
+from tplab.capstone.model.training_hooks import Way, nothing
+from tplab.capstone.own_layers.adapt import Parts, adapted, gpt_of
+from tplab.capstone.own_layers.find import Answers, Code
+from tplab.capstone.own_layers.link import (
+    ANSWERS,
+    CUT_ALONG_THE_SEQUENCE,
+    LINKS,
+    OPERATORS,
+    SEQUENCE,
+    check_answers,
+    is_async,
+    needed,
+    whole_world,
+)
+from tplab.capstone.own_layers.statements import needed_statements
+from tplab.capstone.own_layers.trial import try_out
+from tplab.capstone.settings.settings import Settings
+from tplab.course.needs import uses
+from tplab.course.source import parse_code
+from tplab.data.grad_norm import grad_norm
+from tplab.memory.config import GPTConfig
+from tplab.sequence.regions import gather_from_sequence_region, reduce_scatter_to_sequence_region
+from tplab.tensor.linear import Device
+from tplab.tensor.mappings import copy_to_region, reduce_from_region
+
+_numbers = itertools.count(1)
+
+
+def assemble(
+    answers: Answers,
+    settings: Settings,
+    config: GPTConfig,
+    *,
+    mesh: DeviceMesh | None = None,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
+    trial: bool = True,
+) -> nn.Module:
+    """The learner's GPT, with the parameters of ParallelGPT, not yet filled.
+
+    mesh     as `tplab.data.grid.mesh` makes it; None: all ranks share the model
+    trial    first make a small one, and compare what it computes with what tplab's does on these ranks
+
+    Raises ValueError for what their layers don't have, or where the trial finds a difference.
+    """
+    check_is_plain(config, "mine")
+    check_answers(answers.whose, settings)
+    if not dist.is_initialized():
+        raise ValueError(
+            'layers="mine" asks torch.distributed for its ranks, so it needs a process group, also for one rank: '
+            "start it with tplab.launch or torchrun"
+        )
+    parts = link(answers, settings)
+    group = None if mesh is None else mesh.get_group("tp")
+    ran = try_out(parts, settings, mesh, device) if trial else {code.where for code in answers.codes}
+    idle = set(needed(settings)) - {code.exercise for code in answers.codes if code.where in ran}
+    model = gpt_of(parts, settings, config, group=group, device=device, dtype=dtype)
+    finish, length = parts.allreduce_sequence_gradients, parts.gradient_norm
+
+    def norm(mesh: DeviceMesh | None) -> Tensor:
+        if mesh is None:
+            return grad_norm(model.parameters())
+        found = length(list(model.parameters()), mesh.get_group("tp"), mesh.get_group("pp"))
+        return torch.tensor(found, dtype=torch.float64, device=device)
+
+    done = (lambda: finish(model, group)) if settings.sequence_parallel else nothing
+    model.way = Way(  # type: ignore[assignment]
+        config=config, group=group, finish_gradients=done, norm=norm, idle=frozenset(idle)
+    )
+    return model
+
+
+def link(answers: Answers, settings: Settings) -> Parts:
+    """Run the chapters' cells, each with what it takes from the chapters before; returns what a GPT is made of."""
+    made: dict[str, Any] = {}  # exercise -> what stands for it in later chapters
+    namespaces: dict[int, dict[str, Any]] = {}
+    operators, along_the_sequence = _operators(answers, settings, namespaces)
+    if is_async(settings):
+        made["11.3"] = run_chapter(answers, 11, {}, namespaces)["LinearAsync"]
+    for chapter, names in LINKS.items():
+        cut = settings.sequence_parallel and chapter in CUT_ALONG_THE_SEQUENCE
+        provided = dict(along_the_sequence if cut else operators)
+        provided |= {name: made[exercise] for name, exercise in names.items() if name not in OPERATORS}
+        namespace = run_chapter(answers, chapter, provided, namespaces)
+        made |= adapted(chapter, namespace, settings, made.get("11.3"))
+    finish = None
+    if settings.sequence_parallel:
+        finish = run_chapter(answers, 12, {}, namespaces)["allreduce_sequence_gradients"]
+    length = run_chapter(answers, 14, {}, namespaces)["gradient_norm"]
+    return Parts(made["10.2"], made["10.1"], finish, length)
+
+
+def _operators(
+    answers: Answers, settings: Settings, namespaces: dict[int, dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """f and g, and what stands in their place along the sequence: the learner's where all ranks share the model."""
+    ready = {"copy_to_region": copy_to_region, "reduce_from_region": reduce_from_region}
+    if not whole_world(settings):
+        parts = (gather_from_sequence_region, reduce_scatter_to_sequence_region)
+        return ready, dict(zip(OPERATORS, parts, strict=True))
+    own = run_chapter(answers, 3, {}, namespaces)
+    operators = dict(ready)  # with the sequence cut nobody needs f
+    for name, exercise in OPERATORS.items():
+        if (answer := ANSWERS[exercise][0]) in own:
+            operators[name] = _for_all_ranks(own[answer], name)
+    if not settings.sequence_parallel:
+        return operators, {}
+    twelve = run_chapter(answers, 12, {}, namespaces)
+    return operators, {name: _for_all_ranks(twelve[answer], name) for name, answer in SEQUENCE.items()}
+
+
+def _for_all_ranks(operator: Any, name: str) -> Any:
+    """The call that chapters 4 and later make, of an operator that asks for no group."""
+
+    def apply(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+        return operator.apply(x)
+
+    apply.__name__ = name
+    return apply
+
+
+def run_chapter(
+    answers: Answers, chapter: int, provided: Mapping[str, Any], namespaces: dict[int, dict[str, Any]]
+) -> dict[str, Any]:
+    """The names that a chapter's cells define; run once, with `provided` in place of what they import from tplab."""
+    if chapter in namespaces:
+        return namespaces[chapter]
+    codes = answers.of_chapter(chapter)
+    answers.show_in_tracebacks()
+    if answers.folder not in sys.path:
+        sys.path.append(answers.folder)  # files that the notebooks import
+    module = ModuleType(f"your_chapter_{chapter:02d}_{next(_numbers)}")  # torch.compile asks for modules by name
+    sys.modules[module.__name__] = module
+    namespace = namespaces[chapter] = vars(module)
+    for code, tree in zip(codes, _trees(codes), strict=True):
+        exec(compile(tree, code.where, "exec", dont_inherit=True), namespace)
+        for name, value in list(namespace.items()):  # by its own name or by another, `import copy_to_region as f`
+            own_name = str(getattr(value, "__name__", ""))
+            if own_name in provided and str(getattr(value, "__module__", "")).startswith("tplab."):
+                namespace[name] = provided[own_name]
+    return namespace
+
+
+def _trees(codes: list[Code]) -> list[ast.Module]:
+    """The cells, without what nobody asks for: pictures and checks that a setup imports, what others try out."""
+    trees = [parse_code(code.source) for code in codes]
+    answers = {name for names in ANSWERS.values() for name in names}
+    others = [tree for code, tree in zip(codes, trees, strict=True) if code.role != "setup"]
+    kept = needed_statements([tree.body for tree in others], answers)
+    for tree, body in zip(others, kept, strict=True):
+        tree.body = body
+    asked = {name for tree in trees for name in uses(ast.unparse(tree))}
+    for code, tree in zip(codes, trees, strict=True):
+        if code.role == "setup":
+            tree.body = [statement for statement in tree.body if not _is_idle(statement, asked)]
+    return trees
+
+
+def _is_idle(statement: ast.stmt, asked: set[str]) -> bool:
+    """Whether it is an import that nobody asks for; names that nobody asks for are taken out of one."""
+    if not isinstance(statement, ast.Import | ast.ImportFrom):
+        return False
+    statement.names = [
+        name for name in statement.names if (name.asname or name.name).partition(".")[0] in {*asked, "*"}
+    ]
+    return not statement.names

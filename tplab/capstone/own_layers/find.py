@@ -1,0 +1,186 @@
+"""The learner's answers: found in their notebooks, checked, and kept as plain data that ranks can be given.
+
+    answers = find_answers(Path("chapters"), settings)      # checks what `tplab check` has not passed already
+    answers.save(Path(settings.folder, "answers.json"))
+
+An answer counts when `tplab check` has passed exactly this code (`tplab.course.tools.fingerprint`), when it is the
+course's own solution letter by letter, or when its check passes now. Only such code is trained with; what is missing or
+wrong is named, and may be replaced by the course's solution (missing="tplab").
+
+What is kept of a chapter are the cells that an answer needs: the setup, the answers, and the learner's own helper
+cells. `tplab.capstone.own_layers.build` runs them on each rank.
+"""
+
+import json
+import linecache
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tplab.capstone.own_layers.check import Found, look_at
+from tplab.capstone.own_layers.link import needed
+from tplab.capstone.settings.settings import Settings
+from tplab.course.merge import Merged, Piece
+from tplab.course.needs import select
+from tplab.course.tools.places import Misuse, all_chapters, find_root
+
+MINE, COURSES = "yours", "the course's solution"
+
+
+class NotReady(ValueError):  # noqa: N818 (it names the state of the answers)
+    """Answers are missing or wrong; the message names them, and what to do."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """A cell to run.
+
+    role        "setup", "given", "exercise" or "own"
+    where       its name in tracebacks
+    exercise    the number of the one that it answers, "" for other cells
+    """
+
+    chapter: int
+    role: str
+    where: str
+    source: str
+    exercise: str = ""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The cells that a model is made of, in the order in which they run.
+
+    folder     of the notebooks, where files that they import lie
+    whose      exercise -> "yours" or "the course's solution"
+    checked    exercise -> how it is known to be right
+    """
+
+    folder: str
+    codes: tuple[Code, ...]
+    whose: dict[str, str]
+    checked: dict[str, str]
+
+    def __post_init__(self) -> None:
+        self.show_in_tracebacks()  # here, too, where those of the ranks are told
+
+    def show_in_tracebacks(self) -> None:
+        """Let this process know the cells' lines by their names."""
+        for code in self.codes:
+            linecache.cache[code.where] = (len(code.source), None, code.source.splitlines(keepends=True), code.where)
+
+    def of_chapter(self, chapter: int) -> list[Code]:
+        return [code for code in self.codes if code.chapter == chapter]
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+
+def read_answers(path: Path) -> Answers:
+    """What `Answers.save` wrote."""
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return Answers(**{**values, "codes": tuple(Code(**code) for code in values["codes"])})
+
+
+def find_answers(
+    chapters: str | Path,
+    settings: Settings | None = None,
+    *,
+    check: bool = True,
+    missing: Literal["error", "tplab"] = "error",
+    say: Callable[[str], None] = print,
+) -> Answers:
+    """The answers in the notebooks of a folder that a model of these settings needs (None: of any settings).
+
+    check      False: take the answers as they are, if they are there
+    missing    "tplab": take the course's solution for an answer that is missing or wrong
+    say        gets a line for each chapter whose check runs, which takes some seconds
+
+    Raises NotReady, with all exercises that are missing or wrong, and FileNotFoundError without the folder.
+    """
+    folder = _folder_of(chapters)
+    try:
+        files = all_chapters(find_root(folder))
+    except Misuse as error:
+        raise NotReady(str(error)) from None
+    wanted: dict[int, list[str]] = {}
+    for exercise in needed(settings):
+        wanted.setdefault(int(exercise.partition(".")[0]), []).append(exercise)
+    found = {number: look_at(files[number], folder, exercises) for number, exercises in wanted.items()}
+    if check and (missing == "tplab" or not any(chapter.problems for chapter in found.values())):
+        for chapter in found.values():
+            chapter.run_checks(say)
+    if missing == "error":
+        _raise_if_not_ready(list(found.values()), chapters)
+    codes, whose, checked = [], {}, {}
+    for number, chapter in found.items():
+        codes += _codes(number, chapter)
+        for exercise in wanted[number]:
+            replaced = exercise in chapter.problems
+            whose[exercise] = COURSES if replaced or chapter.is_copied(exercise) else MINE
+            passed = chapter.passed.get(exercise, "not checked")
+            checked[exercise] = f"in place of one that {chapter.problems[exercise]}" if replaced else passed
+    return Answers(str(folder), tuple(codes), whose, checked)
+
+
+def _folder_of(chapters: str | Path) -> Path:
+    """The folder of the notebooks: seen from here or else, as for `tplab check`, from the course's folder."""
+    starts = [Path.cwd()]
+    with suppress(Misuse):
+        starts.append(find_root(Path.cwd()))
+    for start in starts:
+        if (folder := (start / chapters).resolve()).is_dir():
+            return folder
+    raise FileNotFoundError(f"there is no folder {chapters} with your notebooks: say where they are, --chapters ...")
+
+
+def _raise_if_not_ready(found: list[Found], chapters: str | Path) -> None:
+    lines = [
+        f"  {exercise:<5} {chapter.titles.get(exercise, '')}: {problem}"
+        for chapter in found
+        for exercise, problem in chapter.problems.items()
+    ]
+    if lines:
+        numbers = " ".join(str(chapter.files.number) for chapter in found if chapter.problems)
+        raise NotReady(
+            f"These exercises, of the model that you want to train, are not ready in {chapters}:\n"
+            + "\n".join(lines)
+            + f"\nWrite them, and see what `tplab check {numbers}` says. "
+            "`--layers tplab` trains with the course's own layers meanwhile."
+        )
+
+
+def _codes(number: int, chapter: Found) -> list[Code]:
+    """The cells to run, in order, with the course's solution in place of what is missing or wrong."""
+    pieces: list[Piece] = []
+    for piece in chapter.merged.pieces:
+        if piece.number in chapter.problems:
+            if piece.role == "check":  # each exercise has one, below its cell
+                pieces.append(Piece("solution", "", chapter.solutions[piece.number], piece.number))
+                pieces.append(piece)
+            continue
+        pieces.append(piece)
+    roles = [Piece("exercise", p.id, p.source, p.number, p.reference) if p.role == "solution" else p for p in pieces]
+    chosen = select(Merged(roles), chapter.exercises, whole=False)
+    names = {id(piece): name for piece, name in zip(roles, _names(number, pieces), strict=True)}
+    return [Code(number, p.role, names[id(p)], p.source, p.number) for p in chosen if p.role != "check"]
+
+
+def _names(number: int, pieces: list[Piece]) -> list[str]:
+    """What tracebacks call the cells."""
+    names, counts = [], dict.fromkeys(("setup", "given", "own"), 0)
+    for piece in pieces:
+        if piece.role in counts:
+            counts[piece.role] += 1
+        if piece.role == "own":
+            names.append(f"your chapter {number:02d}, cell {counts['own']} of your own")
+        elif piece.role == "exercise":
+            part = f", {piece.id.rpartition('-part-')[2]}" if "-part-" in piece.id else ""
+            names.append(f"your chapter {number:02d}, exercise {piece.number}{part}")
+        elif piece.role == "solution":
+            names.append(f"the course's solution of exercise {piece.number}")
+        else:
+            names.append(f"chapter {number:02d}, {piece.role} cell {counts.get(piece.role, 0)}")
+    return names

@@ -1,0 +1,172 @@
+"""Which answer stands where when a GPT is made of the learner's own code. The tables; nothing is run here.
+
+A chapter's setup imports from tplab what an earlier chapter's exercise has written. For the capstone those names are
+bound to the answers, and the chapters become one program:
+
+    3.1 f, 3.2 g  ->  4.1, 4.2 linear layers  ->  5.1 MLP        ->  10.1 layer  ->  10.2 GPT
+                                              ->  6.2 attention  ->
+                  ->  7.3 embedding, 7.4 logits                                  ->
+                  ->  8.5 loss                                                   ->
+
+With `sequence_parallel` two names are bound to others, and the same cells make another model: f becomes the all-gather
+of 12.1, and g its reduce-scatter, wherever activations pass. The g in the loss adds up numbers of all tokens, and
+stays.
+"""
+
+from collections.abc import Collection
+
+from tplab.capstone.settings.settings import Settings
+
+F, G = "copy_to_region", "reduce_from_region"
+OPERATORS = {F: "3.1", G: "3.2"}
+LINEAR = {"ColumnParallelLinear": "4.1", "RowParallelLinear": "4.2"}
+
+# chapter -> name in its cells -> the exercise whose answer it is bound to
+LINKS: dict[int, dict[str, str]] = {
+    4: OPERATORS,
+    5: OPERATORS | LINEAR,
+    6: OPERATORS | LINEAR,
+    7: OPERATORS,
+    8: OPERATORS,
+    10: {
+        **OPERATORS, "ParallelMLP": "5.1", "ParallelAttention": "6.2", "VocabParallelEmbedding": "7.3",
+        "parallel_logits": "7.4", "vocab_parallel_cross_entropy": "8.5",
+    },
+}  # fmt: skip
+NOT_CALLED = "not called"
+DOES_WITHOUT = "no other cell calls it: they have tplab's by another way, or do without"
+SEQUENCE = {F: "GatherFromSequence", G: "ReduceScatterToSequence"}  # of 12.1, in place of f and g
+CUT_ALONG_THE_SEQUENCE = (4, 5, 6, 7)  # chapters in which they stand in place of f and g
+
+# the other answers, and the names that are asked for in the chapters above
+ANSWERS: dict[str, tuple[str, ...]] = {
+    "3.1": ("CopyToRegion",),
+    "3.2": ("ReduceFromRegion",),
+    "4.1": ("ColumnParallelLinear",),
+    "4.2": ("RowParallelLinear",),
+    "5.1": ("ParallelMLP",),
+    "6.1": ("split_heads", "attend", "merge_heads"),
+    "6.2": ("ParallelAttention",),
+    "7.1": ("pad_vocab_size", "vocab_range"),
+    "7.2": ("parallel_lookup",),
+    "7.3": ("VocabParallelEmbedding",),
+    "7.4": ("parallel_logits",),
+    "8.1": ("vocab_max",),
+    "8.2": ("vocab_logsumexp",),
+    "8.3": ("target_logit",),
+    "8.4": ("VocabParallelCrossEntropy",),
+    "8.5": ("vocab_parallel_loss",),
+    "10.1": ("ParallelTransformerLayer",),
+    "10.2": ("ParallelGPT",),
+    "11.3": ("LinearAsync",),
+    "12.1": ("GatherFromSequence", "ReduceScatterToSequence"),
+    "12.3": ("allreduce_sequence_gradients",),
+    "14.4": ("gradient_norm",),
+}
+
+
+def whole_world(settings: Settings) -> bool:
+    """Whether the ranks that share a model are all ranks: only then can answers without a group be used."""
+    return settings.dp == 1
+
+
+def is_async(settings: Settings) -> bool:
+    """Whether 11.3 multiplies. It sums dx by an all-reduce, which sequence parallelism has not."""
+    return settings.async_grad_allreduce and not settings.sequence_parallel
+
+
+def needed(settings: Settings | None = None) -> list[str]:
+    """The exercises whose answers a model of these settings is made of; None: those of any model."""
+    if settings is None:
+        return list(ANSWERS)
+    leave = set()
+    if not whole_world(settings):
+        leave |= {"3.1", "3.2", "12.1"}
+    if settings.sequence_parallel:
+        leave |= {"3.1"}
+    else:
+        leave |= {"12.1", "12.3"}
+    if not is_async(settings):
+        leave |= {"11.3"}
+    return [exercise for exercise in ANSWERS if exercise not in leave]
+
+
+def check_answers(whose: dict[str, str], settings: Settings) -> None:
+    """Raise ValueError where answers were looked for that fit other settings."""
+    if missing := [exercise for exercise in needed(settings) if exercise not in whose]:
+        raise ValueError(
+            f"the answers to {', '.join(missing)} were not looked for: a model of these settings needs them. Pass the "
+            "settings to find_answers"
+        )
+
+
+def used_of_mine(
+    whose: dict[str, str], settings: Settings, idle: Collection[str] = frozenset()
+) -> list[dict[str, str]]:
+    """What is used from whom: rows of "what", "whose", "source" and "why". `idle`: `Way.idle`, of the model."""
+    check_answers(whose, settings)
+    world, cut = whole_world(settings), settings.sequence_parallel
+    group_less = f"the answer takes all ranks, and here dp={settings.dp} groups of {settings.tp} share a model each"
+    rows = []
+
+    def row(what: str, *exercises: str, why: str = "") -> None:
+        owners = sorted({NOT_CALLED if exercise in idle else whose[exercise] for exercise in exercises})
+        source = f"exercise {exercises[0]}" if len(exercises) == 1 else f"exercises {exercises[0]} to {exercises[-1]}"
+        rows.append(
+            {
+                "what": what,
+                "whose": owners[0] if len(owners) == 1 else f"in part {' and '.join(owners)}",
+                "source": source,
+                "why": why or (DOES_WITHOUT if owners == [NOT_CALLED] else ""),
+            }
+        )
+
+    def course(what: str, source: str, why: str) -> None:
+        rows.append({"what": what, "whose": "tplab", "source": source, "why": why})
+
+    if cut and world:
+        row("all-gather in place of f, reduce-scatter in place of g", "12.1")
+        row("g in the loss", "3.2", why="it adds up numbers of all tokens, which no rank has a part of")
+    elif cut:
+        course("all-gather in place of f, reduce-scatter in place of g", "tplab.sequence.regions", group_less)
+        course("g in the loss", "tplab.tensor.mappings", group_less)
+    elif world:
+        row("f", "3.1", why="its sum is that of 11.3 where that multiplies" if is_async(settings) else "")
+        row("g", "3.2")
+    else:
+        course("f and g", "tplab.tensor.mappings", group_less)
+    row("column-parallel layer", "4.1", why="its product is that of 11.3" if is_async(settings) else "")
+    row("row-parallel layer", "4.2")
+    if is_async(settings):
+        row("product whose backward lets dx travel", "11.3")
+    elif settings.async_grad_allreduce:
+        why = "the answer to 11.3 is an all-reduce, and here a reduce-scatter would have to travel"
+        rows.append({"what": "overlap in backward", "whose": "nobody", "source": "", "why": why})
+    row("MLP", "5.1", why="10.1 wants the last bias apart: it gets the output with the bias, and zeros")
+    row("heads and scores", "6.1")
+    row("attention", "6.2", why="as for the MLP")
+    row("rows of a rank", "7.1")
+    row("lookup", "7.2")
+    row("embedding", "7.3")
+    row("logits", "7.4", why="their product is that of 11.3" if is_async(settings) else "")
+    row("maximum, log-sum-exp and target of the loss", "8.1", "8.2", "8.3", "8.4")
+    row("loss", "8.5", why="in bfloat16 it gets logits in float32" if settings.precision == "bfloat16" else "")
+    row("layer", "10.1")
+    row("GPT", "10.2")
+    if cut:
+        row("sum of the gradients of norms, biases and positions", "12.3")
+        course(
+            "positions of a rank's tokens",
+            "tplab.tensor.sharding",
+            "10.2 adds up all positions: its table gets these alone",
+        )
+    row("length of the gradient", "14.4")
+    course("first weights", "tplab.gpt.model", "the same for everybody's layers")
+    course(
+        "mean over replicas",
+        "tplab.data.data_parallel",
+        "14.1 adds up after every backward, and here several may come before",
+    )
+    course("generation", "tplab.gpt.generation", "it draws from the distribution; 10.4 takes the best token")
+    course("checkpoints", "tplab.checkpoint.sharded", "they fit any number of ranks, with the state of the optimizer")
+    return rows

@@ -1,0 +1,181 @@
+"""Before training: does the model of the learner's answers compute what tplab's does, on these very ranks?
+
+A small one in float64 takes one step, and its loss and every gradient are compared. The checks of the exercises have
+looked at each answer alone; here they work together, with names exchanged that a cell may not go by. A layer that
+multiplies without calling `copy_to_region`, say, passes its check, and can't become sequence-parallel by another f.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from tplab.capstone.own_layers.adapt import ROWS, Parts, gpt_of
+from tplab.capstone.settings.settings import Settings
+from tplab.collectives.by_hand import rank_and_size
+from tplab.data.grad_norm import grad_norm
+from tplab.gpt.model import ParallelGPT
+from tplab.memory.config import GPTConfig
+from tplab.runtime import device as own_device
+from tplab.tensor.linear import Device
+
+CLOSE = 1e-8  # of the largest number there is
+NAMES = (
+    "With sequence_parallel, copy_to_region and reduce_from_region become an all-gather and a reduce-scatter in your "
+    "chapters 4 to 7. Do ColumnParallelLinear, RowParallelLinear, parallel_lookup and parallel_logits call them by "
+    "these names?"
+)
+IN_BFLOAT16 = 0.05  # of the loss
+TWO_DEVICES = ("Expected all tensors to be on the same device", "No backend type associated with device type")
+
+
+def try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: Device) -> set[str]:
+    """One step of a small model. Returns what ran for it: `Code.where` of the cells, among the names of other files.
+
+    Raises ValueError, on all ranks alike, naming what differs most.
+    """
+    with _about_devices(), _files_that_run() as files:
+        _try_out(parts, settings, mesh, device)
+    return files
+
+
+@contextmanager
+def _files_that_run() -> Iterator[set[str]]:
+    """The files whose functions this thread calls meanwhile. On a GPU backward runs in another one, so that an answer
+    counts by its forward: each has one."""
+    files: set[str] = set()
+
+    def look(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call":
+            files.add(frame.f_code.co_filename)
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        yield files
+    finally:
+        sys.setprofile(before)
+
+
+@contextmanager
+def _about_devices() -> Iterator[None]:
+    """Say of a tensor on the wrong device where it comes from."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if any(words in str(error) for words in TWO_DEVICES):
+            error.add_note("Probably a tensor in your cell is made without device=, and so lies on the CPU.")
+        raise
+
+
+def _try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: Device) -> None:
+    group = None if mesh is None else mesh.get_group("tp")
+    p = rank_and_size(group)[1]
+    place: dict[str, Any] = {"group": group, "device": device or own_device(), "dtype": torch.float64}
+    config = GPTConfig(
+        num_layers=2, hidden_size=4 * p, num_heads=p, vocab_size=ROWS * p - 3, seq_length=2 * p, dropout=0.0
+    )
+    draws = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        right: nn.Module = ParallelGPT(config, **{**place, "device": "cpu"}).to(place["device"])
+    theirs = gpt_of(parts, settings, config, **place)
+    own = dict(theirs.named_parameters())
+    _check_parameters(own, dict(right.named_parameters()))
+    with torch.no_grad():
+        for name, parameter in right.named_parameters():
+            parameter.add_(torch.randn((), dtype=torch.float64, generator=draws).item() / 8)  # some of them are 0
+            own[name].copy_(parameter)
+    ids = torch.randint(config.vocab_size, (2, config.seq_length + 1), generator=draws)  # [b, s + 1]
+    ids = ids.to(place["device"])
+    loss = right(ids[:, :-1], ids[:, 1:])
+    loss.backward()
+    try:
+        their_loss = theirs(ids[:, :-1], ids[:, 1:])
+        their_loss.backward()
+    except RuntimeError as error:  # of shapes that don't fit
+        if settings.sequence_parallel:
+            raise ValueError(f"a small GPT of your answers fails: {error}. {NAMES}") from error
+        raise
+    if settings.sequence_parallel:
+        parts.allreduce_sequence_gradients(theirs, group)
+
+    differences = {"the loss": _difference(their_loss.detach(), loss.detach())}
+    for name, parameter in right.named_parameters():
+        differences[f"the gradient of {name}"] = _difference(own[name].grad, parameter.grad)
+    worst = torch.stack(list(differences.values()))  # [one for each]
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=group)
+    wrong = {name: value for name, value in zip(differences, worst.tolist(), strict=True) if value > CLOSE}
+    if wrong:
+        whole = {f"the gradient of {name}" for name, param in own.items() if not hasattr(param, "tensor_parallel")}
+        raise ValueError(_message(wrong, settings, only_whole=wrong.keys() <= whole))
+    if mesh is not None:
+        _try_norm(parts, own, dict(right.named_parameters()), mesh)
+    if settings.precision == "bfloat16":
+        _try_bfloat16(gpt_of(parts, settings, config, **{**place, "dtype": torch.float32}), right, ids, loss.item())
+
+
+def _try_norm(parts: Parts, own: dict[str, nn.Parameter], right: dict[str, nn.Parameter], mesh: DeviceMesh) -> None:
+    """The answer to 14.4, with the gradients of the small model."""
+    for name, parameter in right.items():
+        if hasattr(parameter, "tensor_parallel"):
+            own[name].tensor_parallel = parameter.tensor_parallel  # type: ignore[attr-defined]
+    found = float(parts.gradient_norm(list(own.values()), mesh.get_group("tp"), mesh.get_group("pp")))
+    wanted = grad_norm(right.values(), mesh).item()
+    if not abs(found - wanted) <= CLOSE * wanted:
+        raise ValueError(
+            f"exercise 14.4 finds another length of a small GPT's gradient than tplab: {found / wanted:.2f} times "
+            f"{wanted:.6f}. Does it count every parameter once, and give every rank the same?"
+        )
+
+
+def _try_bfloat16(theirs: nn.Module, right: nn.Module, ids: Tensor, wanted: float) -> None:
+    """The products in bfloat16, the weights in float32: near the same loss, and gradients that are numbers."""
+    weights = dict(right.named_parameters())
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            parameter.copy_(weights[name])
+    with torch.autocast(ids.device.type, torch.bfloat16):
+        loss = theirs(ids[:, :-1], ids[:, 1:])
+    loss.backward()
+    if not abs(loss.item() - wanted) <= IN_BFLOAT16 * wanted:
+        raise ValueError(
+            f"in bfloat16 a small GPT of your answers has the loss {loss.item():.4f}, and in float64 {wanted:.4f}. "
+            "--precision float32 trains without autocast"
+        )
+    for name, parameter in theirs.named_parameters():
+        if parameter.grad is None or not parameter.grad.isfinite().all():
+            raise ValueError(f"in bfloat16 the gradient of {name}, of a small GPT of your answers, is no number")
+
+
+def _check_parameters(own: dict[str, nn.Parameter], right: dict[str, nn.Parameter]) -> None:
+    found, wanted = ({name: list(param.shape) for name, param in one.items()} for one in (own, right))
+    if other := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
+        told = ", ".join(f"{name} {found.get(name, 'missing')}, there {wanted.get(name, 'none')}" for name in other[:4])
+        raise ValueError(f"a small GPT of your answers has other parameters than tplab's: {told}")
+
+
+def _difference(found: Tensor | None, right: Tensor | None) -> Tensor:
+    """Of this rank, relative to the largest number; inf for what isn't there."""
+    assert right is not None
+    if found is None or found.shape != right.shape:
+        return torch.full((), torch.inf, dtype=torch.float64, device=right.device)
+    return ((found - right).abs().max() / right.abs().max().clamp(min=1e-12)).nan_to_num(nan=torch.inf)
+
+
+def _message(wrong: dict[str, float], settings: Settings, only_whole: bool) -> str:
+    name = "the loss" if "the loss" in wrong else max(wrong, key=lambda name: wrong[name])
+    told = (
+        f"a small GPT of your answers computes something else than tplab's: {name} differs by {wrong[name]:.1e} of it. "
+    )
+    if settings.sequence_parallel and only_whole:
+        return told + "Only norms, biases and positions are wrong: exercise 12.3 adds up what each rank's tokens gave."
+    if settings.sequence_parallel:
+        return told + NAMES
+    return told + "Does `tplab check` pass all of your exercises? --layers tplab trains with the course's layers."

@@ -1,0 +1,75 @@
+"""Settings from a preset, a YAML file and flags.
+
+    preset  <  YAML file  <  flags           the later one wins
+
+A field of `Settings` is a flag with hyphens, and a line of the file with its own name.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+
+from tplab.capstone.settings.flags import add_arguments
+from tplab.capstone.settings.presets import PRESETS
+from tplab.capstone.settings.settings import Settings
+
+
+def read_settings(path: Path) -> Settings:
+    """The settings in a YAML file; what it doesn't name is as by default. ValueError for what is no setting."""
+    return from_values(_values_in(path))
+
+
+def from_values(values: dict[str, Any], base: Settings | None = None) -> Settings:
+    """`base` (None: the defaults) with other values. ValueError names unknown fields, and what is of another type."""
+    known = {field.name: field.type for field in fields(Settings)}
+    if unknown := sorted(set(values) - set(known)):
+        raise ValueError(f"there are no settings {unknown}; known: {', '.join(known)}")
+    return replace(base or Settings(), **{name: _as_type(name, known[name], value) for name, value in values.items()})
+
+
+def from_arguments(arguments: Sequence[str], base: Settings | None = None) -> Settings:
+    """Settings from a command line: --preset NAME, --config FILE, and a flag for every field."""
+    parser = argparse.ArgumentParser(prog="python -m tplab.capstone", argument_default=argparse.SUPPRESS)
+    add_arguments(parser)
+    return settings_of(vars(parser.parse_args(arguments)), base)
+
+
+def settings_of(given: dict[str, Any], base: Settings | None = None) -> Settings:
+    """Settings from what the flags gave: the preset, what the file says otherwise, what the flags say otherwise."""
+    given = dict(given)
+    start = PRESETS[given.pop("preset")] if "preset" in given else base
+    values = _values_in(given.pop("config")) if "config" in given else {}
+    return from_values({**values, **given}, start)
+
+
+def _values_in(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there are no settings at {path}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML file: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} should hold lines such as 'tp: 2', and holds a {type(values).__name__}")
+    return values
+
+
+def _as_type(name: str, kind: Any, value: Any) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is float and isinstance(value, str):  # YAML reads 1e-3 as text
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    allowed = get_args(kind) or (kind,)
+    plain = tuple(part for part in allowed if isinstance(part, type))
+    fits = value in allowed if get_origin(kind) is Literal else isinstance(value, plain)
+    if not fits or (isinstance(value, bool) and kind is not bool):
+        wanted = " or ".join(getattr(part, "__name__", str(part)) for part in allowed)
+        raise ValueError(f"{name}: {value!r} should be {wanted}")
+    return value

@@ -1,0 +1,52 @@
+"""Settings to start from: a laptop without a GPU, one H100, machines with eight H100s or A100s."""
+
+from dataclasses import replace
+from math import gcd
+
+from tplab.capstone.settings.settings import Settings
+
+PRESETS: dict[str, Settings] = {
+    "laptop": Settings(
+        folder="runs/laptop", vocab_size=2048, num_layers=4, hidden_size=192, num_heads=8, seq_length=128, tp=2,
+        steps=1200, batch_size=16, micro_batch_size=16, learning_rate=2e-3, min_learning_rate=2e-4, warmup_steps=60,
+        evaluate_every=200, sample_every=300, save_every=300,
+    ),
+    "h100x1": Settings(
+        folder="runs/h100x1", vocab_size=16384, num_layers=12, hidden_size=768, num_heads=12, seq_length=1024,
+        precision="bfloat16", compile=True, steps=2000, batch_size=64, micro_batch_size=32, learning_rate=6e-4,
+        min_learning_rate=6e-5, warmup_steps=200, log_every=10, evaluate_every=200, save_every=500,
+    ),
+    "h100x8": Settings(
+        folder="runs/h100x8", vocab_size=32768, num_layers=24, hidden_size=2048, num_heads=16, seq_length=2048, tp=8,
+        sequence_parallel=True, precision="bfloat16", recompute="attention", steps=2000, batch_size=64,
+        micro_batch_size=16, learning_rate=3e-4, min_learning_rate=3e-5, warmup_steps=200, log_every=10,
+        evaluate_every=200, save_every=500,
+    ),
+    "a100x8": Settings(
+        folder="runs/a100x8", vocab_size=32768, num_layers=24, hidden_size=1536, num_heads=16, seq_length=2048, tp=8,
+        sequence_parallel=True, precision="bfloat16", recompute="attention", steps=2000, batch_size=64,
+        micro_batch_size=16, learning_rate=3e-4, min_learning_rate=3e-5, warmup_steps=200, log_every=10,
+        evaluate_every=200, save_every=500,
+    ),
+}  # fmt: skip
+
+
+def preset_for(gpu: str | None, tp: int | None = None, dp: int | None = None, *, gpus: int = 8) -> Settings:
+    """A preset to start from on a machine with so many GPUs of this name (None: without), on so many ranks.
+
+    More ranks than GPUs are on the CPU, where only the smallest model can be trained. Asked for replicas alone (`dp`),
+    each has one rank; micro-batches are as large as the replicas' parts of the batch allow.
+    """
+    preset = PRESETS[_name(gpu, (tp or 1) * (dp or 1), gpus)]
+    if dp is None or dp < 1 or preset.batch_size % dp:
+        return preset
+    micro_batch_size = gcd(preset.micro_batch_size, preset.batch_size // dp)
+    return replace(preset, tp=tp or 1, dp=dp, micro_batch_size=micro_batch_size)
+
+
+def _name(gpu: str | None, ranks: int, gpus: int) -> str:
+    if gpu is None or ranks > gpus:
+        return "laptop"
+    if ranks == 1:
+        return "h100x1"
+    return "a100x8" if "A100" in gpu else "h100x8"

@@ -1,0 +1,82 @@
+"""The folder of a run: what lies in it, and whether a run there may go on with the settings of now.
+
+settings.yaml            what the run was started with
+log.jsonl, log.csv       how it went
+checkpoints/             where it can be taken up again
+tokens/                  the text, for the model
+"""
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from tplab.capstone.checkpoints.checkpoint_folders import StepFolders
+from tplab.capstone.settings.io import read_settings
+from tplab.capstone.settings.settings import Settings, changed
+
+SETTINGS, LOG = "settings.yaml", "log.jsonl"
+OF_THE_RUN = (
+    SETTINGS, LOG, "log.csv", "tensorboard", "checkpoints", "measurements.json", "report.html",
+    "report.md",
+)  # fmt: skip
+
+
+def checkpoints_in(folder: Path) -> bool:
+    """Whether the run in this folder has kept something to go on from."""
+    return bool(StepFolders(folder / "checkpoints").steps())
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has begun in this folder."""
+    return (folder / SETTINGS).exists() and (folder / LOG).exists()
+
+
+def check_unchanged(settings: Settings) -> None:
+    """Raise ValueError if a run in the folder was about something else: another model, other data, another plan.
+
+    It lists each field with its value then and now. Nothing is written.
+    """
+    folder = Path(settings.folder)
+    if not checkpoints_in(folder):
+        return
+    if not (folder / SETTINGS).exists():
+        raise ValueError(
+            f"{folder} has checkpoints, but no {SETTINGS}, which says what run they belong to. Put it back, or start "
+            "another run: --fresh keeps what is there aside"
+        )
+    if differ := changed(settings, read_settings(folder / SETTINGS)):
+        width = max(map(len, differ))
+        lines = [f"  {name:<{width}}  {before!r} in the run, {now!r} now" for name, (before, now) in differ.items()]
+        raise ValueError(
+            f"the run in {folder} has checkpoints, and was started with other settings:\n"
+            + "\n".join(lines)
+            + "\nTo go on with it leave these as they were. For another run take another --folder, or --fresh, which "
+            "keeps what is there aside"
+        )
+
+
+def write_settings(settings: Settings) -> None:
+    """Put the settings into the run's folder, all at once: a reader sees the former ones or these."""
+    folder = Path(settings.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / SETTINGS
+    if path.exists() and asdict(read_settings(path)) == asdict(settings):
+        return
+    half = folder / (SETTINGS + ".new")
+    settings.save(half)
+    os.replace(half, path)
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Move what a run left in its folder into before-1/, before-2/, ..; its text stays. Returns that folder, if any."""
+    there = [folder / name for name in OF_THE_RUN if (folder / name).exists()]
+    if not there:
+        return None
+    number = 1
+    while (folder / f"before-{number}").exists():
+        number += 1
+    aside = folder / f"before-{number}"
+    aside.mkdir()
+    for path in there:
+        path.rename(aside / path.name)
+    return aside

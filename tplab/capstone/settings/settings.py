@@ -1,0 +1,195 @@
+"""The capstone's one configuration: what is trained, how it is cut over ranks, and what is kept of the run.
+
+What a run was started with lies in its folder as settings.yaml (`tplab.capstone.settings.io` reads it, and flags). Some
+fields make the model, the data or their order: when a run is taken up again they must be as they were, or its losses
+would be those of no run. `CHANGEABLE` are the others.
+"""
+
+from dataclasses import asdict, dataclass, fields
+from math import gcd
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+
+from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
+from tplab.memory.memory_bill import Layout
+
+Layers = Literal["tplab", "mine", "dtensor", "plain"]
+Precision = Literal["float32", "bfloat16", "float64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A training run. Raises ValueError, naming the fields and what would fit, for one that can't be carried out.
+
+    folder                where the run keeps its log, checkpoints and report
+    data                  a folder of text files; None: the sources of the running Python's standard library
+    data_limit            bytes of text to take; None: all
+    vocab_size            of the byte-pair tokenizer that is trained on the text
+    layers                whose: "tplab", "mine" (from the learner's chapters), "dtensor" (torch's own), "plain" (one
+                          process, no parallelism)
+    chapters              the folder with the learner's notebooks, for layers="mine"
+
+    num_layers, hidden_size, num_heads, seq_length, dropout    of the GPT, as in `GPTConfig`
+
+    tp, dp                ranks that share a model, and replicas of it
+    sequence_parallel     cut what lies between the blocks along the sequence
+    async_grad_allreduce  compute a weight's gradient while that of its input travels
+    recompute             what backward computes again: "nothing", "attention" or "layers"
+    compile               let torch.compile make kernels of each layer
+    precision             "float32"; "bfloat16": products in bfloat16 (autocast), weights and optimizer in float32;
+                          "float64": to compare runs with each other
+
+    steps                 optimizer steps of the whole run, for which the learning rate is planned
+    batch_size            sequences of a step, over all replicas and micro-batches
+    micro_batch_size      sequences that a rank computes at once
+    learning_rate, min_learning_rate, warmup_steps    linear up to the first, then a cosine down to the second
+    weight_decay, beta1, beta2                        of AdamW
+    max_norm              longest gradient; longer ones are shortened; 0: none is
+    seed                  of weights, dropout and the order of the data
+
+    stop_after            stop after this step, as if the machine were needed; None: at the end
+    log_every, evaluate_every, sample_every, save_every    in steps; 0: never (evaluation and samples: only at the end)
+    evaluation_batches    batches of held-out text in an evaluation
+    sample_tokens, prompt what is written at each sample
+    keep                  how many checkpoints to keep, the newest ones
+    async_save            go on training while a checkpoint is written
+    tensorboard           write a log for TensorBoard too
+    """
+
+    folder: str = "runs/capstone"
+    data: str | None = None
+    data_limit: int | None = None
+    vocab_size: int = 8192
+    layers: Layers = "tplab"
+    chapters: str = "chapters"
+
+    num_layers: int = 4
+    hidden_size: int = 128
+    num_heads: int = 8
+    seq_length: int = 128
+    dropout: float = 0.0
+
+    tp: int = 1
+    dp: int = 1
+    sequence_parallel: bool = False
+    async_grad_allreduce: bool = True
+    recompute: Recompute = "nothing"
+    compile: bool = False
+    precision: Precision = "float32"
+
+    steps: int = 200
+    batch_size: int = 16
+    micro_batch_size: int = 16
+    learning_rate: float = 1e-3
+    min_learning_rate: float = 1e-4
+    warmup_steps: int = 20
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    max_norm: float = 1.0
+    seed: int = 0
+
+    stop_after: int | None = None
+    log_every: int = 1
+    evaluate_every: int = 100
+    evaluation_batches: int = 4
+    sample_every: int = 0
+    sample_tokens: int = 100
+    prompt: str = "def"
+    save_every: int = 100
+    keep: int = 2
+    async_save: bool = True
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            choices = get_args(field.type) if get_origin(field.type) is Literal else ()
+            if choices and getattr(self, field.name) not in choices:
+                known = ", ".join(map(str, choices))
+                raise ValueError(f"{field.name}={getattr(self, field.name)!r} is not one of {known}")
+        _check_sizes(self)
+        if self.layers == "plain" and self.ranks > 1:
+            raise ValueError(f'layers="plain" has no parallelism: tp={self.tp}, dp={self.dp} should both be 1')
+        if self.vocab_size < 258:
+            raise ValueError(f"vocab_size={self.vocab_size}: the 256 bytes and two tokens more are the fewest, 258")
+        if not 0 <= self.min_learning_rate <= self.learning_rate:
+            raise ValueError(
+                f"min_learning_rate={self.min_learning_rate} should lie between 0 and "
+                f"learning_rate={self.learning_rate}"
+            )
+        check_tensor_parallel(self.model, self.tp)
+        if self.sequence_parallel and self.seq_length % self.tp:
+            raise ValueError(f"seq_length={self.seq_length} can't be cut over tp={self.tp} ranks in whole tokens")
+        each = self.dp * self.micro_batch_size
+        if self.batch_size % each:
+            smaller = gcd(self.micro_batch_size, self.batch_size // self.dp)
+            fits = self.batch_size % self.dp == 0
+            fewer = f", or micro_batch_size={smaller} for that batch" if fits else ""
+            raise ValueError(
+                f"batch_size={self.batch_size} should be a multiple of dp · micro_batch_size = {self.dp} · "
+                f"{self.micro_batch_size} = {each}: try {max(each, round(self.batch_size / each) * each)}{fewer}"
+            )
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.dp
+
+    @property
+    def micro_batches(self) -> int:
+        """That each replica takes in a step."""
+        return self.batch_size // (self.dp * self.micro_batch_size)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.seq_length
+
+    @property
+    def last_step(self) -> int:
+        """After which this run stops."""
+        return self.steps if self.stop_after is None else min(self.steps, self.stop_after)
+
+    @property
+    def model(self) -> GPTConfig:
+        return GPTConfig(
+            num_layers=self.num_layers, hidden_size=self.hidden_size, num_heads=self.num_heads,
+            vocab_size=self.vocab_size, seq_length=self.seq_length, dropout=self.dropout,
+        )  # fmt: skip
+
+    @property
+    def layout(self) -> Layout:
+        """For the memory bill and the cost model."""
+        return Layout(
+            tp=self.tp, dp=self.dp, micro_batch=self.micro_batch_size, micro_batches=self.micro_batches,
+            sequence_parallel=self.sequence_parallel, recompute=self.recompute,
+        )  # fmt: skip
+
+    def save(self, path: Path) -> None:
+        """Write them as YAML, in the order of the fields."""
+        path.write_text(yaml.safe_dump(asdict(self), sort_keys=False), encoding="utf-8")
+
+
+# What may differ when a run is taken up again: how it is laid out and watched, not what is trained on what.
+CHANGEABLE = frozenset({
+    "folder", "layers", "chapters", "tp", "dp", "sequence_parallel", "async_grad_allreduce", "recompute", "compile",
+    "micro_batch_size", "stop_after", "log_every", "evaluate_every", "evaluation_batches", "sample_every",
+    "sample_tokens", "prompt", "save_every", "keep", "async_save", "tensorboard",
+})  # fmt: skip
+
+
+def changed(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
+    """{field: (before, now)} of fields that must not change when a run is taken up again."""
+    pairs = {name: (getattr(before, name), value) for name, value in asdict(now).items() if name not in CHANGEABLE}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _check_sizes(settings: Settings) -> None:
+    positive = ("tp", "dp", "steps", "batch_size", "micro_batch_size", "evaluation_batches", "keep", "max_norm")
+    least = dict.fromkeys(positive, 1) | {"max_norm": 0, "learning_rate": 0}
+    counts = ("warmup_steps", "log_every", "evaluate_every", "sample_every", "sample_tokens", "save_every", "seed")
+    least |= dict.fromkeys(counts, 0) | {"weight_decay": 0}
+    least |= {name: 1 for name in ("stop_after", "data_limit") if getattr(settings, name) is not None}
+    for name, smallest in least.items():
+        if getattr(settings, name) < smallest:
+            raise ValueError(f"{name}={getattr(settings, name)} should be {smallest} or more")

@@ -1,0 +1,250 @@
+"""The parts of a study: what each of them lets the ranks do (`tplab.capstone.study.programs`), and what it makes of it.
+
+    machine     what a rank reaches in products, memory, messages
+    before      what the model writes before training
+    alone       the losses of one rank, with tplab's layers
+    traffic     the record of one step beside the formula
+    memory      what was live in one step beside the bill
+    timeline    one step, operation by operation
+    layers      the learner's layers beside tplab's
+    baseline    torch's own tensor parallelism beside tplab's layers, in turns
+    scaling     step times of 1 to p ranks, of one model and of one that grows, beside the cost model
+
+Each gets a `Study` and returns what measurements.json keeps; `says` or `why` in it is a line for who waits.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from tplab.capstone.own_layers.find import find_answers
+from tplab.capstone.report.words import apart, listed, ranks, rate, size, small
+from tplab.capstone.report.words import seconds as in_words
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.study import programs as measuring
+from tplab.capstone.study.predictions import machine_of, predicted_memory, predicted_step
+from tplab.capstone.study.traffic import step_bytes, step_parts
+from tplab.capstone.training.build_model import used
+from tplab.cost.flops import model_flops
+from tplab.runtime import RankError, Record, Results, launch
+
+Measured = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many steps each part may take.
+
+    alone              of one rank, whose losses are compared
+    scaling, warm_up   of each number of ranks; the first ones don't count
+    layers             of the learner's layers and tplab's
+    turns, turn        of the baseline: so many turns each, of so many steps; the first turn warms up
+    """
+
+    alone: int = 60
+    scaling: int = 12
+    warm_up: int = 3
+    layers: int = 20
+    turns: int = 5
+    turn: int = 6
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a part gets."""
+
+    settings: Settings
+    budget: Budget
+    answers: Any
+
+    def launch(self, function: Callable[..., Any], settings: Settings, *args: Any) -> Results:
+        """On as many ranks as the settings have, and on the kind of device that the whole run has.
+
+        A run of two ranks on a machine with one GPU is on the CPU, and one rank beside it has to be there too.
+        """
+        backend = "auto" if torch.cuda.device_count() >= self.settings.ranks else "gloo"
+        return launch(function, settings.ranks, args=(settings, *args), backend=backend, timeout=None)
+
+
+def _machine(study: Study) -> Measured:
+    found = study.launch(measuring.machine, study.settings)[0]
+    return found | {"says": f"a rank reaches {rate(found['flops'])} in large products"}
+
+
+def _before(study: Study) -> Measured:
+    text, loss = study.launch(measuring.untrained, study.settings, study.answers)[0]
+    return {"prompt": study.settings.prompt, "text": text, "loss": loss, "says": f"loss {loss:.3f}"}
+
+
+def _alone(study: Study) -> Measured:
+    count = min(study.budget.alone, study.settings.steps)
+    _, found = _with_room(lambda one: study.launch(measuring.steps, one, count), _on(study.settings, 1))
+    losses, seconds = found[0]
+    took = median(seconds)
+    return {"losses": losses, "seconds": took, "says": f"{len(losses)} losses of one rank, {in_words(took)} a step"}
+
+
+def _traffic(study: Study) -> Measured:
+    settings = study.settings
+    entered = study.launch(measuring.sent, settings, study.answers)[0]
+    measured, formula = Record(entered).totals(), step_bytes(settings)
+    same = measured == formula
+    return {
+        "measured": measured, "formula": formula,
+        "parts": [(part.name, part.kind, part.calls, part.bytes) for part in step_parts(settings)],
+        "says": "formula and record agree to the byte" if same else "formula and record differ",
+    }  # fmt: skip
+
+
+def _memory(study: Study) -> Measured:
+    found = study.launch(measuring.metered, study.settings, study.answers)
+    bill, note = predicted_memory(study.settings)
+    peak = [one["peak"] for one in found]
+    return {
+        "peak": peak, "curve": found[0]["curve"], "marks": found[0]["marks"], "bill": bill, "note": note,
+        "says": f"{size(max(peak))} at most, and the bill says {size(sum(bill.values()))}",
+    }  # fmt: skip
+
+
+def _timeline(study: Study) -> Measured:
+    spans = study.launch(measuring.traced, study.settings, study.budget.warm_up, study.answers)
+    lanes = [{"rank": rank, "spans": of_rank} for rank, of_rank in enumerate(spans)]
+    return {"step": study.budget.warm_up + 1, "ranks": lanes, "says": f"{len(spans[0])} operations of rank 0"}
+
+
+def _layers(study: Study) -> Measured:
+    settings = study.settings
+    try:
+        answers = study.answers or find_answers(settings.chapters, settings)
+    except (ValueError, FileNotFoundError) as error:
+        return {"why": _why(str(error))}
+    count = min(study.budget.layers, settings.steps)
+    mine, ours = replace(settings, layers="mine"), replace(settings, layers="tplab")
+    losses, idle = study.launch(measuring.of_the_learner, mine, count, answers)[0]
+    losses = {"mine": losses, "tplab": study.launch(measuring.steps, ours, count)[0][0]}
+    off = small(apart(losses["mine"], losses["tplab"]))
+    return {"losses": losses, "used": used(mine, answers, idle), "says": f"{count} losses are at most {off} apart"}
+
+
+def _why(message: str) -> str:
+    """The exercises that aren't ready, of a message that names them one a line; else its first line."""
+    if exercises := re.findall(r"^ +(\d+\.\d+)", message, re.MULTILINE):
+        return f"exercises {listed(exercises)} are not written, or don't pass yet"
+    return message.splitlines()[0].rstrip(" .")
+
+
+def _baseline(study: Study) -> Measured:
+    settings = replace(study.settings, sequence_parallel=False)
+    if settings.dp > 1 or settings.tp == 1:
+        return {"why": "it needs tp of 2 or more, and dp = 1"}
+    found = study.launch(measuring.turns, settings, ("tplab", "dtensor"), study.budget.turns, study.budget.turn)[0]
+    seconds = {name: [median(turn) for turn in times[1:] or times] for name, (_, times) in found.items()}
+    ratio = median(seconds["tplab"]) / median(seconds["dtensor"])
+    without = ", both without sequence parallelism" if study.settings.sequence_parallel else ""
+    return {
+        "losses": {name: losses for name, (losses, _) in found.items()}, "seconds": seconds,
+        "sequence_parallel": settings.sequence_parallel,
+        "says": f"a step of tplab's layers takes {ratio:.2f} times as long as one of torch's{without}",
+    }  # fmt: skip
+
+
+def _scaling(study: Study) -> Measured:
+    settings, budget = study.settings, study.budget
+    found: Measured = {name: {} for name in ("strong", "weak", "work", "parts", "machine")}
+    found["predicted"] = {"strong": {}, "weak": {}}
+    beside: list[str] = []
+    with _equal_threads(settings.ranks):
+        for p in _sizes(settings):
+            try:
+                _scaled(study, p, found, beside)
+            except RankError as error:
+                if p == settings.ranks and not found["strong"]:
+                    raise
+                grown = " with the grown model" if p in found["strong"] else ""
+                beside.append(f"{ranks(p)}{grown} not measured ({error.cause_type})")
+    note = f"Medians of {budget.scaling - budget.warm_up} steps each, beside what the cost model (chapter 11) says "
+    note += (
+        "for this machine, whose products, memory and messages were measured with as many ranks busy. Megatron-LM's "
+    )
+    note += "points are from V100 GPUs: Shoeybi et al. 2019, table 8 and figure 5."
+    note += f" Of these: {', '.join(beside)}." if beside else ""
+    first, last = min(found["strong"]), max(found["strong"])
+    says = f"{ranks(last)}: {found['strong'][first] / found['strong'][last]:.2f} times as fast as {ranks(first)}"
+    return found | {"tokens": settings.tokens_per_step, "note": note, "says": says}
+
+
+def _scaled(study: Study, p: int, found: Measured, beside: list[str]) -> None:
+    """Put into `found` what p ranks take, and into `beside` what differs there from the run."""
+    settings, budget = study.settings, study.budget
+    one, timed = _with_room(lambda one: study.launch(measuring.timed, one, budget.scaling), _on(settings, p))
+    machine, seconds = timed[0]
+    step = predicted_step(one, machine_of(machine))
+    found["strong"][p] = median(seconds[budget.warm_up :] or seconds)
+    found["predicted"]["strong"][p] = sum(step.values())
+    found["parts"][p], found["machine"][p] = step, machine
+    if one != _on(settings, p):
+        beside.append(f"{ranks(p)} in micro-batches of {one.micro_batch_size}, since larger ones had no room")
+    grown = replace(one, num_layers=p * settings.num_layers)
+    if p > 1:
+        grown, took = _with_room(lambda one: study.launch(measuring.steps, one, budget.scaling), grown)
+        seconds = took[0][1]
+    found["weak"][p] = median(seconds[budget.warm_up :] or seconds)
+    found["work"][p] = model_flops(grown.model, grown.batch_size)
+    found["predicted"]["weak"][p] = sum(predicted_step(grown, machine_of(machine)).values())
+
+
+def _with_room(attempt: Callable[[Settings], Results], settings: Settings) -> tuple[Settings, Results]:
+    """Try with half the micro-batch, and twice as many, until a GPU has room. The losses are the same."""
+    while True:
+        try:
+            return settings, attempt(settings)
+        except RankError as error:
+            if error.cause_type != "OutOfMemoryError" or settings.micro_batch_size % 2:
+                raise
+            settings = replace(settings, micro_batch_size=settings.micro_batch_size // 2)
+
+
+def _sizes(settings: Settings) -> list[int]:
+    """1, 2, 4 .. up to the run's ranks, where the model and the batch can be cut so."""
+    sizes = []
+    for p in sorted({2**power for power in range(settings.ranks.bit_length())} | {settings.ranks}):
+        try:
+            _on(settings, p)
+        except ValueError:
+            continue
+        sizes.append(p)
+    return sizes
+
+
+def _on(settings: Settings, p: int) -> Settings:
+    """The run on p ranks, with tplab's layers: first ranks that share a model, then replicas. ValueError: it can't."""
+    tp = min(p, settings.tp)
+    if p % tp:
+        raise ValueError(f"{p} ranks are no multiple of tp={tp}")
+    cut = settings.sequence_parallel and tp > 1
+    return replace(settings, layers="tplab", tp=tp, dp=p // tp, sequence_parallel=cut)
+
+
+@contextmanager
+def _equal_threads(ranks: int) -> Iterator[None]:
+    """On a CPU each rank gets as many threads as in the whole run, or one rank alone would get all cores."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ["OMP_NUM_THREADS"] = before or str(max(1, cores // ranks))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+
+
+PARTS: dict[str, Callable[[Study], Measured]] = {
+    "machine": _machine, "before": _before, "alone": _alone, "traffic": _traffic, "memory": _memory,
+    "timeline": _timeline, "layers": _layers, "baseline": _baseline, "scaling": _scaling,
+}  # fmt: skip

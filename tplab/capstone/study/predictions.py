@@ -1,0 +1,67 @@
+"""What the course's formulas say of a run: the memory bill of chapter 00, the step time of chapter 11.
+
+Both count numbers of 16 bits. A run in float32 has numbers of 32: its activations are twice the bill's, and its machine
+moves half as many numbers a second, in memory and between ranks. (float64: four times, a quarter.)
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.study.traffic import TOKENS_AT_ONCE
+from tplab.collectives.links import Link
+from tplab.cost.machines import Machine
+from tplab.cost.step import Program, step_time
+from tplab.memory.config import GPTConfig
+from tplab.memory.memory_bill import Recipe, bill
+
+_WIDTH = {"float32": 2, "float64": 4, "bfloat16": 1}  # of an activation, in 16 bits
+_STATE = {"float32": Recipe(4, 4, 8), "bfloat16": Recipe(4, 4, 8), "float64": Recipe(8, 8, 16)}  # AdamW
+
+
+def predicted_memory(settings: Settings) -> tuple[dict[str, int], str]:
+    """Bytes of one rank by what they are for, and in a sentence how the bill was read."""
+    config, width = _as_run(settings), _WIDTH[settings.precision]
+    need = bill(config, settings.layout, _STATE[settings.precision])
+    tokens, columns = settings.micro_batch_size * config.seq_length, -(-config.vocab_size // settings.tp)
+    activations = width * (need.activations - 4 * tokens * columns) + 4 * min(tokens, TOKENS_AT_ONCE) * columns
+    parts = need.parts() | {"activations": activations}
+    note = f"Weights, gradients and AdamW's averages are in {'float64' if width == 4 else 'float32'}"
+    if width > 1:
+        note += f", and the activations, 16-bit in the formula, count {'twice' if width == 2 else 'four times'}"
+    note += f"; of the logits, {TOKENS_AT_ONCE} tokens are there at a time."
+    if settings.precision == "bfloat16":
+        note += " What autocast keeps beside (weights in 16 bits, float32 between the blocks) is not in the bill."
+    return parts, note
+
+
+def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
+    """Seconds of one step, by what they are for."""
+    program = Program(overlap_input_gradient=settings.async_grad_allreduce, overlap_gradients=settings.dp > 1)
+    state, width = _STATE[settings.precision], _WIDTH[settings.precision]
+    recipe = Recipe(state.weights // width, state.gradients // width, state.optimizer // width)
+    time = step_time(_as_run(settings), settings.layout, slower(machine, width), program, recipe)
+    return {
+        "matrix products": time.products, "element-wise": time.elementwise, "optimizer": time.optimizer,
+        "communication": time.tensor_parallel + time.data_parallel,
+    }  # fmt: skip
+
+
+def slower(machine: Machine, times: int) -> Machine:
+    """The machine for numbers that are so many times as wide: each of its bytes takes that much longer."""
+    inside, between = (Link(link.alpha, link.beta * times) for link in (machine.inside, machine.between))
+    return replace(machine, bandwidth=machine.bandwidth / times, inside=inside, between=between)
+
+
+def machine_of(measured: dict[str, Any]) -> Machine:
+    """A `Machine` of what `tplab.capstone.study.programs.machine` found. One rank has no link, and needs none."""
+    link = Link(measured.get("alpha", 0.0), measured.get("beta", 1e-12))
+    return Machine(
+        "this machine", flops=measured["flops"], fraction=1.0, memory=measured.get("memory", 1),
+        bandwidth=measured["bandwidth"], gpus_per_node=measured["ranks"], inside=link, between=link,
+    )  # fmt: skip
+
+
+def _as_run(settings: Settings) -> GPTConfig:
+    """torch's attention keeps no scores, unless a CPU has to drop some of them."""
+    return replace(settings.model, flash_attention=not settings.dropout)

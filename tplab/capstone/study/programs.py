@@ -1,0 +1,199 @@
+"""A few steps of a run, watched closely: what the study lets every rank do. Nothing here writes into the run's folder.
+
+All of them train as `tplab.capstone.training.loop` does, on the run's own tokens, in its order, from its first weights.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tplab.capstone.data.prepare import Batches, TokenFiles, prepare
+from tplab.capstone.settings.settings import Layers, Settings
+from tplab.capstone.training.build_model import build_model, way_of
+from tplab.capstone.training.loop import compile_layers
+from tplab.capstone.training.meter import known_machine
+from tplab.capstone.training.optimizer import make_optimizer
+from tplab.capstone.training.ranks import Ranks, join
+from tplab.capstone.training.sample import write_sample
+from tplab.capstone.training.step import Step
+from tplab.cost.machines import matrix_rate, measure_machine, memory_rate
+from tplab.memory.meter import MemoryMeter
+from tplab.runtime import Collective, record
+from tplab.trace.rank_trace import trace_rank
+
+CURVE_POINTS = 1500  # of live memory, in the report
+LINK_ROUNDS = 4
+BARS = 1500  # of a rank, in the report's timeline
+FINEST = 2000  # of these parts of a step can the eye tell two apart
+NAME = 60  # characters; those of a GPU's kernels go into the hundreds
+
+Bar = tuple[str, str, float, float]  # lane, name, start, end
+
+
+class Short:
+    """The beginning of a run on this rank, step by step."""
+
+    def __init__(self, settings: Settings, answers: Any = None, ranks: Ranks | None = None) -> None:
+        self.settings = settings
+        self.ranks = ranks or join(settings)
+        self.tokens: TokenFiles = prepare(settings)
+        self.batches = Batches(self.tokens.train, settings.seq_length, settings.batch_size, settings.seed)
+        self.model = build_model(
+            settings, settings.model, answers=answers, mesh=self.ranks.mesh, device=self.ranks.device
+        )
+        if settings.compile:
+            compile_layers(self.model)
+        self.optimizer = make_optimizer(self.model, settings)
+        self.step = Step(self.model, self.optimizer, settings, self.ranks)
+        self.done = 0
+
+    def once(self) -> tuple[float, float]:
+        """One more step: its loss over the whole batch, and the seconds until this rank knew its own part of it."""
+        own = self.batches.own(self.done, self.ranks.dp_rank, self.settings.dp)
+        ids, targets = (tensor.to(self.ranks.device) for tensor in own)  # [B/dp, s] each
+        self.done += 1
+        began = time.perf_counter()
+        loss, norm = self.step.run(self.done, ids, targets)
+        float(norm)  # a GPU has to be waited for
+        seconds = time.perf_counter() - began
+        if self.settings.dp > 1:
+            dist.all_reduce(loss, group=self.ranks.dp)
+        return float(loss) / self.settings.dp, seconds
+
+
+def steps(settings: Settings, count: int) -> tuple[list[float], list[float]]:
+    """Losses and seconds of the first `count` steps."""
+    short = Short(settings)
+    losses, seconds = zip(*(short.once() for _ in range(count)), strict=True)
+    return list(losses), list(seconds)
+
+
+def of_the_learner(settings: Settings, count: int, answers: Any) -> tuple[list[float], frozenset[str]]:
+    """Losses of the first `count` steps with the learner's layers, and `Way.idle`: the answers that nothing calls."""
+    short = Short(settings, answers)
+    return [short.once()[0] for _ in range(count)], way_of(short.model).idle
+
+
+def turns(
+    settings: Settings, layers: Sequence[Layers], rounds: int, count: int
+) -> dict[str, tuple[list[float], list[list[float]]]]:
+    """Runs with these layers that take turns of `count` steps: of each its losses, and the seconds by turn and step.
+
+    So what else the machine does slows down both. Every run begins at the same weights and sees the same batches.
+    """
+    shorts = {str(name): Short(replace(settings, layers=name)) for name in layers}
+    losses: dict[str, list[float]] = {name: [] for name in shorts}
+    seconds: dict[str, list[list[float]]] = {name: [] for name in shorts}
+    for _ in range(rounds):
+        for name, short in shorts.items():
+            done = [short.once() for _ in range(count)]
+            losses[name] += [loss for loss, _ in done]
+            seconds[name].append([took for _, took in done])
+    return {name: (losses[name], seconds[name]) for name in shorts}
+
+
+def machine(settings: Settings) -> dict[str, Any]:
+    """What this rank's device reaches in the run's precision, while all ranks are busy.
+
+    `peak`: of a GPU that `tplab.cost.machines` knows, in bfloat16; what is published there is for no other precision.
+    """
+    ranks = join(settings)
+    known = known_machine(ranks.device)
+    peak = {"peak": known.flops} if known and settings.precision == "bfloat16" else {}
+    dtype = getattr(torch, settings.precision)
+    if ranks.size == 1:
+        return {"ranks": 1, "flops": matrix_rate(dtype=dtype), "bandwidth": memory_rate(), **peak}
+    found = measure_machine(rounds=LINK_ROUNDS, dtype=dtype)
+    link = asdict(found.inside)
+    return {
+        "ranks": ranks.size, "flops": found.flops, "bandwidth": found.bandwidth, "memory": found.memory,
+        "alpha": link["alpha"], "beta": link["beta"], **peak,
+    }  # fmt: skip
+
+
+def timed(settings: Settings, count: int) -> tuple[dict[str, Any], list[float]]:
+    """What the machine reaches with so many ranks, and the seconds of the first steps."""
+    return machine(settings), steps(settings, count)[1]
+
+
+def sent(settings: Settings, answers: Any = None) -> list[Collective]:
+    """The collectives of the second step, as this rank entered them."""
+    short = Short(settings, answers)
+    short.once()
+    own = short.batches.own(1, short.ranks.dp_rank, settings.dp)
+    with record() as section:
+        short.step.run(2, *(tensor.to(short.ranks.device) for tensor in own))
+    return list(section)
+
+
+def traced(settings: Settings, warm_up: int, answers: Any = None) -> list[Bar]:
+    """(lane, name, start, end) of what this rank did in one step, after some that warm up."""
+    short = Short(settings, answers)
+    for _ in range(warm_up):
+        short.once()
+    own = short.batches.own(short.done, short.ranks.dp_rank, settings.dp)
+    ids, targets = (tensor.to(short.ranks.device) for tensor in own)
+    if short.ranks.size > 1:
+        dist.barrier()
+    with trace_rank() as trace:
+        short.step.run(short.done + 1, ids, targets)
+    return drawn([(span.lane, span.name, span.start, span.end) for span in trace.spans if span.name != "barrier"])
+
+
+def drawn(bars: Sequence[Bar]) -> list[Bar]:
+    """The bars with short names; where there are too many, neighbours that the eye can't tell apart are one bar."""
+    named = [(lane, name[:NAME], start, end) for lane, name, start, end in bars]
+    if len(named) <= BARS:
+        return named
+    finest = (max(bar[3] for bar in named) - min(bar[2] for bar in named)) / FINEST
+    merged: list[Bar] = []
+    newest: dict[str, int] = {}  # where each lane's last bar is
+    for lane, name, start, end in sorted(named, key=lambda bar: bar[2]):
+        place = newest.get(lane)
+        if place is not None and start - merged[place][3] < finest:
+            _, before, since, until = merged[place]
+            merged[place] = (lane, before, since, max(until, end))
+        else:
+            newest[lane] = len(merged)
+            merged.append((lane, name, start, end))
+    return merged
+
+
+def metered(settings: Settings, answers: Any = None) -> dict[str, Any]:
+    """The most that was live on this rank during the second step; on a CPU also the curve, counted tensor by tensor."""
+    if join(settings).device.type == "cuda":
+        short = Short(settings, answers)
+        short.once()
+        torch.cuda.reset_peak_memory_stats()
+        short.once()
+        return {"peak": torch.cuda.max_memory_allocated(), "curve": [], "marks": []}
+    with MemoryMeter() as meter:
+        short = Short(settings, answers)
+        short.once()
+        begin = len(meter.curve)
+        handles = [
+            short.model.register_forward_pre_hook(lambda *_: meter.mark("forward")),
+            short.model.register_forward_hook(lambda *_: meter.mark("backward")),
+            short.optimizer.register_step_pre_hook(lambda *_: meter.mark("optimizer")),
+        ]
+        short.once()
+        for handle in handles:
+            handle.remove()
+    curve, marks = meter.curve[begin:], [(place - begin, name) for place, name in meter.marks]
+    every = max(1, len(curve) // CURVE_POINTS)
+    return {
+        "peak": max(curve),
+        "curve": [max(curve[at : at + every]) for at in range(0, len(curve), every)],
+        "marks": [(place // every, name) for place, name in marks],
+    }
+
+
+def untrained(settings: Settings, answers: Any = None) -> tuple[str, float]:
+    """What the model writes before its first step, and the loss of that step."""
+    short = Short(settings, answers)
+    text = write_sample(short.model, settings, short.tokens.tokenizer, short.ranks, 0)
+    return text, short.once()[0]

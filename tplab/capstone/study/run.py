@@ -1,0 +1,129 @@
+"""What a report shows beside the run itself: other numbers of ranks, other layers, memory, bytes, one step in detail.
+
+    study(settings)                      the run, if it isn't done yet, then every part that is missing
+    study(settings, only=["memory"])     this part, again
+
+    python -m tplab.capstone study --preset laptop
+    python -m tplab.capstone study --folder runs/laptop --only memory scaling
+
+Each part (`tplab.capstone.study.parts`) trains a few steps, says what it found in one line, and is written into
+measurements.json at once: a study that is killed loses one part. `Budget` says how many steps each may take.
+
+With each part are the settings that it was measured with, those of `MATTER`. A run that was taken up again on other
+ranks, or with other layers, has its parts measured anew.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tplab.capstone.command import carry_out, settings_from
+from tplab.capstone.own_layers.find import find_answers
+from tplab.capstone.report.run import MEASUREMENTS, read_measurements
+from tplab.capstone.settings.flags import add_arguments
+from tplab.capstone.settings.run_folder import check_unchanged
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.study.parts import PARTS, Budget, Study
+from tplab.capstone.training.log import read_log, steps_of
+from tplab.capstone.watching.panel import run
+from tplab.runtime import RankError
+
+__all__ = ["Budget", "main", "study"]
+
+MATTER = (
+    "layers", "vocab_size", "num_layers", "hidden_size", "num_heads", "seq_length", "dropout", "tp", "dp",
+    "sequence_parallel", "async_grad_allreduce", "recompute", "compile", "precision", "batch_size", "micro_batch_size",
+)  # fmt: skip
+
+
+def study(
+    settings: Settings,
+    *,
+    only: Sequence[str] = (),
+    budget: Budget | None = None,
+    answers: Any = None,
+    say: Callable[[str], None] = print,
+) -> Path:
+    """Measure what is missing or was measured with other settings, or `only` these parts, also where they are there.
+
+    Returns the path of the measurements.
+
+    answers    the learner's code; None: it is looked for in `settings.chapters` where it is needed
+    say        gets a line for each part; one whose ranks fail (one GPU has no room for it, say) is left out
+    Raises ValueError for a part that there is not, and for settings of another run than the folder's.
+    """
+    if unknown := sorted(set(only) - set(PARTS)):
+        raise ValueError(f"there are no parts {unknown}; known: {', '.join(PARTS)}")
+    check_unchanged(settings)
+    folder = Path(settings.folder)
+    if settings.layers == "mine" and answers is None:
+        answers = find_answers(settings.chapters, settings)
+    if not only and not is_done(settings):
+        run(settings, answers)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in PARTS.items():
+        if name in only or (not only and not is_current(read_measurements(folder).get(name), settings)):
+            began = time.monotonic()
+            try:
+                measured = part(Study(settings, budget or Budget(), answers))
+            except RankError as error:
+                say(f"{name}: not measured: {error.cause_type}: {error.cause_message.partition(chr(10))[0]}")
+                continue
+            _keep(folder, name, measured | {"settings": _that_matter(settings)})
+            told = measured.get("says") or measured.get("why") or "measured"
+            say(f"{name}: {told} ({time.monotonic() - began:.0f} s)")
+    return folder / MEASUREMENTS
+
+
+def is_done(settings: Settings) -> bool:
+    """Whether the run in the folder has come to the step after which it stops."""
+    steps = steps_of(read_log(Path(settings.folder)))
+    return bool(steps) and steps[-1]["step"] >= settings.last_step
+
+
+def is_current(part: Mapping[str, Any] | None, settings: Settings) -> bool:
+    """Whether the part is there, and was measured with these settings. One that doesn't say with which counts."""
+    return part is not None and part.get("settings", _that_matter(settings)) == _that_matter(settings)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out a command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tplab.capstone study", argument_default=argparse.SUPPRESS, allow_abbrev=False,
+        usage="python -m tplab.capstone study [--preset NAME] [--config FILE] [flags] [--only PART ..]",
+        description="Train as the flags say, unless the run is done, and measure what its report shows beside it.",
+    )  # fmt: skip
+    add_arguments(parser)
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument(
+        "--baseline", choices=["dtensor"], help="measure torch's own tensor parallelism: the same as --only baseline"
+    )
+    given = vars(parser.parse_args(argv))
+    only = given.pop("only", [])
+    only += ["baseline"] if given.pop("baseline", None) and "baseline" not in only else []
+    try:
+        settings = settings_from(given)
+        if not only and not is_done(settings) and (code := carry_out(settings)):
+            return code
+        study(settings, only=only)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"python -m tplab.capstone study: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _that_matter(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in MATTER}
+
+
+def _keep(folder: Path, name: str, measured: dict[str, Any]) -> None:
+    """Add a part to the file, which is whole at every moment."""
+    everything = read_measurements(folder) | {name: measured}
+    new = folder / f"{MEASUREMENTS}.new"
+    new.write_text(json.dumps(everything), encoding="utf-8")
+    os.replace(new, folder / MEASUREMENTS)

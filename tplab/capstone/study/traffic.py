@@ -1,0 +1,151 @@
+"""What one training step sends: calls and bytes of every collective that one rank enters, part by part, by formula.
+
+With n = b s tokens of a micro-batch, L layers, hidden size h, tables of v rows, tp ranks that share a model, and e
+bytes for a number that a product makes (4, in bfloat16 autocast 2), a micro-batch sends over tp
+
+    embedding            forward    all-reduce [n, h], 4 bytes a number: what is looked up is in float32
+    layers               forward    2 L all-reduces [n, h], of e bytes
+                         backward   2 L all-reduces [n, h], of e bytes; without async_grad_allreduce autograd has cast
+                                    the gradient back before it is summed, and it has 4
+    output layer         backward   all-reduce [n, h], of e bytes
+    loss                 forward    2 all-reduces for each block of 512 tokens: n maxima of e bytes, and n sums and one
+                                    number a block of 4
+
+With sequence parallelism each all-reduce [n, h] is an all-gather and a reduce-scatter, of the same bytes each; the
+recorder counts the message, which is the whole [n, h] for both. Once a step the gradients of what lies between the
+blocks are summed. recompute="layers" runs the forward of each layer once more, up to its last product: after that
+backward needs nothing, so the last sum is not sent again, unless dropout stands behind it.
+
+Once a step over dp: the gradients of this rank's parameters, 4 bytes each, in buckets. Over tp: the sum for the norm.
+With one rank in a dimension nothing is sent there. (float64: 8 bytes for 4 and for e.)
+`tests/capstone/study/test_traffic.py` holds the record of real steps to this, to the byte.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from tplab.capstone.settings.settings import Settings
+from tplab.data.flat_parameters import BUCKET_BYTES
+from tplab.runtime import Total
+from tplab.tensor.embedding import pad_vocab_size
+
+TOKENS_AT_ONCE = 512  # of `parallel_linear_cross_entropy`
+
+
+@dataclass(frozen=True)
+class Part:
+    """Calls of one kind that serve one purpose, and the bytes of all their messages."""
+
+    name: str
+    kind: str
+    calls: int
+    bytes: int
+
+
+def step_parts(settings: Settings, vocab_size: int | None = None) -> list[Part]:
+    """What one rank sends in one training step, in the order of the step.
+
+    vocab_size    of the tokenizer, which may have found fewer tokens than it was asked for; None: as in the settings
+    """
+    vocab_size = settings.vocab_size if vocab_size is None else vocab_size
+    parts = list(_micro_batch(settings)) if settings.tp > 1 else []
+    parts = [Part(p.name, p.kind, settings.micro_batches * p.calls, settings.micro_batches * p.bytes) for p in parts]
+    parts += _once(settings, vocab_size)
+    return [part for part in parts if part.calls]
+
+
+def step_bytes(settings: Settings, vocab_size: int | None = None) -> dict[str, Total]:
+    """The same summed up by kind, as `Record.totals` gives it for a rank."""
+    return totals(step_parts(settings, vocab_size))
+
+
+def totals(parts: Iterable[Part]) -> dict[str, Total]:
+    """Calls and bytes by kind."""
+    found: dict[str, Total] = {}
+    for part in parts:
+        calls, size = found.get(part.kind, Total(0, 0))
+        found[part.kind] = Total(calls + part.calls, size + part.bytes)
+    return found
+
+
+def _micro_batch(settings: Settings) -> Iterator[Part]:
+    """Over tp, forward and backward of one micro-batch."""
+    layers, tokens = settings.num_layers, settings.micro_batch_size * settings.seq_length
+    wide, narrow = _sizes(settings)
+    whole = tokens * settings.hidden_size  # [n, h]
+    overlapped = settings.async_grad_allreduce and not settings.compile
+    entering = narrow if overlapped else wide  # f, or the gather in front of a column-parallel layer
+    again = settings.recompute == "layers"
+    if settings.sequence_parallel:
+        # blocks: a gather in front of each, a reduce-scatter after it; in backward the other way round
+        gathers, scatters = 2 * layers, 2 * layers
+        yield Part("embedding, forward", "reduce_scatter", 1, whole * wide)
+        yield Part("layers, forward", "all_gather", gathers, gathers * whole * entering)
+        yield Part("layers, forward", "reduce_scatter", scatters, scatters * whole * narrow)
+        yield Part("output layer, forward", "all_gather", 1, whole * wide)
+    else:
+        yield Part("embedding, forward", "all_reduce", 1, whole * wide)
+        yield Part("layers, forward", "all_reduce", 2 * layers, 2 * layers * whole * narrow)
+    yield from _loss(tokens, wide, narrow)
+    if settings.sequence_parallel:
+        yield Part("output layer, backward", "reduce_scatter", 1, whole * wide)
+        if again:
+            sums = (2 if settings.dropout else 1) * layers
+            yield Part("layers, computed again", "all_gather", gathers, gathers * whole * entering)
+            yield Part("layers, computed again", "reduce_scatter", sums, sums * whole * narrow)
+        yield Part("layers, backward", "all_gather", scatters, scatters * whole * narrow)
+        yield Part("layers, backward", "reduce_scatter", gathers, gathers * whole * entering)
+        yield Part("embedding, backward", "all_gather", 1, whole * wide)
+    else:
+        yield Part("output layer, backward", "all_reduce", 1, whole * narrow)
+        if again:
+            sums = (2 if settings.dropout else 1) * layers
+            yield Part("layers, computed again", "all_reduce", sums, sums * whole * narrow)
+        yield Part("layers, backward", "all_reduce", 2 * layers, 2 * layers * whole * entering)
+
+
+def _loss(tokens: int, wide: int, narrow: int) -> Iterator[Part]:
+    """The maxima in the dtype of the logits, the sums in float32 or better; one number more a block."""
+    blocks = ceil(tokens / TOKENS_AT_ONCE)
+    yield Part("loss", "all_reduce", 2 * blocks, tokens * narrow + (tokens + blocks) * wide)
+
+
+def _once(settings: Settings, vocab_size: int) -> Iterator[Part]:
+    """What a step sends once, however many micro-batches it has."""
+    parameters, (wide, _) = _parameters(settings, vocab_size), _sizes(settings)
+    if settings.tp > 1 and settings.sequence_parallel:
+        between = sum(numbers for numbers, cut in parameters if not cut)
+        yield Part("gradients between the blocks", "all_reduce", 1, wide * between)
+    if settings.dp > 1:
+        sizes = [wide * numbers for numbers, _ in parameters]
+        yield Part("gradients, over replicas", "all_reduce", _buckets(sizes), sum(sizes))
+    if settings.tp > 1:
+        yield Part("length of the gradient", "all_reduce", 1, 8)
+
+
+def _sizes(settings: Settings) -> tuple[int, int]:
+    """Bytes of a number outside of products, and of one that a product makes."""
+    wide = 8 if settings.precision == "float64" else 4
+    return wide, 2 if settings.precision == "bfloat16" else wide
+
+
+def _parameters(settings: Settings, vocab_size: int) -> list[tuple[int, bool]]:
+    """(numbers on this rank, cut over tp) of every parameter, in the order of the model."""
+    h, p = settings.hidden_size, settings.tp
+    layer = [
+        (h, False), (h, False), (3 * h * h // p, True), (3 * h // p, True), (h * h // p, True), (h, False),
+        (h, False), (h, False), (4 * h * h // p, True), (4 * h // p, True), (4 * h * h // p, True), (h, False),
+    ]  # fmt: skip
+    first = [(pad_vocab_size(vocab_size, p) // p * h, True), (settings.seq_length * h, False)]
+    return [*first, *layer * settings.num_layers, (h, False), (h, False)]
+
+
+def _buckets(sizes: list[int]) -> int:
+    """The number of buckets that `flat_parameters.in_buckets` makes: from the last to the first, up to the limit."""
+    buckets, filled = 0, 0
+    for size in reversed(sizes):
+        if not buckets or filled + size > BUCKET_BYTES:
+            buckets, filled = buckets + 1, 0
+        filled += size
+    return buckets

@@ -1,0 +1,204 @@
+"""The model that is trained, made of the course's layers, of the learner's, of torch's own, or of no parallel ones.
+
+    model = build_model(settings, settings.model, mesh=mesh, device=device(), answers=answers)
+    backward(model, model(ids, targets))                  in place of loss.backward()
+    finish_gradients(model)                               once a step, after DataParallel.finish()
+    norm = clip_gradients(model, settings.max_norm, mesh)
+    writer = for_generation(model)                        a ParallelGPT with the weights of now, to generate with
+
+These five treat every model right:
+
+    layers      parameters are        backward runs in    finish_gradients                     the norm is from
+    "tplab"     shards                nothing             sequence_parallel: an all-reduce     tplab.data.grad_norm
+    "mine"      shards                nothing             the same: the learner's 12.3         the learner's 14.4
+    "dtensor"   DTensors              loss_parallel       all-reduces of what is Partial       tplab.data.grad_norm
+    "plain"     whole, on one rank    nothing             nothing                              tplab.data.grad_norm
+
+A DTensor's `.grad` is one too. `gradients(model)` are this rank's own parts of all gradients, as plain tensors.
+
+The first weights are drawn as `ParallelGPT` draws them, in float32, on the CPU. So one seed gives one model, whoever's
+layers it is made of, on any number of ranks, on a GPU, and in float64.
+"""
+
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from tplab.capstone.model.plain_gpt import PlainGPT
+from tplab.capstone.model.training_hooks import Way, nothing
+from tplab.capstone.own_layers.find import Answers
+from tplab.capstone.own_layers.link import used_of_mine
+from tplab.capstone.settings.settings import Settings
+from tplab.collectives.by_hand import rank_and_size
+from tplab.data.grad_norm import clip, grad_norm
+from tplab.gpt.model import ParallelGPT
+from tplab.memory.config import GPTConfig
+from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
+from tplab.tensor.full_state import full_state_dict, load_full_state_dict
+from tplab.tensor.linear import Device
+
+
+def build_model(
+    settings: Settings,
+    config: GPTConfig,
+    *,
+    mesh: DeviceMesh | None = None,
+    device: Device = None,
+    answers: Answers | None = None,
+) -> nn.Module:
+    """`model(ids, targets)` is the mean loss, on every rank of a replica the same.
+
+    config     settings.model, with the size that the vocabulary came out with
+    mesh       as `tplab.data.grid.mesh` makes it; None: one rank has the model alone
+    answers    for layers="mine", from `tplab.capstone.own_layers.find.find_answers`
+
+    The random state of the process stays as it was. Raises ValueError where the layers can't do what the settings ask.
+    """
+    group = None if mesh is None else mesh.get_group("tp")
+    if (p := rank_and_size(group)[1]) != settings.tp:
+        raise ValueError(f"tp={settings.tp} ranks should share the model, and there are {p}")
+    if mesh is None and p > 1:
+        raise ValueError(f"{p} ranks need their mesh: mesh=tplab.data.grid.mesh(dp={settings.dp}, tp={settings.tp})")
+    gpus = [device] if device is not None and torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
+        return _build(settings, config, mesh, group, device, answers)
+
+
+def _build(
+    settings: Settings, config: GPTConfig, mesh: DeviceMesh | None, group: ProcessGroup | None, device: Device,
+    answers: Answers | None,
+) -> nn.Module:  # fmt: skip
+    dtype = torch.float64 if settings.precision == "float64" else torch.float32
+    drawn = _drawn(settings, config, group)
+    if settings.layers == "tplab":
+        return drawn.to(device=device, dtype=dtype)
+    if settings.layers == "plain":
+        model: nn.Module = PlainGPT(config, recompute=settings.recompute, device=device, dtype=dtype)
+        model.load_state_dict(full_state_dict(drawn, group))
+        model.way = Way(config=config)  # type: ignore[assignment]
+        return model
+    if settings.layers == "dtensor":
+        from tplab.capstone.model.dtensor_gpt import parallel_plain_gpt
+
+        model = parallel_plain_gpt(settings, config, mesh=mesh, device=device, dtype=dtype)
+    else:
+        from tplab.capstone.own_layers.build import assemble
+
+        if answers is None:
+            raise ValueError('layers="mine" needs the answers: pass answers=find_answers(Path("chapters"), settings)')
+        model = assemble(answers, settings, config, mesh=mesh, device=device, dtype=dtype)
+    copy_shards(drawn, model)
+    return model
+
+
+def _drawn(settings: Settings, config: GPTConfig, group: ProcessGroup | None) -> nn.Module:
+    """The course's own model on the CPU, with its first weights."""
+    options: dict[str, Any] = {"recompute": settings.recompute, "group": group, "device": "cpu", "dtype": torch.float32}
+    options["async_grad_allreduce"] = settings.async_grad_allreduce
+    cut = settings.sequence_parallel and settings.layers == "tplab"
+    torch.default_generator.manual_seed(settings.seed)
+    model = (SequenceParallelGPT if cut else ParallelGPT)(config, **options)
+    finish = partial(allreduce_sequence_parallel_gradients, model, group) if cut else nothing
+    model.way = Way(config=config, group=group, finish_gradients=finish)  # type: ignore[assignment]
+    return model
+
+
+@torch.no_grad()
+def copy_shards(source: nn.Module, target: nn.Module) -> None:
+    """Copy this rank's parameters into those of the same names, with the mark of a shard. Raises ValueError."""
+    given, own = dict(source.named_parameters()), dict(target.named_parameters())
+    if given.keys() != own.keys():
+        there, here = sorted(given.keys() - own.keys()), sorted(own.keys() - given.keys())
+        raise ValueError(f"the model should have ParallelGPT's parameters: it lacks {there[:4]}, and has {here[:4]}")
+    for name, parameter in own.items():
+        if list(local(parameter).shape) != list(given[name].shape):
+            shapes = f"{list(local(parameter).shape)} on this rank, and ParallelGPT's is {list(given[name].shape)}"
+            raise ValueError(f"{name} is {shapes}")
+        local(parameter).copy_(given[name])
+        if hasattr(given[name], "tensor_parallel"):
+            parameter.tensor_parallel = given[name].tensor_parallel  # type: ignore[attr-defined]
+
+
+def backward(model: nn.Module, loss: Tensor) -> None:
+    """`loss.backward()`, within what the model needs around it."""
+    with way_of(model).around_backward():
+        loss.backward()
+
+
+def finish_gradients(model: nn.Module) -> None:
+    """Once a step, by every rank, when all gradients are there and before they are used."""
+    way_of(model).finish_gradients()
+
+
+def clip_gradients(model: nn.Module, max_norm: float, mesh: DeviceMesh | None = None) -> Tensor:
+    """Shorten the whole gradient to `max_norm` where it is longer; returns what its norm was, alike on every rank."""
+    norm = way_of(model).norm
+    length = norm(mesh) if norm else grad_norm(model.parameters(), mesh)
+    clip(gradients(model), length, max_norm)
+    return length
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    """This rank's parts of the gradients that there are; to write into them is to write into `.grad`."""
+    return [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor; any other tensor as it is."""
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def for_generation(model: nn.Module) -> ParallelGPT:
+    """A ParallelGPT with the model's weights, for `tplab.gpt.generation`. It may be a copy: ask each time."""
+    if isinstance(model, ParallelGPT) and not model.sequence_parallel:
+        return model
+    way, own = way_of(model), dict(model.named_parameters())
+    first = next(iter(own.values()))
+    if isinstance(model, PlainGPT) and not isinstance(first, DTensor):  # its table has no padding
+        writer = ParallelGPT(way.config, device="meta", dtype=first.dtype).to_empty(device=first.device)
+        load_full_state_dict(writer, model.state_dict())
+        return writer.eval()
+    writer = ParallelGPT(way.config, group=way.group, device="meta", dtype=first.dtype)
+    for name, parameter in own.items():
+        path, _, last = name.rpartition(".")
+        shared = nn.Parameter(local(parameter).detach(), requires_grad=False)
+        writer.get_submodule(path).register_parameter(last, shared)
+    return writer.eval()
+
+
+def used(
+    settings: Settings, answers: Answers | None = None, idle: Collection[str] = frozenset()
+) -> list[dict[str, str]]:
+    """What is used from whom, for the report: rows of "what", "whose", "source" and "why".
+
+    `idle`: `Way.idle` of the model, the answers that are there and that nothing calls.
+    """
+    if settings.layers == "mine":
+        if answers is None:
+            raise ValueError('layers="mine": pass the answers that were trained with')
+        return used_of_mine(answers.whose, settings, idle)
+    model, whose, source, why = {
+        "tplab": ("the whole model", "tplab", "tplab.gpt.model.ParallelGPT", ""),
+        "plain": ("the whole model", "torch", "nn.Linear, F.scaled_dot_product_attention, F.cross_entropy", ""),
+        "dtensor": (
+            "the whole model",
+            "torch",
+            "torch.distributed.tensor.parallel",
+            "parallelize_module, loss_parallel",
+        ),
+    }[settings.layers]
+    if settings.layers == "tplab" and settings.sequence_parallel:
+        source = "tplab.sequence.gpt.SequenceParallelGPT"
+    return [{"what": model, "whose": whose, "source": source, "why": why}]
+
+
+def way_of(model: nn.Module) -> Way:
+    """Also of a model that torch.compile has wrapped, since it hands attributes on."""
+    return model.way  # type: ignore[return-value]

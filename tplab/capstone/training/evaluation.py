@@ -1,0 +1,31 @@
+"""How good the model is on text that it doesn't learn from: the same batches at each evaluation."""
+
+import torch
+import torch.distributed as dist
+
+from tplab.capstone.data.prepare import Batches, TokenFiles
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.ranks import Ranks
+from tplab.capstone.training.step import Step
+
+
+class Evaluation:
+    """The mean loss over `evaluation_batches` batches of held-out text, shared out over the replicas."""
+
+    def __init__(self, tokens: TokenFiles, settings: Settings, ranks: Ranks) -> None:
+        self.settings, self.ranks = settings, ranks
+        self.batches = Batches(tokens.validation, settings.seq_length, settings.batch_size, seed=0)
+
+    def loss(self, step: Step) -> float:
+        """In nats a token. Every rank calls it, and gets the same."""
+        total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        each = self.settings.micro_batches
+        parts = self.settings.evaluation_batches * each
+        for number in range(self.settings.evaluation_batches):
+            own = self.batches.own(number, self.ranks.dp_rank, self.settings.dp)  # [B/dp, s] each
+            ids, targets = (tensor.to(self.ranks.device) for tensor in own)
+            for x, y in zip(ids.chunk(each), targets.chunk(each), strict=True):
+                total += step.loss(x, y) / parts
+        if self.settings.dp > 1:
+            dist.all_reduce(total, group=self.ranks.dp)
+        return float(total) / self.settings.dp

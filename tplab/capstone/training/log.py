@@ -1,0 +1,194 @@
+"""The log of a run: log.jsonl for programs, log.csv for a spreadsheet, and TensorBoard if it is wanted.
+
+    {"kind": "start", "time": .., "settings": {..}, "machine": {..}, "step": 1, "resumed_from": null, ..}
+    {"kind": "step", "step": 1, "loss": 7.63, "learning_rate": .., "norm": .., "seconds": .., "sent": [..], ..}
+    {"kind": "evaluation", "step": 100, "loss": 4.2}
+    {"kind": "sample", "step": 100, "prompt": "def ", "text": ".."}
+    {"kind": "checkpoint", "step": 100, "seconds": ..}
+    {"kind": "end", "step": 600, "why": "done"}
+
+Of a step, `sent` and `memory` have the bytes of each rank, `communication` the share of its time in which it waited
+(`tplab.capstone.training.meter`); log.csv has the largest of them. Losses are in nats a token.
+
+One row a line, written at once, so that a run that is killed leaves all but its last line. When it is taken up again
+the rows go on after a new "start". Steps that the killed run had done after its last checkpoint are there twice then:
+`steps_of` takes the later ones.
+"""
+
+import csv
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tplab.capstone.settings.run_folder import LOG
+
+Row = dict[str, Any]
+TABLE = "log.csv"
+COLUMNS = (
+    "step", "loss", "evaluation", "learning_rate", "norm", "seconds", "tokens_per_second", "communication", "sent",
+    "memory",
+)  # fmt: skip
+_PART = 1 << 20  # bytes
+
+
+class Log:
+    """Writes the rows of a run. Of several ranks one writes: the others make it with `writes=False`.
+
+    step    the first that will be done: TensorBoard forgets what it was told of this and later ones
+    tell    called with each row that is written
+
+    Raises ImportError, saying what to install, where TensorBoard is wanted and missing.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        step: int = 1,
+        tensorboard: bool = False,
+        writes: bool = True,
+        tell: Callable[[Row], None] | None = None,
+    ) -> None:
+        self.folder, self.writes, self.tell = folder, writes, tell
+        self._board: Any = None
+        if not writes:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (LOG, TABLE):
+            _drop_cut_off_line(folder / name)
+        if tensorboard:
+            self._board = _summary_writer(folder / "tensorboard", step)
+
+    def write(self, row: Row) -> None:
+        """Add a row. Raises OSError, naming the file, where it can't be written."""
+        if not self.writes:
+            return
+        _append(self.folder / LOG, json.dumps(row, allow_nan=False) + "\n")
+        if cells := _cells(row):
+            table = self.folder / TABLE
+            head = "" if table.exists() else ",".join(COLUMNS) + "\n"
+            _append(table, head + ",".join(str(cells.get(column, "")) for column in COLUMNS) + "\n")
+        if self._board is not None:
+            _to_tensorboard(self._board, row)
+        if self.tell is not None:
+            self.tell(row)
+
+    def close(self) -> None:
+        if self._board is not None:
+            self._board.close()
+
+
+def read_log(folder: Path) -> list[Row]:
+    """The rows of a run, the oldest first; none where there is no log. A last line that was cut off is left out.
+
+    Raises ValueError for another line that is none of a log.
+    """
+    try:
+        lines = (folder / LOG).read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    rows = []
+    for number, line in enumerate(lines[:-1], 1):  # after the last newline there is nothing, or half a row
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            raise ValueError(f"line {number} of {folder / LOG} is no row of a log: {line[:80]!r}") from None
+    return rows
+
+
+def steps_of(rows: Sequence[Row], kind: str = "step") -> list[Row]:
+    """The rows of a kind that count, in the order of their steps: those that a resumed run did not do again."""
+    last: dict[int, Row] = {}
+    for row in rows:
+        if row["kind"] == "start":
+            last = {step: kept for step, kept in last.items() if step < row["step"]}
+        elif row["kind"] == kind:
+            last[row["step"]] = row
+    return [last[step] for step in sorted(last)]
+
+
+def read_table(folder: Path) -> list[dict[str, str]]:
+    """The rows of log.csv, as text."""
+    with open(folder / TABLE, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def check_tensorboard() -> None:
+    """Raise ImportError, saying what to install, where TensorBoard's log can't be written."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: F401
+    except ImportError:
+        raise ImportError(
+            'tensorboard=True needs a package that is not installed: pip install "tplab[tensorboard]". Without it the '
+            "run writes log.jsonl and log.csv"
+        ) from None
+
+
+def _summary_writer(folder: Path, step: int) -> Any:
+    check_tensorboard()
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=step)
+
+
+def _to_tensorboard(board: Any, row: Row) -> None:
+    if row["kind"] == "step":
+        for name in ("loss", "learning_rate", "norm", "seconds", "tokens_per_second"):
+            board.add_scalar(f"train/{name}", row[name], row["step"])
+    elif row["kind"] == "evaluation":
+        board.add_scalar("evaluation/loss", row["loss"], row["step"])
+    elif row["kind"] == "sample":
+        board.add_text("sample", row["text"], row["step"])
+    board.flush()
+
+
+def _cells(row: Row) -> Row:
+    """What log.csv shows of a row; of figures for each rank the largest."""
+    if row["kind"] == "evaluation":
+        return {"step": row["step"], "evaluation": row["loss"]}
+    if row["kind"] != "step":
+        return {}
+    largest = {
+        "communication": max(row["communication"], default=""),
+        "sent": max(row["sent"]),
+        "memory": max(row["memory"]),
+    }
+    return {**row, **largest}
+
+
+def _append(path: Path, text: str) -> None:
+    """In one write, so that a reader sees whole rows and a kill cuts off the last one at most."""
+    data = text.encode()
+    try:
+        with open(path, "ab", buffering=0) as file:
+            if file.write(data) != len(data):
+                raise OSError("only a part could be written")
+    except OSError as error:
+        raise OSError(
+            f"{path} could not be written: {error.strerror or error}. The checkpoints are as they were; the same "
+            "command goes on from the last one"
+        ) from error
+
+
+def _drop_cut_off_line(path: Path) -> None:
+    try:
+        with open(path, "rb") as file:
+            whole = _whole_lines(file)
+    except FileNotFoundError:
+        return
+    if whole < path.stat().st_size:
+        os.truncate(path, whole)
+
+
+def _whole_lines(file: BinaryIO) -> int:
+    """How many bytes they are. It is read from the end: the log of a long run is long."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - _PART)
+        file.seek(start)
+        if (last := file.read(end - start).rfind(b"\n")) >= 0:
+            return start + last + 1
+        end = start
+    return 0

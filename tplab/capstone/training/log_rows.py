@@ -1,0 +1,67 @@
+"""What the log says of a run when it begins, and of a step. (`tplab.capstone.training.log` writes it.)"""
+
+from collections.abc import Collection
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+import torch.distributed as dist
+
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.build_model import used
+from tplab.capstone.training.log import Row
+from tplab.capstone.training.meter import memory_is, this_machine
+from tplab.capstone.training.optimizer import learning_rate
+from tplab.capstone.training.ranks import Ranks
+from tplab.capstone.training.step_summary import Told
+from tplab.memory.config import parameter_count
+
+
+def start_row(
+    settings: Settings, answers: Any, idle: Collection[str], ranks: Ranks, step: int, resumed_from: int | None
+) -> Row:
+    """The row of a run that begins.
+
+    answers         the learner's code, if it is used
+    idle            what of it nothing calls, `Way.idle`
+    step            the first that will be done
+    resumed_from    the step of the checkpoint that was loaded, if one was
+    """
+    return {
+        "kind": "start",
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "settings": asdict(settings),
+        "machine": this_machine(),
+        "ranks": ranks.size,
+        "backend": None if ranks.mesh is None else dist.get_backend(),
+        "device": ranks.device.type,
+        "parameters": parameter_count(settings.model),
+        "memory_is": memory_is(ranks.device),
+        "layers": settings.layers,
+        "used": used(settings, answers, idle),
+        "step": step,
+        "resumed_from": resumed_from,
+    }
+
+
+def step_row(told: Told, settings: Settings, seconds: float) -> Row:
+    """The row of a step, of which `seconds` is the time: the mean of those since the last row.
+
+    The loss is in nats a token. Lists have a number for each rank: bytes for `sent` and `memory`, shares of the time
+    for `communication`, and none of these before a GPU has ended a step (`tplab.capstone.training.meter`).
+    """
+    tokens = settings.tokens_per_step
+    shares = [figures.communication for figures in told.figures]
+    return {
+        "kind": "step",
+        "step": told.step,
+        "loss": told.loss,
+        "learning_rate": learning_rate(told.step, settings),
+        "norm": told.norm,
+        "seconds": seconds,
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds,
+        "communication": [] if None in shares else shares,
+        "sent": [figures.sent for figures in told.figures],
+        "memory": [figures.memory for figures in told.figures],
+    }

@@ -1,0 +1,231 @@
+"""Train a GPT as the settings say: the program that every rank runs.
+
+    launch(train, settings.ranks, args=(settings,), timeout=None)          from a notebook
+    torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 8      from a shell
+
+    tokens, model, optimizer       made alike on every rank, or loaded from the newest checkpoint
+    for each step:
+        step                       forward, backward, sums over ranks, clipping, AdamW
+        step_summary               one all-reduce: the mean loss, and whether any rank was asked to stop
+        log, evaluation, sample, checkpoint      when they are due
+
+What a step does is a function of the weights, the optimizer's state and the number of the step: that gives its
+sequences (`tokens.Batches`), its dropout and its learning rate. So these three are all that a checkpoint holds, and a
+run that is taken up again goes on as if nothing had happened.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tplab.capstone.checkpoints.writer import Checkpoints
+from tplab.capstone.data.prepare import Batches, prepare
+from tplab.capstone.settings.run_folder import check_unchanged, write_settings
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.build_model import build_model, way_of
+from tplab.capstone.training.evaluation import Evaluation
+from tplab.capstone.training.log import Log, Row, check_tensorboard
+from tplab.capstone.training.log_rows import start_row, step_row
+from tplab.capstone.training.meter import Clock, Meter
+from tplab.capstone.training.optimizer import learning_rate, make_optimizer
+from tplab.capstone.training.ranks import Ranks, join
+from tplab.capstone.training.sample import write_sample
+from tplab.capstone.training.signals import Stop, stop_requests
+from tplab.capstone.training.step import Step
+from tplab.capstone.training.step_summary import Tally, Told
+from tplab.runtime import record
+
+A_SAVE_MAY_TAKE = 60.0  # seconds that a rank which has failed gives the checkpoint under way
+
+
+@dataclass
+class Outcome:
+    """What came of a run, the same on every rank.
+
+    step       the last one that was done, in this run or one before it
+    losses     of the steps that this run did, each the mean over its whole batch
+    stopped    "done", "stop_after" or "SIGTERM"
+    folder     where the rest is
+    """
+
+    step: int
+    losses: list[float]
+    stopped: str
+    folder: str
+
+
+def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] | None = None) -> Outcome:
+    """Carry out a run, or go on with it from the newest checkpoint in its folder. Every rank calls it.
+
+    answers    the learner's code from the chapters, for layers="mine"
+    tell       called on the first rank with each row of the log
+
+    Raises ValueError for settings that don't fit the ranks, or the run in the folder; FloatingPointError where the loss
+    or the gradient is no number any more.
+    """
+    ranks = join(settings)
+    check_unchanged(settings)
+    if settings.tensorboard:
+        check_tensorboard()
+    folder = Path(settings.folder)
+    with stop_requests(folder if ranks.is_first else None) as stop:
+        return _Run(settings, answers, ranks, stop).to_the_end(tell)
+
+
+class _Run:
+    """A run on this rank: what it needs, the loop over the steps, and what is done between them."""
+
+    def __init__(self, settings: Settings, answers: Any, ranks: Ranks, stop: Stop) -> None:
+        self.settings, self.answers, self.ranks, self.stop = settings, answers, ranks, stop
+        self.model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device, answers=answers)
+        self.optimizer = make_optimizer(self.model, settings)
+        self.step = Step(self.model, self.optimizer, settings, ranks)
+        self.checkpoints = Checkpoints(
+            Path(settings.folder, "checkpoints"), settings.keep, settings.async_save, ranks.tp, ranks.dp
+        )
+        newest = self.checkpoints.latest()
+        extra = self.checkpoints.load(newest, self.model, self.optimizer) if newest else {}
+        self.resumed_from: int | None = extra.get("step")
+        self.done = self.saved = self.resumed_from or 0
+        self.tokens = prepare(settings)
+        if settings.compile:
+            compile_layers(self.model)
+        self.batches = Batches(self.tokens.train, settings.seq_length, settings.batch_size, settings.seed)
+        self.evaluation = Evaluation(self.tokens, settings, ranks)
+        self.tally, self.meter, self.clock = Tally(ranks, settings.dp), Meter(ranks.device), Clock()
+        self.losses: list[float] = []
+
+    def to_the_end(self, tell: Callable[[Row], None] | None) -> Outcome:
+        settings = self.settings
+        if self.done >= settings.last_step:
+            return Outcome(self.done, [], self._why(asked=False), settings.folder)
+        if self.ranks.is_first:
+            write_settings(settings)
+        self.log = Log(
+            Path(settings.folder), step=self.done + 1, tensorboard=settings.tensorboard, writes=self.ranks.is_first,
+            tell=tell,
+        )  # fmt: skip
+        try:
+            idle = way_of(self.model).idle
+            self.log.write(start_row(settings, self.answers, idle, self.ranks, self.done + 1, self.resumed_from))
+            why = self._why(self._steps())
+            with record(keep=False):
+                self._keep(asked=why == "SIGTERM")
+                self.checkpoints.wait()
+            self.log.write({"kind": "end", "step": self.done, "why": why})
+        except Exception:
+            self.checkpoints.linger(A_SAVE_MAY_TAKE)
+            raise
+        finally:
+            self.log.close()
+        return Outcome(self.done, self.losses, why, settings.folder)
+
+    def _steps(self) -> bool:
+        """Train until the last step, or until somebody was asked to stop: whether that was so."""
+        settings = self.settings
+        self.clock.go_on()
+        for number in range(self.done + 1, settings.last_step + 1):
+            self._one(number)
+            last = number == settings.steps
+            evaluate, sample, save = (
+                bool(every and number % every == 0)
+                for every in (settings.evaluate_every, settings.sample_every, settings.save_every)
+            )
+            asked = self._read(everything=evaluate or sample or save or number == settings.last_step)
+            if asked:
+                self._read(everything=True)
+            with record(keep=False):
+                if evaluate or last:
+                    self._evaluate()
+                if (sample or last) and settings.sample_tokens:
+                    self._sample()
+                if save and not asked:
+                    self._keep()
+            if asked:
+                return True
+        return False
+
+    def _one(self, number: int) -> None:
+        own = self.batches.own(number - 1, self.ranks.dp_rank, self.settings.dp)
+        ids, targets = (to_device(tensor, self.ranks.device) for tensor in own)  # [B/dp, s] each
+        with self.meter.step():
+            loss, norm = self.step.run(number, ids, targets)
+        with record(keep=False):
+            self.tally.post(number, loss, norm, self.stop.asked, self.meter.figures)
+        self.done = number
+
+    def _read(self, *, everything: bool) -> bool:
+        """Take note of what the steps gave, as far as it is known; whether anybody was asked to stop."""
+        asked = False
+        for told in self.tally.take(everything=everything):
+            self.clock.lap()
+            self._check(told)
+            self.losses.append(told.loss)
+            every = self.settings.log_every
+            if every and (told.step % every == 0 or told.step == self.settings.last_step):
+                self.log.write(step_row(told, self.settings, self.clock.mean()))
+            asked |= told.stop
+        return asked
+
+    def _check(self, told: Told) -> None:
+        """Stop before anything is saved that can't be trained further."""
+        what = "loss" if not math.isfinite(told.loss) else "norm of the gradient"
+        if math.isfinite(told.loss) and math.isfinite(told.norm):
+            return
+        value = told.loss if what == "loss" else told.norm
+        self.log.write({"kind": "end", "step": told.step, "why": f"the {what} was {value}"})
+        with record(keep=False), suppress(Exception):
+            self.checkpoints.wait()
+        saved = self.checkpoints.steps()
+        newest = f"The checkpoint of step {saved[-1]} is as it was" if saved else "No checkpoint was saved"
+        raise FloatingPointError(
+            f"the {what} of step {told.step} is {value}: the training has come apart. {newest}. Try a lower "
+            f"--learning-rate (it was {learning_rate(told.step, self.settings):.2g} at this step), a longer "
+            "--warmup-steps, a smaller --max-norm, or --precision float32 if it was bfloat16"
+        )
+
+    def _evaluate(self) -> None:
+        self.log.write({"kind": "evaluation", "step": self.done, "loss": self.evaluation.loss(self.step)})
+        self.clock.go_on()
+
+    def _sample(self) -> None:
+        text = write_sample(self.model, self.settings, self.tokens.tokenizer, self.ranks, self.done)
+        self.log.write({"kind": "sample", "step": self.done, "prompt": self.settings.prompt, "text": text})
+        self.clock.go_on()
+
+    def _keep(self, *, asked: bool = False) -> None:
+        """Save a checkpoint, unless it is there, or the settings want none and nobody `asked` the run to stop."""
+        if self.saved == self.done or not (self.settings.save_every or asked):
+            return
+        began = time.perf_counter()
+        self.checkpoints.save(self.done, self.model, self.optimizer)
+        self.saved = self.done
+        self.log.write({"kind": "checkpoint", "step": self.done, "seconds": time.perf_counter() - began})
+        self.clock.go_on()
+
+    def _why(self, asked: bool) -> str:
+        if self.done >= self.settings.steps:
+            return "done"
+        return "SIGTERM" if asked else "stop_after"
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Let torch.compile make kernels of each of `model.layers`, in place.
+
+    No name changes, so checkpoints are as without. All models of `build_model` have `layers`.
+    """
+    layers: Any = model.layers
+    for layer in layers:
+        layer.compile()
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device. A GPU goes on computing meanwhile: from pinned memory nobody has to wait."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

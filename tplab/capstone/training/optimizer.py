@@ -1,0 +1,44 @@
+"""AdamW as language models are trained with it, and its learning rate.
+
+    learning rate     /‾‾\\___
+                     /       \\__
+                    /           ‾‾\\____  min_learning_rate
+                  warm-up    cosine
+
+Weight decay pulls matrices towards zero. Norms and biases have one number a column, and nothing is won by making them
+smaller: they are left alone, as in GPT-3 and Megatron.
+(Loshchilov and Hutter 2019, "Decoupled weight decay regularization"; 2017, "SGDR", the cosine.)
+"""
+
+import math
+
+from torch import nn
+from torch.optim import AdamW
+
+from tplab.capstone.settings.settings import Settings
+
+
+def make_optimizer(model: nn.Module, settings: Settings) -> AdamW:
+    """AdamW for this rank's parameters: one kernel for all of a group where torch has it (fused)."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    known = all(p.device.type in ("cpu", "cuda") for p in parameters)
+    return AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        fused=known,
+    )
+
+
+def learning_rate(step: int, settings: Settings) -> float:
+    """Of a step, counted from 1: in a line up to `learning_rate`, then half a cosine down to `min_learning_rate`."""
+    if step <= settings.warmup_steps:
+        return settings.learning_rate * step / settings.warmup_steps
+    rest = max(1, settings.steps - settings.warmup_steps)
+    done = min(1.0, (step - settings.warmup_steps) / rest)
+    span = settings.learning_rate - settings.min_learning_rate
+    return settings.min_learning_rate + span * (1 + math.cos(math.pi * done)) / 2

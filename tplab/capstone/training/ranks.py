@@ -1,0 +1,75 @@
+"""Who this rank is in the run, and who it talks to: tp ranks share a model, dp replicas of it share the work.
+
+    rank = dp · TP + tp         (as in `tplab.data.grid`, without pipeline stages)
+
+The same program runs on ranks that `launch` started, on those of torchrun, and alone, without any process group.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+from tplab.capstone.settings.settings import Settings
+from tplab.data.grid import Grid, mesh
+from tplab.runtime import device
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This rank's place. Without a process group mesh, tp and dp are None, and it is rank 0 of 1.
+
+    rank, size    among all
+    dp_rank       which replica it belongs to
+    tp_rank       which part of the model it has
+    mesh, tp, dp  for those who communicate
+    device        where it computes: its GPU, if it has one, else the CPU
+    """
+
+    rank: int
+    size: int
+    dp_rank: int
+    tp_rank: int
+    mesh: DeviceMesh | None
+    tp: ProcessGroup | None
+    dp: ProcessGroup | None
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes the log."""
+        return self.rank == 0
+
+
+def join(settings: Settings) -> Ranks:
+    """Take this rank's place; every rank calls it. Raises ValueError if more or fewer ranks run than were asked for."""
+    started = dist.get_world_size() if dist.is_initialized() else 1
+    check_started(settings, started)
+    if not dist.is_initialized():
+        return Ranks(0, 1, 0, 0, None, None, None, device())
+    rank = dist.get_rank()
+    place = Grid(dp=settings.dp, tp=settings.tp).place(rank)
+    grid = mesh(dp=settings.dp, tp=settings.tp)
+    return Ranks(rank, started, place.dp, place.tp, grid, grid.get_group("tp"), grid.get_group("dp"), device())
+
+
+def check_started(settings: Settings, started: int) -> None:
+    """Raise ValueError, with a command that would do, unless as many ranks were started as the settings need."""
+    wanted = settings.ranks
+    if started == wanted:
+        return
+    needs = f"tp={settings.tp} · dp={settings.dp} = {wanted} ranks, and {_count(started)} started"
+    if started % settings.tp == 0:
+        advice = f"Add --dp {started // settings.tp}: replicas of the model for the other ranks. Or start {wanted}"
+    else:
+        advice = f"Start {wanted}"
+    raise ValueError(
+        f"these settings need {needs}. {advice}: torchrun --standalone --nproc-per-node {wanted} -m tplab.capstone .., "
+        "or python -m tplab.capstone .. without torchrun, which starts them itself"
+    )
+
+
+def _count(ranks: int) -> str:
+    return "1 was" if ranks == 1 else f"{ranks} were"

@@ -1,0 +1,55 @@
+"""A run as lines of text, for a terminal or a job's output file: a line each few seconds, and what else happens."""
+
+import time
+from datetime import timedelta
+from typing import Any
+
+SECONDS = 5.0  # at least, between two lines about steps
+
+
+class Lines:
+    """Call it with each row of the log (`tplab.capstone.training.log`): it prints those that are worth a line."""
+
+    def __init__(self, last_step: int) -> None:
+        self.last_step = last_step
+        self._next = 0.0
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        kind = row["kind"]
+        if kind == "step":
+            now = time.monotonic()
+            if now < self._next and row["step"] < self.last_step:
+                return
+            self._next = now + SECONDS
+        print(getattr(self, f"_{kind}")(row), flush=True)
+
+    def _start(self, row: dict[str, Any]) -> str:
+        ranks = "1 rank" if row["ranks"] == 1 else f"{row['ranks']} ranks"
+        where = row["machine"]["gpu"] if row["device"] == "cuda" else row["machine"]["processor"]
+        begins = "from the start" if row["resumed_from"] is None else f"on from step {row['resumed_from']}"
+        return f"{row['parameters']:,} parameters on {ranks}, {where}: {begins} to step {self.last_step}"
+
+    def _step(self, row: dict[str, Any]) -> str:
+        left = timedelta(seconds=round((self.last_step - row["step"]) * row["seconds"]))
+        return (
+            f"step {row['step']:>{len(str(self.last_step))}}   loss {row['loss']:.4f}   norm {row['norm']:.3f}   "
+            f"{row['tokens_per_second']:,.0f} tokens/s   {left} left"
+        )
+
+    def _evaluation(self, row: dict[str, Any]) -> str:
+        return f"step {row['step']}   loss {row['loss']:.4f} on held-out text"
+
+    def _sample(self, row: dict[str, Any]) -> str:
+        return shown(row)
+
+    def _checkpoint(self, row: dict[str, Any]) -> str:
+        return f"step {row['step']}   checkpoint"
+
+    def _end(self, row: dict[str, Any]) -> str:
+        return f"step {row['step']}   the end: {row['why']}"
+
+
+def shown(sample: dict[str, Any]) -> str:
+    """What the model wrote, from a row of the log."""
+    text = "\n".join("    " + line for line in sample["text"].splitlines())
+    return f"step {sample['step']}   the model writes:\n{text}"

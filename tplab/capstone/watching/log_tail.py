@@ -1,0 +1,179 @@
+"""What a run's log says so far, for who looks at it while the run goes on.
+
+    following = Following(settings)
+    seen = following.look()        # reads only what was written since the last look
+
+A look costs as little after a hundred thousand steps as after ten: curves are thinned to a few hundred points, each the
+mean of as many steps as it stands for.
+"""
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tplab.capstone.settings.run_folder import LOG
+from tplab.capstone.settings.settings import Settings
+
+POINTS = 400  # of a curve at most
+RECENT = 20  # steps over which the share of communication is averaged
+
+
+class Curve:
+    """Values over steps, in at most `most` points: when there are more, neighbours become one, with their mean."""
+
+    def __init__(self, most: int = POINTS) -> None:
+        self.most, self.every = most, 1
+        self._steps: list[int] = []
+        self._values: list[float] = []
+        self._open: list[tuple[int, float]] = []
+
+    def add(self, step: int, value: float) -> None:
+        self._open.append((step, value))
+        if len(self._open) < self.every:
+            return
+        self._steps.append(step)
+        self._values.append(_mean(part for _, part in self._open))
+        self._open = []
+        if len(self._steps) >= self.most:
+            self.every *= 2
+            pairs = range(0, len(self._steps) - 1, 2)
+            self._values = [(self._values[i] + self._values[i + 1]) / 2 for i in pairs]
+            self._steps = [self._steps[i + 1] for i in pairs]
+
+    def forget(self, step: int) -> None:
+        """What lies at this step and behind it is done again."""
+        kept = sum(at < step for at in self._steps)
+        self._steps, self._values = self._steps[:kept], self._values[:kept]
+        self._open = [point for point in self._open if point[0] < step]
+
+    @property
+    def points(self) -> list[tuple[int, float]]:
+        """(step, mean), up to the newest step."""
+        rest = [(self._open[-1][0], _mean(part for _, part in self._open))] if self._open else []
+        return [*zip(self._steps, self._values, strict=True), *rest]
+
+
+@dataclass
+class Seen:
+    """A run as its log shows it. What is not known yet is None, or empty.
+
+    step, last_step             done, and after which the run stops
+    loss, tokens_per_second     of the newest step
+    seconds_left                at the pace since the run began, evaluations and checkpoints included
+    memory, communication       by rank: bytes; the share of the time in collectives, of the last steps
+    losses, speeds, evaluations (step, value)
+    device                      "cpu" or "cuda"
+    started, ended              whether the run has written its first row; why it stopped
+    """
+
+    step: int = 0
+    last_step: int = 0
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    seconds_left: float | None = None
+    memory: list[float] = field(default_factory=list)
+    communication: list[float] = field(default_factory=list)
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    speeds: list[tuple[int, float]] = field(default_factory=list)
+    evaluations: list[tuple[int, float]] = field(default_factory=list)
+    device: str = "cpu"
+    started: bool = False
+    ended: str | None = None
+
+    @property
+    def done(self) -> float:
+        """The share of the steps that is done."""
+        return min(1.0, self.step / self.last_step) if self.last_step else 0.0
+
+
+class Following:
+    """Reads the log of a run that is about to begin. Rows that were there before are the past of a run taken up."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.path, self.last_step = Path(settings.folder, LOG), settings.last_step
+        self._past = self.path.stat().st_size if self.path.exists() else 0
+        self._place = 0
+        self._begin()
+
+    def look(self) -> Seen:
+        """The run as it is now."""
+        for row in self._new_rows():
+            if isinstance(row, dict):
+                self._take(row)
+        seen = self._seen
+        seen.losses, seen.speeds = self._losses.points, self._speeds.points
+        seen.communication = [_mean(shares) for shares in zip(*self._recent, strict=False)]
+        seen.evaluations = sorted(self._evaluations.items())
+        return seen
+
+    def _begin(self) -> None:
+        self._seen = Seen(last_step=self.last_step)
+        self._losses, self._speeds = Curve(), Curve()
+        self._recent: deque[list[float]] = deque(maxlen=RECENT)
+        self._evaluations: dict[int, float] = {}
+        self._first: tuple[int, float] | None = None  # the first step seen of this run, and when
+
+    def _new_rows(self) -> Iterable[Any]:
+        """Whole lines after the place read so far. A file that became shorter is another run's."""
+        try:
+            size = self.path.stat().st_size
+        except FileNotFoundError:
+            return
+        if size < self._place:
+            self._past = self._place = 0
+            self._begin()
+        if size == self._place:
+            return
+        with open(self.path, "rb") as log:
+            log.seek(self._place)
+            data = log.read(size - self._place)
+        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+            self._place += len(line)
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except ValueError:  # a row that a kill cut off; a run taken up goes on behind it
+                    continue
+
+    def _take(self, row: dict[str, Any]) -> None:
+        kind, seen = row.get("kind"), self._seen
+        if kind == "start":
+            seen.started, seen.ended = self._place > self._past, None
+            seen.device = str(row.get("device", "cpu"))
+            seen.step = row.get("resumed_from") or 0
+            self._first = None
+            self._recent.clear()
+            for curve in (self._losses, self._speeds):
+                curve.forget(seen.step + 1)
+            self._evaluations = {step: loss for step, loss in self._evaluations.items() if step <= seen.step}
+        elif kind == "step":
+            self._step(row)
+        elif kind == "evaluation":
+            self._evaluations[row["step"]] = row["loss"]
+        elif kind == "end":
+            seen.ended = str(row.get("why", "done"))
+
+    def _step(self, row: dict[str, Any]) -> None:
+        seen, now = self._seen, time.monotonic()
+        seen.step, seen.loss = row["step"], row["loss"]
+        self._losses.add(seen.step, seen.loss)
+        if row.get("tokens_per_second"):
+            seen.tokens_per_second = row["tokens_per_second"]
+            self._speeds.add(seen.step, row["tokens_per_second"])
+        if row.get("communication"):
+            self._recent.append(row["communication"])
+        seen.memory = row.get("memory") or seen.memory
+        if self._first is None:
+            self._first = seen.step, now
+        since, began = self._first
+        pace = (now - began) / (seen.step - since) if seen.step > since and now > began else row.get("seconds")
+        seen.seconds_left = None if pace is None else pace * (seen.last_step - seen.step)
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers)

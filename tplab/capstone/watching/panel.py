@@ -1,0 +1,151 @@
+"""The live panel of a training run: how far it is, its curves, and what its ranks communicate and hold.
+
+    with panel(settings):
+        launch(train, settings.ranks, args=(settings,), timeout=None)
+
+In JupyterLab it is one widget that is drawn anew twice a second, and when the run ends a plain picture takes its place,
+which the saved notebook keeps. In a terminal it is one line. Elsewhere there is nothing, but for the picture in a
+notebook that is executed without anybody looking on.
+
+The panel only reads the run's log, in the process that waits for the ranks. What it can't draw it leaves out; the run
+goes on, and ends as it would without.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from tplab.capstone.data.prepare import prepare
+from tplab.capstone.own_layers.find import find_answers
+from tplab.capstone.settings.settings import Settings
+from tplab.capstone.training.loop import train
+from tplab.capstone.watching.log_tail import Following, Seen
+from tplab.capstone.watching.panel_view import to_html, to_line
+from tplab.runtime import Results, launch
+from tplab.runtime.liveview import LiveView, Now, place, shown_by
+from tplab.runtime.screen import LastLine, Widget
+
+SECONDS = 0.5  # between two drawings
+
+
+@contextmanager
+def panel(settings: Settings) -> Iterator[Following]:
+    """Show the runs inside the block as they train; yields what reads their log."""
+    following = Following(settings)
+    kinds: dict[str, type[_Screen]] = {"page": _Page, "terminal": _Terminal, "nowhere": _Screen}
+    screen = kinds[place()](following)
+    try:
+        with shown_by(screen.view):
+            yield following
+    finally:
+        with suppress(Exception):
+            screen.close()
+
+
+def run(settings: Settings, answers: Any = None) -> Results:
+    """Train as the settings say, with the panel: make the tokens, then `train` on every rank.
+
+    answers    what the learner wrote in the chapters, for layers="mine"; None: they are looked up
+    """
+    if settings.layers == "mine" and answers is None:
+        answers = find_answers(settings.chapters, settings)
+    prepare(settings)
+    with panel(settings):
+        return launch(train, settings.ranks, args=(settings, answers), timeout=None)
+
+
+class _Screen:
+    """Shows nothing while the run lasts; in a notebook its picture stays behind."""
+
+    def __init__(self, following: Following) -> None:
+        self.following = following
+
+    def view(self, see: Callable[[], list[Now]]) -> LiveView:
+        """The view of one run of `launch`."""
+        return _View(see, self)
+
+    def draw(self, seen: Seen, ranks: list[Now]) -> None:
+        pass
+
+    def hide(self) -> None:
+        """Other text is about to be printed."""
+
+    def close(self) -> None:
+        """The run has ended, however it did."""
+        picture = _picture(self.following.look())
+        if picture is not None and _shell() is not None:
+            from IPython.display import display
+
+            display(picture)
+
+
+class _View(LiveView):
+    """What `launch` calls while it waits for the ranks."""
+
+    def __init__(self, see: Callable[[], list[Now]], screen: _Screen) -> None:
+        super().__init__(see)
+        self._screen, self._next = screen, 0.0
+
+    def _draw(self, seconds: float) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + SECONDS
+            self._screen.draw(self._screen.following.look(), self._see())
+
+    def hide(self) -> None:
+        self._screen.hide()
+
+
+class _Terminal(_Screen):
+    """The last line of a terminal, on stderr. What it said last stays."""
+
+    def __init__(self, following: Following) -> None:
+        super().__init__(following)
+        self._line = LastLine()
+
+    def draw(self, seen: Seen, ranks: list[Now]) -> None:
+        self._line.show(lambda width: to_line(seen, width, ranks))
+
+    def hide(self) -> None:
+        self._line.wipe()
+
+    def close(self) -> None:
+        seen = self.following.look()
+        self.hide()
+        if seen.started and seen.step:
+            self._line.leave(lambda width: to_line(seen, width))
+
+
+class _Page(_Screen):
+    """One widget in the output of a notebook's cell. When the run ends the picture takes its place."""
+
+    def __init__(self, following: Following) -> None:
+        super().__init__(following)
+        self._widget = Widget()
+
+    def draw(self, seen: Seen, ranks: list[Now]) -> None:
+        self._widget.show(to_html(seen, ranks))
+
+    def close(self) -> None:
+        if not self._widget.is_there:
+            super().close()
+            return
+        picture: Any = None
+        with suppress(Exception):
+            picture = _picture(self.following.look())
+        self._widget.end(picture)
+
+
+def _picture(seen: Seen) -> Any:
+    """The curves of the run for good; None where there are none."""
+    if not seen.started or len(seen.losses) < 2:
+        return None
+    from tplab import viz
+
+    return viz.training(seen.losses, seen.speeds, evaluations=seen.evaluations)
+
+
+def _shell() -> Any:
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
