@@ -269,7 +269,7 @@ viz.time_bars(rows, notes=notes, title="the same with one network adapter for ea
 
 # %%
 from tplab.cost import Program, throughput
-from tplab.course.ch11 import published
+from tplab.course.chapters.ch11 import published
 from tplab.memory import Layout
 
 v100 = MACHINES["V100 DGX-2H"]

@@ -91,6 +91,10 @@ RENAMED = {
     "tplab.capstone.step": "tplab.capstone.training.step",
     "tplab.capstone.traffic": "tplab.capstone.study.traffic",
     "tplab.capstone.train": "tplab.capstone.training.loop",
+    "tplab.course.ch11": "tplab.course.chapters.ch11",
+    "tplab.course.ch15": "tplab.course.chapters.ch15",
+    "tplab.course.ch15.killing": "tplab.course.chapters.ch15.killing",
+    "tplab.course.ch15.saving": "tplab.course.chapters.ch15.saving",
 }
 
 
@@ -114,7 +118,7 @@ class _RenamedFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__spec__ = module.__spec__.loader_state
 
 
-sys.meta_path.append(_RenamedFinder())
+sys.meta_path.insert(0, _RenamedFinder())
 
 if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
     from tplab.runtime.magic import register_in_ipython

@@ -1,8 +1,8 @@
 """Every chapter in a real browser: it runs without an error, every knob changes its picture, and all of it can be read.
 
 Chapter 01, the first that starts ranks, runs whole. In the others the cells with a knob run, and those they need:
-around them stands what was saved with the solution, and tests/test_chapters.py runs every cell. One more as narrow as a
-phone, and one in the dark theme.
+around them stands what was saved with the solution, and tests/course/test_chapters.py runs every cell. One more runs as
+narrow as a phone, and one in the dark theme.
 """
 
 import shutil
@@ -12,7 +12,7 @@ import pytest
 
 from tests import ROOT
 from tests.browser.lab import NotebookPage, browser, chromium_path, lab_server
-from tests.chapter_cells import with_what_they_need
+from tests.course.chapter_cells import with_what_they_need
 
 CHAPTERS = sorted(path.stem for path in (ROOT / "solutions").glob("[0-9][0-9]_*.ipynb"))
 WHOLE = [CHAPTERS[1]]

@@ -1,4 +1,4 @@
-"""The cost model beside published tables, which no code of the model reads (`tplab.course.ch11.published`).
+"""The cost model beside published tables, which no code of the model reads (`tplab.course.chapters.ch11.published`).
 
 Parameters and FLOPs have to agree. Times can't: the model knows the best rate of large products, measured years after
 these papers with newer software, and leaves out what `tplab.cost.layer` names. So the claims are: it is too fast on
@@ -16,7 +16,7 @@ from tplab.cost.flops import hardware_flops, model_flops
 from tplab.cost.layer import LayerTime, layer_time
 from tplab.cost.machines import MACHINES
 from tplab.cost.step import Program, achieved, step_time, throughput
-from tplab.course.ch11.published import (
+from tplab.course.chapters.ch11.published import (
     KORTHIKANTI_TABLE_4,
     KORTHIKANTI_TABLE_5,
     LAYER_22B,

@@ -5,13 +5,13 @@ from types import ModuleType
 
 import pytest
 
-from tplab.course import predictions
+from tplab.course.checks import predictions
 
 
 @pytest.fixture
 def chapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """An empty `tplab.course.ch90`; put PREDICTIONS and SYMPTOMS into it."""
-    module = ModuleType("tplab.course.ch90")
-    monkeypatch.setitem(sys.modules, "tplab.course.ch90", module)
+    """An empty `tplab.course.chapters.ch90`; put PREDICTIONS and SYMPTOMS into it."""
+    module = ModuleType("tplab.course.chapters.ch90")
+    monkeypatch.setitem(sys.modules, "tplab.course.chapters.ch90", module)
     monkeypatch.setattr(predictions, "_tried", {})
     return module

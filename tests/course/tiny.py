@@ -6,22 +6,22 @@ from pathlib import Path
 
 from nbformat.v4 import new_output
 
-from tplab.course.build import blank_chapter, build, skeleton, to_text
-from tplab.course.rules import validate
-from tplab.course.source import read
+from tplab.course.notebooks.build import blank_chapter, build, skeleton, to_text
+from tplab.course.notebooks.rules import validate
+from tplab.course.notebooks.source import read
 
 CHECKS = '''
 """The checks of chapter 90. Its exercises don't need ranks, so it is quick."""
 import sys
-from tplab.course import checking
-from tplab.course.ledger import current
-from tplab.course.predictions import Prediction
+from tplab.course.checks import exercises as checking
+from tplab.course.checks.ledger import current
+from tplab.course.checks.predictions import Prediction
 
 def register(number, name):
     @checking.exercise(number, name)
     def doubled(function):
         current().compared["the value"] = None
-        from tplab.course.checking import fail  # late, as some checks do
+        from tplab.course.checks.exercises import fail  # late, as some checks do
         if function(3) != 6:
             fail(number, f"{name}(3) is {function(3)}.", "What is twice three?")
         return checking.Verdict()
@@ -29,7 +29,7 @@ def register(number, name):
 for k in range(1, 40):
     register(f"90.{k}", f"double_{k}")
 PREDICTIONS = {"90.a": Prediction("Twice two?", {"value": 4}, "2 + 2.")}
-sys.modules["tplab.course.ch90"] = sys.modules[__name__]
+sys.modules["tplab.course.chapters.ch90"] = sys.modules[__name__]
 '''
 
 START = """

@@ -1,7 +1,7 @@
 """Wrong answers to the exercises, and the harness that runs an answer against its check without a notebook.
 
 A chapter's file chNN.py holds WRONG, a list of WrongAnswer: at least five for each exercise, plausible programs that
-somebody shipped or that a learner will write, each with words of the message it must get. tests/test_chapters.py runs
+somebody shipped or that a learner will write, each with words of the message it must get. tests/course/test_chapters.py runs
 them all. A wrong answer that passes fails the build.
 
 A learner's check draws new inputs each time. Here each wrong answer has inputs of its own, the same in every run, so
@@ -20,8 +20,8 @@ from typing import Any
 from zlib import crc32
 
 from tests import ROOT
-from tplab.course.rewrite import blank_exercise, blank_prediction, keep_solution
-from tplab.course.source import Chapter, read, sources, without_magics
+from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, keep_solution
+from tplab.course.notebooks.source import Chapter, read, sources, without_magics
 
 SEED = int(os.environ.get("TPLAB_TEST_SEED", "0"))
 
@@ -131,7 +131,7 @@ def seed_of(wrong: WrongAnswer) -> int:
 
 def run_wrong_answer(wrong: WrongAnswer) -> str:
     """The message that a wrong answer gets. Raises AssertionError where it passes or fails in another way."""
-    from tplab.course.verdict import CheckFailed
+    from tplab.course.feedback.verdict import CheckFailed
 
     namespace = load_chapter_namespace(wrong.exercise, {wrong.exercise: wrong.source})
     try:

@@ -1,7 +1,7 @@
 """Wrong answers to the exercises of chapter 10, and what each must be told."""
 
 from tests.wrong_answers import WrongAnswer, chapter, indented, swap_all
-from tplab.course.rewrite import keep_solution
+from tplab.course.notebooks.rewrite import keep_solution
 
 MAPPINGS = "from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region\n"
 

@@ -1,7 +1,7 @@
 """Wrong answers to the exercises of chapter 15, and what each must be told."""
 
 from tests.wrong_answers import WrongAnswer, chapter, swap_all
-from tplab.course.rewrite import keep_solution
+from tplab.course.notebooks.rewrite import keep_solution
 
 
 def solution(exercise: str) -> str:

@@ -1,6 +1,13 @@
-"""The machinery of the course: checks, predictions, tables of symptoms, the build of the notebooks, `tplab check`.
+"""The machinery of the course, for every chapter.
 
-A notebook uses five of them:
+notebooks   from a chapter's source to its two notebooks
+checks      what a check is made of: cases, observations, comparisons, questions
+feedback    how a verdict is shown, and hints
+chapters    the checks, predictions and symptoms of each chapter
+grading     `tplab check`: the learner's answers in the reference chapter, run by nbval
+tools       the command `tplab`
+
+A notebook uses five functions:
 
     check("4.1", answer)         run an exercise's check
     predict("4.a", calls=1)      compare a prediction
@@ -12,21 +19,21 @@ A notebook uses five of them:
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tplab.course.symptoms import symptoms  # at once: the module has the function's name
-
 if TYPE_CHECKING:
-    from tplab.course.checking import check
-    from tplab.course.failures import show_failure
-    from tplab.course.predictions import predict
+    from tplab.course.checks.exercises import check
+    from tplab.course.checks.failures import show_failure
+    from tplab.course.checks.predictions import predict
+    from tplab.course.checks.symptoms import symptoms
     from tplab.course.tools.progress import progress
 
 __all__ = ["check", "predict", "progress", "show_failure", "symptoms"]
 
 _HOMES = {
-    "check": "checking",
-    "predict": "predictions",
+    "check": "checks.exercises",
+    "predict": "checks.predictions",
     "progress": "tools.progress",
-    "show_failure": "failures",
+    "show_failure": "checks.failures",
+    "symptoms": "checks.symptoms",
 }
 
 

@@ -16,7 +16,7 @@ from tplab.capstone.own_layers.find import Code, find_answers
 from tplab.capstone.own_layers.link import ANSWERS, LINKS, OPERATORS
 from tplab.capstone.own_layers.statements import needed_statements
 from tplab.capstone.training.build_model import backward, copy_shards, finish_gradients, way_of
-from tplab.course.source import parse_code
+from tplab.course.notebooks.source import parse_code
 from tplab.runtime import RankError
 
 SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
@@ -133,7 +133,7 @@ def _idle(settings, answers):
 def _steps(cases, tried):
     told = {name: _step(*case) for name, case in cases.items()}
     told["idle"] = {name: _idle(*case) for name, case in tried.items()}
-    other = ("tplab.viz", "tplab.course.ch", "matplotlib")
+    other = ("tplab.viz", "tplab.course.chapters", "matplotlib")
     return {**told, "modules": sorted(name for name in sys.modules if name.startswith(other))}
 
 
@@ -264,7 +264,7 @@ def test_a_crash_names_the_learners_cell_and_line(outcomes):
 
 def test_pictures_and_checks_are_not_loaded_on_the_ranks(outcomes):
     for told in outcomes[0]:
-        assert told["modules"] == ["tplab.course.checker"]
+        assert told["modules"] == ["tplab.course.grading.check_notebook"]
 
 
 def test_every_link_leads_from_a_later_chapter_to_an_answer():

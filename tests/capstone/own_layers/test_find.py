@@ -14,7 +14,7 @@ from tplab.capstone.own_layers import find as mine
 from tplab.capstone.own_layers.find import NotReady, find_answers, read_answers
 from tplab.capstone.own_layers.link import ANSWERS, needed
 from tplab.capstone.training.build_model import used
-from tplab.course.checker import Verdict
+from tplab.course.grading.check_notebook import Verdict
 from tplab.course.tools import state
 from tplab.runtime import RankError
 

@@ -25,7 +25,7 @@ class Way:
     config, group       what it was built for; the group is that of its tensor-parallel ranks
     around_backward     a context that backward has to run in
     finish_gradients    adds up what backward has left in summands on the ranks
-    norm                the gradient's length over a mesh; None: `tplab.grad_norm.grad_norm`
+    norm                the gradient's length over a mesh; None: `tplab.data.grad_norm`
     idle                exercises whose answers are there, and which nothing has called when the model was tried
     """
 

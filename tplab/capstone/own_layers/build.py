@@ -36,8 +36,8 @@ from tplab.capstone.own_layers.link import (
 from tplab.capstone.own_layers.statements import needed_statements
 from tplab.capstone.own_layers.trial import try_out
 from tplab.capstone.settings.settings import Settings
-from tplab.course.needs import uses
-from tplab.course.source import parse_code
+from tplab.course.grading.cell_dependencies import uses
+from tplab.course.notebooks.source import parse_code
 from tplab.data.grad_norm import grad_norm
 from tplab.memory.config import GPTConfig
 from tplab.sequence.regions import gather_from_sequence_region, reduce_scatter_to_sequence_region

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tplab.course.checker import Verdict, check_notebook, exercises_of
-from tplab.course.merge import Merged, Piece, is_stub, merge
-from tplab.course.needs import select
-from tplab.course.notebook import Cell, Unreadable, read_notebook
+from tplab.course.grading.cell_dependencies import select
+from tplab.course.grading.check_notebook import Verdict, check_notebook, exercises_of
+from tplab.course.grading.merge import Merged, Piece, is_stub, merge
+from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.tools import state
+from tplab.course.tools.course_files import ChapterFiles
 from tplab.course.tools.fingerprint import Fingerprint, fingerprints
-from tplab.course.tools.places import ChapterFiles
 
 TO_DO = "is still to do"
 

@@ -22,9 +22,9 @@ from typing import Any, Literal
 from tplab.capstone.own_layers.check import Found, look_at
 from tplab.capstone.own_layers.link import needed
 from tplab.capstone.settings.settings import Settings
-from tplab.course.merge import Merged, Piece
-from tplab.course.needs import select
-from tplab.course.tools.places import Misuse, all_chapters, find_root
+from tplab.course.grading.cell_dependencies import select
+from tplab.course.grading.merge import Merged, Piece
+from tplab.course.tools.course_files import Misuse, all_chapters, find_root
 
 MINE, COURSES = "yours", "the course's solution"
 

@@ -8,7 +8,7 @@ are run, and of the rest what binds or changes a name that these use, but nothin
 import ast
 from collections.abc import Iterable, Sequence
 
-from tplab.course.needs import binds, has_side_effects, uses
+from tplab.course.grading.cell_dependencies import binds, has_side_effects, uses
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)

@@ -10,7 +10,7 @@ from tplab.capstone.report.blocks import Block, Figure, Missing, Section, Words,
 from tplab.capstone.report.run import Run
 from tplab.capstone.report.sections import LAYERS, how, memory_is
 from tplab.capstone.report.words import apart, listed, ranks, seconds, size, small
-from tplab.course.ch11.published import SHOEYBI_FIGURE_5, SHOEYBI_TABLE_8
+from tplab.course.chapters.ch11.published import SHOEYBI_FIGURE_5, SHOEYBI_TABLE_8
 
 GPU_MEMORY = "the most that torch's allocator gave out"
 CPU_MEMORY = "the most that was live at once, counting every tensor of a step"

@@ -12,13 +12,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from tplab.course.checker import Note, Verdict, check_notebook, exercises_of
-from tplab.course.notebook import Unreadable, read_notebook
-from tplab.course.report import show_heading, show_note, show_summary, show_verdict
-from tplab.course.run import CELL_TIMEOUT
+from tplab.course.grading.check_notebook import Note, Verdict, check_notebook, exercises_of
+from tplab.course.grading.check_output import show_heading, show_note, show_summary, show_verdict
+from tplab.course.notebooks.cells import Unreadable, read_notebook
+from tplab.course.notebooks.kernels import CELL_TIMEOUT
 from tplab.course.tools import state
-from tplab.course.tools.fingerprint import fingerprints
-from tplab.course.tools.places import (
+from tplab.course.tools.course_files import (
     ChapterFiles,
     Misuse,
     add_root,
@@ -27,6 +26,7 @@ from tplab.course.tools.places import (
     no_such_exercise,
     root_of,
 )
+from tplab.course.tools.fingerprint import fingerprints
 
 
 def add(commands: argparse._SubParsersAction) -> None:

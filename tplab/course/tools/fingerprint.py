@@ -3,7 +3,7 @@
 answer    the cells that `tplab check --exercise` runs for it (the answer, earlier answers and helper cells that it
           uses, own cells that change modules, paths or the environment), and Python files beside the notebook.
           Experiments in cells that the exercise doesn't use change nothing
-check     its cell, the result it has to show, the chapter's package `tplab/course/chNN/`, the version of tplab
+check     its cell, the result it has to show, the chapter's package `tplab/course/chapters/chNN/`, the version of tplab
 output    what the check's cell shows in the notebook; this decides nothing, but tells an old output from a new one
 
 Change the answer or the check, and an earlier verdict no longer speaks of this code.
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tplab
-from tplab.course.checker import exercises_of
-from tplab.course.merge import merge
-from tplab.course.needs import select
-from tplab.course.notebook import Cell
-from tplab.course.run import PACKAGE_ROOT
-from tplab.course.tools.places import ChapterFiles
-from tplab.course.tools.shown import results, their_cell
+from tplab.course.grading.cell_dependencies import select
+from tplab.course.grading.check_notebook import exercises_of
+from tplab.course.grading.merge import merge
+from tplab.course.notebooks.cells import Cell
+from tplab.course.notebooks.kernels import PACKAGE_ROOT
+from tplab.course.tools.course_files import ChapterFiles
+from tplab.course.tools.saved_outputs import results, their_cell
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Fingerprint:
 def fingerprints(reference: list[Cell], learner: list[Cell], files: ChapterFiles) -> dict[str, Fingerprint]:
     """The fingerprint of every exercise that the learner's notebook holds an answer to."""
     merged = merge(reference, learner)
-    package = list(_texts(PACKAGE_ROOT / "tplab" / "course" / f"ch{files.number:02d}"))
+    package = list(_texts(PACKAGE_ROOT / "tplab" / "course" / "chapters" / f"ch{files.number:02d}"))
     beside = list(_texts(files.learner.parent))
     found = {}
     for number in exercises_of(reference):

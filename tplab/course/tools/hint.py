@@ -4,8 +4,8 @@ import argparse
 
 from rich.console import Console
 
-from tplab.course import hints
-from tplab.course.tools.places import add_root, root_of
+from tplab.course.feedback import hints
+from tplab.course.tools.course_files import add_root, root_of
 
 
 def add(commands: argparse._SubParsersAction) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tplab.course.tools.places import Misuse, add_root, all_chapters, chapter, root_of
+from tplab.course.tools.course_files import Misuse, add_root, all_chapters, chapter, root_of
 
 
 def add(commands: argparse._SubParsersAction) -> None:

@@ -5,8 +5,8 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from tplab.course.tools.standing import ChapterStanding, Standing
-from tplab.course.verdict import AMBER, GREEN, RED
+from tplab.course.feedback.verdict import AMBER, GREEN, RED
+from tplab.course.tools.exercise_status import ChapterStanding, Standing
 
 _LOOK = {"passed": ("✓", GREEN), "failed": ("✗", RED), "to do": ("○", AMBER)}
 _FONT = "font-family: var(--jp-content-font-family, sans-serif); color: var(--jp-ui-font-color1, inherit);"

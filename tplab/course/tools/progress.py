@@ -16,10 +16,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tplab.course.report import LOOK
+from tplab.course.grading.check_output import LOOK
 from tplab.course.tools import page
-from tplab.course.tools.places import add_root, chapter, find_root, root_of
-from tplab.course.tools.standing import ChapterStanding, Standing, standings
+from tplab.course.tools.course_files import add_root, chapter, find_root, root_of
+from tplab.course.tools.exercise_status import ChapterStanding, Standing, standings
 
 
 def add(commands: argparse._SubParsersAction) -> None:

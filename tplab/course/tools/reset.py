@@ -14,10 +14,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from tplab.course.checker import exercises_of
-from tplab.course.notebook import Unreadable, read_notebook
-from tplab.course.tools.asking import agreed
-from tplab.course.tools.places import (
+from tplab.course.grading.check_notebook import exercises_of
+from tplab.course.notebooks.cells import Unreadable, read_notebook
+from tplab.course.tools.confirm import agreed
+from tplab.course.tools.course_files import (
     ChapterFiles,
     Misuse,
     add_root,
@@ -106,8 +106,8 @@ def _wanted(files: ChapterFiles, first: str, number: str | None) -> str:
 
 def first_state(files: ChapterFiles) -> str:
     """The learner's notebook as the course gives it, made from the chapter's source. Raises Misuse."""
-    from tplab.course.build import blank_chapter, load, skeleton, to_text  # here, since it takes a second
-    from tplab.course.source import SourceError, read
+    from tplab.course.notebooks.build import blank_chapter, load, skeleton, to_text  # here, since it takes a second
+    from tplab.course.notebooks.source import SourceError, read
 
     try:
         source, solution = read(files.source), load(files.reference)

@@ -3,8 +3,8 @@
 import copy
 from typing import Any
 
-from tplab.course.merge import find_cells
-from tplab.course.notebook import Cell
+from tplab.course.grading.merge import find_cells
+from tplab.course.notebooks.cells import Cell
 
 
 def restore(raw: dict, learner: list[Cell], first: dict, reference: list[Cell], number: str) -> None:

@@ -15,14 +15,14 @@ from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.text import Text
 
-from tplab.course import hints
-from tplab.course.checker import exercises_of
-from tplab.course.notebook import read_notebook
-from tplab.course.report import reflow
-from tplab.course.rewrite import BEGIN, END
-from tplab.course.tools.asking import agreed
-from tplab.course.tools.places import Misuse, add_root, chapter_of_exercise, no_such_exercise, root_of
-from tplab.course.tools.shown import results
+from tplab.course.feedback import hints
+from tplab.course.grading.check_notebook import exercises_of
+from tplab.course.grading.check_output import reflow
+from tplab.course.notebooks.cells import read_notebook
+from tplab.course.notebooks.rewrite import BEGIN, END
+from tplab.course.tools.confirm import agreed
+from tplab.course.tools.course_files import Misuse, add_root, chapter_of_exercise, no_such_exercise, root_of
+from tplab.course.tools.saved_outputs import results
 
 
 def add(commands: argparse._SubParsersAction) -> None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tplab.course.checker import Verdict
+from tplab.course.grading.check_notebook import Verdict
 from tplab.course.tools.fingerprint import Fingerprint
 
 FILE = Path(".tplab", "progress.json")

@@ -21,9 +21,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tplab.course.tools.course_files import add_root, root_of
 from tplab.course.tools.doctor import chapters, gpus, machine, probe, software, trial
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
-from tplab.course.tools.places import add_root, root_of
 
 LOOK = {GOOD: ("✓", "green"), NOTE: ("!", "yellow"), BAD: ("✗", "red")}
 _NAME = 13  # columns for what was looked at

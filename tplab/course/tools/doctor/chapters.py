@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
-from tplab.course.notebook import Unreadable, read_notebook
-from tplab.course.run import PACKAGE_ROOT
+from tplab.course.notebooks.cells import Unreadable, read_notebook
+from tplab.course.notebooks.kernels import PACKAGE_ROOT
+from tplab.course.tools.course_files import ChapterFiles, all_chapters
 from tplab.course.tools.doctor.findings import BAD, GOOD, Finding
 from tplab.course.tools.doctor.probe import Torch
-from tplab.course.tools.places import ChapterFiles, all_chapters
 
 # What has to be in order for a chapter that starts ranks, and for one that doesn't
 EVERYTHING = ("Python", "PyTorch", "packages", "kernel", "memory", "shared memory", "loopback", "ranks")
@@ -54,7 +54,7 @@ def look(root: Path, seen: Torch, findings: list[Finding]) -> list[Finding]:
 
 
 def _ranks(files: ChapterFiles) -> set[int]:
-    package = PACKAGE_ROOT / "tplab" / "course" / f"ch{files.number:02d}"
+    package = PACKAGE_ROOT / "tplab" / "course" / "chapters" / f"ch{files.number:02d}"
     cells = [cell.source for cell in read_notebook(files.reference) if cell.kind == "code"]
     return ranks_of([*cells, *(path.read_text(encoding="utf-8") for path in sorted(package.glob("*.py")))])
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-from tplab.course.run import PACKAGE_ROOT
+from tplab.course.notebooks.kernels import PACKAGE_ROOT
 
 PATIENCE = 120.0  # seconds; importing torch has taken more than ten on a busy machine
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from tplab.course.run import PACKAGE_ROOT
+from tplab.course.notebooks.kernels import PACKAGE_ROOT
 from tplab.course.tools.doctor.findings import BAD, GOOD, Finding
 from tplab.course.tools.doctor.probe import Torch
 from tplab.course.tools.lab import environment

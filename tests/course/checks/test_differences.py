@@ -1,0 +1,223 @@
+"""How a wrong value is described. Every test gives `compare` one value and reads what the learner would read."""
+
+import pytest
+import torch
+
+from tplab.course.checks.describe import Foreign
+from tplab.course.checks.differences import MISSING, compare
+from tplab.course.checks.mistake_kinds import Context
+from tplab.course.checks.observation import Changed, NotRun
+from tplab.course.checks.recorded_traffic import Call, Traffic
+from tplab.course.checks.verification import Difference, Differences, Question
+
+P = 4
+GENERATOR = torch.Generator().manual_seed(5)
+RIGHT = torch.randn(4, 8, generator=GENERATOR, dtype=torch.float64)
+PARTS = RIGHT.chunk(P, 1)
+ELSE = torch.randn(4, 8, generator=GENERATOR, dtype=torch.float64)
+
+
+def difference(seen, expected=RIGHT, *, p=P, rank=0, everywhere=None, all_seen=None, lookalikes=None, gradient=False):
+    everywhere = [expected] * p if everywhere is None else everywhere
+    all_seen = [seen] * p if all_seen is None else all_seen
+    return compare(seen, expected, Context(p, rank, all_seen, everywhere, lookalikes or {}, gradient=gradient))
+
+
+def with_nan() -> torch.Tensor:
+    value = RIGHT.clone()
+    value[1, 2] = float("nan")
+    return value
+
+
+def with_one_off() -> torch.Tensor:
+    value = RIGHT.clone()
+    value[1, 2] += 0.5
+    value[3, 7] += 0.25
+    return value
+
+
+def joined(*order: int) -> torch.Tensor:
+    return torch.cat([PARTS[i] for i in order], 1)
+
+
+SHIFT = torch.arange(8.0, dtype=torch.float64)
+
+DESCRIBED = [
+    ("the same", RIGHT.clone(), None, ""),
+    ("rounding", RIGHT * (1 + 1e-13), None, ""),
+    ("a step through float32", RIGHT.float().double(), "rounded", "nearly right, off by"),
+    ("a small error", RIGHT + 1e-4 * ELSE, "value", "32 of 32 elements differ"),
+    ("None", None, "none", "is there a `return`"),
+    ("a number", 3, "type", "got 3, not a tensor"),
+    ("a pair", (RIGHT, None), "type", "a tuple of 2 (tensor [4, 8], None), not a tensor"),
+    ("a handle", Foreign("Work"), "type", "got a Work"),
+    ("missing", MISSING, "missing", "not there"),
+    ("a shape", torch.zeros(3, 5), "shape", "shape [3, 5], right is [4, 8]"),
+    ("transposed", RIGHT.T, "transposed", "it is the right one transposed"),
+    ("its own part", PARTS[0], "part", "this rank's part of the right one, cut along dimension 1"),
+    ("another part", PARTS[2], "part", "rank 2's part"),
+    ("the dtype", RIGHT.float(), "dtype", "float32, right is float64"),
+    ("NaN", with_nan(), "nan", "1 of 32 elements are NaN"),
+    ("infinity", RIGHT / 0, "nan", "infinity"),
+    ("zeros", RIGHT * 0, "zeros", "all zeros"),
+    ("p times", RIGHT * 4, "p times", "exactly 4 times the right one (p = 4)"),
+    ("1/p", RIGHT / 4, "1/p", "exactly 1/4"),
+    ("p*p times", RIGHT * 16, "p times", "exactly 16 times"),
+    ("negated", -RIGHT, "negated", "sign turned round"),
+    ("a multiple", RIGHT * 2, "multiple", "exactly 2 times"),
+    ("wrong order", joined(1, 0, 2, 3), "order", "wrong order along dimension 1: [1, 0, 2, 3]"),
+    ("partly zero", torch.cat([PARTS[0], ELSE[:, 2:] * 0], 1), "partly zero", "zero in part 1, 2 and 3 of 0 to 3"),
+    ("partly wrong", torch.cat([RIGHT[:, :6], ELSE[:, 6:]], 1), "partly wrong", "wrong only in part 3 of 0 to 3"),
+    ("same in every row", RIGHT + 1 + SHIFT, "same in every row", "every row is off by the same vector"),
+    ("numbers", ELSE, "value", "32 of 32 elements differ, most at ["),
+]
+
+
+@pytest.mark.parametrize(("seen", "kind", "says"), [row[1:] for row in DESCRIBED], ids=[row[0] for row in DESCRIBED])
+def test_a_tensor_is_described(seen, kind, says) -> None:
+    found = difference(seen)
+    if kind is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found[0] == kind
+        assert says in found[1]
+
+
+def test_the_largest_difference_is_named_with_its_place_and_both_numbers() -> None:
+    seen = RIGHT + 0.001 * ELSE
+    seen[1, 2] = 100.0
+    _, text = difference(seen)
+    assert text == f"32 of 32 elements differ, most at [1, 2]: 100 instead of {RIGHT[1, 2].item():.6g}"
+
+
+def test_rounding_where_zeros_are_right_has_no_multiples() -> None:
+    noise = torch.full((4,), 1e-16, dtype=torch.float64)
+    assert difference(noise * 1e15, noise)[0] == "value"
+
+
+def test_a_scalar_and_an_empty_tensor() -> None:
+    assert difference(torch.tensor(2.0), torch.tensor(3.5)) == ("value", "2 instead of 3.5")
+    assert difference(torch.zeros(0, 3), torch.zeros(0, 3)) is None
+    assert difference(torch.zeros(2, 0), torch.zeros(0, 3))[0] == "shape"
+
+
+def test_whole_numbers_and_truth_values_are_compared_exactly() -> None:
+    assert difference(torch.tensor([1, 2, 3]), torch.tensor([1, 2, 3])) is None
+    assert (
+        "1 of 3 elements differ, most at [2]: 4 instead of 3"
+        in difference(torch.tensor([1, 2, 4]), torch.tensor([1, 2, 3]))[1]
+    )
+    assert difference(torch.tensor([True, False]), torch.tensor([True, True])) is not None
+
+
+def test_a_term_of_a_sum_is_recognised_by_what_the_other_ranks_hold() -> None:
+    terms = list(torch.randn(P, 4, 8, generator=GENERATOR, dtype=torch.float64))
+    kind, text = difference(terms[1], sum(terms), rank=1, all_seen=terms)
+    assert kind == "part of a sum"
+    assert "adds up to the right one" in text
+
+
+def test_another_ranks_value_and_the_whole_are_recognised() -> None:
+    assert difference(PARTS[2], PARTS[0], everywhere=PARTS)[1] == "equals what rank 2 should have"
+    kind, text = difference(RIGHT, PARTS[0], everywhere=PARTS)
+    assert kind == "whole"
+    assert "shape [4, 8], right is [4, 2]" in text
+
+
+def test_a_lookalike_of_the_author_comes_first() -> None:
+    assert difference(RIGHT * 4, lookalikes={"the sum of the means": RIGHT * 4}) == (
+        "the sum of the means",
+        "equals the sum of the means",
+    )
+    assert "it equals the flat one" in difference(RIGHT.flatten(), lookalikes={"the flat one": RIGHT.flatten()})[1]
+
+
+def test_a_gradient_that_is_none_is_called_so() -> None:
+    assert difference(None, gradient=True) == ("none", "None: no gradient arrives here")
+    assert difference(RIGHT, None)[0] == "type"
+    assert difference(None, None) is None
+
+
+def test_pairs_are_compared_element_by_element() -> None:
+    right = (RIGHT, None)
+    assert difference((RIGHT.clone(), None), right) is None
+    assert difference((RIGHT * 4, None), right)[1].startswith("element 0: exactly 4 times")
+    assert difference((RIGHT, RIGHT), right)[1].startswith("element 1: got a tensor")
+    assert difference(RIGHT, right)[0] == "structure"
+    assert difference((RIGHT,), right) == (
+        "structure",
+        "got tuple of 1 (tensor [4, 8]), right is tuple of 2 (tensor [4, 8], None)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "right", "wrong"),
+    [(3, 3, False), (4, 3, True), ("a", "a", False), ("b", "a", True), (True, 1, True), (torch.tensor(3), 3, True)],
+)
+def test_plain_values(seen, right, wrong) -> None:
+    assert (difference(seen, right) is not None) == wrong
+
+
+def calls(*kinds: str, waited: bool = True, group: tuple[int, ...] = (0, 1)) -> Traffic:
+    return Traffic(Call(kind, 96, "float64", group, waited) for kind in kinds)
+
+
+def test_the_same_calls_among_other_ranks_are_told_apart() -> None:
+    call = "1 all_reduce of 96 elements (float64) among ranks"
+    _, text = difference(calls("all_reduce", group=(0, 1, 2, 3)), calls("all_reduce", group=(0, 2)))
+    assert text == f"expected {call} [0, 2]; saw {call} [0, 1, 2, 3]"
+
+
+def test_traffic_is_spelled_out() -> None:
+    assert difference(calls("all_gather", "all_reduce"), calls("all_reduce", "all_gather")) is None
+    assert difference(calls(), calls("all_reduce")) == (
+        "no traffic",
+        "expected 1 all_reduce of 96 elements (float64); saw no collective",
+    )
+    assert difference(calls("all_reduce", "all_reduce"), calls()) == (
+        "traffic",
+        "expected no collective; saw 2 all_reduces of 96 elements (float64)",
+    )
+    assert difference(calls("all_reduce", "all_reduce"), calls("all_reduce")) is not None
+    assert difference(calls("all_reduce", waited=False), calls("all_reduce"))[0] == "never waited"
+    assert difference(None, calls())[0] == "missing"
+
+
+def test_writing_into_the_callers_tensors_and_what_was_not_run() -> None:
+    assert difference(Changed(), None) is None
+    assert difference(Changed(["x", "dy"]), None) == (
+        "changed",
+        "your code wrote into x and dy, which the caller still needs",
+    )
+    assert difference(NotRun("the output is not a tensor")) == ("not run", "not run, since the output is not a tensor")
+
+
+def found(*named: tuple[str, int, str]) -> Differences:
+    return Differences(2, [Difference(name, rank, kind, f"text of {name}") for name, rank, kind in named])
+
+
+def test_a_question_fits_the_exact_names() -> None:
+    assert Question("dx", "?").fits(found(("dx", 0, "value"), ("dx", 1, "value")))
+    assert not Question("dx", "?").fits(found(("dx", 0, "value"), ("dW", 1, "value")))
+    assert Question(("dW", "dx"), "?").fits(found(("dx", 0, "value"), ("dW", 1, "value")))
+    assert not Question(("dW", "dx"), "?").fits(found(("dx", 0, "value")))
+    assert Question(lambda d: d.kind("dx") == "p times", "?").fits(found(("dx", 0, "p times"), ("dx", 1, "p times")))
+    assert not Question(lambda d: d.kind("dx") == "p times", "?").fits(found(("dx", 0, "p times"), ("dx", 1, "value")))
+
+
+def test_what_was_not_run_counts_for_no_question_and_a_malformed_output_has_its_own() -> None:
+    assert Question("out", "?").fits(found(("out", 0, "value"), ("dx", 0, "not run")))
+    assert not Question("out", "?").fits(found(("out", 0, "none"), ("dx", 0, "not run")))
+    assert Question("db", "?").fits(found(("db", 1, "none")))
+
+
+def test_rows_put_ranks_and_names_that_are_alike_together() -> None:
+    alike = [Difference(name, rank, "zeros", "all zeros") for name in ("dx", "dW") for rank in (0, 1)]
+    single = Difference("db", 1, "value", "2 instead of 3")
+    skipped = [Difference(name, 0, "not run", "not run, since ...") for name in ("out", "x")]
+    assert list(Differences(2, [*alike, single, *skipped]).rows()) == [
+        ("dx, dW", "every rank", "all zeros"),
+        ("db", "rank 1", "2 instead of 3"),
+        ("the rest", "", "out, x: not run, since ..."),
+    ]

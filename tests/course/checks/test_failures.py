@@ -1,0 +1,46 @@
+"""`show_failure` shows the report of what failed and goes on; and is loud when nothing did."""
+
+import pytest
+import torch.distributed as dist
+
+from tplab import Deadlock, RankError, launch
+from tplab.course.checks.failures import NOTHING_FAILED, show_failure
+from tplab.course.feedback.verdict import CheckFailed
+
+
+def fails_on_rank_1() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("the ranks disagree")
+
+
+def test_a_failed_run_is_shown_and_the_program_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with show_failure() as failure:
+        launch(fails_on_rank_1, 2)
+    shown = capsys.readouterr().out
+    assert isinstance(failure.error, RankError)
+    assert not isinstance(failure.error, Deadlock)
+    assert "It failed, as it should: RankError" in shown
+    assert "ValueError: the ranks disagree" in shown
+
+
+def test_a_failed_check_and_another_error_are_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with show_failure():
+        raise CheckFailed("Exercise 4.1", question="Why?")
+    with show_failure():
+        raise KeyError("weight")
+    shown = capsys.readouterr().out
+    assert "Think: Why?" in shown
+    assert "KeyError: 'weight'" in shown
+    assert "course/failures.py" not in shown.replace("test_failures.py", "")
+
+
+def test_nothing_failed_is_loud(capsys: pytest.CaptureFixture[str]) -> None:
+    with show_failure() as failure:
+        pass
+    assert failure.error is None
+    assert NOTHING_FAILED in capsys.readouterr().out
+
+
+def test_an_interrupt_is_no_failure_to_show() -> None:
+    with pytest.raises(KeyboardInterrupt), show_failure():
+        raise KeyboardInterrupt

@@ -1,0 +1,25 @@
+"""A message that its sender starts and forgets may get lost: the run ends with a report, and the check asks why."""
+
+import pytest
+
+from tplab.course.chapters.ch01 import rings
+from tplab.course.feedback.verdict import CheckFailed
+from tplab.runtime import Deadlock
+
+
+@pytest.mark.parametrize(
+    ("report", "question"),
+    [  # tests/runtime/test_failures.py has these words from real runs
+        ("not finished after 60 s (timeout=60). Where the ranks were:", rings.LOST),
+        ("a message was lost:\nrank 0 began to send message #1 to rank 1", rings.LOST),
+        ("the ranks wait for what never comes:", rings.STUCK),
+    ],
+)
+def test_the_question_where_ranks_wait_tells_a_lost_message_from_a_missing_one(monkeypatch, report, question):
+    def run_ranks(*_):
+        raise CheckFailed("the ranks wait for each other.", report=report) from Deadlock(report)
+
+    monkeypatch.setattr(rings, "run_ranks", run_ranks)
+    with pytest.raises(CheckFailed) as failure:
+        rings.run_on_ranks(print, 2)
+    assert failure.value.question == question

@@ -1,0 +1,188 @@
+"""Hints: one at a time in the shell, folded in the box of a failed check, whatever has become of the state's file."""
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import nbformat
+import pytest
+
+from tests.course import tiny
+from tplab.course.checks import exercises as checking
+from tplab.course.feedback import hints
+from tplab.course.feedback.verdict import CheckFailed
+from tplab.course.notebooks import build, source
+from tplab.course.notebooks.rewrite import fold_hints
+
+SECOND = "Add x\nto itself:\n\n```python\nx + x\n```"
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A course of one chapter, number 90, whose solution was built and not executed."""
+    chapter = source.read(tiny.write(tmp_path, tiny.source(2)))
+    nbformat.write(build.skeleton(chapter, blank=False), tmp_path / "solutions" / "90_tiny.ipynb")
+    (tmp_path / "chapters").mkdir()
+    return tmp_path
+
+
+def test_unfolding_is_the_inverse_of_folding():
+    written = ["One $x_1$.", "Two\n\n```python\nif x:\n    y\n```", "Three `a`\nand more."]
+    listed = "\n".join(
+        f"{place}. " + text.replace("\n", "\n   ").replace("\n   \n", "\n\n") for place, text in enumerate(written, 1)
+    )
+    assert hints.unfold(fold_hints(listed)) == written
+
+
+def test_hints_are_those_of_the_solution(root):
+    assert hints.hints_for("90.2", root) == ["Add.", SECOND, "`2 * x`"]
+
+
+def test_every_call_shows_the_next_one_and_the_last_one_stays(root, capsys):
+    shown = []
+    for _ in range(4):
+        assert hints.show("90.1", root) == 0
+        shown.append(capsys.readouterr().out)
+    assert [re.findall(r"hint (\d) of 3", text) for text in shown] == [["1"], ["2"], ["3"], ["3"]]
+    assert "Add." in shown[0]
+    assert "to itself" not in shown[0]
+    assert "x + x" in shown[1]
+    assert "One more: tplab hint 90.1" in shown[1]
+    assert "That was the last one." in shown[2]
+    hints.show("90.2", root)
+    assert "hint 1 of 3" in capsys.readouterr().out, "every exercise counts for itself"
+
+
+def test_a_step_and_all_of_them(root, capsys):
+    hints.show("90.1", root, step=2)
+    out = capsys.readouterr().out
+    assert "hint 2 of 3" in out
+    assert "Add." not in out
+    assert "--step 3" in out
+    hints.show("90.1", root)
+    assert "hint 3 of 3" in capsys.readouterr().out
+    hints.show("90.1", root, step=1)
+    capsys.readouterr()
+    assert hints.seen(root) == {"90.1": 3}, "looking back forgets nothing"
+    hints.show("90.2", root, everything=True)
+    assert re.findall(r"hint (\d) of", capsys.readouterr().out) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("number", "step", "says"),
+    [
+        ("90.3", None, "There is no exercise 90.3 in chapter 90. There are: 90.1, 90.2."),
+        ("17.1", None, "There is no chapter 17. There are: 90."),
+        ("90", None, "There is no exercise '90'. Write its number as in the heading: tplab hint 4.2"),
+        ("90.a", None, "There is no exercise '90.a'."),
+        ("90.1", 4, "Exercise 90.1 has 3 hints; there is no hint 4."),
+        ("90.1", 0, "there is no hint 0."),
+    ],
+)
+def test_misuse_is_told_in_a_sentence_and_remembered_nowhere(root, number, step, says, capsys):
+    assert hints.show(number, root, step=step) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert not (root / ".tplab").exists()
+
+
+def test_a_broken_solution_is_named(root, capsys):
+    (root / "solutions" / "90_tiny.ipynb").write_text('{"cells": [')
+    assert hints.show("90.1", root) == 2
+    assert "Was it cut short?" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b'{"90.1": ', b"[]", b"\xff\xfe", b'{"90.1": "two"}', b'{"90.1": -4}', b"[" * 9999]
+)
+def test_a_damaged_state_counts_as_empty(root, content, capsys):
+    path = root / hints.STATE
+    path.parent.mkdir()
+    path.write_bytes(content)
+    assert hints.show("90.1", root) == 0
+    assert "hint 1 of 3" in capsys.readouterr().out
+    assert json.loads(path.read_text()) == {"90.1": 1}
+
+
+def test_what_was_seen_is_replaced_as_a_whole_and_leaves_no_other_file(root, monkeypatch):
+    hints.remember(root, "90.1", 1)
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hints.os, "replace", full)
+        with pytest.raises(OSError, match="no space"):
+            hints.remember(root, "90.1", 2)
+        assert hints.choose("90.1", root) == [(2, SECOND)], "the hint is shown all the same"
+    assert hints.seen(root) == {"90.1": 1}
+    assert [path.name for path in (root / ".tplab").iterdir()] == ["hints.json"]
+
+
+def test_hints_need_no_torch(root):
+    program = f"""
+import sys
+from pathlib import Path
+from tplab.course.feedback import hints
+hints.show("90.1", Path({str(root)!r}))
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+class Outline(HTMLParser):
+    """The texts of a page, each with how many <details> it lies in."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.depth, self.texts = 0, []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.depth += tag == "details"
+        assert ("open", None) not in attrs
+
+    def handle_endtag(self, tag):
+        self.depth -= tag == "details"
+
+    def handle_data(self, data):
+        if data.strip():
+            self.texts.append((self.depth, data.strip()))
+
+
+def test_folded_hints_lie_one_inside_the_other():
+    page = Outline(hints.to_html(["first", "second", "third"]))
+    assert page.texts == [
+        (1, "Hint 1"), (1, "first"), (2, "Hint 2"), (2, "second"), (3, "Hint 3"), (3, "third"),
+    ]  # fmt: skip
+    assert page.depth == 0
+
+
+def test_markdown_becomes_html_and_mathematics_is_left_for_the_page():
+    html = hints.to_html(["`a < b` and $x_1 \\cdot x_2 < *y*$ at $p$, *so* <b>no</b>", SECOND])
+    assert "<code>a &lt; b</code>" in html
+    assert "$x_1 \\cdot x_2 &lt; *y*$" in html
+    assert "<em>so</em> &lt;b&gt;no&lt;/b&gt;" in html
+    assert '<pre><code class="language-python">x + x\n</code></pre>' in html
+    assert "<code>a$b</code> and <code>c$d</code>" in hints.to_html(["`a$b` and `c$d`"])
+
+
+def test_a_failed_check_holds_its_hints(root, monkeypatch, chapter):
+    monkeypatch.setattr(checking, "_exercises", {})
+    checking.exercise("90.1", "Double")(lambda answer: checking.fail("90.1", "it is 5.", "Why?"))
+    monkeypatch.chdir(root / "chapters")
+    with pytest.raises(CheckFailed) as caught:
+        checking.check("90.1", None)
+    assert caught.value.exercise == "90.1"
+    assert str(caught.value).endswith("A hint: tplab hint 90.1")
+    folded = hints.folded("90.1")
+    assert (2, "to itself:") in [(depth, text.split("\n")[-1]) for depth, text in Outline(folded).texts]
+    assert caught.value.html(folded).count(folded) == 1
+    assert "<details" not in caught.value.html(), "show_failure() shows the box without hints"
+
+
+def test_a_check_without_a_course_around_it_has_no_hints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert hints.folded("90.1") == ""

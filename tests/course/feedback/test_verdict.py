@@ -1,0 +1,110 @@
+"""How verdicts and failures look: stable text, HTML that escapes what it shows, and no launcher frames in IPython."""
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+from tplab.course.feedback.verdict import CheckFailed, Verdict, names, preformatted, ranks_text
+
+
+def failure() -> CheckFailed:
+    return CheckFailed(
+        "Exercise 4.2, p = 2: wrong on rank 1 (right at p = 1).",
+        rows=[("dx", "rank 1", "exactly 2 times the right one (p = 2)"), ("backward traffic", "every rank", "a < b")],
+        right=["out", "dW"],
+        question="Who adds up?",
+        footnote="The same inputs again: ...",
+    )
+
+
+def test_the_text_of_a_failure_reads_from_the_symptom_to_the_question() -> None:
+    assert str(failure()) == (
+        "Exercise 4.2, p = 2: wrong on rank 1 (right at p = 1).\n"
+        "\n"
+        "  dx                rank 1      exactly 2 times the right one (p = 2)\n"
+        "  backward traffic  every rank  a < b\n"
+        "\n"
+        "Right: out, dW.\n"
+        "\n"
+        "Think: Who adds up?\n"
+        "\n"
+        "The same inputs again: ..."
+    )
+
+
+def test_long_texts_are_wrapped_below_themselves() -> None:
+    lines = str(CheckFailed("h", rows=[("out", "rank 0", "word " * 40)])).splitlines()
+    assert all(len(line) <= 100 for line in lines)
+    assert all(line.startswith(" " * 15 + "word") for line in lines[3:])
+    many = str(CheckFailed("h", rows=[("name, " * 12, "rank 0", "text"), ("out", "every rank", "other")])).splitlines()
+    assert many[2].split() == ["name,"] * 5 + ["rank", "0", "text"]
+    assert many[3].split() == ["name,"] * 5
+    assert many[-1].index("every rank") == many[2].index("rank 0")
+
+
+def test_html_escapes_and_holds_everything() -> None:
+    html = failure().html()
+    for part in (
+        "Exercise 4.2, p = 2",
+        "a &lt; b",
+        "exactly 2 times",
+        "Right: out, dW.",
+        "Who adds up?",
+        "border-left",
+    ):
+        assert part in html
+    assert "a < b" not in html
+
+
+def test_a_verdict_as_text_and_html() -> None:
+    verdict = Verdict("a <note>", "4.1", "Column", "Right: out.")
+    assert repr(verdict) == "Exercise 4.1 passed: Column\n  Right: out.\n  a <note>"
+    assert "a &lt;note&gt;" in verdict._repr_html_()
+
+
+def test_ipython_shows_the_explanation_and_no_frames(capsys: pytest.CaptureFixture[str]) -> None:
+    shell = InteractiveShell.instance()
+    shell.user_ns["failure"] = failure
+    shell.run_cell("def check():\n    raise failure()\ncheck()")
+    shown = capsys.readouterr().out
+    assert "Who adds up?" in shown
+    assert "exactly 2 times" in shown
+    assert "Traceback" not in shown
+    assert "raise failure" not in shown
+
+
+CELLS = """
+from tplab.course.feedback.verdict import CheckFailed, Verdict
+Verdict("", "4.1", "Column", "Right: out.")
+---
+raise CheckFailed("Exercise 4.2: wrong.", question="Who adds up?")
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_one_box_and_one_line() -> None:
+    cells = [new_code_cell(source) for source in CELLS.split("---")]
+    NotebookClient(notebook := new_notebook(cells=cells), timeout=120, allow_errors=True).execute()
+    passed, failed = (cell.outputs for cell in notebook.cells)
+    assert [output.output_type for output in passed] == ["execute_result"]
+    assert "✓ Exercise 4.1 passed" in passed[0].data["text/html"]
+    assert [output.output_type for output in failed] == ["display_data", "error"]
+    assert "Who adds up?" in failed[0].data["text/html"]
+    assert "Think: Who adds up?" in failed[0].data["text/plain"]
+    assert failed[1].traceback == ["CheckFailed: Exercise 4.2: wrong."]
+    assert "Think: Who adds up?" in failed[1].evalue
+
+
+def test_names_and_ranks() -> None:
+    assert [names([]), names("a"), names("ab"), names("abc")] == ["", "a", "a and b", "a, b and c"]
+    assert [ranks_text([1], 2), ranks_text([2, 0], 4), ranks_text([0, 1], 2), ranks_text([0], 1)] == [
+        "rank 1",
+        "ranks 0 and 2",
+        "every rank",
+        "rank 0",
+    ]
+
+
+def test_a_report_is_not_broken_within_words():
+    assert "word-break: normal" in preformatted("a report")

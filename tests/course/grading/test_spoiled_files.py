@@ -1,0 +1,258 @@
+"""Notebooks as other programs save them and accidents leave them: read where they can be read, else refused in words.
+
+`merge` decides what of a notebook counts, so most kinds are compared there with the same notebook as JupyterLab saves
+it; VS Code's and Colab's are also run, with right and with wrong answers.
+"""
+
+import copy
+import json
+
+import nbformat
+import pytest
+
+from tests.course import tiny
+from tplab.course.grading.check_notebook import Verdict, check_notebook
+from tplab.course.grading.merge import merge
+from tplab.course.notebooks import build, source
+from tplab.course.notebooks.cells import Unreadable, read_notebook
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """The chapter of four exercises, built once."""
+    folder = tmp_path_factory.mktemp("tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        tiny.make(folder, tiny.source(4))
+    return folder
+
+
+@pytest.fixture
+def mine(root):
+    """Answers to exercises 1 (right), 2 (wrong) and 3 (right, with a helper in a cell of its own)."""
+    learner = tiny.Learner(root / "chapters" / "90_tiny.ipynb")
+    learner.answer(1, "return x + x")
+    learner.answer(2, "return x + 2")
+    learner.answer(3, "return twice(x)")
+    learner.insert(learner.place("exercise-90-3"), "def twice(x):\n    return 2 * x")
+    return learner
+
+
+def in_lines(content: dict) -> None:
+    """Sources and texts as lists of lines, as every program but ours writes them."""
+    for cell in content["cells"]:
+        if isinstance(cell["source"], str):
+            cell["source"] = cell["source"].splitlines(keepends=True)
+
+
+def vs_code(content: dict) -> None:
+    """VS Code 1.9x: its own language info, vscode metadata at every cell, ids of new cells of eight hex digits."""
+    content["metadata"] = {
+        "kernelspec": {"display_name": ".venv", "language": "python", "name": "python3"},
+        "language_info": {"name": "python", "version": "3.11.7", "codemirror_mode": {"name": "ipython", "version": 3}},
+    }
+    content["nbformat_minor"] = 5
+    for place, cell in enumerate(content["cells"]):
+        cell["metadata"] = cell["metadata"] | {"vscode": {"languageId": "python"}}
+        if cell["id"].startswith("mine-"):
+            cell["id"] = f"{place:08x}"
+        if cell["cell_type"] == "code":
+            cell["execution_count"] = None
+    in_lines(content)
+
+
+def colab(content: dict) -> None:
+    """Colab: format 4.0 without ids, metadata of its own at notebook, cells and outputs."""
+    content["metadata"] = {
+        "colab": {"provenance": [], "toc_visible": True},
+        "kernelspec": {"name": "python3", "display_name": "Python 3"},
+        "language_info": {"name": "python"},
+        "accelerator": "GPU",
+    }
+    content["nbformat_minor"] = 0
+    for place, cell in enumerate(content["cells"]):
+        del cell["id"]
+        kept = {"tplab": cell["metadata"]["tplab"]} if "tplab" in cell["metadata"] else {}
+        cell["metadata"] = kept | {"id": f"aB{place}_x", "colab": {"base_uri": "https://localhost:8080/"}}
+        if cell["cell_type"] == "code":
+            cell["metadata"]["outputId"] = f"{place}-3c1f"
+            cell["outputs"] = [
+                {"output_type": "stream", "name": "stdout", "text": ["6\n"], "metadata": {"colab_type": "text"}}
+            ]
+    in_lines(content)
+
+
+def colab_without_metadata(content: dict) -> None:
+    """Copied cell by cell into a new notebook: neither ids nor metadata are left."""
+    colab(content)
+    for cell in content["cells"]:
+        cell["metadata"] = {}
+
+
+def format_4_0(content: dict) -> None:
+    content.update(nbformat=4, nbformat_minor=0, metadata={})
+    for cell in content["cells"]:
+        del cell["id"]
+
+
+def foreign_kernel(content: dict) -> None:
+    content["metadata"] = {"kernelspec": {"display_name": "R", "language": "R", "name": "ir"}}
+
+
+def windows_line_ends(content: dict) -> None:
+    """Inside the cells, with neither ids nor metadata to find them by."""
+    for cell in content["cells"]:
+        cell["source"] = "".join(cell["source"]).replace("\n", "\r\n")
+        del cell["id"]
+        cell["metadata"] = {}
+
+
+def no_outputs(content: dict) -> None:
+    for cell in content["cells"]:
+        cell.pop("outputs", None)
+        cell.pop("execution_count", None)
+
+
+def odd_outputs(content: dict) -> None:
+    for cell in content["cells"]:
+        if cell["cell_type"] == "code":
+            cell.update(outputs=[None, 3, {"output_type": "no such type"}], execution_count="seven")
+
+
+def attachments_and_raw_cells(content: dict) -> None:
+    raw = {"cell_type": "raw", "id": "raw", "metadata": {}, "source": "def double_2(x): return 6"}
+    content["cells"].insert(0, raw)
+    content["cells"].insert(0, raw | {"cell_type": "heading", "level": 2})
+
+
+AS_SAVED_BY = [
+    in_lines,
+    vs_code,
+    colab,
+    colab_without_metadata,
+    format_4_0,
+    foreign_kernel,
+    windows_line_ends,
+    no_outputs,
+    odd_outputs,
+    attachments_and_raw_cells,
+]
+
+
+def sources(root, path) -> list[tuple[str, str]]:
+    """The cells that would run, as role and code."""
+    merged = merge(read_notebook(root / "solutions" / "90_tiny.ipynb"), read_notebook(path))
+    assert merged.missing == {}
+    return [(piece.role, piece.source.replace("\r\n", "\n").rstrip("\n")) for piece in merged.pieces]
+
+
+@pytest.mark.parametrize("change", AS_SAVED_BY)
+def test_whoever_saved_it_the_same_answers_count(root, mine, change, tmp_path):
+    plain = sources(root, mine.save(tmp_path / "plain.ipynb"))
+    assert [code for role, code in plain if role == "exercise"][1] == "def double_2(x):\n    return x + 2"
+    changed = copy.deepcopy(mine)
+    change(changed.content)
+    path = changed.save(tmp_path / "changed.ipynb")
+    before = path.read_bytes()
+    assert sources(root, path) == plain
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda text: text.encode("utf-8-sig"),
+        lambda text: json.dumps(json.loads(text), indent=1).replace("\n", "\r\n").encode(),
+        lambda text: json.dumps(json.loads(text), ensure_ascii=False).encode(),
+        lambda text: (text + "\n\n").encode(),
+    ],
+    ids=["byte order mark", "Windows line ends in the file", "letters that are not ASCII", "lines at the end"],
+)
+def test_however_the_file_is_written_the_same_answers_count(root, mine, encode, tmp_path):
+    mine.answer(4, "return 2 * x  # größer")
+    plain = sources(root, mine.save(tmp_path / "plain.ipynb"))
+    path = tmp_path / "changed.ipynb"
+    path.write_bytes(encode((tmp_path / "plain.ipynb").read_text(encoding="utf-8")))
+    assert sources(root, path) == plain
+
+
+def test_format_3_is_named(root, mine, tmp_path):
+    path = mine.save(tmp_path / "new.ipynb")
+    old = nbformat.convert(nbformat.read(path, as_version=4), 3)
+    (tmp_path / "old.ipynb").write_text(nbformat.v3.writes_json(old))
+    with pytest.raises(Unreadable, match="format 3; open it in JupyterLab and save it"):
+        read_notebook(tmp_path / "old.ipynb")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_utf_16_is_named(root, mine, encoding, tmp_path):
+    """What `>` writes in an old PowerShell; Jupyter itself reads only UTF-8."""
+    path = mine.save(tmp_path / "plain.ipynb")
+    path.write_bytes(path.read_text().encode(encoding))
+    with pytest.raises(Unreadable, match="UTF-8"):
+        read_notebook(path)
+
+
+def test_a_link_in_a_circle_and_a_folder_are_told(root, tmp_path):
+    (tmp_path / "circle.ipynb").symlink_to(tmp_path / "circle.ipynb")
+    (tmp_path / "folder.ipynb").mkdir()
+    for name in ("circle", "folder"):
+        with pytest.raises(Unreadable, match="can't be read: "):
+            read_notebook(tmp_path / f"{name}.ipynb")
+
+
+@pytest.mark.parametrize("change", [vs_code, colab, windows_line_ends])
+def test_right_answers_pass_and_wrong_ones_fail_when_run(root, mine, change, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    change(mine.content)
+    path = mine.save(root / "chapters" / "mine.ipynb")
+    before = path.read_bytes()
+    stream = list(check_notebook(read_notebook(root / "solutions" / "90_tiny.ipynb"), path, 90))
+    said = {verdict.number: verdict.status for verdict in stream if isinstance(verdict, Verdict)}
+    assert said == {"90.1": "passed", "90.2": "failed", "90.3": "passed", "90.4": "to do"}
+    assert path.read_bytes() == before
+
+
+def reordered(mine):
+    mine.cells.reverse()
+
+
+def doubled(mine):
+    mine.content["cells"] = [copy.deepcopy(cell) for cell in mine.cells for _ in range(2)]
+
+
+def split(mine):
+    """The function in one cell, what it needs in another one with an id of JupyterLab's own."""
+    mine.insert(mine.place("exercise-90-1"), "import math", id="4c0c3c0e-1b1a")
+
+
+def all_in_one_cell(mine):
+    """Every exercise merged into the first one's cell."""
+    texts = []
+    for k in (1, 2, 3):
+        texts.append("".join(mine.cell(f"exercise-90-{k}")["source"]))
+        if k > 1:
+            del mine.cells[mine.place(f"exercise-90-{k}")]
+    mine.cell("exercise-90-1")["source"] = "\n\n".join(["def twice(x): return 2 * x", *texts])
+
+
+def only_the_exercises(mine):
+    mine.content["cells"] = [
+        cell for cell in mine.cells if cell["id"].startswith("exercise") or "twice" in str(cell["source"])
+    ]
+
+
+@pytest.mark.parametrize("spoil", [reordered, doubled, split, all_in_one_cell, only_the_exercises])
+def test_moved_cells_run(root, mine, spoil, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    spoil(mine)
+    reference = read_notebook(root / "solutions" / "90_tiny.ipynb")
+    stream = list(check_notebook(reference, mine.save(tmp_path / "mine.ipynb"), 90))
+    said = {verdict.number: verdict.status for verdict in stream if isinstance(verdict, Verdict)}
+    assert said == {"90.1": "passed", "90.2": "failed", "90.3": "passed", "90.4": "to do"}
+
+
+def test_nothing_here_depends_on_a_kernel(root):
+    """The chapter that these tests spoil is what the course's own build writes."""
+    chapter = source.read(root / "solutions" / "90_tiny.py")
+    assert build.stale(chapter, root) == []

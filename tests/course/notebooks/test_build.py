@@ -1,0 +1,321 @@
+"""The build: what it refuses, what it writes, and that it writes the same every time."""
+
+import json
+import tempfile
+
+import pytest
+from nbformat.v4 import new_output
+
+from tests.course import tiny
+from tplab.course.notebooks import build, outputs
+from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, fold_hints, task_heading
+from tplab.course.notebooks.rules import validate
+from tplab.course.notebooks.source import SourceError, read
+
+SOLUTION = "    ### BEGIN SOLUTION\n    return 2 * x\n    ### END SOLUTION\n"
+CHECK = '# %% check="90.1"\ncheck("90.1", double_1)\n'
+
+
+def part(name: str) -> str:
+    """The text of one cell of exercise 90.1 in the source, from its marker to the next."""
+    text = tiny.source(1)
+    start = text.index(f'{name}="90.1"')
+    start = text.rindex("# %%", 0, start)
+    return text[start : text.index("# %%", start + 4)]
+
+
+# What is replaced in the source, by what, and what the message must say.
+BROKEN = {
+    "exercise without check": (part("check"), "", "has no check right after it"),
+    "check without exercise": (part("exercise"), "", "has no exercise right after it"),
+    "exercise without task": (part("task"), "", "must follow task 90.1 directly"),
+    "check before exercise": (
+        part("exercise") + part("hints") + part("check"),
+        part("check") + part("exercise"),
+        "order",
+    ),
+    "a cell in between": (part("check"), "# %%\n1 + 1\n\n" + part("check"), "has no check right after it"),
+    "solution outside an exercise": ('print("a given cell")', SOLUTION.replace("    ", ""), "outside an exercise"),
+    "no solution": (SOLUTION, "    return 2 * x\n", "has no ### BEGIN SOLUTION"),
+    "nested": (SOLUTION, SOLUTION.replace("return", "### BEGIN SOLUTION\n    return"), "inside a solution region"),
+    "unclosed": ("    ### END SOLUTION\n", "", "never closed"),
+    "closed twice": (SOLUTION, SOLUTION + "    ### END SOLUTION\n", "without ### BEGIN SOLUTION"),
+    "two hints": ("# 3. `2 * x`\n", "", "2 hint(s) found"),
+    "prose after the hints": ("# 3. `2 * x`\n", "# 3. `2 * x`\n#\n# Good luck.\n", "outside the list"),
+    "check is two statements": (CHECK, CHECK + "print(1)\n", "exactly one expression"),
+    "check calls another": (
+        CHECK,
+        CHECK.replace("check(", "print(check(").replace("_1)", "_1))"),
+        "exactly one expression",
+    ),
+    "check of another number": (CHECK, CHECK.replace('check("90.1"', 'check("90.2"'), "says '90.2'"),
+    "a name before its check": ('print("a given cell")', "double_1(3)", "move it below check 90.1"),
+    "a function uses it before": ('print("a given cell")', "def f():\n    return double_1", "move it below check 90.1"),
+    "exercise needs a given cell": (
+        'print("a given cell")\n',
+        "factor = 2\n\n# %%\nprint(3)\n",
+        "give that cell the tag setup",
+    ),
+    "a statement in an exercise": (
+        'def double_1(x):\n    """Tw',
+        'y = 1\n\ndef double_1(x):\n    """Tw',
+        "holds `y = 1`",
+    ),
+    "a whole function blanked": (
+        'def double_1(x):\n    """Twice x."""\n' + SOLUTION,
+        "### BEGIN SOLUTION\ndef double_1(x):\n    return 2 * x\n### END SOLUTION\n",
+        "once its solution is taken out",
+    ),
+    "wrong chapter": ('"90.1"', '"91.1"', "in chapter 90"),
+    "no title": (' title="Double 1"', "", "needs title"),
+    "difficulty 6": ("difficulty=2", "difficulty=6", "difficulty=1 to 5"),
+    "unknown attribute": ('exercise="90.1"', 'excercise="90.1"', "unknown attribute excercise"),
+    "unknown tag": ('tags=["setup"]', 'tags=["set-up"]', "unknown tag set-up"),
+    "not Python": ('print("a given cell")', "print(", "is not Python"),
+    "exercise in markdown": ('# %% exercise="90.1"', '# %% [markdown] exercise="90.1"', "belongs on a code cell"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_source_is_refused_by_file_cell_and_remedy(name, tmp_path, capsys):
+    old, new, says = BROKEN[name]
+    text = tiny.source(1)
+    assert old in text
+    text = text.replace(old, new)
+    if name == "exercise needs a given cell":
+        text = text.replace("return 2 * x", "return factor * x")
+    tiny.write(tmp_path, text)
+    assert build.main(["--root", str(tmp_path)]) == 1
+    message = capsys.readouterr().err
+    assert "90_tiny.py: cell " in message
+    assert says in message
+    assert not (tmp_path / "chapters").exists()
+
+
+def test_duplicated_number_is_refused(tmp_path):
+    with pytest.raises(SourceError, match=r"cell \d+ \(line \d+\): a second task 90\.1"):
+        validate(read(tiny.write(tmp_path, tiny.START + tiny.EXERCISE.format(k=1) * 2)))
+
+
+def test_numbers_count_up(tmp_path):
+    with pytest.raises(SourceError, match="count up"):
+        validate(read(tiny.write(tmp_path, tiny.START + tiny.EXERCISE.format(k=2))))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A chapter that was built once: its root."""
+    root = tmp_path_factory.mktemp("built")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(root))
+        text = tiny.source(2) + WIDGET
+        tiny.make(root, text)
+    return root
+
+
+WIDGET = """
+# %% tags=["explore"]
+import ipywidgets
+import matplotlib.pyplot as plt
+
+def draw(p):
+    plt.figure(figsize=(1, 1))
+    plt.plot([p, 1])
+    plt.show()
+
+ipywidgets.interact(draw, p=[1, 2, 4]);
+"""
+
+
+def cells(root, folder) -> dict[str, dict]:
+    notebook = json.loads((root / folder / "90_tiny.ipynb").read_text(encoding="utf-8"))
+    return {cell["id"]: cell for cell in notebook["cells"]}
+
+
+def test_rebuild_is_equal_to_the_byte(built, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(built))
+    names = ["solutions/90_tiny.ipynb", "chapters/90_tiny.ipynb"]
+    before = [(built / name).read_bytes() for name in names]
+    assert build.main(["--root", str(built), "--force", "90"]) == 0
+    assert [(built / name).read_bytes() for name in names] == before
+
+
+def test_check_needs_no_kernel_and_finds_what_is_stale(built, monkeypatch, capsys):
+    monkeypatch.setattr(build, "execute", None)
+    check = ["--root", str(built), "--check"]
+    assert build.main(check) == 0
+    for name, old, new in (
+        ("chapters/90_tiny.ipynb", "Double 1", "Double one"),
+        ("solutions/90_tiny.ipynb", "return 2 * x", "return x + x"),
+        ("solutions/90_tiny.py", "Twice x.", "Two times x."),
+    ):
+        path = built / name
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+        assert build.main(check) == 1
+        assert "stale" in capsys.readouterr().out
+        path.write_text(text, encoding="utf-8")
+    assert build.main(check) == 0
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A copy of the course package, with checks of chapter 90 in it."""
+    for name in build.SHOWING:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.py").write_bytes((build.COURSE / f"{name}.py").read_bytes())
+    monkeypatch.setattr(build, "COURSE", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("changed", ["chapters/ch90/predictions.py", "chapters/ch90/new.py", "feedback/verdict.py"])
+def test_a_changed_check_makes_the_solution_stale(built, course, monkeypatch, capsys, changed):
+    monkeypatch.setattr(build, "execute", None)  # needs no kernel
+    (course / "chapters" / "ch90").mkdir(parents=True)
+    (course / "chapters" / "ch90" / "predictions.py").write_text("WHY = 'Since.'\n", encoding="utf-8")
+    notebook = built / "solutions" / "90_tiny.ipynb"
+    stored = json.loads(notebook.read_text(encoding="utf-8"))["metadata"]["tplab"]["checks"]
+    text = notebook.read_text(encoding="utf-8")
+    notebook.write_text(text.replace(stored, build.fingerprint(90)), encoding="utf-8")
+    try:
+        assert build.main(["--root", str(built), "--check"]) == 0
+        with open(course / changed, "a", encoding="utf-8") as file:
+            file.write("# another word\n")
+        assert build.main(["--root", str(built), "--check"]) == 1
+        assert "stale       solutions/90_tiny.ipynb" in capsys.readouterr().out
+    finally:
+        notebook.write_text(text, encoding="utf-8")
+
+
+def test_the_checks_of_another_chapter_do_not_make_it_stale(course):
+    before = build.fingerprint(90)
+    (course / "chapters" / "ch91").mkdir(parents=True)
+    (course / "chapters" / "ch91" / "predictions.py").write_text("WHY = 'Since.'\n", encoding="utf-8")
+    assert build.fingerprint(90) == before != build.fingerprint(91)
+
+
+def test_the_learners_notebook_does_not_change_with_the_checks(built):
+    assert "tplab" not in json.loads((built / "chapters" / "90_tiny.ipynb").read_text(encoding="utf-8"))["metadata"]
+
+
+def test_only_what_is_stale_is_executed(built, monkeypatch, capsys):
+    monkeypatch.setattr(build, "execute", None)
+    (built / "chapters" / "90_tiny.ipynb").unlink()
+    assert build.main(["--root", str(built)]) == 0
+    assert capsys.readouterr().out.startswith("wrote       chapters/90_tiny.ipynb")
+
+
+def test_the_learner_gets_stubs_dots_and_folded_hints(built):
+    blank, solved = cells(built, "chapters"), cells(built, "solutions")
+    stub = "".join(blank["exercise-90-1"]["source"])
+    assert stub.endswith('    # your code here\n    raise NotImplementedError("exercise 90.1")')
+    assert "".join(solved["exercise-90-1"]["source"]).endswith('"""Twice x."""\n    return 2 * x')
+    assert "".join(blank["predict-90-a"]["source"]) == 'predict("90.a", value=...)'
+    assert "".join(blank["task-90-1"]["source"]).startswith("### Exercise 90.1 · Double 1\n\n●●○○○ · about 5 minutes")
+    assert "".join(blank["hints-90-1"]["source"]).count("<details>") == 3
+    assert blank["check-90-1"]["metadata"]["tplab"] == {"check": "90.1", "title": "Double 1"}
+
+
+def test_only_checks_are_compared_and_keep_their_output(built):
+    for id, cell in cells(built, "chapters").items():
+        if cell["cell_type"] != "code":
+            continue
+        is_check = id.startswith("check-")
+        assert ("nbval-check-output" in cell["metadata"]["tags"]) == is_check
+        assert ("nbval-ignore-output" in cell["metadata"]["tags"]) != is_check
+        assert bool(cell["outputs"]) == is_check
+        assert (cell["execution_count"] is not None) == is_check
+
+
+def test_expected_output_is_labelled_by_a_picture_that_nbval_does_not_compare(built):
+    label, verdict = cells(built, "chapters")["check-90-1"]["outputs"]
+    assert set(label["data"]) == {"image/png"}
+    assert verdict == cells(built, "solutions")["check-90-1"]["outputs"][0]
+
+
+def test_widget_leaves_a_still_picture_and_no_state(built):
+    text = (built / "solutions" / "90_tiny.ipynb").read_text(encoding="utf-8")
+    assert "widget-view" not in text
+    assert "widget-state" not in text
+    widget = [cell for cell in cells(built, "solutions").values() if "explore" in cell["metadata"].get("tags", [])]
+    assert "image/png" in widget[0]["outputs"][0]["data"]
+
+
+def test_still_picture_of_a_widget_keeps_its_width():
+    size = {"image/png": {"width": 730, "height": 200}}
+    picture = {"output_type": "display_data", "data": {"image/png": "AAAA"}, "metadata": {**size, "other": 1}}
+    widgets = {
+        "box": {"state": {"children": ["IPY_MODEL_slider", "IPY_MODEL_output"]}},
+        "slider": {"state": {}},
+        "output": {"state": {"outputs": [picture]}},
+    }
+    view = new_output("display_data", data={outputs.WIDGET_VIEW: {"model_id": "box"}})
+    (shown,) = outputs.storable([view], widgets)
+    assert shown.data == {"image/png": "AAAA"}
+    assert shown.metadata == size
+
+
+def test_large_notebook_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    tiny.write(tmp_path, tiny.source(1).replace('print("a given cell")', 'print("x" * 1_000_001)'))
+    assert build.main(["--root", str(tmp_path)]) == 1
+    assert "the limit is 1,000,000; the largest cell is cell-" in capsys.readouterr().err
+    assert not (tmp_path / "chapters").exists()
+
+
+def test_failing_solution_is_named_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    tiny.write(tmp_path, tiny.source(1).replace("return 2 * x", "return 3 * x"))
+    assert build.main(["--root", str(tmp_path)]) == 1
+    message = capsys.readouterr().err
+    assert "cell check-90-1 of the solution failed" in message
+    assert "double_1(3) is 9" in message
+    assert not (tmp_path / "solutions" / "90_tiny.ipynb").exists()
+
+
+def test_unknown_chapter_is_misuse(built, capsys):
+    assert build.main(["--root", str(built), "17"]) == 2
+    assert "chapter 17" in capsys.readouterr().err
+
+
+def test_machine_paths_do_not_reach_a_notebook():
+    path = f"{outputs.PACKAGE_ROOT}/tplab/tensor/linear.py and {tempfile.gettempdir()}/ipykernel_123/456.py"
+    assert outputs.redact(path) == "tplab-course/tplab/tensor/linear.py and cell"
+
+
+def test_prediction_keeps_its_layout():
+    text = 'predict(\n    "4.a",\n    größe=[1,\n        2],  # bytes\n    calls=f(1),\n)'
+    assert blank_prediction(text) == 'predict(\n    "4.a",\n    größe=...,  # bytes\n    calls=...,\n)'
+
+
+def test_every_region_becomes_a_stub_of_its_own_indent():
+    region = "### BEGIN SOLUTION\n{0}2\n{0}### END SOLUTION"
+    text = "def f():\n    " + region.format(" " * 4)
+    text += "\nclass C:\n    def g(self):\n        " + region.format(" " * 8)
+    blank = blank_exercise(text, "4.1").split("\n")
+    assert blank[1:3] == ["    # your code here", '    raise NotImplementedError("exercise 4.1")']
+    assert blank[5:] == ["        # your code here", '        raise NotImplementedError("exercise 4.1")']
+
+
+def test_hints_unfold_one_by_one():
+    folded = fold_hints("1. one\n   more\n2. two\n\n   ```python\n   if x:\n       y\n   ```\n3. three")
+    assert [line for line in folded.split("\n") if line] == [
+        "<details><summary>Hint 1</summary>",
+        "one",
+        "more",
+        "<details><summary>Hint 2</summary>",
+        "two",
+        "```python",
+        "if x:",
+        "    y",
+        "```",
+        "<details><summary>Hint 3</summary>",
+        "three",
+        "</details>",
+        "</details>",
+        "</details>",
+    ]
+
+
+def test_one_minute_is_singular():
+    assert "about 1 minute\n" in task_heading("x", "4.1", "t", 1, 1)

@@ -1,0 +1,125 @@
+"""The index: it names what is there, in the order and the words of the README, and runs."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from tests import ROOT
+from tests.course import tiny
+from tplab.course.notebooks import build
+from tplab.course.notebooks.source import pages, read, sources
+from tplab.course.tools import cli
+
+INDEX = read(ROOT / "solutions" / "index.py")
+TEXT = "\n".join(cell.text for cell in INDEX.cells)
+ROW = re.compile(r"^\| (\d\d) \| (?:\[(.+)\]\((.+)\)|(.+) \(coming\)) \| (.+?) \|(?: (.*?) ?\|)?$", re.MULTILINE)
+
+
+def rows(text: str) -> dict[int, tuple[str, str, str, str]]:
+    """Chapter number: title, file, what is built, exercises."""
+    return {
+        int(number): (linked or coming, (file or "").rpartition("/")[2], built, (exercises or "").strip())
+        for number, linked, file, coming, built, exercises in ROW.findall(text)
+    }
+
+
+def test_index_has_the_chapters_of_the_readme():
+    index = {number: row[:3] for number, row in rows(TEXT).items()}
+    assert index == {number: row[:3] for number, row in rows((ROOT / "README.md").read_text()).items()}
+    assert list(index) == list(range(16))
+
+
+def test_index_links_to_every_chapter_and_says_how_much_it_asks():
+    there = {}
+    for path in sources(ROOT):
+        chapter = read(path)
+        minutes = [cell.attributes["minutes"] for cell in chapter.of_role("task").values()]
+        there[chapter.number] = (f"{chapter.stem}.ipynb", f"{len(minutes)}, about {sum(minutes)} min")
+    linked = {number: (row[1], row[3]) for number, row in rows(TEXT).items() if row[1]}
+    assert linked == there
+    assert all((ROOT / "chapters" / file).exists() for file, _ in linked.values())
+
+
+def test_index_begins_with_the_progress_page():
+    code = [cell.text for cell in INDEX.cells if cell.code]
+    assert code == ["from tplab.course import progress\n\nprogress()"]
+    notebook = nbformat.read(ROOT / "solutions" / "index.ipynb", as_version=4)
+    output = next(cell for cell in notebook.cells if cell.cell_type == "code").outputs[0]
+    assert "exercises passed" in output.data["text/html"]
+
+
+@pytest.mark.parametrize("page", ["solutions/index.py", "README.md", "CONTRIBUTING.md"])
+def test_commands_that_are_named_exist(page):
+    """Every `tplab ...` of the text is a command line that is understood."""
+    named = re.findall(r"(?:`|^)(tplab [^`\n#]*?)(?:`| *#| *$)", (ROOT / page).read_text(), re.MULTILINE)
+    for line in named:
+        arguments = shlex.split(line)[1:]
+        if arguments[0] != "build":
+            assert cli.parse(arguments).command == arguments[0]
+    if page == "solutions/index.py":
+        assert {line.split()[1] for line in named} >= {"check", "progress", "hint", "solution", "reset", "doctor"}
+
+
+def test_index_fits_its_source_and_blank_has_no_outputs():
+    assert pages(ROOT)[0].name == "index.py"
+    assert build.stale(INDEX, ROOT) == [], "run `make notebooks`"
+    blank = nbformat.read(ROOT / "chapters" / "index.ipynb", as_version=4)
+    assert [cell.outputs for cell in blank.cells if cell.cell_type == "code"] == [[]]
+
+
+def test_index_passes_plain_nbval():
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--nbval-lax", "-p", "no:cacheprovider", "-c", os.devnull]
+        + ["chapters/index.ipynb"],
+        cwd=ROOT,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+    )
+    assert "1 passed" in run.stdout, run.stdout[-3000:]
+    assert run.returncode == 0
+
+
+PAGE = '# %% [markdown]\n# # A way in\n\n# %%\nprint("welcome")\n'
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    tiny.make_unexecuted(tmp_path, tiny.source(1))
+    (tmp_path / "solutions" / "index.py").write_text(PAGE)
+    return tmp_path
+
+
+def main(root, *arguments: str) -> int:
+    return build.main(["--root", str(root), *arguments])
+
+
+def test_index_is_built_and_its_change_is_noticed(course, capsys):
+    assert main(course, "--check") == 1
+    assert "stale       solutions/index.ipynb" in capsys.readouterr().out
+    assert main(course, "index") == 0
+    assert "welcome" in (course / "solutions" / "index.ipynb").read_text()
+    assert main(course, "--check") == 0
+    source = course / "solutions" / "index.py"
+    source.write_text(source.read_text().replace("A way in", "The way in"))
+    assert main(course, "--check", "index") == 1
+    assert main(course, "--check", "90") == 0
+
+
+def test_chapters_are_named_with_or_without_their_zero(course, capsys):
+    assert main(course, "--check", "0090") == 0
+    assert main(course, "17", "index") == 2
+    assert "no source of chapter 17" in capsys.readouterr().err
+
+
+def test_an_exercise_in_the_index_is_refused(course, capsys):
+    source = course / "solutions" / "index.py"
+    source.write_text(PAGE + '\n# %% predict="1.a"\npredict("1.a", value=4)\n')
+    assert main(course, "index") == 1
+    assert "predict 1.a in the index; it belongs into a chapter" in capsys.readouterr().err

@@ -1,0 +1,117 @@
+"""`tplab lab`: one place for the options of JupyterLab, on loopback, with this Python's kernel."""
+
+import os
+import sys
+
+import pytest
+
+from tests import ROOT
+from tests.course import tiny
+from tests.test_house import make
+from tplab.course.tools import cli, lab
+
+
+@pytest.fixture
+def root(tmp_path):
+    tiny.make_unexecuted(tmp_path, tiny.source(1))
+    return tmp_path
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path_factory):
+    """What would have been started: the program, its arguments, its environment, its folder."""
+    calls = []
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))  # and back afterwards
+    monkeypatch.setattr(os, "execve", lambda *call: calls.append((*call, os.getcwd())) or sys.exit(0))
+    return calls
+
+
+def run(*arguments: str) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["lab", *arguments])
+
+
+def test_it_listens_on_loopback_and_shows_the_course(root, started):
+    run("--root", str(root))
+    program, arguments, _, folder = started[0]
+    assert program == arguments[0] == sys.executable
+    assert arguments[1:3] == ["-m", "jupyterlab"]
+    assert [option for option in arguments if ".ip=" in option] == ["--ServerApp.ip=127.0.0.1"]
+    assert "--LabApp.default_url=/lab/tree/chapters/90_tiny.ipynb" in arguments
+    assert os.path.samefile(folder, root)
+
+
+def test_the_index_is_what_opens_where_there_is_one(root, started):
+    (root / "chapters" / "index.ipynb").write_text("{}")
+    run("--root", str(root))
+    assert "--LabApp.default_url=/lab/tree/chapters/index.ipynb" in started[0][1]
+    run("90", "--root", str(root))
+    assert "--LabApp.default_url=/lab/tree/chapters/90_tiny.ipynb" in started[1][1]
+
+
+def test_the_course_opens_with_its_index():
+    assert lab.first_page(ROOT, None) == "chapters/index.ipynb"
+    assert lab.first_page(ROOT, 4) == "chapters/04_parallel_linear.ipynb"
+
+
+def test_other_options_go_to_jupyterlab_in_their_order(root, started):
+    more = ["--no-browser", "--port=9000", "--ServerApp.port_retries=0", "--collaborative"]
+    run(more[0], "--root", str(root), *more[1:])
+    assert started[0][1][-4:] == more
+
+
+def test_this_pythons_commands_and_kernel_come_first(monkeypatch):
+    found = lab.environment({"PATH": "/usr/bin", "JUPYTER_PATH": "mine", "HOME": "here"})
+    assert found["PATH"] == os.pathsep.join([os.path.dirname(sys.executable), "/usr/bin"])
+    assert found["JUPYTER_PATH"] == os.pathsep.join([os.path.join(sys.prefix, "share", "jupyter"), "mine"])
+    assert found["HOME"] == "here"
+    assert lab.environment({})["JUPYTER_PATH"] == os.path.join(sys.prefix, "share", "jupyter")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["17"], "There is no chapter 17. There are: 90."),
+        (["--port", "8899"], "An option of JupyterLab is written with =, like --port=8899."),
+    ],
+)
+def test_misuse_is_told_in_a_sentence(arguments, says, root, started, capsys):
+    assert cli.main(["lab", "--root", str(root), *arguments]) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert started == []
+
+
+def test_a_chapter_whose_notebook_is_gone_is_told_how_to_have_it_again(root, started, capsys):
+    (root / "chapters" / "90_tiny.ipynb").unlink()
+    assert cli.main(["lab", "90", "--root", str(root)]) == 2
+    assert "tplab reset 90" in capsys.readouterr().err
+
+
+def test_make_lab_is_this_command(tmp_path):
+    said = make("-n", "-o", f"{tmp_path}/.installed", "lab", f"VENV={tmp_path}", "LAB_ARGS=4 --port=9000").stdout
+    assert said.strip() == f"exec {tmp_path}/bin/python -m tplab lab 4 --port=9000"
+
+
+@pytest.mark.parametrize("arguments", [["check", "--nonsense"], ["progress", "--port=1"], ["nonsense"], []])
+def test_only_lab_takes_options_that_it_does_not_know(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+
+
+def test_version(capsys):
+    import tplab
+
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"tplab {tplab.__version__}\n"
+
+
+def test_every_command_says_what_it_is_for(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    out = capsys.readouterr().out
+    for command in ("lab", "check", "progress", "hint", "solution", "reset", "doctor", "build"):
+        line = next(line for line in out.splitlines() if line.split()[:1] == [command])
+        assert len(line.split()) > 3

@@ -1,0 +1,459 @@
+"""`tplab progress`: a pass is claimed for exactly the code that passed, whatever becomes of the files."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import threading
+from html.parser import HTMLParser
+
+import pytest
+
+from tests.course import tiny
+from tplab.course.grading.check_notebook import Verdict
+from tplab.course.notebooks.cells import read_notebook
+from tplab.course.tools import cli, fingerprint, page, state
+from tplab.course.tools import course_files as places
+from tplab.course.tools.exercise_status import AS_SHOWN, Standing, standings
+from tplab.course.tools.progress import as_json
+
+RIGHT, WRONG = "return 2 * x", "return 3 * x"
+
+
+@pytest.fixture
+def root(tmp_path):
+    tiny.make_unexecuted(tmp_path, tiny.source(3))
+    return tmp_path
+
+
+@pytest.fixture
+def learner(root):
+    return tiny.Learner(root / "chapters" / "90_tiny.ipynb")
+
+
+def save(root, learner):
+    return learner.save(root / "chapters" / "90_tiny.ipynb")
+
+
+def record(root, **statuses: str) -> None:
+    """What `tplab check` keeps once it has said this about the notebook as it is: record(root, e1="passed")."""
+    files = places.chapter(root, 90)
+    prints = fingerprint.fingerprints(read_notebook(files.reference), read_notebook(files.learner), files)
+    verdicts = [Verdict(f"90.{name[1:]}", "", status) for name, status in statuses.items()]
+    assert state.record(root, verdicts, prints) == []
+
+
+def standing(root, number: int = 1) -> Standing:
+    return standings(root)[0].exercises[number - 1]
+
+
+def told(root, *arguments: str, capsys) -> str:
+    assert cli.main(["progress", "--root", str(root), *arguments]) == 0
+    return capsys.readouterr().out
+
+
+# What is claimed
+
+
+def test_blank_chapter_is_to_do_with_the_minutes_of_its_tasks(root, capsys):
+    text = told(root, capsys=capsys)
+    assert text.count("to do") == 3
+    assert text.count(" 5 min") == 3
+    assert "0 of 3 passed, about 15 of 15 min left" in text
+    assert "0 of 3 exercises passed. Next: 90.1. About 15 min left." in text
+
+
+def test_check_is_what_progress_knows_of(root, learner, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    learner.answer(1, RIGHT)
+    learner.answer(2, WRONG)
+    save(root, learner)
+    assert cli.main(["check", "90", "--root", str(root)]) == 1
+    found = standings(root)[0].exercises
+    assert [(one.status, one.verified) for one in found] == [("passed", True), ("failed", True), ("to do", False)]
+    capsys.readouterr()
+    assert "1 of 3 exercises passed. Next: 90.2. About 10 min left." in told(root, capsys=capsys)
+
+
+def test_check_of_a_copy_says_nothing_about_the_notebook(root, learner, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    learner.answer(1, RIGHT)
+    copied = learner.save(root / "chapters" / "90_copy.ipynb")
+    assert cli.main(["check", "--exercise", "90.1", "--root", str(root), "--notebook", str(copied)]) == 0
+    assert not (root / state.FILE).exists()
+
+
+def answer_edited(root, learner):
+    learner.answer(1, WRONG)
+
+
+def answer_commented(root, learner):
+    learner.answer(1, f"{RIGHT}  # at last")
+
+
+def back_to_the_stub(root, learner):
+    learner.answer(1, 'raise NotImplementedError("exercise 90.1")')
+
+
+def helper_edited(root, learner):
+    learner.cell("helper")["source"] = "def twice(x):\n    return x * x"
+
+
+def helper_gone(root, learner):
+    del learner.cells[learner.place("helper")]
+
+
+def second_definition(root, learner):
+    learner.insert(learner.place("check-90-1"), "double_1 = len")
+
+
+def patched_by_name(root, learner):
+    learner.insert(learner.place("check-90-1"), "import builtins\nsetattr(builtins, 'twice', len)")
+
+
+def answer_gone(root, learner):
+    del learner.cells[learner.place("exercise-90-1")]
+
+
+def module_beside_edited(root, learner):
+    (root / "chapters" / "mine.py").write_text("factor = 3\n")
+
+
+def course_expects_more(root, learner):
+    path = root / "solutions" / "90_tiny.ipynb"
+    path.write_text(path.read_text().replace("Right: the value.", "Right: the value, and its type."))
+
+
+def course_calls_differently(root, learner):
+    path = root / "solutions" / "90_tiny.ipynb"
+    path.write_text(path.read_text().replace('check(\\"90.1\\", double_1)', 'check(\\"90.1\\", double_1, 2)'))
+
+
+def checks_module_edited(root, learner):
+    (root / "tplab" / "course" / "chapters" / "ch90" / "double.py").write_text("# stricter\n")
+
+
+EDITED, STRICTER = "edited since it was checked", "the course's check has changed since; check it again"
+CHANGES = {
+    answer_edited: EDITED,
+    answer_commented: EDITED,
+    back_to_the_stub: "",
+    helper_edited: EDITED,
+    helper_gone: EDITED,
+    second_definition: EDITED,
+    patched_by_name: EDITED,
+    answer_gone: "Its cell is missing from the notebook; add a code cell that defines double_1.",
+    module_beside_edited: EDITED,
+    course_expects_more: STRICTER,
+    course_calls_differently: STRICTER,
+    checks_module_edited: STRICTER,
+}
+
+
+@pytest.fixture
+def passed(root, learner, monkeypatch):
+    """Exercise 90.1 passed, by an answer that uses a helper in a cell of the learner's own, and a file beside."""
+    monkeypatch.setattr(fingerprint, "PACKAGE_ROOT", root)
+    (root / "tplab" / "course" / "chapters" / "ch90").mkdir(parents=True)
+    (root / "chapters" / "mine.py").write_text("factor = 2\n")
+    learner.insert(learner.place("exercise-90-1"), "def twice(x):\n    return 2 * x", id="helper")
+    learner.answer(1, "return twice(x)")
+    learner.answer(2, RIGHT)
+    save(root, learner)
+    record(root, e1="passed", e2="failed")
+    assert (standing(root).status, standing(root).verified) == ("passed", True)
+    return learner
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_pass_is_claimed_for_code_or_a_check_that_changed(change, root, passed):
+    change(root, passed)
+    save(root, passed)
+    found = standing(root)
+    assert (found.status, found.verified, found.note) == ("to do", False, CHANGES[change])
+
+
+def experiment(learner):
+    learner.insert(learner.place("check-90-1"), "double_1(21)")
+
+
+def another_answer(learner):
+    learner.answer(2, WRONG)
+
+
+def cleared(learner):
+    for cell in learner.cells:
+        cell.update({"outputs": [], "execution_count": None} if cell["cell_type"] == "code" else {})
+
+
+def prose(learner):
+    learner.cell("task-90-1")["source"] = "done!"
+
+
+def lost_ids(learner):
+    for cell in learner.cells:
+        del cell["id"]
+
+
+@pytest.mark.parametrize("change", [experiment, another_answer, cleared, prose, lost_ids])
+def test_a_pass_outlives_what_does_not_touch_it(change, root, passed):
+    change(passed)
+    save(root, passed)
+    assert (standing(root).status, standing(root).verified) == ("passed", True)
+
+
+def test_going_back_to_the_code_that_passed_is_passed_again(root, passed):
+    kept = copy.deepcopy(passed.cell("exercise-90-1"))
+    answer_edited(root, passed)
+    save(root, passed)
+    assert standing(root).status == "to do"
+    passed.cell("exercise-90-1").update(kept)
+    save(root, passed)
+    assert standing(root).status == "passed"
+
+
+def test_undecided_exercise_keeps_what_was_said_of_its_code(root, passed):
+    record(root, e1="not run", e2="waiting")
+    assert [one.status for one in standings(root)[0].exercises] == ["passed", "failed", "to do"]
+
+
+def test_later_failure_of_the_same_code_counts(root, passed):
+    record(root, e1="failed")
+    assert standing(root).status == "failed"
+
+
+# What the notebook shows
+
+PASS = {"output_type": "execute_result", "data": {"text/plain": ["Exercise 90.1 passed: Double 1\n", "  Right."]}}
+PRINT = {"output_type": "stream", "name": "stdout", "text": "here\n"}
+BOX = {"output_type": "display_data", "data": {"text/html": "<b>no</b>", "text/plain": "no"}}
+FAILURE = {"output_type": "error", "ename": "CheckFailed", "evalue": "Exercise 90.1: wrong", "traceback": []}
+STUB = {"output_type": "error", "ename": "NotImplementedError", "evalue": "exercise 90.1", "traceback": []}
+STOPPED = {"output_type": "error", "ename": "KeyboardInterrupt", "evalue": "", "traceback": []}
+LABEL = {"output_type": "display_data", "data": {"image/png": ""}}
+ANOTHER = {"output_type": "execute_result", "data": {"text/plain": "Exercise 90.11 passed: Double 11"}}
+SHOWN = {
+    "a pass": ([PASS], 2, "passed"),
+    "a pass below a print": ([PRINT, PASS], 2, "passed"),
+    "a failure": ([BOX, FAILURE], 2, "failed"),
+    "a stub": ([STUB], 2, "to do"),
+    "an interrupt": ([STOPPED], 2, "to do"),
+    "a pass, then an error": ([PASS, STOPPED], 2, "to do"),
+    "what a pass would look like": ([LABEL, PASS], 2, "to do"),
+    "another exercise's pass": ([ANOTHER], 2, "to do"),
+    "a pass from before the cell was run": ([PASS], 1, "to do"),
+    "nothing": ([], 2, "to do"),
+    "no outputs at all": ([None, 3], 2, "to do"),
+    "a result without data": ([{"output_type": "execute_result"}], 2, "to do"),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_the_notebook_shows_is_told_and_not_verified(name, root, learner):
+    outputs, count, status = SHOWN[name]
+    learner.answer(1, RIGHT)
+    learner.cell("exercise-90-1")["execution_count"] = 1 if count == 2 else 3
+    learner.cell("check-90-1").update(outputs=outputs, execution_count=2)
+    save(root, learner)
+    found = standing(root)
+    assert (found.status, found.verified) == (status, False)
+    assert found.note == (AS_SHOWN if status != "to do" else "not checked yet")
+
+
+def test_a_pass_that_only_the_notebook_shows_is_not_counted(root, learner, capsys):
+    test_what_the_notebook_shows_is_told_and_not_verified("a pass", root, learner)
+    text = " ".join(told(root, capsys=capsys).split())
+    assert "passed?" in text
+    assert "0 of 3 exercises passed. 1 more as the notebooks show them; to verify: tplab check 90. Next: 90.2." in text
+
+
+def test_a_shown_pass_is_old_once_other_code_was_checked_beside_it(root, learner):
+    """Run in the notebook, checked, edited: the output that is still there speaks of the code before the edit."""
+    test_what_the_notebook_shows_is_told_and_not_verified("a pass", root, learner)
+    record(root, e1="passed")
+    learner.answer(1, WRONG)
+    save(root, learner)
+    assert (standing(root).status, standing(root).note) == ("to do", "edited since it was checked")
+    learner.cell("check-90-1").update(outputs=[PRINT, PASS], execution_count=7)  # run again
+    save(root, learner)
+    assert (standing(root).status, standing(root).note) == ("passed", AS_SHOWN)
+
+
+def test_a_stub_passes_nowhere(root, learner):
+    learner.cell("exercise-90-1")["execution_count"] = 1
+    learner.cell("check-90-1").update(outputs=[PASS], execution_count=2)
+    save(root, learner)
+    assert standing(root).status == "to do"
+
+
+# Files in any state
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"exercises": []}',
+        b'{"exercises": [3]}',
+        b'{"exercises": {"90.1": 3}}',
+        b'{"exercises": {"90.1": {"status": "passed"}}}',
+        b"[" * 100_000,
+    ],
+)
+def test_damaged_record_counts_as_empty_and_is_mended_by_the_next_check(content, root, learner):
+    learner.answer(1, RIGHT)
+    save(root, learner)
+    (root / ".tplab").mkdir()
+    (root / state.FILE).write_bytes(content)
+    assert standing(root).status == "to do"
+    record(root, e1="passed")
+    assert standing(root).status == "passed"
+
+
+@pytest.mark.parametrize("change", [{"status": "done"}, {"status": 1}, {"checked": 3}, {"output": None}, {"more": ""}])
+def test_an_entry_that_no_check_wrote_counts_for_nothing(change, root, passed):
+    stored = json.loads((root / state.FILE).read_text())
+    stored["exercises"]["90.1"] |= change
+    (root / state.FILE).write_text(json.dumps(stored))
+    assert [one.status for one in standings(root)[0].exercises] == ["to do", "failed", "to do"]
+
+
+def test_a_write_that_fails_leaves_the_record_as_it_was(root, passed, monkeypatch):
+    before = (root / state.FILE).read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    files = places.chapter(root, 90)
+    prints = fingerprint.fingerprints(read_notebook(files.reference), read_notebook(files.learner), files)
+    notes = state.record(root, [Verdict("90.1", "", "failed")], prints)
+    assert "could not be kept" in notes[0]
+    assert "No space left" in notes[0]
+    assert (root / state.FILE).read_bytes() == before
+    assert sorted(path.name for path in (root / ".tplab").iterdir()) == ["progress.json", "progress.lock"]
+
+
+def test_a_folder_that_cannot_be_made_is_a_note(root, learner):
+    (root / ".tplab").write_text("a file where the folder should be")
+    prints = {"90.1": fingerprint.Fingerprint("a", "b", "c")}
+    assert "could not be kept" in state.record(root, [Verdict("90.1", "", "passed")], prints)[0]
+
+
+def test_checks_that_end_at_the_same_moment_all_count(root):
+    numbers = [f"90.{k}" for k in range(1, 25)]
+    prints = {number: fingerprint.Fingerprint("a", "b", "c") for number in numbers}
+    start = threading.Barrier(len(numbers))
+
+    def one(number):
+        start.wait()
+        state.record(root, [Verdict(number, "", "passed")], prints)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in numbers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(state.load(root)) == set(numbers)
+
+
+@pytest.mark.parametrize(("content", "says"), [(None, "There is no file"), (b'{"cells": [{', "Was it cut short")])
+def test_unreadable_notebook_is_told_and_the_rest_goes_on(content, says, root, capsys):
+    path = root / "chapters" / "90_tiny.ipynb"
+    path.unlink() if content is None else path.write_bytes(content)
+    text = " ".join(told(root, capsys=capsys).split())
+    assert says in text
+    assert "tplab reset 90" in text
+    assert "0 of 3 exercises passed" in text
+
+
+def test_odd_cells_are_no_reason_to_fail(root, learner):
+    learner.answer(1, "return '\\ud800'")
+    learner.cell("exercise-90-1")["source"] += "\ud800"  # half a character, as JSON may hold it
+    learner.cell("check-90-1")["metadata"] = {"tplab": {"check": ["90.1"]}, "tags": 3}
+    learner.cell("check-90-2")["outputs"] = "none"
+    learner.cell("exercise-90-3")["execution_count"] = "first"
+    learner.cells.append({"cell_type": "code"})
+    save(root, learner)
+    assert [one.status for one in standings(root)[0].exercises] == ["to do"] * 3
+
+
+# How it is shown
+
+
+class Links(HTMLParser):
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.targets: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.targets += [value for name, value in attrs if name == "href"]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_page_links_to_the_chapters_from_where_the_notebook_lies(root, learner, monkeypatch):
+    learner.answer(1, RIGHT)
+    save(root, learner)
+    record(root, e1="passed")
+    for folder, target in ((root / "chapters", "90_tiny.ipynb"), (root, "chapters/90_tiny.ipynb")):
+        monkeypatch.chdir(folder)
+        from tplab.course import progress
+
+        shown = progress()
+        assert Links(shown._repr_html_()).targets == [target]
+        assert "✓ passed, checked 20" in shown._repr_html_()
+        assert "width: 33%" in shown._repr_html_()
+        assert "✓ 90.1 Double 1: passed, checked 20" in repr(shown)
+        assert repr(shown).endswith("1 of 3 exercises passed. Next: 90.2. About 10 min left.")
+
+
+def test_page_shows_titles_as_they_are_written(root):
+    found = standings(root)[0]
+    odd = Standing("90.1", "a < b & <script>", 5, "to do")
+    html = page.ProgressPage([type(found)(90, "<i>", found.path, (odd,), "<b>broken</b>")], root)._repr_html_()
+    assert "a &lt; b &amp; &lt;script&gt;" in html
+    assert "<i>" not in html
+    assert "<b>broken" not in html
+
+
+def test_json_holds_what_the_table_says(root, passed, capsys):
+    chapter = json.loads(told(root, "90", "--json", capsys=capsys))["chapters"][0]
+    assert chapter["passed"] == 1
+    assert chapter["minutes_left"] == 10
+    assert [one["status"] for one in chapter["exercises"]] == ["passed", "failed", "to do"]
+    assert json.loads(as_json(standings(root)))["chapters"] == [chapter]
+
+
+def test_unknown_chapter_is_told(root, capsys):
+    assert cli.main(["progress", "17", "--root", str(root)]) == 2
+    assert "There is no chapter 17. There are: 90." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--version"], ["progress"], ["solution", "90.1", "--yes"], ["hint", "90.1"], ["reset", "90", "--yes"]],
+)
+def test_quick_commands_do_not_import_torch(arguments, root):
+    more = [] if arguments == ["--version"] else ["--root", str(root)]
+    program = f"""
+import sys
+from tplab.course.tools import cli
+try:
+    code = cli.main({[*arguments, *more]!r})
+except SystemExit as end:
+    code = end.code
+assert "torch" not in sys.modules
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,10 @@
+"""What chapter 02 asks: shards (2.1), the column split (2.2), the row split (2.3), GELU and the row split (2.4).
+
+Importing it registers the checks of its exercises. Here also: its predictions and its table of symptoms.
+"""
+
+from tplab.course.chapters.ch02 import column_product, gelu, row_product, shards
+from tplab.course.chapters.ch02.predictions import PREDICTIONS
+from tplab.course.chapters.ch02.symptoms import SYMPTOMS
+
+__all__ = ["PREDICTIONS", "SYMPTOMS", "column_product", "gelu", "row_product", "shards"]

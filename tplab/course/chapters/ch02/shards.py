@@ -1,0 +1,127 @@
+"""The check of exercise 2.1, `shard` and `unshard`. They only cut and paste, so they run in this process."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from tplab.course.checks.check_vocabulary import changed
+from tplab.course.checks.exercises import (
+    WORLD_SIZES,
+    Claim,
+    Observed,
+    Question,
+    Snapshot,
+    Verdict,
+    calling,
+    exercise,
+    fresh_generator,
+    must_refuse,
+    verify,
+)
+
+# Shapes with a dimension that can't be divided beside one that can, and one whose size is p or less
+CUTS = [((8,), 0), ((8, 12), 0), ((8, 12), 1), ((3, 8), 1), ((8, 5), 0), ((3, 4, 5), 1), ((2, 3, 8), -1), ((8, 3), -2)]
+REFUSED = [((8, 10), 1, 4), ((10, 8), 0, 4), ((4, 6, 8), -2, 4), ((2,), 0, 4), ((5,), 0, 2)]
+
+OWN_MEMORY = "the shard has memory of its own"
+CONTIGUOUS = "the shard is contiguous"
+
+_EVEN = (
+    "What does your code do when size % world_size is not 0? Who notices, and when, if one rank's shard is smaller "
+    "than the others'?"
+)
+
+_DIVIDES = (
+    "The size along `dim` can be divided by the number of ranks in this call. Which size, along which dimension, does "
+    "the line above look at?"
+)
+
+_SHARD_QUESTIONS = (
+    Question(
+        changed,
+        "Cutting and pasting only reads. Which line writes into a tensor that came in?",
+    ),
+    Question(
+        lambda d: "dtype" in d.kinds(), "A shard holds the same numbers in fewer places. What changed their dtype?"
+    ),
+    Question(
+        lambda d: d.names == {CONTIGUOUS},
+        "A collective reads memory from front to back. Are the numbers of this shard next to each other in memory, in "
+        "the order of its dimensions? (clone() alone keeps the layout of what it copies.)",
+    ),
+    Question(
+        lambda d: d.names <= {OWN_MEMORY, CONTIGUOUS} and OWN_MEMORY in d.names,
+        "Is the shard a copy, or a view into the whole tensor? While a view lives, what happens to the memory of the "
+        "whole? (.contiguous() makes no copy of a tensor that is contiguous already.)",
+    ),
+    Question(
+        lambda d: d.kind("shard") == "zeros",
+        "The shape is right. Which line puts the numbers in?",
+    ),
+    Question(
+        lambda d: "shard" in d.names and not d.malformed,
+        "Rank r holds the r-th of p equal blocks of neighbours along dim. Where along dim does your rank r start, "
+        "how far does it go, and do all other dimensions stay whole?",
+    ),
+    Question(
+        "unshard",
+        "The shards were cut along dim, in rank order. Along which dimension, and in which order, do they go back?",
+    ),
+)
+
+
+@exercise("2.1", "shard and unshard")
+def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tensor]) -> Verdict:
+    for layout in ("", ", transposed in memory"):
+        for p in WORLD_SIZES:
+            for whole, parts, dim in _even_cuts(p, transposed=bool(layout)):
+                seen = [_cut_and_paste(shard, unshard, whole, parts, dim, rank, p) for rank in range(p)]
+                expected = [{"shard": part, "unshard": whole} for part in parts]
+                note = f"shape {list(whole.shape)}, dim={dim}{layout}"
+                verify("2.1", p, seen, expected, questions=_SHARD_QUESTIONS, tol=0, note=note)
+    for shape, dim, p in REFUSED:
+        for rank in range(p):
+            must_refuse(
+                "2.1",
+                lambda: shard(torch.zeros(shape), dim, rank, p),  # noqa: B023 (called at once)
+                _EVEN,
+                says=(shape[dim], p),
+                what=f"shard(a tensor of shape {list(shape)}, dim={dim}, rank={rank}, world_size={p})",
+            )
+    return Verdict("Along any dimension, and a size that can't be divided is refused on every rank.")
+
+
+def _even_cuts(p: int, transposed: bool) -> Iterator[tuple[Tensor, list[Tensor], int]]:
+    """The whole, its p equal parts and the dimension, for every one of CUTS that p divides."""
+    generator = fresh_generator()
+    for shape, dim in CUTS:
+        whole = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        if transposed:
+            whole = whole.transpose(0, -1).contiguous().transpose(0, -1)
+        parts = [part.clone(memory_format=torch.contiguous_format) for part in whole.chunk(p, dim)]
+        if len(parts) == p and all(part.shape == parts[0].shape for part in parts):
+            yield whole, parts, dim
+
+
+def _cut_and_paste(
+    shard: Callable[..., Tensor],
+    unshard: Callable[..., Tensor],
+    whole: Tensor,
+    parts: Sequence[Tensor],
+    dim: int,
+    rank: int,
+    p: int,
+) -> Observed:
+    given = [part.clone() for part in parts]
+    before = Snapshot(tensor=whole, **{f"shards[{i}]": part for i, part in enumerate(given)})
+    with calling(f"shard(a tensor of shape {list(whole.shape)}, dim={dim}, rank={rank}, world_size={p})", _DIVIDES):
+        mine = shard(whole, dim, rank, p)
+    with calling(f"unshard({p} shards of shape {list(given[0].shape)}, dim={dim})"):
+        pasted = unshard(given, dim)
+    seen: Observed = {"shard": mine, "unshard": pasted, "inputs unchanged": before.changed()}
+    if isinstance(mine, Tensor):
+        kept, needed = mine.untyped_storage().nbytes(), parts[rank].numel() * mine.element_size()
+        seen[OWN_MEMORY] = Claim(f"it keeps {kept} bytes alive and needs {needed}" if kept > needed else "")
+        seen[CONTIGUOUS] = Claim("" if mine.is_contiguous() else f"its strides are {mine.stride()}")
+    return seen

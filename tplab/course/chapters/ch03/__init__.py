@@ -1,0 +1,10 @@
+"""What chapter 03 asks: the operators f (3.1), g (3.2), scatter (3.3) and gather (3.4).
+
+Importing it registers the checks of its exercises. Here also: its predictions and its table of symptoms.
+"""
+
+from tplab.course.chapters.ch03 import f, g, gather, scatter
+from tplab.course.chapters.ch03.predictions import PREDICTIONS
+from tplab.course.chapters.ch03.symptoms import SYMPTOMS
+
+__all__ = ["PREDICTIONS", "SYMPTOMS", "f", "g", "gather", "scatter"]

@@ -1,0 +1,183 @@
+"""The check of exercise 4.1, ColumnParallelLinear."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from tplab.course.chapters.ch04.layers import (
+    BIAS_TWICE,
+    IN,
+    NO_BIAS,
+    NO_TRAFFIC,
+    OUT,
+    SHARDING_QUESTION,
+    SKIPPED_BIAS_QUESTION,
+    TRAFFIC_QUESTION,
+    WAIT_QUESTION,
+    WITH_BIAS,
+    Case,
+    Reference,
+    check_layer,
+    part,
+    shape,
+)
+from tplab.course.checks.check_vocabulary import GROUPS, INPUTS_QUESTION, differs, has_kind, has_no_gradient
+from tplab.course.checks.exercises import Question, Traffic, Verdict, exercise
+from tplab.tensor.sharding import Sharding
+
+COLUMN_CASES = (
+    Case(),
+    Case(leading=(2, 3), transposed=True),
+    Case(leading=(2, 3), options={"gather_output": True}),
+    Case(bias=False),
+    Case(leading=(2, 3), options={"skip_bias_add": True}),
+    Case(bias=False, options={"skip_bias_add": True}),
+    Case(options={"gather_output": True}, groups=GROUPS),
+)
+
+OWN_PART = "the part that this rank's own columns contribute, before any sum"
+
+
+def expect_column(
+    case: Case, plain: Reference, rank: int, ranks: tuple[int, ...]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    index, q, p = ranks.index(rank), len(ranks), len(ranks) * len(case.groups or (0,))
+    gathered = bool(case.options.get("gather_output"))
+    skipped = bool(case.options.get("skip_bias_add"))
+
+    def mine(tensor: Tensor | None, dim: int = -1) -> Tensor | None:
+        return part(tensor, dim, index, q)
+
+    out = plain.product if skipped else plain.out
+    dy = plain.dy if gathered else mine(plain.dy)
+    out_here = out if gathered else mine(out)
+    bias_gradient = mine(plain.d_bias_out) if case.bias else None
+    own = F.linear(mine(plain.dy), mine(plain.weight, 0).T)  # type: ignore[arg-type, union-attr]
+    held = {
+        "x": plain.x,
+        "W": mine(plain.weight, 0),
+        "b": mine(plain.bias, 0),
+        "upstream": (dy, bias_gradient) if skipped else dy,
+        "sharding": Sharding(dim=0),
+    }
+    right = {
+        "shape of weight": shape(held["W"]),
+        "shape of bias": shape(held["b"]),
+        "out": (out_here, mine(plain.bias)) if skipped else out_here,
+        "dx": plain.dx,
+        "dW": mine(plain.d_weight, 0),
+        "db": mine(plain.d_bias, 0),
+        "forward traffic": Traffic.expected(p, ("all_gather", out.numel()), group=ranks) if gathered else Traffic(),
+        "backward traffic": Traffic.expected(p, ("all_reduce", plain.x.numel()), group=ranks),
+    }
+    alike: dict[str, dict[str, Any]] = {"dx": {OWN_PART: own} if q > 1 else {}, "out": {}}
+    if plain.bias is not None and not skipped:
+        for label, times in ((NO_BIAS, -1), (BIAS_TWICE, 1)):
+            shifted = plain.out + times * plain.bias
+            alike["out"][label] = shifted if gathered else mine(shifted)
+    if plain.bias is not None and skipped:
+        alike["out"][WITH_BIAS] = (plain.out if gathered else mine(plain.out), mine(plain.bias))
+    return held, right, alike
+
+
+COLUMN_QUESTIONS = (
+    INPUTS_QUESTION,
+    WAIT_QUESTION,
+    Question(
+        differs("shape of weight"),
+        "`weight` is [output features, input features]. Which of the two does a column-parallel layer split, "
+        "and how many does one rank keep?",
+    ),
+    Question(
+        differs("shape of bias"),
+        "The bias has one number per output feature. How many output features does this rank compute, and "
+        "should there be a bias at all when `bias=False`?",
+    ),
+    Question(
+        has_kind("out", "structure", "type"),
+        "What does the layer return? The output alone, or with `skip_bias_add` the pair (output without the "
+        "bias, bias), also when there is no bias.",
+    ),
+    Question(
+        has_kind("out", "whole"),
+        "Did anybody ask for the whole output? Without `gather_output` each rank returns only the columns it computed.",
+    ),
+    Question(
+        has_kind("out", "part"),
+        "With `gather_output` every rank returns all columns. Along which dimension, and with which operator, "
+        "do the slices come together?",
+    ),
+    Question(has_kind("out", "none"), "Which of your branches ends without a `return`?"),
+    SKIPPED_BIAS_QUESTION,
+    Question(has_kind("out", NO_BIAS), "Where is this rank's slice of the bias added?"),
+    Question(
+        has_kind("out", BIAS_TWICE),
+        "The bias is in the output twice. Which two lines add it? `F.linear` adds the bias that you give it.",
+    ),
+    Question(
+        has_kind("out", "order", "other rank", "shape"),
+        "Every slice of the output belongs in one place: rank 0's columns first, along the last dimension. "
+        "Which operator puts them there?",
+    ),
+    Question(
+        has_no_gradient("dW"),
+        "No gradient reaches the weight. Which step of your forward pass does autograd not know about? `dist` "
+        "calls, `.data` and `.detach()` are such steps; the operators of chapter 03 are not.",
+    ),
+    Question(
+        lambda d: "dx" in d.names and has_kind("backward traffic", NO_TRAFFIC)(d) and "dW" not in d.names,
+        "Each rank computes dx through its own columns only. Which operator adds up the p parts in the "
+        "backward pass, and where does it stand?",
+    ),
+    Question(
+        lambda d: has_kind("dx", "p times")(d) or d.names == {"dx", "backward traffic"},
+        "How often is the gradient of x summed over the ranks? Look at the backward traffic: each sum is one "
+        "all-reduce.",
+    ),
+    Question(
+        has_kind("dx", "1/p"),
+        "Is dx the sum of the ranks' parts, or their mean? Which of the two does the chain rule ask for?",
+    ),
+    Question(
+        differs("dW", "db", "dx"),
+        "All three gradients are wrong. The backward pass of an operator acts on the gradient of whatever it "
+        "was applied to: did you apply f to the input, or to the output?",
+    ),
+    Question(
+        has_no_gradient("dx"), "No gradient reaches the input. Which line cuts the way from the output back to x?"
+    ),
+    Question(
+        has_no_gradient("db"),
+        "No gradient reaches the bias. What is returned or added: the parameter, or a copy that autograd does not "
+        "know?",
+    ),
+    Question(
+        differs("out"), "What is Y = X A + b here, for the columns of this rank? Compute one number by hand with p = 1."
+    ),
+    TRAFFIC_QUESTION,
+    SHARDING_QUESTION,
+)
+
+
+@exercise("4.1", "ColumnParallelLinear")
+def column_parallel_linear(layer_class: Any) -> Verdict:
+    check_layer(
+        "4.1",
+        layer_class,
+        COLUMN_CASES,
+        expect_column,
+        COLUMN_QUESTIONS,
+        crash="Write the shapes of one rank next to your lines: x [..., i], weight [o/p, i], bias [o/p], out [..., "
+        "o/p]. Which two do not fit together?",
+        odd=(IN, OUT + 1),
+        odd_question=Question(
+            lambda d: True,
+            "With 9 output features on 2 ranks each would keep 4, and one feature would silently be lost. "
+            "Which function refuses that?",
+        ),
+    )
+    return Verdict(
+        "Each rank owns o/p output features. One all-reduce in the backward pass, nothing in the forward pass "
+        "unless you gather."
+    )

@@ -1,0 +1,150 @@
+"""The check of exercise 4.3: cut a weight into shards, glue shards to the weight. It runs in this process."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tplab.course.checks.check_vocabulary import changed, differs, has_kind
+from tplab.course.checks.exercises import (
+    WORLD_SIZES,
+    Claim,
+    Question,
+    Snapshot,
+    Verdict,
+    calling,
+    exercise,
+    fresh_generator,
+    must_refuse,
+    verify,
+)
+from tplab.tensor.sharding import shard
+
+OWN_MEMORY = "each shard has memory of its own"
+CONTIGUOUS = "the contiguous cut, which is right only for stride 1"
+EVERY_PTH = "every p-th entry, taken one by one"
+GLUED_CONTIGUOUS = "the shards simply put one after another"
+
+CUT_QUESTIONS = (
+    Question(
+        changed,
+        "The caller still needs the full tensor and the shards. Which line writes into one of them?",
+    ),
+    Question(
+        has_kind("shard", CONTIGUOUS),
+        "With `stride` blocks side by side a rank needs its piece of every block. Write the row numbers down "
+        "for p = 2, stride = 2: which rows does rank 0 have now, and which should it have?",
+    ),
+    Question(
+        has_kind("shard", EVERY_PTH),
+        "A rank takes whole pieces: n / (p·stride) neighbouring entries of each block. Which entries did you "
+        "take for p = 2, stride = 1?",
+    ),
+    Question(
+        has_kind("shard", "other rank"),
+        "The pieces are right, but a rank has the pieces of another. How does the number of a piece depend on "
+        "the rank, and how on the block?",
+    ),
+    Question(
+        differs(OWN_MEMORY),
+        "How many bytes does the shard keep alive? A slice is a view of the full tensor, and `contiguous()` "
+        "of a slice along dimension 0 is still that view. Which call always makes new memory?",
+    ),
+    Question(
+        lambda d: (
+            has_kind("shard", "shape", "whole", "part", "transposed")(d)
+            or has_kind("unshard", "shape", "part", "transposed")(d)
+        ),
+        "Which dimension is cut, and by what is it divided? `dim` may be 0, 1 or -1, and the tensor may have "
+        "more than two dimensions.",
+    ),
+    Question(
+        has_kind("unshard", GLUED_CONTIGUOUS),
+        "Glueing undoes cutting: the full tensor starts with all of block 0. Which pieces of which ranks make "
+        "up block 0?",
+    ),
+    Question(
+        lambda d: d.names == {"unshard"},
+        "Cutting is right. To glue, cut each shard into its `stride` pieces first: in which order do the "
+        "pieces of all ranks follow each other in the full tensor?",
+    ),
+)
+
+
+@exercise("4.3", "Cut and glue")
+def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> Verdict:
+    for p in WORLD_SIZES:
+        for sizes, dim, stride in (
+            ((16, 3), 0, 1),
+            ((3, 16), 1, 1),
+            ((24,), 0, 2),
+            ((2, 24, 3), 1, 3),
+            ((5, 24), -1, 2),
+        ):
+            full = torch.randn(sizes, generator=fresh_generator(), dtype=torch.float64)
+            right = [shard(full, dim, rank, p, stride=stride) for rank in range(p)]
+            n = full.shape[dim]
+            order = torch.arange(n).reshape(stride, p, -1).transpose(0, 1).reshape(p, -1)  # [rank, entries]
+            assert all(torch.equal(full.index_select(dim, order[rank]), right[rank]) for rank in range(p))
+            before = Snapshot(
+                **{"the full tensor": full}, **{f"the shard of rank {rank}": right[rank] for rank in range(p)}
+            )
+            shards = []
+            for rank in range(p):
+                options = f"dim={dim}, rank={rank}, world_size={p}, stride={stride}"
+                with calling(f"shard(a tensor of shape {list(sizes)}, {options})", CRASH):
+                    shards.append(cut(full, dim, rank, p, stride=stride))
+            with calling(f"unshard({p} shards of shape {list(right[0].shape)}, dim={dim}, stride={stride})", CRASH):
+                glued = glue(list(right), dim, stride=stride)
+            observed = [
+                {
+                    "shard": mine,
+                    OWN_MEMORY: memory(mine),
+                    "unshard": glued,
+                    "inputs unchanged": before.changed(),
+                }
+                for mine in shards
+            ]
+            expected = [{"shard": mine, "unshard": full} for mine in right]
+            alike: dict[str, dict[str, list[Tensor]]] = {"shard": {}, "unshard": {}}
+            if p > 1:
+                alike["shard"][EVERY_PTH] = [full.movedim(dim, 0)[rank::p].movedim(0, dim) for rank in range(p)]
+            if p > 1 and stride > 1:
+                alike["shard"][CONTIGUOUS] = list(full.chunk(p, dim))
+                alike["unshard"][GLUED_CONTIGUOUS] = [torch.cat(right, dim)] * p
+            note = f"a tensor {list(sizes)}, dim = {dim}, stride = {stride}"
+            verify("4.3", p, observed, expected, questions=CUT_QUESTIONS, lookalikes=alike, note=note)
+    must_refuse(
+        "4.3",
+        lambda: cut(torch.zeros(8, 3), 0, 0, 4, stride=3),
+        "8 rows can't be 3 blocks of 4 equal pieces each. What does `chunk` do with them, and who would notice? "
+        "Raise ValueError and name the numbers.",
+        says=(8, 3, 4),
+        what="8 rows cut into 3 blocks for 4 ranks",
+    )
+    must_refuse(
+        "4.3",
+        lambda: cut(torch.zeros(6, 3), 0, 0, 4),
+        "6 rows can't be cut into 4 equal pieces: `chunk` gives three pieces of 2 without a word, and the "
+        "last rank gets "
+        "none. Raise ValueError and name the numbers.",
+        says=(6, 4),
+        what="6 rows cut for 4 ranks",
+    )
+    return Verdict("unshard undoes shard, for every dimension and every number of fused blocks.")
+
+
+CRASH = (
+    "Which dimension does this `dim` name, and does every line of yours take it so? -1 is the last one, however many "
+    "there are. By hand for this call: how many pieces are cut along it, how long is each, and which belong to this "
+    "rank?"
+)
+
+
+def memory(mine: Any) -> Claim:
+    """Whether a shard keeps no more alive than itself."""
+    if not isinstance(mine, Tensor):
+        return Claim("there is no tensor")
+    kept, needed = mine.untyped_storage().nbytes(), mine.numel() * mine.element_size()
+    return Claim("" if kept <= needed else f"it keeps {kept} bytes alive and needs {needed}")

@@ -1,0 +1,203 @@
+"""The check of exercise 4.2, RowParallelLinear."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from tplab.course.chapters.ch04.layers import (
+    BIAS_TWICE,
+    IN,
+    NO_BIAS,
+    OUT,
+    SHARDING_QUESTION,
+    SKIPPED_BIAS_QUESTION,
+    TRAFFIC_QUESTION,
+    WAIT_QUESTION,
+    WITH_BIAS,
+    WITH_P_BIASES,
+    Case,
+    Reference,
+    check_layer,
+    shape,
+)
+from tplab.course.checks.check_vocabulary import GROUPS, INPUTS_QUESTION, differs, has_kind, has_no_gradient
+from tplab.course.checks.exercises import Question, Traffic, Verdict, exercise
+from tplab.tensor.sharding import Sharding
+
+ROW_CASES = (
+    Case(),
+    Case(leading=(2, 3), transposed=True),
+    Case(leading=(2, 3), options={"input_is_parallel": False}),
+    Case(bias=False),
+    Case(leading=(2, 3), options={"skip_bias_add": True}),
+    Case(bias=False, options={"skip_bias_add": True}),
+    Case(options={"input_is_parallel": False}, groups=GROUPS),
+)
+
+BIAS_P_TIMES = "the right one with the bias added p times instead of once"
+PARTIAL_SUM = "this rank's partial sum"
+PARTIAL_SUM_AND_BIAS = "this rank's partial sum plus the bias"
+MEAN_OF_SUMS = "the mean of the partial sums plus the bias"
+
+
+def expect_row(
+    case: Case, plain: Reference, rank: int, ranks: tuple[int, ...]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    index, q, p = ranks.index(rank), len(ranks), len(ranks) * len(case.groups or (0,))
+    sliced = bool(case.options.get("input_is_parallel", True))
+    skipped = bool(case.options.get("skip_bias_add"))
+
+    def mine(tensor: Tensor, dim: int = -1) -> Tensor:
+        return tensor.chunk(q, dim)[index]
+
+    out = plain.product if skipped else plain.out
+    held = {
+        "x": mine(plain.x) if sliced else plain.x,
+        "W": mine(plain.weight, 1),
+        "b": plain.bias,
+        "upstream": (plain.dy, plain.d_bias_out if case.bias else None) if skipped else plain.dy,
+        "sharding": Sharding(dim=1),
+    }
+    right = {
+        "shape of weight": shape(held["W"]),
+        "shape of bias": shape(held["b"]),
+        "out": (out, plain.bias) if skipped else out,
+        "dx": mine(plain.dx) if sliced else plain.dx,
+        "dW": mine(plain.d_weight, 1),
+        "db": plain.d_bias,
+        "forward traffic": Traffic.expected(p, ("all_reduce", out.numel()), group=ranks),
+        "backward traffic": Traffic() if sliced else Traffic.expected(p, ("all_gather", plain.x.numel()), group=ranks),
+    }
+    alike: dict[str, dict[str, Any]] = {"out": {}}
+    if plain.bias is not None and not skipped:
+        own = F.linear(mine(plain.x), mine(plain.weight, 1))
+        alike["out"] = {NO_BIAS: plain.product, BIAS_TWICE: plain.out + plain.bias}
+        if q > 1:
+            alike["out"] = {
+                BIAS_P_TIMES: plain.product + q * plain.bias,
+                PARTIAL_SUM: own,
+                PARTIAL_SUM_AND_BIAS: own + plain.bias,
+                MEAN_OF_SUMS: plain.product / q + plain.bias,
+                **alike["out"],
+            }
+    if plain.bias is not None and skipped:
+        alike["out"][WITH_BIAS] = (plain.out, plain.bias)
+        if q > 1:
+            alike["out"][WITH_P_BIASES] = (plain.product + q * plain.bias, plain.bias)
+    return held, right, alike
+
+
+def _gathers_and_sums(traffic: str) -> bool:
+    seen = traffic.partition("saw")[2]
+    return "all_gather" in seen and "all_reduce" in seen
+
+
+ROW_QUESTIONS = (
+    INPUTS_QUESTION,
+    WAIT_QUESTION,
+    Question(
+        differs("shape of weight"),
+        "`weight` is [output features, input features]. Which of the two does a row-parallel layer split, and "
+        "how many does one rank keep?",
+    ),
+    Question(
+        differs("shape of bias"),
+        "Every rank ends up with every output feature. How many numbers must its bias have then, and should "
+        "there be a bias at all when `bias=False`?",
+    ),
+    Question(
+        has_kind("out", "structure", "type"),
+        "What does the layer return? The output alone, or with `skip_bias_add` the pair (output without the "
+        "bias, bias), also when there is no bias. Remember that `dist.all_reduce` returns None.",
+    ),
+    Question(
+        has_kind("out", "none"),
+        "Which of your branches ends without a `return`? `dist.all_reduce` works in place and returns None.",
+    ),
+    SKIPPED_BIAS_QUESTION,
+    Question(
+        has_kind("out", BIAS_P_TIMES),
+        "How many times is the bias added: once, or once by every rank? What does the all-reduce do with p "
+        "copies of it?",
+    ),
+    Question(has_kind("out", NO_BIAS), "Where is the bias added?"),
+    Question(has_kind("out", BIAS_TWICE), "The bias is in the output twice. Which two lines add it?"),
+    Question(
+        has_kind("out", PARTIAL_SUM, PARTIAL_SUM_AND_BIAS),
+        "X_r A_r is one term of the sum. Which operator adds up the terms of all ranks, and do you use what "
+        "it returns?",
+    ),
+    Question(has_kind("out", MEAN_OF_SUMS, "1/p"), "Is Y the sum of the partial sums, or their mean?"),
+    Question(
+        lambda d: "out" not in d.names and has_kind("db", "1/p")(d),
+        "The output is right, but each rank's bias gets only 1/p of its gradient, so it would learn p times "
+        "too slowly. What is the bias divided by, and could it be added where no division is needed?",
+    ),
+    Question(
+        lambda d: "out" not in d.names and has_no_gradient("db")(d),
+        "The output is right, but on some rank the bias gets no gradient: after one optimizer step the ranks' "
+        "copies of it differ. Who adds the bias, and who should?",
+    ),
+    Question(
+        has_no_gradient("dW"),
+        "No gradient reaches the weight. Which step of your forward pass does autograd not know about? `dist` "
+        "calls, `.data` and `.detach()` are such steps; the operators of chapter 03 are not.",
+    ),
+    Question(
+        has_kind("dx", "partly zero"),
+        "dx is right in this rank's slice and zero elsewhere, but the input was replicated, so every rank "
+        "needs all of dx. What is the backward of taking a slice, and which operator knows it?",
+    ),
+    Question(
+        lambda d: (
+            has_kind("dx", "p times")(d) and "dW" not in d.names and _gathers_and_sums(d.text("backward traffic"))
+        ),
+        "dx is p times too large and dW is right, so it happens in front of the product. There the backward pass "
+        "gathers dx, whole on every rank, and then sums it over the ranks. Which operator on x does which of the two, "
+        "and is there anything left to sum once the whole dx is there?",
+    ),
+    Question(
+        lambda d: has_kind("dW", "p times")(d) or has_kind("dx", "p times")(d),
+        "The gradients are p times too large. Every rank already holds the whole dY after the sum: what "
+        "should the backward pass of g do with it? Look at the backward traffic.",
+    ),
+    Question(
+        lambda d: d.names == {"dx", "backward traffic"},
+        "dx belongs to this rank's slice of the input, and no other rank has a part of it. Who adds up the "
+        "slices of different ranks in the backward pass?",
+    ),
+    Question(
+        has_kind("db", "p times"),
+        "The gradient of the bias is p times too large. Who sums it over the ranks, and why would that be needed "
+        "when every rank has the whole dY?",
+    ),
+    Question(
+        differs("out"),
+        "What is Y = X_0 A_0 + X_1 A_1 + b here? Which of the terms has your rank, and what happens to the others?",
+    ),
+    TRAFFIC_QUESTION,
+    SHARDING_QUESTION,
+)
+
+
+@exercise("4.2", "RowParallelLinear")
+def row_parallel_linear(layer_class: Any) -> Verdict:
+    check_layer(
+        "4.2",
+        layer_class,
+        ROW_CASES,
+        expect_row,
+        ROW_QUESTIONS,
+        crash="Write the shapes of one rank next to your lines: x [..., i/p], weight [o, i/p], bias [o], out [..., "
+        "o]. Which two do not fit together? Is the input sliced already when it arrives?",
+        odd=(IN + 1, OUT),
+        odd_question=Question(
+            lambda d: True,
+            "With 13 input features on 2 ranks each would keep 6, and one feature would silently be lost. "
+            "Which function refuses that?",
+        ),
+    )
+    return Verdict(
+        "Each rank owns i/p input features. One all-reduce in the forward pass, and the bias after it, once."
+    )

@@ -1,0 +1,10 @@
+"""What chapter 05 asks: the MLP (5.1), its bytes (5.2), the gated MLP (5.3), a detector for drifting replicas (5.4).
+
+Importing it registers the checks of its exercises. Here also: its predictions and its table of symptoms.
+"""
+
+from tplab.course.chapters.ch05 import detector, plain_mlp, swiglu, traffic_bytes
+from tplab.course.chapters.ch05.predictions import PREDICTIONS
+from tplab.course.chapters.ch05.symptoms import SYMPTOMS
+
+__all__ = ["PREDICTIONS", "SYMPTOMS", "detector", "plain_mlp", "swiglu", "traffic_bytes"]

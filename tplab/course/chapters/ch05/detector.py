@@ -1,0 +1,175 @@
+"""The check of exercise 5.4: a detector for replicated parameters that drift apart."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tplab.course.checks.check_vocabulary import (
+    GROUPS,
+    IN_GROUPS,
+    ask_about_group,
+    changed,
+    group_question,
+    make_group,
+    member_of,
+)
+from tplab.course.checks.exercises import (
+    WORLD_SIZES,
+    Claim,
+    Observed,
+    Question,
+    Snapshot,
+    Verdict,
+    called_as,
+    exercise,
+    fresh_generator,
+    run_ranks,
+    traffic,
+    verify,
+)
+from tplab.runtime import device, record
+from tplab.tensor.sharding import Sharding
+
+NO_SHARD_SENT = "no shard is sent"
+NOT_FINITE = "nan or inf"  # stands for either
+SHARDED_NUMEL = 77  # no other parameter has as many elements, so that its collectives can be told apart
+
+
+class Part(nn.Module):
+    """Two replicated parameters and a shard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(5, dtype=torch.float64, device=device()))
+        self.second = nn.Parameter(torch.zeros(3, 4, dtype=torch.float64, device=device()))
+        self.shard = nn.Parameter(torch.zeros(SHARDED_NUMEL, dtype=torch.float64, device=device()))
+        self.shard.tensor_parallel = Sharding(0)  # type: ignore[attr-defined]
+
+
+Offsets = dict[str, Sequence[float]]  # parameter -> what is added to its last element, by rank in the group
+
+SCENES: dict[str, Offsets] = {
+    "equal replicas": {},
+    "only the shards differ": {"shard": (0, 1, 2, 3)},
+    "one element differs on the last rank": {"second": (0, 0, 0, 0.5)},
+    "one element differs on rank 1": {"second": (0, -0.5, 0, 0)},
+    "the first parameter differs more than the second": {"first": (0, 2, 0, 2), "second": (0, 0.25, 0, 0)},
+    "ranks 1 and 2 are furthest apart": {"first": (0, 1, -1, 0.5)},
+    "the values climb from rank to rank": {"first": (0, 0.5, 1, 1.5)},
+    "the differences cancel in the sum": {"second": (0.5, -0.5, 0.5, -0.5)},
+    "inside a module": {"inner.second": (0, 0, 0, 4)},
+    "one element is NaN on rank 1": {"second": (0, math.nan, 0, 0)},
+    "one element is NaN on every rank": {"second": (math.nan,) * 4},
+}
+
+
+def offsets_on(scene: Offsets, q: int) -> Offsets:
+    """The scene for q ranks: what happens on the last of four happens on the last of q."""
+    return {name: [*values[: q - 1], values[q - 1] or values[3]] for name, values in scene.items()}
+
+
+def right_drift(scene: Offsets) -> float | str:
+    """What the detector has to say about a scene, as `offsets_on` gives it."""
+    replicated = [values for name, values in scene.items() if "shard" not in name]
+    if any(math.isnan(value) for values in replicated for value in values):
+        return NOT_FINITE
+    return float(max((max(values) - min(values) for values in replicated), default=0.0))
+
+
+def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, seed: int) -> list[Observed]:
+    """On a rank: what the detector says in every scene."""
+    group = make_group(groups)
+    rank, q = dist.get_rank(group), dist.get_world_size(group)
+    seen = []
+    for note, scene in SCENES.items():
+        model = Part()
+        model.add_module("inner", Part())
+        generator = torch.Generator().manual_seed(seed)  # the same numbers in each group, other ones in the other group
+        params = dict(model.named_parameters())
+        with torch.no_grad():
+            for param in params.values():
+                start = torch.randint(-64, 65, param.shape, generator=generator).double() / 8
+                param.copy_(start + (dist.get_rank() % 2 if groups else 0))
+            for name, offsets in offsets_on(scene, q).items():
+                params[name].view(-1)[-1] += offsets[rank]
+        snapshot = Snapshot(**params)
+        with record() as section, called_as(f"replica_drift(module, group), where {note}"):
+            drift = detect(model, group)
+        if type(drift) is float and not math.isfinite(drift):
+            drift = NOT_FINITE
+        sent = any(call.numel % SHARDED_NUMEL == 0 for call in traffic(section) if call.numel)
+        claim = Claim("a collective is as large as a sharded parameter" if sent else "")
+        seen.append({"drift": drift, NO_SHARD_SENT: claim, "inputs unchanged": snapshot.changed()})
+    return seen
+
+
+@exercise("5.4", "A detector for drifting replicas")
+def detector(detect: Callable[..., Any]) -> Verdict:
+    runs = []
+    for p in WORLD_SIZES:
+        for groups in (None, GROUPS) if p == 4 else (None,):
+            seed = int(torch.randint(10**6, (), generator=fresh_generator()))
+            whose, note = (ask_about_group(WHOSE_GROUP), IN_GROUPS) if groups else (None, "")
+            seen = run_ranks(watch, p, detect, groups, seed, question=whose, stuck=whose, note=note)
+            runs.append((p, groups, seen))
+    for nan in (False, True):  # first what every detector must see
+        for p, groups, seen in runs:
+            q = len(member_of(p, groups)[0][1])
+            for i, (note, scene) in enumerate(SCENES.items()):
+                if ("NaN" in note) == nan:
+                    right = {"drift": right_drift(offsets_on(scene, q))}
+                    observed = [mine[i] for mine in seen]
+                    questions = [CHANGED, group_question(WHOSE_GROUP)] if groups else [CHANGED]
+                    questions += detector_questions(note, [mine["drift"] for mine in observed])
+                    where = f"{note}, {IN_GROUPS}" if groups else note
+                    verify("5.4", p, observed, [right] * p, questions=questions, note=where)
+    return Verdict("It sees one wrong element on one rank, also a NaN, and does not mind that shards differ.")
+
+
+def detector_questions(note: str, drifts: list[Any]) -> list[Question]:
+    """What to ask about a wrong number in one scene, by what the ranks returned."""
+    rules = [
+        (lambda d: NO_SHARD_SENT in d.names, DETECTOR_ASKS["only the shards differ"]),
+        (lambda d: any(type(drift) is not float and drift != NOT_FINITE for drift in drifts), DETECTOR_ASKS["type"]),
+        (lambda d: len(set(drifts)) > 1, DETECTOR_ASKS["not the same on every rank"]),
+        (lambda d: True, DETECTOR_ASKS.get(note, DETECTOR_ASKS["else"])),
+    ]
+    return [Question(when, ask) for when, ask in rules]
+
+
+CHANGED = Question(
+    changed,
+    "A detector must not repair what it measures. `dist.all_reduce` writes into the tensor it gets: into which one "
+    "does yours write?",
+)
+WHOSE_GROUP = (
+    "Which collective, or which call for a rank or a size, was not given `group` and so used the default group of all "
+    "ranks?"
+)
+_NAN = (
+    "A NaN differs from every number, also from another NaN. Two places may swallow it: of a NaN and a number, MAX and "
+    "MIN over the ranks keep now the one, now the other; and what is Python's max(0.0, float('nan'))?"
+)
+DETECTOR_ASKS = {
+    "one element is NaN on rank 1": _NAN,
+    "one element is NaN on every rank": _NAN,
+    "only the shards differ": "Each rank's shard is another part of the weight: it is meant to differ, and it is "
+    "large. How does a parameter say that it is a shard?",
+    "type": "The result is a plain float. What turns a tensor with one element into a number?",
+    "not the same on every rank": "Every rank must return the same number, or only one of them raises the alarm. "
+    "What do the others still need to know?",
+    "equal replicas": "The replicas are equal here. Which numbers did you compare, or where does your result start?",
+    "ranks 1 and 2 are furthest apart": "Rank 0 lies between ranks 1 and 2 here. Which two ranks do you compare? For "
+    "one element, what is the largest difference between any two of p numbers?",
+    "the values climb from rank to rank": "From rank to rank the step is small, from the first to the last it is not. "
+    "Which two ranks do you compare?",
+    "the differences cancel in the sum": "What goes up on some ranks goes down on others. Does your measure let "
+    "positive and negative differences cancel?",
+    "the first parameter differs more than the second": "Two parameters differ. Which of the numbers do you return?",
+    "inside a module": "The difference is in a parameter of a module inside the module. How far does your loop look?",
+    "else": "One single element on one single rank differs. Where in your code does it get lost, or averaged away?",
+}

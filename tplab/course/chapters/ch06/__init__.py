@@ -1,0 +1,10 @@
+"""What chapter 06 asks: heads (6.1), attention (6.2), its fused weight (6.3), grouped heads (6.4), a cache (6.5).
+
+Importing it registers the checks of its exercises. Here also: its predictions and its table of symptoms.
+"""
+
+from tplab.course.chapters.ch06 import attention, cache, grouped, heads, slicing
+from tplab.course.chapters.ch06.predictions import PREDICTIONS
+from tplab.course.chapters.ch06.symptoms import SYMPTOMS
+
+__all__ = ["PREDICTIONS", "SYMPTOMS", "attention", "cache", "grouped", "heads", "slicing"]

@@ -1,0 +1,210 @@
+"""The check of exercise 6.1: split into heads, attend, merge. It runs in this process: a head needs nobody else."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tplab.course.chapters.ch06 import plain
+from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, has_kind, random_tensor
+from tplab.course.checks.exercises import Question, Snapshot, Verdict, calling, exercise, fresh_generator, verify
+from tplab.course.checks.observation import portable
+
+VIEWED = "what a mere reshape to [b, n, s, d] gives, without moving the heads in front of the sequence"
+EVERY_NTH = "what comes out when head i takes every n-th column, starting at i"
+MERGED_BY_VIEW = "what a mere reshape to [b, s, n·d] gives, without moving the sequence back in front of the heads"
+MERGED_EVERY_NTH = "what comes out when the columns of the heads are dealt out one by one"
+
+Case = tuple[int, int, int, int, int, bool]
+CASES: tuple[Case, ...] = (  # b, n, s, t, d, causal
+    (2, 3, 5, 5, 4, False),
+    (1, 2, 6, 6, 3, True),
+    (3, 4, 2, 7, 2, False),
+    (2, 3, 3, 8, 5, True),
+    (2, 5, 1, 4, 3, True),
+)
+
+
+@exercise("6.1", "Heads")
+def heads(split_heads: Callable[..., Any], attend: Callable[..., Any], merge_heads: Callable[..., Any]) -> Verdict:
+    for case in CASES:
+        b, n, s, t, d, causal = case
+        generator = fresh_generator()
+        wide, apart = random_tensor(generator, b, s, n * d), random_tensor(generator, b, n, s, d)
+        check_split_and_merge(split_heads, merge_heads, wide, apart)
+        q, k, v = (random_tensor(generator, b, n, length, d).requires_grad_() for length in (s, t, t))
+        check_attend(attend, q, k, v, causal, random_tensor(generator, b, n, s, d))
+    return Verdict("The queries are the last s of t positions, so the same attend will do for a cache.")
+
+
+def check_split_and_merge(split_heads: Any, merge_heads: Any, wide: Tensor, apart: Tensor) -> None:
+    b, n, s, d = apart.shape
+    before = Snapshot(y=wide, heads=apart)
+    with calling(f"split_heads(a tensor {list(wide.shape)}, {d})", SPLIT_CRASH):
+        seen = {"split_heads": split_heads(wide, d)}
+    with calling(f"merge_heads(a tensor {list(apart.shape)})", MERGE_CRASH):
+        seen["merge_heads"] = merge_heads(apart)
+    alike = {
+        "split_heads": {
+            VIEWED: [wide.reshape(b, n, s, d)],
+            EVERY_NTH: [wide.unflatten(-1, (d, n)).permute(0, 3, 1, 2)],
+        },
+        "merge_heads": {
+            MERGED_BY_VIEW: [apart.reshape(b, s, n * d)],
+            MERGED_EVERY_NTH: [apart.permute(0, 2, 3, 1).flatten(2)],
+        },
+    }
+    verify(
+        "6.1",
+        1,
+        [seen | {"inputs unchanged": before.changed()}],
+        [{"split_heads": plain.split(wide, d), "merge_heads": plain.merge(apart)}],
+        questions=SHAPE_QUESTIONS,
+        lookalikes=alike,
+        note=f"b = {b}, n = {n}, s = {s}, d = {d}",
+        alone=True,
+    )
+
+
+def check_attend(attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, dy: Tensor) -> None:
+    (s, t), leaves = (q.shape[2], k.shape[2]), {"q": q, "k": k, "v": v}
+    right = plain.attend(q, k, v, causal)
+    expected = {"attend": right.detach()} | gradients(right, leaves, dy)
+    before = Snapshot(**leaves)
+    shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in leaves.items())
+    with calling(f"attend({shapes}, causal={causal})", ATTEND_CRASH):
+        out = attend(q, k, v, causal=causal)
+        seen = {"attend": portable(out)} | gradients(out, leaves, dy)
+    with torch.no_grad():
+        alike = {label: [mistake(q, k, v, causal)] for label, mistake in plain.MISTAKES.items()}
+    if not causal:
+        alike.pop(plain.NO_MASK)
+        alike["what comes out with a causal mask"] = [plain.attend(q.detach(), k.detach(), v.detach(), True)]
+    verify(
+        "6.1",
+        1,
+        [seen | {"inputs unchanged": before.changed()}],
+        [expected],
+        questions=ATTEND_QUESTIONS,
+        lookalikes={"attend": alike},
+        note=f"attend with {s} queries, {t} keys, causal={causal}",
+        alone=True,
+    )
+
+
+def gradients(out: Any, leaves: dict[str, Tensor], dy: Tensor) -> dict[str, Any]:
+    """dq, dk, dv for the upstream gradient dy, where there is a way back from a tensor of its shape."""
+    if not isinstance(out, Tensor) or out.shape != dy.shape or not out.requires_grad:
+        return dict.fromkeys(("dq", "dk", "dv"))
+    found = torch.autograd.grad(out, list(leaves.values()), dy.to(out.dtype), allow_unused=True)
+    return {f"d{name}": gradient for name, gradient in zip(leaves, found, strict=True)}
+
+
+SPLIT_CRASH = (
+    "How many heads are there, if every one has head_dim of the last dimension's columns? Write the shape next to each "
+    "line: [b, s, n·d], [b, s, n, d], [b, n, s, d]."
+)
+MERGE_CRASH = "It undoes split_heads, step by step in the opposite order: [b, n, s, d], [b, s, n, d], [b, s, n·d]."
+ATTEND_CRASH = (
+    "Write the shape next to each line: q [b, n, s, d] times k transposed [b, n, d, t] is [b, n, s, t]; times "
+    "v [b, n, t, d] it is [b, n, s, d]. There may be fewer queries than keys."
+)
+
+SHAPE_QUESTIONS = (
+    INPUTS_QUESTION,
+    Question(
+        has_kind("split_heads", VIEWED),
+        "A head is d neighbouring numbers of *one* token. Which numbers stand next to each other in memory, and does "
+        "your reshape keep a token's numbers together? Cut the last dimension first, then exchange two dimensions.",
+    ),
+    Question(
+        has_kind("split_heads", EVERY_NTH),
+        "Head 0 is columns 0 to d - 1, head 1 is columns d to 2d - 1. In which order do the two sizes stand when you "
+        "cut the last dimension?",
+    ),
+    Question(
+        has_kind("split_heads", "shape", "transposed"),
+        "The result is [b, n, s, d], and head_dim is d, the width of one head, not the number of heads. Which "
+        "dimension of yours is which?",
+    ),
+    Question(
+        has_kind("merge_heads", MERGED_BY_VIEW, "shape", "transposed"),
+        "merge_heads undoes split_heads: the numbers of one token must stand next to each other again. Which two "
+        "dimensions change places before the last two become one?",
+    ),
+    Question(
+        has_kind("merge_heads", MERGED_EVERY_NTH),
+        "After merging, head 0 is columns 0 to d - 1 again. Which two dimensions did you flatten, and in which order?",
+    ),
+)
+
+ATTEND_QUESTIONS = (
+    INPUTS_QUESTION,
+    Question(
+        has_kind("attend", plain.BY_H),
+        "A score is a product of two vectors of d numbers, of one head. Which width grows it, and so which one belongs "
+        "under the square root?",
+    ),
+    Question(
+        has_kind("attend", plain.NO_SCALE, plain.BY_D, plain.BY_T, "multiple"),
+        "softmax(q kᵀ / √d): by what are your scores divided? d is the last dimension of q.",
+    ),
+    Question(
+        has_kind("attend", plain.OVER_QUERIES, plain.OVER_HEADS),
+        "For each query the weights of all keys add up to 1. Which dimension of the scores [b, n, s, t] counts keys?",
+    ),
+    Question(
+        has_kind("attend", plain.NO_MASK),
+        "Here causal is True: which keys may the first of these queries look at?",
+    ),
+    Question(
+        has_kind("attend", "what comes out with a causal mask"),
+        "Here causal is False: every query looks at every key.",
+    ),
+    Question(
+        has_kind("attend", plain.TOP_LEFT),
+        "The queries are the *last* s of t positions: the first query here stands at position t - s, behind all the "
+        "keys before it. At which corner of [s, t] does the triangle end? (`is_causal=True` of torch puts it at the "
+        "other one.)",
+    ),
+    Question(
+        has_kind("attend", plain.THE_PAST),
+        "A token sees itself and what stands before it. Which side of the diagonal is hidden?",
+    ),
+    Question(
+        has_kind("attend", plain.ONE_MORE),
+        "Each query sees one key of the future. Write the mask down for s = t = 3: in which column does the first row "
+        "begin to hide?",
+    ),
+    Question(
+        has_kind("attend", plain.FILLED_WITH_ZERO),
+        "A score of 0 is not nothing: its exponential is 1. Which score has an exponential of 0?",
+    ),
+    Question(
+        has_kind("attend", plain.AFTER_SOFTMAX),
+        "The weights of the keys that a query sees must add up to 1. What do they add up to when some are removed "
+        "after the softmax?",
+    ),
+    Question(
+        has_kind("attend", "nan"),
+        "A softmax over nothing but -inf is NaN: some query sees no key at all. May a token look at itself?",
+    ),
+    Question(
+        has_kind("attend", "rounded"),
+        "The steps are right. The inputs are float64 here: which of your lines goes through float32?",
+    ),
+    Question(
+        lambda d: "attend" not in d.names,
+        "The output is right, a gradient is not. Which part of attend is cut off from autograd?",
+    ),
+    Question(
+        has_kind("attend", "shape", "transposed"),
+        "The result has the shape of q, [b, n, s, d]. Which product gave another one?",
+    ),
+    Question(
+        lambda d: not d.malformed,
+        "softmax(q kᵀ / √d) v, for each head alone. Take one query and one head, compute it by hand, and compare "
+        "step by step.",
+    ),
+)

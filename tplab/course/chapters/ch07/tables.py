@@ -1,0 +1,75 @@
+"""What the checks of chapter 07 share: a vocabulary, which part of its table a rank holds, ids that find the mistakes.
+
+The reference is plain torch in float64 on one process: indexing the whole table, its gradient by adding up.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tplab.course.checks.check_vocabulary import random_tensor
+
+VOCAB, HIDDEN = 22, 4
+
+
+def rows_per_rank(q: int, multiple: int = 1) -> int:
+    """How many rows each of q ranks holds, by counting."""
+    rows = VOCAB
+    while rows % (q * multiple):
+        rows += 1
+    return rows // q
+
+
+def padded(whole: Tensor, q: int, multiple: int = 1) -> Tensor:
+    """Rows of zeros below, until each of q ranks has as many."""
+    return F.pad(whole, (0, 0, 0, q * rows_per_rank(q, multiple) - len(whole)))
+
+
+def part(whole: Tensor, index: int, q: int, multiple: int = 1) -> Tensor:
+    """The rows of the padded table that rank `index` of q holds."""
+    rows = rows_per_rank(q, multiple)
+    return padded(whole, q, multiple)[index * rows : (index + 1) * rows]
+
+
+def random_table(generator: torch.Generator) -> Tensor:
+    return random_tensor(generator, VOCAB, HIDDEN)
+
+
+def inner_ids(generator: torch.Generator, q: int, shape: tuple[int, int]) -> Tensor:
+    """Ids of every rank, none of them the first or the last row of its shard."""
+    rows = rows_per_rank(q)
+    inner = [i for i in range(VOCAB - 1) if i % rows not in (0, rows - 1)]
+    return _with_one_of_each(generator, inner, [rank * rows + 1 for rank in range(q)], shape)
+
+
+def border_ids(generator: torch.Generator, q: int, shape: tuple[int, int]) -> Tensor:
+    """The first and the last id of every rank, in random order, some of them twice."""
+    rows = rows_per_rank(q)
+    borders = sorted({i for rank in range(q) for i in (rank * rows, min((rank + 1) * rows, VOCAB) - 1)})
+    return _with_one_of_each(generator, borders, borders, shape)
+
+
+def last_ranks_ids(generator: torch.Generator, q: int, shape: tuple[int, ...]) -> Tensor:
+    """Ids of the last rank alone."""
+    low = (q - 1) * rows_per_rank(q)
+    return torch.randint(low, VOCAB, shape, generator=generator)
+
+
+def _with_one_of_each(
+    generator: torch.Generator, choices: Sequence[int], wanted: Sequence[int], shape: tuple[int, int]
+) -> Tensor:
+    count = shape[0] * shape[1]
+    drawn = torch.tensor(choices)[torch.randint(len(choices), (count,), generator=generator)]
+    drawn[: len(wanted)] = torch.tensor(wanted)
+    return drawn[torch.randperm(count, generator=generator)].view(shape)
+
+
+def gradient(ids: Tensor, dy: Tensor, padding_idx: int | None = None) -> Tensor:
+    """The gradient of the whole table [v, h] of a look-up of `ids` whose vectors have the gradient dy."""
+    total = torch.zeros(VOCAB, HIDDEN, dtype=dy.dtype)
+    for number, row in zip(ids.reshape(-1).tolist(), dy.reshape(-1, HIDDEN), strict=True):
+        if number != padding_idx:
+            total[number] += row
+    return total

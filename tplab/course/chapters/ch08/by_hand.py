@@ -1,0 +1,209 @@
+"""The check of exercise 8.4: the loss of each token as an autograd function, with its backward by hand."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tplab.course.chapters.ch08.sharded import COLUMNS, Case, Sample, check_cases
+from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, changed, has_kind, has_no_gradient, make_group
+from tplab.course.checks.exercises import (
+    Call,
+    Claim,
+    Observed,
+    Question,
+    Traffic,
+    Verdict,
+    called_as,
+    exercise,
+    observe,
+)
+from tplab.memory.meter import saved_for_backward
+from tplab.runtime import device
+
+SECOND = "dlogits of a second backward"
+KEPT = "at most one tensor [.., v/p] is kept for the backward"
+
+_LSE = "the log-sum-exp alone"
+_MEAN = "the mean over the tokens"
+_OWN_LSE = "what comes out if each rank takes the log-sum-exp of its own columns"
+_SOFTMAX = "the softmax times dloss, with nothing subtracted"
+_NO_UPSTREAM = "softmax minus one-hot, without dloss"
+_EVERYWHERE = "what comes out if every rank subtracts 1, in its column 0 where another rank has the target"
+_MODULO = "what comes out if every rank subtracts 1 in its column target % (v/p)"
+_ALL_COLUMNS = "what comes out if 1 is subtracted in every column"
+_OWN_SOFTMAX = "what comes out with a softmax over this rank's own columns"
+_ONE_HOT = "minus one-hot times dloss, without the softmax"
+_NOT_SCALED = "what comes out if dloss scales the softmax but not the 1"
+_MEAN_UPSTREAM = "what comes out if every token is scaled by the mean of dloss"
+
+
+def run_by_hand(answer: Any, cases: Sequence[Case], data: Sequence[Sequence[Any]]) -> list[Observed]:
+    """On a rank: every case, one after the other."""
+    seen = []
+    for case, held in zip(cases, data, strict=True):
+        group = make_group(case.groups)
+        logits, target, dy = (tensor.to(device()) for tensor in held[dist.get_rank()])
+
+        def run(z: Tensor, target: Tensor = target, group: Any = group) -> Any:
+            return answer.apply(z, target, group)
+
+        with called_as(f"apply(logits {list(logits.shape)}, target {list(target.shape)}, group)"):
+            noted = observe(run, dy, inputs={"logits": logits})
+            noted["forward traffic"] = one_by_one(noted["forward traffic"], 2 * target.numel())
+            seen.append(noted | two_backwards(run, logits, dy))
+    return seen
+
+
+def two_backwards(run: Any, logits: Tensor, dy: Tensor) -> Observed:
+    """What a second backward gives, and whether more was kept for it than has to be."""
+    leaf = logits.clone().requires_grad_()
+    with saved_for_backward() as kept:
+        out = run(leaf)
+    shapes = [torch.Size(shape) for shape, _, _ in kept.pieces] + [t.shape for t in on_context(out)]
+    large = [shape for shape in shapes if shape.numel() >= logits.numel()]
+    noted: Observed = {KEPT: Claim(f"{len(large)} are kept" if len(large) > 1 else "")}
+    if isinstance(out, Tensor) and out.requires_grad and out.shape == dy.shape:
+        torch.autograd.grad(out, leaf, dy, retain_graph=True, allow_unused=True)
+        noted[SECOND] = torch.autograd.grad(out, leaf, dy, allow_unused=True)[0]
+    return noted
+
+
+def on_context(out: Any) -> list[Tensor]:
+    """The tensors that forward put on ctx under a name, without save_for_backward: they are kept as well."""
+    node = out.grad_fn if isinstance(out, Tensor) else None
+    return [value for value in getattr(node, "__dict__", {}).values() if isinstance(value, Tensor)]
+
+
+def one_by_one(traffic: Any, both: int) -> Any:
+    """An all-reduce of two numbers a token counts as two of one: the sums may travel together."""
+    calls: list[Call] = []
+    for call in traffic:
+        halves = call.kind == "all_reduce" and call.numel == both
+        calls += [call._replace(numel=both // 2)] * 2 if halves else [call]
+    return Traffic(calls)
+
+
+def expect(s: Sample, index: int, p: int, ranks: tuple[int, ...]) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    lse = s.logits.logsumexp(-1)
+    picked = s.logits.gather(-1, s.target.unsqueeze(-1)).squeeze(-1)
+    softmax = s.mine((s.logits - lse.unsqueeze(-1)).exp(), index)
+    one_hot = s.mine(torch.zeros_like(s.logits).scatter(-1, s.target.unsqueeze(-1), 1.0), index)
+    dy = s.dy.unsqueeze(-1)
+
+    def in_column(column: Tensor) -> Tensor:
+        return torch.zeros_like(softmax).scatter(-1, column.unsqueeze(-1), 1.0)
+
+    out = {_LSE: lse, _MEAN: (lse - picked).mean()}
+    gradients = {
+        _SOFTMAX: softmax * dy,
+        _NO_UPSTREAM: softmax - one_hot,
+        _ALL_COLUMNS: (softmax - 1) * dy,
+        _ONE_HOT: -one_hot * dy,
+        _NOT_SCALED: softmax * dy - one_hot,
+        _MEAN_UPSTREAM: (softmax - one_hot) * dy.mean(),
+    }
+    if s.q > 1:
+        out |= {_OWN_LSE: s.shards[index].logsumexp(-1) - picked}
+        gradients |= {
+            _EVERYWHERE: (softmax - in_column(torch.where(s.owner() == index, s.target % COLUMNS, 0))) * dy,
+            _MODULO: (softmax - in_column(s.target % COLUMNS)) * dy,
+            _OWN_SOFTMAX: (s.shards[index].softmax(-1) - one_hot) * dy,
+        }
+    n = lse.numel()
+    right = (softmax - one_hot) * dy
+    expected = {
+        "out": lse - picked,
+        "dlogits": right,
+        "forward traffic": Traffic.expected(p, *[("all_reduce", n)] * 3, group=ranks),
+        "backward traffic": Traffic(),
+        SECOND: right,
+    }
+    return expected, {"out": out, "dlogits": gradients}
+
+
+QUESTIONS = (
+    Question(
+        lambda d: changed(d) and "dlogits" not in d.names,
+        "The caller may still need its logits, to look at the scores for example. Which line writes into them instead "
+        "of making a new tensor?",
+    ),
+    INPUTS_QUESTION,
+    Question(
+        has_kind("out", "none", "type", "structure", _MEAN),
+        "The loss of each token comes out, [..]; the mean is taken later. What does forward return?",
+    ),
+    Question(has_kind("out", _LSE), "The loss is log-sum-exp minus the target's logit. Where is the second part?"),
+    Question(has_kind("out", "negated"), "A loss is larger, the smaller the target's logit is. Which sign has it?"),
+    Question(
+        lambda d: "out" in d.names,
+        "loss = vocab_logsumexp(logits, group) - target_logit(logits, target, group). What differs in your forward?",
+    ),
+    Question(
+        lambda d: any("gather" in row.text for row in d if row.name == "forward traffic"),
+        "The loss is right, but the logits themselves travel. Which three numbers a token are enough?",
+    ),
+    Question(
+        lambda d: "backward traffic" in d.names,
+        "Backward, this rank has its columns of the logits, the log-sum-exp over all columns, the targets and dloss. "
+        "What is missing that another rank would have to send?",
+    ),
+    Question(
+        lambda d: "forward traffic" in d.names and "dlogits" not in d.names,
+        "The loss is right. Forward needs the maximum, the sum and the target's logit, one number a token each. Which "
+        "message is too many, missing or too large?",
+    ),
+    Question(has_no_gradient("dlogits"), "backward returns one gradient for each argument of forward, in their order."),
+    Question(
+        has_kind("dlogits", _NO_UPSTREAM, _NOT_SCALED, _MEAN_UPSTREAM),
+        "The gradient of what comes after the loss arrives as dloss, one number for each token. By the chain rule it "
+        "scales all that you computed. Where does yours come in?",
+    ),
+    Question(
+        has_kind("dlogits", _SOFTMAX),
+        "The loss also falls when the target's logit rises. What is the derivative of minus z_target?",
+    ),
+    Question(
+        has_kind("dlogits", _EVERYWHERE, _MODULO),
+        "Only one rank has the target's column. What does yours subtract where another rank has it?",
+    ),
+    Question(
+        has_kind("dlogits", _ALL_COLUMNS),
+        "One-hot is 1 in one column and 0 in the others. In which of them did you subtract?",
+    ),
+    Question(
+        has_kind("dlogits", _OWN_SOFTMAX),
+        "Over all ranks the softmax adds up to 1. To what does it add up on one rank, and by which sum was it divided?",
+    ),
+    Question(has_kind("dlogits", _ONE_HOT), "What is the derivative of the log-sum-exp?"),
+    Question(
+        lambda d: d.names == {KEPT},
+        "Everything is right, and takes more memory than it has to. From the logits and the log-sum-exp, what can "
+        "backward compute again?",
+    ),
+    Question(
+        lambda d: SECOND in d.names and "dlogits" not in d.names,
+        "The first backward is right, the second is not: the first wrote into a tensor that was saved. Which line?",
+    ),
+    Question(
+        lambda d: "dlogits" in d.names,
+        "(softmax - one-hot) · dloss, in this rank's columns. Compute one token by hand: which of the three differs?",
+    ),
+)
+
+
+@exercise("8.4", "The backward by hand")
+def by_hand(answer: Any) -> Verdict:
+    check_cases(
+        "8.4",
+        answer,
+        run_by_hand,
+        expect,
+        QUESTIONS,
+        crash="Write the shapes: logits [.., v/p], log-sum-exp [..], dloss [..]. Which line fails? backward gives one "
+        "value for each argument of forward: None for target and group. Is every tensor that it reads still what was "
+        "saved, also the second time?",
+    )
+    return Verdict("Softmax minus one-hot, without a message; a second backward gives the same.")

@@ -1,0 +1,209 @@
+"""The check of exercise 9.2: the seeds of a rank's streams, equal where they should be and nowhere else.
+
+Any scheme is right that keeps the rules of the exercise. It is asked on real ranks, then for large numbers of them.
+"""
+
+import builtins
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tplab.course.checks.exercises import (
+    WORLD_SIZES,
+    Claim,
+    Observed,
+    Question,
+    Verdict,
+    called_as,
+    calling,
+    exercise,
+    fresh_generator,
+    run_ranks,
+    verify,
+)
+
+STREAMS = ("init", "replicated", "sharded")
+COPIES = 3
+MANY = ((1000, [*range(5), *range(995, 1000)]), (8, range(1000)))  # ranks, and copies: asked without starting them
+TORCH_SEEDS = 2**32  # the CPU's generator takes the last 32 bits of a seed
+
+RIGHT_FORM = "each seed is a whole number from 0 on"
+ALONE = "no two streams have the same seed"
+FOLLOWS = "another seed of the run gives other seeds"
+REPEATED = "the next run has the same seeds"
+
+Key = tuple[Any, ...]  # the name of a stream, then the copy and the rank that it belongs to, if to one
+
+
+def ask(stream_seeds: Callable[..., Any], seed: int) -> Observed:
+    """On a rank: its seeds in every copy of the model."""
+    rank, p = dist.get_rank(), dist.get_world_size()
+    said = []
+    for copy in range(COPIES):
+        with called_as(f"stream_seeds({seed}, {rank}, {p}, copy={copy})"):
+            said.append(stream_seeds(seed, rank, p, copy=copy))
+    return {"said": said}
+
+
+def form(said: Any) -> str:
+    """What is wrong with the form of an answer."""
+    if not isinstance(said, dict) or set(said) != set(STREAMS):
+        return f"it returns {said!r}"[:100]
+    wrong = [f"{name}: {value!r}" for name, value in said.items() if type(value) is not int or not 0 <= value < 2**63]
+    return ", ".join(wrong)
+
+
+def clash(answers: dict[tuple[int, int], dict[str, int]]) -> tuple[str, bool]:
+    """Two streams that draw the same numbers, in words, and whether their seeds differ all the same."""
+    owners: dict[int, tuple[Key, int]] = {}
+    for (rank, copy), said in answers.items():
+        for key in (("init",), ("replicated", copy), ("sharded", copy, rank)):
+            value = said[key[0]]
+            other, number = owners.setdefault(value % TORCH_SEEDS, (key, value))
+            if other != key:
+                if number == value:
+                    return f"{told(other)} and {told(key)} both have seed {value}", False
+                return (
+                    f"{told(other)} has seed {number}, {told(key)} has {value}, which is a multiple of 2**32 away",
+                    True,
+                )
+    return "", False
+
+
+def told(key: Key) -> str:
+    """A stream in words."""
+    stream, *of = key
+    if len(of) == 2:
+        return f"{stream} of rank {of[1]}, copy {of[0]}"
+    return f"{stream} of copy {of[0]}" if of else stream
+
+
+def judge(answers: dict[tuple[int, int], dict[str, int]], alone: dict[int, dict[str, int]]) -> Iterator[Observed]:
+    """What to compare, rank by rank: the seeds that must be those of one rank, and the claims about all of them."""
+    words, _ = clash(answers)
+    for rank in sorted({rank for rank, _ in answers}):
+        yield {
+            "init": [answers[rank, copy]["init"] for copy in alone],
+            "replicated": [answers[rank, copy]["replicated"] for copy in alone],
+            ALONE: Claim(words),
+        }
+
+
+def right(alone: dict[int, dict[str, int]]) -> Observed:
+    return {
+        "init": [alone[0]["init"]] * len(alone),
+        "replicated": [said["replicated"] for said in alone.values()],
+    }
+
+
+@exercise("9.2", "The seeds of the streams")
+def seeds(stream_seeds: Callable[..., Any]) -> Verdict:
+    seed = int(torch.randint(1000, 10**6, (), generator=fresh_generator()))
+    alone: dict[int, dict[str, int]] = {}
+    for p in WORLD_SIZES:
+        seen = [rank["said"] for rank in run_ranks(ask, p, stream_seeds, seed)]
+        wrong = [form(next(filter(form, said), said[0])) for said in seen]
+        if any(wrong):
+            observed = [{RIGHT_FORM: Claim(words)} for words in wrong]
+            verify("9.2", p, observed, [{} for _ in range(p)], questions=QUESTIONS)
+        alone = alone or dict(enumerate(seen[0]))
+        answers = {(rank, copy): seen[rank][copy] for copy, rank in product(range(COPIES), range(p))}
+        observed = [mine | {RIGHT_FORM: Claim("")} for mine in judge(answers, alone)]
+        verify("9.2", p, observed, [right(alone)] * p, questions=QUESTIONS + collision(answers))
+    check_many(stream_seeds, seed)
+    return Verdict("No two streams share a seed, on up to 1000 ranks; what is replicated does not depend on p.")
+
+
+def check_many(stream_seeds: Callable[..., Any], seed: int) -> None:
+    """Many ranks and copies, in this process, and another seed."""
+
+    def say(seed: int, rank: int, p: int, copy: int) -> dict[str, int]:
+        with calling(f"stream_seeds({seed}, {rank}, {p}, copy={copy})"):
+            return stream_seeds(seed, rank, p, copy=copy)
+
+    for (p, copies), run in product(MANY, (seed, 0)):
+        answers = {(rank, copy): say(run, rank, p, copy) for copy, rank in product(copies, range(p))}
+        words = [form(said) for (rank, _), said in answers.items() if rank in (0, p - 1)]
+        observed: Observed = {RIGHT_FORM: Claim(next(filter(None, words), "")), ALONE: Claim(clash(answers)[0])}
+        note = f"seed {run}, copies 0 to {copies[-1]} of the model on {p} ranks each"
+        verify("9.2", p, [observed], [{}], questions=QUESTIONS + collision(answers, run), note=note, alone=True)
+    mine, others = say(seed, 0, 1, 0), say(seed + 12345, 0, 1, 0)
+    kept = [name for name in STREAMS if others[name] == mine[name]]
+    with other_hashes():
+        again = say(seed, 0, 1, 0)
+    moved = [f"{name} was {mine[name]} and is {again[name]}" for name in STREAMS if again[name] != mine[name]]
+    observed = {
+        FOLLOWS: Claim(f"{', '.join(kept)}: the same for seed = {seed} and seed = {seed + 12345}" if kept else ""),
+        REPEATED: Claim(", ".join(moved)),
+    }
+    verify("9.2", 1, [observed], [{}], questions=QUESTIONS, alone=True)
+
+
+@contextmanager
+def other_hashes() -> Iterator[None]:
+    """Within it `hash` of a text is another number, as in the next process that Python starts."""
+    real = builtins.hash
+    builtins.hash = lambda value: real(repr(value) + "!") if "'" in repr(value) else real(value)
+    try:
+        yield
+    finally:
+        builtins.hash = real
+
+
+def collision(answers: dict[tuple[int, int], dict[str, int]], run: int = -1) -> tuple[Question, ...]:
+    """What to ask about two streams with one seed. run: the seed of the run, where it is that which makes them meet."""
+    words, wraps = clash(answers)
+    if run == 0:
+        text = (
+            "With seed 0, and only with a small one, two streams meet: does `seed` stand in each of yours with another "
+            "factor? Add one and the same `seed` to all, and numbers of their own."
+        )
+    elif wraps:
+        text = (
+            "The CPU's generator looks only at the last 32 bits of a seed. By how much do your seeds differ? Small "
+            "steps are enough."
+        )
+    elif "rank" not in words or words.count("sharded") == 2:
+        text = (
+            "Write down the seeds of all ranks of two copies of the model, one below the other. Which step, from "
+            "rank to rank or from copy to copy, is too small?"
+        )
+    else:
+        text = (
+            "The seed of a rank in one stream is that of another stream. Write down the seeds of all ranks in one row: "
+            "where must the streams lie, so that `seed + rank` never reaches the next one?"
+        )
+    return (Question(lambda d: ALONE in d.names, text),)
+
+
+QUESTIONS: tuple[Question, ...] = (
+    Question(
+        lambda d: RIGHT_FORM in d.names,
+        'The result is a dictionary {"init": ..., "replicated": ..., "sharded": ...} of whole numbers, none of them '
+        "negative.",
+    ),
+    Question(
+        lambda d: "init" in d.names,
+        "Every rank of every copy draws the first values from this seed, and they are one model. May the rank, the "
+        "number of ranks or the copy be in it?",
+    ),
+    Question(
+        lambda d: "replicated" in d.names,
+        "The ranks of one copy drop the same places of the residual stream, whatever their number is. What may be in "
+        "this seed, and what not?",
+    ),
+    Question(
+        lambda d: REPEATED in d.names,
+        "Asked a second time, as a new process would ask, your function names other seeds: no run could be "
+        "repeated, and ranks on two machines would disagree. Python's `hash` of a text is another number in every "
+        "process.",
+    ),
+    Question(
+        lambda d: FOLLOWS in d.names,
+        "A run with another seed has to draw other numbers. Which of your seeds does not contain `seed`?",
+    ),
+)

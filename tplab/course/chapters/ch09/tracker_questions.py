@@ -1,0 +1,124 @@
+"""What the check of exercise 9.3 asks when a tracker is wrong, scene by scene."""
+
+from collections.abc import Callable
+
+from tplab.course.checks.check_vocabulary import has_kind
+from tplab.course.checks.exercises import Differences, Question
+
+REPLICATED, SHARDED, OUTSIDE = "masks of 'replicated'", "masks of 'sharded'", "numbers drawn outside"
+COMES_OUT = "the exception comes out of the fork"
+SAME_NAME, SAME_SEED = "a second state of the same name is refused", "a second state with the same seed is refused"
+NOTHING_LEFT = "what was refused leaves nothing behind"
+
+CURRENT = "what torch's current state draws"
+CURRENT_AGAIN = "what torch's current state draws, put back after each fork"
+AGAIN = "the same mask every time"
+OTHER_STREAM = "what the other state draws"
+
+CRASHES = {
+    "an exception within the fork": "The block within `fork` raises here, as it may. What of yours still has to run, "
+    "and which statement makes sure that it does?",
+    "states saved and loaded": "`state_dict()` returns a dictionary from names to states, and `load_state_dict(state)` "
+    "takes it back, also in a second tracker that has states under the same names. What do yours return and take, and "
+    "what belongs to a tracker, what to its class?",
+    "fork() without a name": 'fork(name="sharded"): the name has a default.',
+    "names and seeds that are taken": "What does `add` raise for a name or a seed that is there already? ValueError.",
+}
+MASKS = (REPLICATED, SHARDED)
+
+
+def drawn(*kinds: str) -> Callable[[Differences], bool]:
+    return lambda d: any(has_kind(name, *kinds)(d) for name in MASKS)
+
+
+def questions(scene: str) -> list[Question]:
+    special = {
+        "an exception within the fork": [
+            Question(
+                lambda d: COMES_OUT in d.names,
+                "The exception belongs to the caller, who has to see it. Which line of yours swallows or replaces it?",
+            ),
+            Question(
+                lambda d: OUTSIDE in d.names,
+                "After an exception torch still draws from the state of the fork. Which lines are skipped when the "
+                "block raises, and which statement runs them all the same?",
+            ),
+            Question(
+                lambda d: SHARDED in d.names,
+                "Before the exception a mask was drawn, and the next fork draws it again. When do you keep where the "
+                "state has got to: at the end of a block that went well, or always?",
+            ),
+        ],
+        "a fork within a fork of another name": [
+            Question(
+                lambda d: bool(d.names & {*MASKS, OUTSIDE}),
+                "A fork stands within another one, and when the inner one ends, torch has to draw from the outer one's "
+                "state again. Where do you keep what has to come back: in the tracker, where the inner fork overwrites "
+                "it, or in a local variable of this fork?",
+            ),
+        ],
+        "states saved and loaded": [
+            Question(
+                lambda d: bool(d.names & {*MASKS}),
+                "What was saved once can be loaded again and again, in any tracker. Does a later draw change the "
+                "dictionary that `state_dict` has returned, or the one that `load_state_dict` was given? Whose "
+                "dictionary is it, and whose are the tensors in it, if a load writes into them?",
+            ),
+        ],
+        "names and seeds that are taken": [
+            Question(
+                lambda d: SAME_NAME in d.names,
+                "A second `add` with a name that is there would start its state anew. What should it raise?",
+            ),
+            Question(
+                lambda d: SAME_SEED in d.names,
+                "Two names with one seed draw the same numbers. What does `add` have to remember?",
+            ),
+            Question(
+                lambda d: NOTHING_LEFT in d.names,
+                "Either the name was taken or the seed, not both, and the other one is still free: another state may "
+                "have it. Do you look at both before you keep anything?",
+            ),
+        ],
+        "fork() without a name": [
+            Question(
+                lambda d: SHARDED in d.names,
+                '`fork()` without a name draws other places than "sharded" would. Which name is the default?',
+            )
+        ],
+        "a fork in which nothing is drawn": [
+            Question(
+                lambda d: bool(d.names & {*MASKS}),
+                "Nothing was drawn in this fork, so the state must be where it was. Who draws, or seeds, within your "
+                "`fork`?",
+            )
+        ],
+    }
+    general = [
+        Question(
+            drawn(AGAIN),
+            "Every fork draws the same mask as the first, so each training step would drop the same places. When the "
+            "block ends, where has the state got to, and who keeps that?",
+        ),
+        Question(
+            drawn(CURRENT, CURRENT_AGAIN),
+            "Within the fork torch still draws from its own current state. Which call puts the state of the name into "
+            "torch's generator?",
+        ),
+        Question(
+            drawn(OTHER_STREAM),
+            "One name draws what belongs to another. Under which key do you keep a state, and under which do you look "
+            "it up?",
+        ),
+        Question(
+            lambda d: OUTSIDE in d.names and not d.names & {*MASKS},
+            "The masks are right, but what torch draws outside is not what it draws without a tracker. Is the state "
+            "from before put back when a fork ends? And what does `torch.manual_seed` within `add` do to it?",
+        ),
+        Question(
+            lambda d: bool(d.names & {*MASKS}),
+            "A state has to go on exactly where its last fork left it. Follow the state of one name through two forks: "
+            "where is it before, within, between and after them?",
+        ),
+    ]
+    return special.get(scene, []) + general

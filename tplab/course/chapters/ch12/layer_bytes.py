@@ -1,0 +1,116 @@
+"""The check of exercise 12.4: bytes that autograd keeps of a layer, for every way to run it, against a real layer."""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import torch
+
+from tplab.course.chapters.ch12.kept_by_layer import kept_by_layer
+from tplab.course.checks.exercises import Question, Verdict, calling, exercise, fresh_generator, verify
+
+WAYS = ("nothing", "attention", "layers")
+NAME = "bytes kept"
+
+
+@exercise("12.4", "The bytes of a layer")
+def bytes_of_a_layer(formula: Callable[..., Any]) -> Verdict:
+    generator = fresh_generator()
+
+    def pick(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    for p, sequence_parallel, recompute in product((1, 4, 2), (False, True), WAYS):
+        a = 4 * pick(1, 2)
+        b, s, h = pick(2, 3), 4 * pick(3, 7), a * 2 * pick(2, 4)
+        s += 4 * (s == h)
+        how = f"sequence_parallel={sequence_parallel}, recompute={recompute!r}"
+        with calling(f"layer_bytes({b}, {s}, {h}, {a}, {p}, {how})"):
+            said = formula(b, s, h, a, p, sequence_parallel=sequence_parallel, recompute=recompute)
+        right = kept_by_layer(b, s, h, a, p, sequence_parallel, recompute)
+        questions = bytes_questions(said, (b, s, h, a, p), sequence_parallel, recompute)
+        note = f"b = {b}, s = {s}, h = {h}, a = {a}, {how}"
+        verify("12.4", p, [{NAME: number(said)}], [{NAME: right}], questions=questions, note=note, alone=True)
+    with calling("layer_bytes(2, 12, 16, 4, 2), without the last two arguments"):
+        said = formula(2, 12, 16, 4, 2)
+    right = kept_by_layer(2, 12, 16, 4, 2, False, "nothing")
+    ask = Question(NAME, 'Left out, sequence_parallel is False and recompute is "nothing". What are they in yours?')
+    verify("12.4", 2, [{NAME: number(said)}], [{NAME: right}], questions=[ask], note="by default", alone=True)
+    return Verdict("To the byte what autograd keeps: everything that is cut is cut by p.")
+
+
+def number(said: Any) -> Any:
+    """A whole number as an int, whatever division it came out of."""
+    return int(said) if isinstance(said, float) and said.is_integer() else said
+
+
+def bytes_questions(said: Any, sizes: tuple[int, ...], sequence_parallel: bool, recompute: str) -> list[Question]:
+    """Questions about numbers, the first that fits."""
+    b, s, h, a, p = sizes
+    sbh, scores = s * b * h, 5 * a * s * s * b
+
+    def says(*values: float) -> bool:
+        return isinstance(said, (int, float)) and any(abs(said - value) < 0.6 for value in values)
+
+    is_number = isinstance(said, (int, float)) and not isinstance(said, bool)
+    rules = [
+        (not is_number, "The result is one number, in bytes. What does your last line return?"),
+        (
+            recompute == "layers" and says(sbh, sbh / p),
+            "Only the layer's input is kept. How many bytes has a 16-bit number?",
+        ),
+        (
+            recompute == "layers" and says(2 * sbh),
+            "The layer's input is [b, s/p, h] on a rank when the sequence is cut. Which p is missing?",
+        ),
+        (
+            recompute == "layers" and says(2 * sbh / p),
+            "Between the layers every rank holds all tokens when the sequence is not cut. What is divided by p then?",
+        ),
+        (
+            recompute == "layers",
+            'With "layers" the whole layer runs again in backward, from its input. What has to be kept for that?',
+        ),
+        (
+            recompute == "attention"
+            and says(34 * sbh + scores, sbh * (10 + 24 / p) + scores / p, (34 * sbh + scores) / p),
+            'With "attention" the scores, their softmax and their dropout are computed again. Which term is that?',
+        ),
+        (
+            says(34 * sbh + scores, 34 * sbh) and p > 1,
+            "This is what one process keeps. On each of p ranks, what is smaller?",
+        ),
+        (
+            sequence_parallel and says(sbh * (10 + 24 / p) + scores / p, sbh * (10 + 24 / p)),
+            "This is tensor parallelism alone. The 10 are what it leaves whole: norms' inputs, the inputs of the "
+            "column-parallel layers, masks. What becomes of them when the sequence is cut?",
+        ),
+        (
+            sequence_parallel and says(sbh * (4 + 30 / p) + scores / p, sbh * (4 + 30 / p)),
+            "You count the gathered inputs of the two column-parallel layers as kept whole. Here each rank keeps its "
+            "own tokens and gathers the others again in backward.",
+        ),
+        (
+            not sequence_parallel and says((34 * sbh + scores) / p, 34 * sbh / p),
+            "All is divided by p. But without sequence parallelism, which tensors does every rank hold whole? Go "
+            "through the table row by row.",
+        ),
+        (
+            says(sbh * (10 + 24 / p) + scores, 34 * sbh / p + scores),
+            "The scores belong to heads, [b, a, s, s]. How many heads has a rank?",
+        ),
+        (
+            recompute == "attention" and says(sbh * (10 + 18 / p), 28 * sbh / p),
+            "Scores, softmax and dropout are computed again *from* something. What of Q, K and V has to be kept?",
+        ),
+        (
+            p == 1,
+            "Nothing is divided here. Add up the table: bytes for each of s·b·h numbers, and the scores.",
+        ),
+        (
+            True,
+            "Go through the table row by row: is this tensor divided by p without sequence parallelism? With it? And "
+            "is it kept?",
+        ),
+    ]
+    return [Question(lambda d: True, ask) for fits, ask in rules if fits]

@@ -1,0 +1,10 @@
+"""What chapter 13 asks: GPipe and 1F1B as lists (13.1, 13.2), what can be read off (13.3), a stage at work (13.4).
+
+Importing it registers the checks of its exercises. Here also: its predictions and its table of symptoms.
+"""
+
+from tplab.course.chapters.ch13 import all_forwards_first, reading, stage, taking_turns
+from tplab.course.chapters.ch13.predictions import PREDICTIONS
+from tplab.course.chapters.ch13.symptoms import SYMPTOMS
+
+__all__ = ["PREDICTIONS", "SYMPTOMS", "all_forwards_first", "reading", "stage", "taking_turns"]

@@ -1,0 +1,213 @@
+"""The check of exercise 13.3: the peak of live micro-batches and the bubble, read off the lists."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import combinations
+from typing import Any
+
+import torch
+
+from tplab.course.chapters.ch13.lists import Lists, actions, idle_share, peak, random_lists, total_time
+from tplab.course.checks.check_vocabulary import has_kind
+from tplab.course.checks.exercises import (
+    Observed,
+    Question,
+    Verdict,
+    calling,
+    exercise,
+    fail,
+    fresh_generator,
+    must_refuse,
+    verify,
+)
+from tplab.course.checks.observation import Changed
+
+SIZES = ((2, 3), (1, 4), (4, 6), (3, 2), (4, 9))  # (p, m)
+CIRCLE: Lists = ([("F", 0), ("B", 0), ("F", 1), ("B", 1)], [("F", 0), ("F", 1), ("B", 0), ("B", 1)])
+TOLERANCE = 1e-6  # a float32 will do
+SECONDS = 1.0  # of computing, not of waiting: for a check of lists that takes a hundredth of that
+
+_LEFT = "the live micro-batches at the end of the list"
+_ALL = "the number of all micro-batches"
+_BEFORE_B = "what is live where the first backward begins"
+_OF_ALL = "the idle time over the whole time, working and idle"
+_RULE = "(p-1)/m"
+_TIME = "the time until the last action ends"
+_ALIKE = "what comes when a backward takes as long as a forward"
+_NO_WAIT = "what comes when nobody waits for a neighbour"
+_SWAPPED = "what comes with the times of forward and backward changed over"
+_SUM = "the idle time of all ranks, not divided by anything"
+
+_QUESTIONS = (
+    Question(
+        lambda d: "changed" in d.kinds(),
+        "The caller goes on using the lists. Which line takes actions out of them, or puts some in?",
+    ),
+    Question(
+        has_kind("peak", _LEFT, "zeros"),
+        "At the end everything has gone backward, so nothing is live. At which moment is most of it live?",
+    ),
+    Question(
+        has_kind("peak", _ALL),
+        "A micro-batch is live from its F to its B, not for ever. What does a B do to your count?",
+    ),
+    Question(
+        has_kind("peak", _BEFORE_B),
+        "A rank may go backward and then forward again, further than before. Where do you stop to count?",
+    ),
+    Question(
+        lambda d: "peak" in d.names,
+        "Go through one list by hand and write the count after each action: one more after an F, one less after a B. "
+        "Which of these numbers is asked for?",
+    ),
+    Question(
+        has_kind("bubble", _OF_ALL),
+        "Idle over what? The bubble is the idle time over the time that the ranks *work*.",
+    ),
+    Question(
+        has_kind("bubble", _RULE),
+        "That is the formula for GPipe and 1F1B. These lists are in an order of their own: play them.",
+    ),
+    Question(
+        has_kind("bubble", _TIME, _SUM),
+        "That is a time. The bubble is a share: idle time over working time.",
+    ),
+    Question(
+        has_kind("bubble", _ALIKE, _SWAPPED),
+        "A forward lasts `forward`, a backward `backward`. Where do you use which?",
+    ),
+    Question(
+        has_kind("bubble", _NO_WAIT, "zeros"),
+        "An F needs the F of the same micro-batch on the rank before; a B needs the B on the next rank. Does an "
+        "action in your program start only when what it needs has ended?",
+    ),
+    Question(
+        has_kind("bubble", "none", "type", "value"),
+        "One number is asked for, a float. What does your function give back?",
+    ),
+    Question(
+        lambda d: True,
+        "Take p = 2, m = 1 by hand: F0 from 0 to 1 on rank 0, F0 from 1 to 2 on rank 1, B0 from 2 to 4 there, B0 from "
+        "4 to 6 on rank 0. Both ranks work 3 of 6 units: the bubble is 6/6 = 1. Where does your program differ?",
+    ),
+)
+_CIRCLE_ASKS = (
+    "In these lists rank 0 waits for B0 of rank 1, which comes after F1 of rank 1, which needs F1 of rank 0, which "
+    "comes after its B0. How does your loop notice that no rank can go on while some are not done?"
+)
+
+
+@exercise("13.3", "What can be read off the lists")
+def reading(peak_live: Callable[..., Any], bubble: Callable[..., Any]) -> Verdict:
+    generator = fresh_generator()
+    for p, m in SIZES:
+        lists, forward, backward = _telling_lists(p, m, generator)
+        said = _ask(peak_live, bubble, lists, forward, backward)
+        right = {"peak": _all([peak(row) for row in lists]), "bubble": _scalar(idle_share(lists, forward, backward))}
+        note = f"m = {m}, forward = {forward:g}, backward = {backward:g}, lists in an order by chance"
+        alike = _lookalikes(lists, forward, backward)
+        verify("13.3", p, [said], [right], questions=_QUESTIONS, lookalikes=alike, tol=TOLERANCE, note=note, alone=True)
+    what = "bubble(lists in which ranks 0 and 1 wait for each other)"
+    with no_endless_loop(what, _CIRCLE_ASKS):
+        must_refuse("13.3", lambda: bubble(actions(CIRCLE)), _CIRCLE_ASKS, what=what)
+    return Verdict("For lists in any order, and lists that never end are refused.")
+
+
+def _ask(
+    peak_live: Callable[..., Any], bubble: Callable[..., Any], lists: Lists, forward: float, backward: float
+) -> Observed:
+    """What the learner's functions say."""
+    rows, others = actions(lists), actions(lists)
+    with no_endless_loop("peak_live(a list of actions)", "Does every loop of yours come to its end?"):
+        with calling("peak_live(a list of actions)"):
+            peaks = [peak_live(row) for row in rows]
+    call = f"bubble({len(lists)} lists of actions, {forward:g}, {backward:g})"
+    with no_endless_loop(call, "These lists can be played to their end. Does your loop move on in each round?"):
+        with calling(call):
+            share = bubble(others, forward, backward)
+    return {
+        "peak": _all(peaks),
+        "bubble": _scalar(share),
+        "inputs unchanged": Changed(["the lists"] * (not rows == others == actions(lists))),
+    }
+
+
+def _scalar(value: Any) -> Any:
+    """A number as a tensor, which is compared with a tolerance; anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return torch.tensor(float(value), dtype=torch.float64) if plain else value
+
+
+def _all(values: Sequence[Any]) -> Any:
+    """The ranks' numbers as one tensor, or as they are where one of them is no number."""
+    scalars = [_scalar(value) for value in values]
+    plain = all(isinstance(value, torch.Tensor) for value in scalars)
+    return torch.stack(scalars) if plain else list(values)
+
+
+def _telling_lists(p: int, m: int, generator: torch.Generator) -> tuple[Lists, float, float]:
+    """Lists by chance, the time of a forward and of a backward, for which each well-known mistake gives a bubble of its
+    own. On one rank most of them give 0, as they should."""
+    while True:
+        lists = random_lists(p, m, generator)
+        forward, backward = (int(torch.randint(low, low + 100, (), generator=generator)) / 100 for low in (100, 250))
+        bubbles = [idle_share(lists, forward, backward), *_mistaken(lists, forward, backward).values()]
+        if p == 1 or all(abs(a - b) > 1e-6 for a, b in combinations(bubbles, 2)):
+            return lists, forward, backward
+
+
+def _mistaken(lists: Lists, forward: float, backward: float) -> dict[str, float]:
+    """The bubble as well-known mistakes give it."""
+    p, m, share = len(lists), len(lists[0]) // 2, idle_share(lists, forward, backward)
+    total = total_time(lists, forward, backward)
+    return {
+        _RULE: (p - 1) / m,
+        _OF_ALL: share / (1 + share),
+        _ALIKE: idle_share(lists, 1, 1),
+        _SWAPPED: idle_share(lists, backward, forward),
+        _TIME: total,
+        _SUM: p * (total - m * (forward + backward)),
+        _NO_WAIT: 0.0,
+    }
+
+
+def _lookalikes(lists: Lists, forward: float, backward: float) -> dict[str, dict[str, Sequence[Any]]]:
+    """What well-known mistakes give, where that is not the right number by chance."""
+    p, m, share = len(lists), len(lists[0]) // 2, idle_share(lists, forward, backward)
+    first = [next(place for place, (kind, _) in enumerate(row) if kind == "B") for row in lists]
+    peaks = {_LEFT: [0] * p, _BEFORE_B: first, _ALL: [m] * p}
+    right = [peak(row) for row in lists]
+    mistaken = _mistaken(lists, forward, backward)
+    return {
+        "bubble": {label: [_scalar(value)] for label, value in mistaken.items() if abs(value - share) > 1e-9},
+        "peak": {label: [_all(values)] for label, values in peaks.items() if values != right},
+    }
+
+
+class _Endless(BaseException):
+    """Raised in the learner's code when it has computed for too long."""
+
+
+@contextmanager
+def no_endless_loop(what: str, question: str) -> Iterator[None]:
+    """Fail the check where the code inside computes for ever. Only in the main thread; elsewhere nothing is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise _Endless
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    try:
+        yield
+    except _Endless:
+        fail("13.3", f"{what} does not come back.", question)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

@@ -1,0 +1,10 @@
+"""What chapter 14 asks: gradients in buckets (14.1), ZeRO-1 (14.2), the mesh (14.3), the norm (14.4), a layout (14.5).
+
+Importing it registers the checks of its exercises. Here also: its predictions and its table of symptoms.
+"""
+
+from tplab.course.chapters.ch14 import buckets, layouts, mesh, norm, zero
+from tplab.course.chapters.ch14.predictions import PREDICTIONS
+from tplab.course.chapters.ch14.symptoms import SYMPTOMS
+
+__all__ = ["PREDICTIONS", "SYMPTOMS", "buckets", "layouts", "mesh", "norm", "zero"]

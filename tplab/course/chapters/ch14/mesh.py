@@ -1,0 +1,243 @@
+"""The check of exercise 14.3: where a rank stands in a (dp, pp, tp) mesh, and with whom it shares a group."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tplab.course.checks.exercises import (
+    WORLD_SIZES,
+    Claim,
+    Observed,
+    Question,
+    Verdict,
+    called_as,
+    calling,
+    exercise,
+    run_ranks,
+    verify,
+)
+from tplab.runtime import device
+
+Size = tuple[int, int, int]
+
+AXES = ("dp", "pp", "tp")
+SMALL = [(2, 2, 2), (1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)]
+LARGER = [(3, 2, 4), (4, 3, 2), (2, 4, 8)]
+ON_RANKS: dict[int, tuple[Size, tuple[str, ...]]] = {  # few: making a group takes time
+    1: ((1, 1, 1), ("tp",)),
+    2: ((1, 2, 1), ("pp",)),
+    4: ((2, 1, 2), ("tp", "dp")),
+}
+FORM = "every result has the form that was asked for"
+IS_GROUP = "my_group gives a process group that this rank is in"
+BY_ALL = "all ranks make the same groups in the same order"
+
+
+def right_coordinates(size: Size) -> list[dict[str, int]]:
+    """By counting: dp moves slowest, tp fastest."""
+    return [dict(zip(AXES, place, strict=True)) for place in product(*map(range, size))]
+
+
+def right_groups(axis: str, size: Size) -> list[list[int]]:
+    """Ranks whose other two coordinates agree, in the order of the axis; sorted by their first rank."""
+    places = right_coordinates(size)
+    rest = [name for name in AXES if name != axis]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank, place in enumerate(places):
+        groups.setdefault(tuple(place[name] for name in rest), []).append(rank)
+    return sorted(groups.values())
+
+
+def named(size: Size) -> str:
+    return "dp = {}, pp = {}, tp = {}".format(*size)
+
+
+def arithmetic(coordinates: Callable[..., Any], axis_groups: Callable[..., Any], size: Size) -> None:
+    """Both functions, in this process, for one mesh."""
+    p = size[0] * size[1] * size[2]
+    said: Observed = {"coordinates": []}
+    for rank in range(p):
+        with calling(f"coordinates({rank}, {', '.join(map(str, size))})"):
+            said["coordinates"].append(coordinates(rank, *size))
+    for axis in AXES:
+        with calling(f'axis_groups("{axis}", {", ".join(map(str, size))})'):
+            said[f"groups of {axis}"] = axis_groups(axis, *size)
+    said = {name: as_lists(value) for name, value in said.items()}
+    right: Observed = {"coordinates": right_coordinates(size)}
+    right |= {f"groups of {axis}": right_groups(axis, size) for axis in AXES}
+    said[FORM] = Claim(wrong_form(said))
+    if not said[FORM]:
+        for axis in AXES:
+            said[f"groups of {axis}"] = sorted(said[f"groups of {axis}"])
+    verify("14.3", p, [said], [right], questions=questions(said, size), note=named(size), alone=True)
+
+
+def as_lists(value: Any) -> Any:
+    """Tuples and ranges as lists, tensors as nested lists of numbers."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, (list, tuple, range)):
+        return [as_lists(item) for item in value]
+    return value
+
+
+def wrong_form(said: Observed) -> str:
+    for place in said["coordinates"]:
+        if not isinstance(place, dict) or set(place) != set(AXES):
+            return f"coordinates gives {place!r}"[:100]
+    for axis in AXES:
+        groups = said[f"groups of {axis}"]
+        if not isinstance(groups, list) or not all(isinstance(group, list) and group for group in groups):
+            return f'axis_groups("{axis}", ...) gives {groups!r}'[:100]
+        if not all(isinstance(rank, int) for group in groups for rank in group):
+            return f'axis_groups("{axis}", ...) holds something else than ranks: {groups!r}'[:100]
+    return ""
+
+
+def questions(said: Observed, size: Size) -> list[Question]:
+    dp, pp, tp = size
+    places, wanted = said["coordinates"], right_coordinates(size)
+    reversed_order = [dict(zip(AXES, place[::-1], strict=True)) for place in product(range(tp), range(pp), range(dp))]
+    mixed = [{"dp": i, "pp": d, "tp": t} for d, i, t in product(range(pp), range(dp), range(tp))]
+    swapped = {
+        "pp": [[rank, rank + 1] for rank in range(0, dp * pp * tp, 2)],
+    }
+    all_ranks = list(range(dp * pp * tp))
+
+    def flat(axis: str) -> list[int]:
+        groups = said[f"groups of {axis}"]
+        return [rank for group in groups for rank in group]
+
+    rules: list[tuple[Any, str]] = [
+        (
+            lambda d: FORM in d.names,
+            '`coordinates` returns {"dp": .., "pp": .., "tp": ..}, `axis_groups` a list of lists of ranks, one for '
+            "each group. What does each last line return?",
+        ),
+        (
+            lambda d: "coordinates" in d.names and places == reversed_order,
+            "Here neighbouring ranks differ in dp, and tp moves slowest. Which of the three sends most, and so should "
+            "be between neighbours?",
+        ),
+        (
+            lambda d: "coordinates" in d.names and places == mixed,
+            "dp and pp have changed places. Which one moves slowest when you count through the ranks?",
+        ),
+        (
+            lambda d: "coordinates" in d.names and places != wanted,
+            "Count through the ranks: tp goes 0, 1, .. first, then pp moves by one, and dp last. By what do you divide "
+            "the rank for each of the three, and what is left over?",
+        ),
+        (
+            lambda d: any(sorted(flat(axis)) != all_ranks for axis in AXES),
+            "Every rank is in exactly one group of each axis, also in a group of its own where the axis has one rank. "
+            "Which ranks are missing in yours, or there twice?",
+        ),
+        (
+            lambda d: "groups of tp" not in d.names and said["groups of pp"] == swapped["pp"],
+            "Neighbours are tensor-parallel. How far apart are the ranks of a pipeline?",
+        ),
+        (
+            lambda d: True,
+            "The ranks of a group agree in the two other coordinates and differ in this one; they stand in its order. "
+            "Compare your groups with your coordinates.",
+        ),
+    ]
+    return [Question(when, ask) for when, ask in rules]
+
+
+def meet(my_group: Callable[..., Any], size: Size, axes: tuple[str, ...]) -> list[Observed]:
+    """On a rank: for each of the axes, which groups it makes, who is in its own, and the sum of the ranks there."""
+    seen = []
+    for axis in axes:
+        made = asked_for(my_group, axis, size)
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, made)
+        if any(other != made for other in everyone):  # made for real, they might wait for each other for ever
+            seen.append({"made": made})
+            continue
+        with called_as(f'my_group("{axis}", {", ".join(map(str, size))})'):
+            group = my_group(axis, *size)
+        is_one = isinstance(group, dist.ProcessGroup)
+        observed: Observed = {"made": made}
+        observed[IS_GROUP] = Claim("" if is_one else f"rank {dist.get_rank()} got {group!r}"[:80])
+        if is_one:
+            total = torch.tensor([float(10 ** dist.get_rank())], dtype=torch.float64, device=device())
+            dist.all_reduce(total, group=group)
+            observed |= {"ranks of the group": dist.get_process_group_ranks(group), "sum over the group": total}
+        seen.append(observed)
+    return seen
+
+
+def asked_for(my_group: Callable[..., Any], axis: str, size: Size) -> list[list[int]]:
+    """The ranks of every group that it makes by dist.new_group, but for those that members make alone; makes none."""
+    made: list[list[int]] = []
+    real = dist.new_group
+
+    def new_group(ranks: Any = None, *args: Any, **options: Any) -> Any:
+        if not options.get("use_local_synchronization"):
+            made.append(list(range(dist.get_world_size()) if ranks is None else ranks))
+        return object()
+
+    dist.new_group = new_group
+    try:
+        with suppress(Exception):  # the real call will raise it again
+            my_group(axis, *size)
+    finally:
+        dist.new_group = real
+    return made
+
+
+def on_ranks(my_group: Callable[..., Any], p: int) -> None:
+    size, axes = ON_RANKS[p]
+    seen = run_ranks(meet, p, my_group, size, axes, question=CRASH, stuck=MEMBERS_ONLY)
+    for number, axis in enumerate(axes):
+        observed = [on_rank[number] for on_rank in seen]
+        for rank, mine in enumerate(observed):
+            first, made = observed[0]["made"], mine["made"]
+            mine[BY_ALL] = Claim("" if first == made else f"rank 0 makes {first}, rank {rank} makes {made}")
+        right = [expected_on(rank, axis, size) for rank in range(p)]
+        asked = [Question(lambda d: BY_ALL in d.names, MEMBERS_ONLY)]
+        asked += [Question(lambda d: IS_GROUP in d.names, NO_GROUP), Question(lambda d: True, OTHER_GROUP)]
+        verify("14.3", p, observed, right, questions=asked, note=f"{named(size)}, axis {axis}")
+
+
+def expected_on(rank: int, axis: str, size: Size) -> Observed:
+    ranks = next(group for group in right_groups(axis, size) if rank in group)
+    total = torch.tensor([float(sum(10**other for other in ranks))], dtype=torch.float64)
+    return {"ranks of the group": ranks, "sum over the group": total}
+
+
+@exercise("14.3", "Ranks of a mesh")
+def ranks_of_a_mesh(
+    coordinates: Callable[..., Any], axis_groups: Callable[..., Any], my_group: Callable[..., Any]
+) -> Verdict:
+    for size in SMALL:
+        arithmetic(coordinates, axis_groups, size)
+    for p in WORLD_SIZES:
+        on_ranks(my_group, p)
+    for size in LARGER:
+        arithmetic(coordinates, axis_groups, size)
+    return Verdict("tp between neighbours, pp in between, dp across the largest distance.")
+
+
+CRASH = (
+    "`dist.new_group(ranks)` is called by every rank, also for a group that it is not in. What does it return there, "
+    "and what do you do with that?"
+)
+MEMBERS_ONLY = (
+    "`dist.new_group` has to be called by all ranks of the world, for every group, in the same order: also by those "
+    "who are not in it. Which ranks call it in yours?"
+)
+NO_GROUP = (
+    "Every rank makes all groups of the axis and keeps the one that it is in. `dist.new_group` gives the others "
+    "something that is no group. Which of them do you return?"
+)
+OTHER_GROUP = (
+    "The group that came back holds other ranks than this rank's group of the axis. Do all ranks make all groups of "
+    "the axis, in the same order, and does each keep the one with its own rank in it?"
+)

@@ -1,0 +1,10 @@
+"""What chapter 15 asks: the learning rate (15.1), a replica's windows (15.2), a step (15.3), saving (15.4), use (15.5).
+
+Importing it registers the checks of its exercises. Here also: its predictions and its table of symptoms.
+"""
+
+from tplab.course.chapters.ch15 import learning_rate, saving, training_step, utilisation, windows
+from tplab.course.chapters.ch15.predictions import PREDICTIONS
+from tplab.course.chapters.ch15.symptoms import SYMPTOMS
+
+__all__ = ["PREDICTIONS", "SYMPTOMS", "learning_rate", "saving", "training_step", "utilisation", "windows"]

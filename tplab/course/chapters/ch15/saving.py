@@ -1,0 +1,238 @@
+"""The check of exercise 15.4: checkpoints that a kill leaves complete, whenever it comes.
+
+A child process saves, and is killed before every one of its steps on the disk in turn, and in the middle of each file.
+After each kill every directory that is called like a checkpoint must be complete, `newest_checkpoint` must find the
+newest of them, and the next save must work.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tplab.course.chapters.ch15.killing import halfway, in_this_process, killed_at
+from tplab.course.chapters.ch15.saving_questions import (
+    BESIDE,
+    COMPLETE,
+    CRASH,
+    EMPTY,
+    FOUND,
+    GOES_ON,
+    KEPT,
+    KILLS,
+    OTHERS,
+    QUESTIONS,
+)
+from tplab.course.checks.describe import describe
+from tplab.course.checks.exercises import Claim, Observed, Verdict, called_as, exercise, run_ranks, verify
+
+FILES = {"model.bin": 3000, "optimizer.bin": 5000, "about.txt": 20}  # and how many bytes each has
+MOST = 120  # moments at which a save is killed
+KEEP = 2
+NOTES = ("notes.txt", "step-notes.txt")  # somebody else's, in the folder of the checkpoints
+
+
+def content(name: str, step: int) -> bytes:
+    return (f"{name} of step {step}. ".encode() * 400)[: FILES[name]]
+
+
+class Writer:
+    """What the learner's function is given as `write`: fills a directory with the files of a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.given: list[Path] = []
+        self.in_the_way = ""
+
+    def __call__(self, path: Any) -> None:
+        path = Path(path)
+        self.given.append(path)
+        lies = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+        self.in_the_way = f"{path.name} holds {lies[0]} already" if lies else ""
+        for name in FILES:
+            half = len(content(name, self.step)) // 2
+            with (path / name).open("wb") as file:
+                file.write(content(name, self.step)[:half])
+                file.flush()
+                halfway()
+                file.write(content(name, self.step)[half:])
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def step_of(path: Any) -> int | None:
+    """The step of a path that is called like a checkpoint."""
+    last = Path(path).name.removeprefix("step-") if isinstance(path, (str, Path)) else ""
+    return int(last) if last.isdecimal() and name_of(int(last)) == Path(path).name else None
+
+
+def damage(path: Path, step: int) -> str:
+    """What is wrong with a checkpoint; "" if nothing is."""
+    if not path.is_dir():
+        return f"{path.name} is not a directory"
+    there = {entry.name for entry in path.iterdir()}
+    for name in FILES:
+        if name not in there:
+            return f"{path.name} has no {name}"
+        have = (path / name).read_bytes()
+        if have != content(name, step):
+            wrong = content(name, step).startswith(have)
+            return f"{path.name}/{name} is {'cut off' if wrong else 'of another step'}"
+    return f"{path.name} holds {sorted(there - set(FILES))[0]} too" if there - set(FILES) else ""
+
+
+class Folder:
+    """A folder of checkpoints, the learner's two functions, and what they did to it."""
+
+    def __init__(self, path: Path, save: Callable[..., Any], newest: Callable[..., Any]) -> None:
+        self.path, self._save, self._newest = path, save, newest
+        self.given: list[Path] = []
+        self.in_the_way = ""  # of the last save
+
+    def save(self, step: int, keep: int) -> None:
+        writer = Writer(step)
+        with called_as(f"save_checkpoint(folder, {step}, write, keep={keep})"), in_this_process():
+            self._save(self.path, step, writer, keep)
+        self.given += writer.given
+        self.in_the_way = writer.in_the_way
+
+    def newest(self) -> Any:
+        with called_as("newest_checkpoint(folder)"):
+            return self._newest(self.path)
+
+    def names(self) -> list[str]:
+        return sorted(entry.name for entry in self.path.iterdir()) if self.path.exists() else []
+
+    def damaged(self) -> str:
+        return next(filter(None, (damage(self.path / name_of(step), step) for step in self.steps())), "")
+
+    def steps(self) -> list[int]:
+        """Of all that is called like a checkpoint."""
+        return [step for name in self.names() if (step := step_of(name)) is not None]
+
+    def not_newest(self, step: int | None) -> str:
+        """What is wrong with what `newest_checkpoint` finds, where `step` (None: nothing) is right."""
+        found = self.newest()
+        if step is None:
+            return "" if found is None else f"{describe(str(found))} where there is none yet"
+        if found is None:
+            return f"None, where {name_of(step)} is there"
+        if not isinstance(found, Path):
+            ends = f"a text that ends in {Path(found).name}" if isinstance(found, str) else describe(found)
+            return f"{ends}, not a Path"
+        if step_of(found) != step or Path(found).resolve() != (self.path / name_of(step)).resolve():
+            return f"{found.name}, where {name_of(step)} is the newest"
+        return ""
+
+    def not_kept(self, steps: Sequence[int]) -> str:
+        wanted, there = [name_of(step) for step in steps], [name for name in self.names() if name not in NOTES]
+        return "" if there == sorted(wanted) else f"{there} where {sorted(wanted)} is right"
+
+
+def without_kills(folder: Folder) -> dict[str, str]:
+    """Saves one after the other: names, order, what is kept. Later claims only where the earlier ones hold."""
+    said = {FOUND: folder.not_newest(None)}  # there is no folder
+    folder.path.mkdir()
+    for name in NOTES:
+        (folder.path / name).write_text("other files may lie here")
+    said[FOUND] = said[FOUND] or folder.not_newest(None)
+    steps = (90, 100, 110, 999_990, 1_000_000)
+    for place, step in enumerate(steps):
+        folder.save(step, KEEP)
+        age = 10**9 - 1000 * place
+        for saved in range(place + 1):  # a copy of the folder may have any dates
+            if (folder.path / name_of(steps[saved])).is_dir():
+                os.utime(folder.path / name_of(steps[saved]), (age, age))
+                age -= 10
+        said[EMPTY] = folder.in_the_way
+        said[COMPLETE] = folder.damaged()
+        said[KEPT] = folder.not_kept(steps[max(0, place + 1 - KEEP) : place + 1])
+        said[FOUND] = said[FOUND] or ("" if said[KEPT] else folder.not_newest(step))
+        gone = [name for name in NOTES if name not in folder.names()]
+        said[OTHERS] = f"{gone[0]} is gone after saving step {step}" if gone else ""
+        outside = [path for path in folder.given if folder.path.resolve() not in path.resolve().parents]
+        said[BESIDE] = "it lies outside, perhaps on another disk" if outside else ""
+        if any(said.values()):
+            return said
+    return said
+
+
+def with_kills(base: Folder, before: Sequence[int]) -> tuple[dict[str, str], int]:
+    """Kill the next save, which keeps one, before each of its steps on the disk; what does not hold, and the kills."""
+    step = before[-1] + 10 if before else 10
+    for place in range(1, MOST + 1):
+        path = base.path.with_name(f"killed-{place}")
+        shutil.copytree(base.path, path)
+        folder = Folder(path, base._save, base._newest)
+        moment = killed_at(place, partial(folder.save, step, 1))
+        if not moment:
+            return {}, place - 1
+        said = after_a_kill(folder, before, step)
+        shutil.rmtree(path)
+        if any(said.values()):
+            when = f"save of step {step} killed before its step {place} on the disk, when {moment}: "
+            return {name: text and when + text for name, text in said.items()}, place
+    return {GOES_ON: f"a save takes more than {MOST} steps on the disk"}, MOST
+
+
+def after_a_kill(folder: Folder, before: Sequence[int], step: int) -> dict[str, str]:
+    said = {COMPLETE: folder.damaged()}
+    there = folder.steps()
+    lost = before and before[-1] not in there and step not in there
+    said[FOUND] = f"{name_of(before[-1])} is gone" if lost else ""
+    if any(said.values()):
+        return said
+    said[FOUND] = folder.not_newest(max(there, default=None))
+    if said[FOUND]:
+        return said
+    next_step = step + 10 if step in there else step  # the run goes on from the newest
+    try:
+        folder.save(next_step, 1)
+    except Exception as error:
+        return {GOES_ON: f"the save of step {next_step} raises {type(error).__name__}: {error}"[:200]}
+    return {
+        EMPTY: folder.in_the_way and f"in the next save {folder.in_the_way}",
+        COMPLETE: folder.damaged(),
+        KEPT: folder.not_kept([next_step]),
+        FOUND: folder.not_newest(next_step),
+    }
+
+
+def attack(functions: tuple[Callable[..., Any], Callable[..., Any]]) -> Observed:
+    """On a rank: all that is tried."""
+    home = Path(tempfile.mkdtemp(prefix="tplab-saving-"))
+    tempfile.tempdir = str(home)  # what an answer makes there is removed too; this rank ends soon
+    try:
+        Folder(home / "new" / "checkpoints", *functions).save(10, KEEP)  # there is no such folder yet
+        said = without_kills(Folder(home / "run", *functions))
+        kills = 0
+        for before in ((), (100,)) if not any(said.values()) else ():
+            base = Folder(home / f"base-{len(before)}" / "checkpoints", *functions)
+            base.path.mkdir(parents=True)
+            for step in before:
+                base.save(step, 1)
+            found, count = with_kills(base, before)
+            kills += count
+            if any(found.values()):
+                said |= found
+                break
+        return {name: Claim(text) for name, text in said.items()} | {KILLS: kills > 5}
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@exercise("15.4", "A checkpoint that is whole or not there")
+def whole_or_not_there(save_checkpoint: Callable[..., Any], newest_checkpoint: Callable[..., Any]) -> Verdict:
+    seen = run_ranks(attack, 1, (save_checkpoint, newest_checkpoint), question=CRASH)[0]
+    if any(seen[name] for name in seen if name != KILLS):
+        seen = {name: text for name, text in seen.items() if name != KILLS or text}
+        expected: dict[str, Any] = {}
+    else:
+        expected = {KILLS: True}
+    verify("15.4", 1, [seen], [expected], questions=QUESTIONS, alone=True)
+    return Verdict("A process was killed at every moment of a save, and each time the newest complete one was found.")

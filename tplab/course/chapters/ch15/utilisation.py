@@ -1,0 +1,235 @@
+"""The check of exercise 15.5: model-FLOPs utilisation, against the operations that torch counts in a plain GPT."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.flop_counter import FlopCounterMode
+
+from tplab.course.checks.check_vocabulary import has_kind
+from tplab.course.checks.exercises import (
+    Differences,
+    Question,
+    Verdict,
+    calling,
+    exercise,
+    fail,
+    fresh_generator,
+    verify,
+)
+from tplab.memory.config import GPTConfig
+
+MODEL, HARDWARE = "model FLOPs", "hardware FLOPs"
+
+
+class Layer(nn.Module):
+    """A plain transformer layer; its products are written out, so that each is counted."""
+
+    def __init__(self, h: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.up, self.down = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
+        self.norms = nn.ModuleList(nn.LayerNorm(h) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, h = x.shape
+        q, k, v = (
+            part.view(b, s, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norms[0](x)).chunk(3, dim=-1)
+        )  # [b, a, s, h/a]
+        scores = (q @ k.transpose(-1, -2)).softmax(-1)  # [b, a, s, s]
+        x = x + self.out((scores @ v).transpose(1, 2).reshape(b, s, h))
+        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+
+
+def counted_flops(config: GPTConfig, again: bool, b: int = 2) -> float:
+    """Operations for one token, forward and backward, as torch counts them in a model of these sizes."""
+    h, s = config.hidden_size, config.seq_length
+    table = nn.Embedding(config.vocab_size, h)
+    layers = [Layer(h, config.num_heads) for _ in range(config.num_layers)]
+    ids = torch.arange(b * s).view(b, s) % config.vocab_size
+    with FlopCounterMode(display=False) as counter, set_checkpoint_early_stop(False):
+        x = table(ids)  # [b, s, h]
+        for layer in layers:
+            x = checkpoint(layer, x, use_reentrant=False) if again else layer(x)
+        nn.functional.cross_entropy((x @ table.weight.T).flatten(0, 1), ids.flatten()).backward()
+    return counter.get_total_flops() / (b * s)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model and what its training reached."""
+
+    config: GPTConfig
+    gpus: int
+    peak: float
+    tokens_per_second: float
+    again: bool
+
+    def share(self, flops: float) -> float:
+        return flops * self.tokens_per_second / (self.gpus * self.peak)
+
+
+NO_SCORES = "the share without the scores of attention"
+NO_LOGITS = "the share without the output layer"
+LOOKUP = "the share that counts the look-up in the embedding as a product too"
+FORWARD = "the share of the forward pass alone"
+BACKWARD_ONCE = "the share with a backward pass that costs no more than the forward pass"
+HALF = "half of the right one: a multiplication and an addition counted as one"
+ONE_GPU = "the share of one GPU's peak, with the tokens of all GPUs"
+TWICE_DIVIDED = "the share with the GPUs counted twice"
+PERCENT = "a number of percent, not a part of 1"
+WITH_RECOMPUTE = "the share that counts what is computed a second time"
+WITHOUT_RECOMPUTE = "the share without what is computed a second time"
+ALL_AGAIN = "the share that counts the output layer a second time too"
+SHORT = "the share with half of the scores"
+VISIBLE = "the share with those scores only that the mask leaves"
+
+
+def lookalikes(run: Run) -> dict[str, dict[str, list[Tensor]]]:
+    """What known mistakes give."""
+    c = run.config
+    h, s, layers, v = c.hidden_size, c.seq_length, c.num_layers, c.vocab_size
+    weights, scores, logits = 24.0 * layers * h * h, 4.0 * layers * s * h, 2.0 * h * v
+    forward = weights + scores + logits
+    again = (weights + scores) if run.again else 0.0
+    shared = {
+        NO_SCORES: 3 * (weights + logits),
+        NO_LOGITS: 3 * (weights + scores),
+        LOOKUP: 3 * (forward + logits),
+        FORWARD: forward,
+        BACKWARD_ONCE: 2 * forward,
+        HALF: 1.5 * forward,
+        SHORT: 3 * (weights + scores / 2 + logits),
+        VISIBLE: 3 * (weights + scores * (s + 1) / (2 * s) + logits),
+        ONE_GPU: 3 * forward * run.gpus,
+        TWICE_DIVIDED: 3 * forward / run.gpus,
+        PERCENT: 300 * forward,
+    }
+    of_model = shared | {WITH_RECOMPUTE: 3 * forward + again, f"{WITH_RECOMPUTE} ": 4 * forward}
+    hardware = {
+        NO_SCORES: 3 * (weights + logits) + (weights if run.again else 0),
+        NO_LOGITS: 3 * (weights + scores) + again,
+        WITHOUT_RECOMPUTE: 3 * forward,
+        ALL_AGAIN: 4 * forward,
+        ONE_GPU: (3 * forward + again) * run.gpus,
+        TWICE_DIVIDED: (3 * forward + again) / run.gpus,
+        PERCENT: 100 * (3 * forward + again),
+    }
+    right = {MODEL: 3 * forward, HARDWARE: 3 * forward + again}
+    return {
+        name: {label: [tensor(run.share(f))] for label, f in of.items() if abs(f / right[name] - 1) > 1e-9}
+        for name, of in ((MODEL, of_model), (HARDWARE, hardware))
+    }
+
+
+def tensor(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def runs() -> list[Run]:
+    draw = torch.rand(4, generator=fresh_generator(), dtype=torch.float64).tolist()
+    small = GPTConfig(num_layers=2, hidden_size=16, num_heads=2, vocab_size=24, seq_length=8)
+    long = GPTConfig(num_layers=1, hidden_size=8, num_heads=1, vocab_size=40, seq_length=32)
+    deep = GPTConfig(num_layers=3, hidden_size=24, num_heads=3, vocab_size=50, seq_length=10)
+    return [
+        Run(small, 1, 1e9 * (1 + draw[0]), 2000 * (1 + draw[1]), again=False),
+        Run(long, 8, 1e9 * (1 + draw[1]), 9000 * (1 + draw[2]), again=False),
+        Run(deep, 4, 1e9 * (1 + draw[2]), 5000 * (1 + draw[3]), again=True),
+    ]
+
+
+@exercise("15.5", "How much of the machine was used")
+def how_much_was_used(function: Callable[..., Any]) -> Verdict:
+    for run in runs():
+        c = run.config
+        sizes = f"{count(c.num_layers, 'layer')}, h = {c.hidden_size}, {c.seq_length} tokens, vocabulary {c.vocab_size}"
+        call = f"utilisation(config, {run.tokens_per_second:.0f}, {run.gpus}, {run.peak:.3g}, layers_again={run.again})"
+        with calling(f"{call} with {sizes}", FORM):
+            said = function(c, run.tokens_per_second, run.gpus, run.peak, layers_again=run.again)
+        pair = list(said) if isinstance(said, (tuple, list)) else None
+        if pair is None or len(pair) != 2 or not all(is_number(value) for value in pair):
+            got = "None" if said is None else f"a {type(said).__name__}"
+            fail("15.5", f"{call} gave {got}, not two numbers.", FORM)
+        right = {MODEL: run.share(counted_flops(c, False)), HARDWARE: run.share(counted_flops(c, run.again))}
+        verify(
+            "15.5", 1, [{name: tensor(float(value)) for name, value in zip((MODEL, HARDWARE), pair, strict=True)}],
+            [{name: tensor(value) for name, value in right.items()}], questions=QUESTIONS, lookalikes=lookalikes(run),
+            note=f"parts of the peak, {sizes}, {count(run.gpus, 'GPU')}" + ", layers computed again" * run.again,
+            alone=True,
+        )  # fmt: skip
+    return Verdict("What torch counts in a plain GPT is what the formula says.")
+
+
+def count(number: int, name: str) -> str:
+    return f"{number} {name}" + ("" if number == 1 else "s")
+
+
+def is_number(value: Any) -> bool:
+    return (isinstance(value, (int, float)) and not isinstance(value, bool)) or (
+        isinstance(value, Tensor) and value.numel() == 1
+    )
+
+
+def either(*kinds: str) -> Callable[[Differences], bool]:
+    return lambda d: has_kind(MODEL, *kinds)(d) or has_kind(HARDWARE, *kinds)(d)
+
+
+FORM = "What comes out are two numbers, first the share of the model's FLOPs, then that of the hardware's."
+QUESTIONS = (
+    Question(either(PERCENT), "These are percent. Which part of 1 are they?"),
+    Question(
+        either(ONE_GPU),
+        "`tokens_per_second` are those of all GPUs together. What could all of them compute in a second?",
+    ),
+    Question(
+        either(TWICE_DIVIDED), "The tokens are of all GPUs, and so should the peak be. How often do the GPUs count?"
+    ),
+    Question(
+        has_kind(MODEL, WITH_RECOMPUTE, f"{WITH_RECOMPUTE} "),
+        "What is computed a second time brings the model no further, so model FLOPs do not count it. Which of the two "
+        "numbers does?",
+    ),
+    Question(
+        has_kind(HARDWARE, WITHOUT_RECOMPUTE),
+        "Here each layer runs a second time before its backward pass, and the hardware did that too. How often do the "
+        "products of a layer's forward pass count?",
+    ),
+    Question(
+        has_kind(HARDWARE, ALL_AGAIN),
+        "Only the layers are computed again. Which product of the forward pass does not lie in a layer?",
+    ),
+    Question(either(NO_SCORES), "Q Kᵀ and P V are products as well, though they have no weights. Where are they?"),
+    Question(
+        either(SHORT, VISIBLE),
+        "For one token, with s keys: Q Kᵀ takes 2·s·h operations in a layer, and P V as many. Are both in your sum, or "
+        "did you leave out what the mask hides? (A plain product computes that too, and MFU counts it.)",
+    ),
+    Question(
+        either(NO_LOGITS),
+        "The output layer multiplies too, [h] times [h, v] for each token. Where is it in your sum?",
+    ),
+    Question(
+        either(LOOKUP),
+        "The embedding copies a row of its table and multiplies nothing. How often is the table used in a product?",
+    ),
+    Question(
+        either(FORWARD),
+        "That is the forward pass. The backward pass has two products where the forward pass has one.",
+    ),
+    Question(either(BACKWARD_ONCE), "For Y = X A the backward pass needs dX and dA. How many products are they?"),
+    Question(either(HALF), "A multiplication and an addition are two operations."),
+    Question(
+        lambda d: MODEL not in d.names,
+        "The model FLOPs are right. Which products does the hardware do once more with `layers_again`, and which does "
+        "it not without?",
+    ),
+    Question(
+        lambda d: True,
+        "Write the products of one token's forward pass one below the other: 24·h² with a layer's weights, 4·s·h with "
+        "its scores, 2·h·v in the output layer. Three times that is a step. Which one differs from your sum?",
+    ),
+)

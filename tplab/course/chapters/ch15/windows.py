@@ -1,0 +1,230 @@
+"""The check of exercise 15.2: which windows of the text a replica takes in a step, as a function and nothing else.
+
+Any shuffle is right. What is compared is what must hold for it: each window once in each epoch, the same batch for any
+number of replicas, and nothing remembered from call to call or taken from the random numbers of the rank.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tplab.course.chapters.ch15.windows_questions import (
+    APART,
+    COUNT,
+    CRASH,
+    EPOCH,
+    FORM,
+    LEFT_ALONE,
+    NEIGHBOURS,
+    NEW_ORDER,
+    PURE,
+    QUESTIONS,
+    RANGE,
+    SAME,
+    SEEDED,
+    SHUFFLED,
+)
+from tplab.course.checks.describe import describe
+from tplab.course.checks.exercises import (
+    WORLD_SIZES,
+    Claim,
+    Observed,
+    Verdict,
+    called_as,
+    exercise,
+    fail,
+    fresh_generator,
+    run_ranks,
+    verify,
+)
+from tplab.course.checks.observation import portable
+
+SEEDS, EPOCHS = 4, 4  # neighbours, and how many epochs of each are held against all others
+# Of these seeds the beginnings of many epochs: 64 windows, since two batches of 16 are never alike by chance
+APART_SEEDS, APART_EPOCHS, APART_WINDOWS, APART_BATCH = (0, 1, 2, 1000), 120, 64, 16
+
+Batch = list[int]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Windows of the text, sequences of a step, the steps that are looked at."""
+
+    windows: int
+    batch: int
+    steps: int
+    seed: int
+
+    def note(self) -> str:
+        return f"{self.windows} windows, {self.batch} in a step"
+
+
+def ask(function: Callable[..., Any], cases: Sequence[Case], disorder: int) -> list[Observed]:
+    """On a rank, as replica number `rank`: its windows of every step, asked in order and out of order."""
+    rank, p = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(disorder + rank)
+    random.seed(disorder + rank)
+    seen: list[Observed] = []
+    for case in cases:
+
+        def own(step: int, case: Case = case, seed: int | None = None) -> Any:
+            seed = case.seed if seed is None else seed
+            call = f"own_windows({step}, {seed}, {case.windows}, {case.batch}, {rank}, {p})"
+            with called_as(call):
+                return plain(function(step, seed, case.windows, case.batch, rank, p))
+
+        before = torch.get_rng_state(), random.getstate()
+        in_order = [own(step) for step in range(case.steps)]
+        touched = not torch.equal(before[0], torch.get_rng_state()) or before[1] != random.getstate()
+        again = {step: own(step) for step in random.sample(range(case.steps), min(6, case.steps))}
+        orders = []
+        if p == 1 and case.windows % case.batch == 0:
+            for seed in range(case.seed, case.seed + SEEDS):
+                orders += [(seed, epoch, epoch_of(own, case, seed, epoch)) for epoch in range(EPOCHS)]
+        other = [own(step, seed=case.seed + 1) for step in range(case.steps)]
+        seen.append({"in order": in_order, "again": again, "other seed": other, "touched": touched, "orders": orders})
+    if p == 1:
+        seen[0]["orders"] += beginnings(function)
+    return seen
+
+
+def beginnings(function: Callable[..., Any]) -> list[tuple[int, int, Any]]:
+    """(seed, epoch, its first batch) of the seeds whose epochs may meet where the order's seed is made too simply."""
+    found = []
+    for seed in APART_SEEDS:
+        for epoch in range(APART_EPOCHS):
+            arguments = epoch * (APART_WINDOWS // APART_BATCH), seed, APART_WINDOWS, APART_BATCH, 0, 1
+            with called_as(f"own_windows{arguments}"):
+                found.append((seed, epoch, [plain(function(*arguments))]))
+    return found
+
+
+def epoch_of(own: Callable[..., Any], case: Case, seed: int, epoch: int) -> list[Any]:
+    """What one replica takes in an epoch of whole batches."""
+    per_epoch = case.windows // case.batch
+    return [own(step, seed=seed) for step in range(epoch * per_epoch, (epoch + 1) * per_epoch)]
+
+
+def plain(said: Any) -> Any:
+    """A list of whole numbers, also from a tuple of them; anything else as it is."""
+    if isinstance(said, (list, tuple, range)):
+        numbers = list(said)
+        if all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+            return numbers
+    return portable(said)
+
+
+@exercise("15.2", "Which windows a replica takes")
+def whose_windows(function: Callable[..., Any]) -> Verdict:
+    draw = torch.randint(1000, (3,), generator=fresh_generator()).tolist()
+    cases = [Case(48, 8, 18, draw[0]), Case(30, 8, 12, draw[1]), Case(10, 4, 8, draw[2])]
+    alone: list[list[Batch]] = []
+    for p in WORLD_SIZES:
+        runs = run_ranks(ask, p, function, cases, 1 + draw[0], question=CRASH)
+        for number, case in enumerate(cases):
+            ranks = [on_rank[number] for on_rank in runs]
+            check_form([on_rank["in order"] for on_rank in ranks], case, p)
+            together = [[w for on_rank in ranks for w in on_rank["in order"][step]] for step in range(case.steps)]
+            if p == 1:
+                alone.append(together)
+            seen: Observed = {COUNT: len(ranks[0]["in order"][0])}
+            seen |= {name: Claim(text) for name, text in claims(case, ranks, together, alone[number]).items()}
+            verify(
+                "15.2", p, [seen], [{COUNT: case.batch // p}], questions=QUESTIONS, alone=True,
+                note=case.note() + (f", {p} replicas" if p > 1 else ", one replica"),
+            )  # fmt: skip
+    return Verdict("Where the run stands in its data is the number of its steps, and nothing else.")
+
+
+def check_form(of_ranks: list[list[Any]], case: Case, p: int) -> None:
+    for rank, steps in enumerate(of_ranks):
+        for step, said in enumerate(steps):
+            if not isinstance(said, list) or not all(isinstance(number, int) for number in said):
+                call = f"own_windows({step}, {case.seed}, {case.windows}, {case.batch}, {rank}, {p})"
+                fail("15.2", f"{call} gave {describe(said)}, not a list of whole numbers.", FORM)
+
+
+def claims(case: Case, ranks: list[Observed], together: list[Batch], alone: list[Batch]) -> dict[str, str]:
+    """What does not hold, in words; only what can be said when the claims before it hold."""
+    wrong = [w for batch in together for w in batch if not 0 <= w < case.windows]
+    found = {RANGE: f"window {wrong[0]} of 0 to {case.windows - 1}" if wrong else ""}
+    found[PURE] = impure(ranks)
+    found[LEFT_ALONE] = "your function draws from them or sets their seed" if any(r["touched"] for r in ranks) else ""
+    if any(found.values()) or any(len(batch) != case.batch for batch in together):
+        return found
+    if len(ranks) > 1:
+        found[SAME] = unlike(together, alone)
+    found[EPOCH] = not_once(case, together)
+    if any(found.values()):
+        return found
+    whole = together[: case.windows // case.batch]
+    in_order = all(sorted(batch) == list(range(i * case.batch, (i + 1) * case.batch)) for i, batch in enumerate(whole))
+    found[SHUFFLED] = "they come one after the other" if in_order else ""
+    if case.windows % case.batch == 0:  # an epoch is a number of whole batches
+        per_epoch = case.windows // case.batch
+        epochs = [[sorted(b) for b in together[i : i + per_epoch]] for i in range(0, len(together), per_epoch)]
+        found[NEW_ORDER] = "epoch 1 has the batches of epoch 0" if epochs[1] == epochs[0] else ""
+        if len(ranks) == 1 and not found[NEW_ORDER]:
+            found[NEIGHBOURS] = neighbours_again([o for seed, _, o in ranks[0]["orders"] if seed == case.seed][:EPOCHS])
+    if len(ranks) == 1:
+        same = ranks[0]["other seed"] == ranks[0]["in order"]
+        found[SEEDED] = f"seeds {case.seed} and {case.seed + 1} give the same" if same else ""
+        found |= {} if same or found.get(NEIGHBOURS) else {APART: shared(ranks[0]["orders"])}
+    return found
+
+
+def shared(orders: Sequence[tuple[int, int, list[Any]]]) -> str:
+    """An epoch of a seed that is one of another seed, too."""
+    had: dict[str, tuple[int, int]] = {}
+    for seed, epoch, order in orders:
+        first = had.setdefault(str(order), (seed, epoch))
+        if first[0] != seed:
+            return f"epoch {epoch} of seed {seed} is epoch {first[1]} of seed {first[0]}"
+    return ""
+
+
+def neighbours_again(epochs: Sequence[list[Batch]]) -> str:
+    """An epoch in which half of the windows that stood side by side in the first do so again (by chance: one in 23)."""
+    pairs = []
+    for batches in epochs:
+        order = [window for batch in batches for window in batch]
+        pairs.append({frozenset(pair) for pair in zip(order, order[1:] + order[:1], strict=True)})
+    for epoch, later in enumerate(pairs[1:], 1):
+        if len(pairs[0] & later) > len(pairs[0]) / 2:
+            return f"{len(pairs[0] & later)} of {len(pairs[0])} neighbours of epoch 0 are neighbours in epoch {epoch}"
+    return ""
+
+
+def impure(ranks: list[Observed]) -> str:
+    for rank, seen in enumerate(ranks):
+        for step, said in seen["again"].items():
+            if said != seen["in order"][step]:
+                return f"batch {step} was {seen['in order'][step]}, asked again {said} (rank {rank})"
+    return ""
+
+
+def unlike(together: list[Batch], alone: list[Batch]) -> str:
+    for step, (batch, right) in enumerate(zip(together, alone, strict=True)):
+        if sorted(batch) != sorted(right):
+            doubled = sorted(w for w, count in (Counter(batch) - Counter(right)).items() if count)
+            return f"in batch {step} window {doubled[0]} is one too many: {sorted(batch)} for {sorted(right)}"
+    return ""
+
+
+def not_once(case: Case, together: list[Batch]) -> str:
+    """After any number of steps two windows have come equally often, or one of them once more."""
+    counts = Counter(dict.fromkeys(range(case.windows), 0))
+    for step, batch in enumerate(together):
+        counts.update(batch)
+        often, rarely = max(counts, key=lambda w: counts[w]), min(counts, key=lambda w: counts[w])
+        if counts[often] - counts[rarely] > 1:
+            return (
+                f"after batch {step} window {often} has come {counts[often]} times, window {rarely} "
+                f"{counts[rarely]} times"
+            )
+    return ""

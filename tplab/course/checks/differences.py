@@ -1,0 +1,100 @@
+"""How an observation differs from the right one, in words that help: "exactly 2 times", not "not close".
+
+    compare(seen, expected) -> None | (kind, text)
+
+`kind` is one word or phrase that a `Question` can ask for; `text` is what the learner reads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from tplab.course.checks.describe import describe, describe_sequence
+from tplab.course.checks.mistake_kinds import Context, missing_value, tensor_difference
+from tplab.course.checks.observation import Changed, Claim, NotRun
+from tplab.course.checks.recorded_traffic import Traffic
+from tplab.course.feedback.verdict import names
+
+NOT_RUN = "not run"
+MALFORMED = ("none", "type", "structure", "dtype", "missing")
+MISSING = object()  # the rank returned no such observation
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One observation that is wrong on one rank."""
+
+    name: str
+    rank: int
+    kind: str
+    text: str
+
+
+def compare(seen: Any, expected: Any, context: Context) -> tuple[str, str] | None:
+    """(kind, text) of the difference, None if there is none."""
+    if isinstance(seen, NotRun):
+        return NOT_RUN, f"not run, since {seen.why}"
+    if isinstance(seen, Changed):
+        if not seen:
+            return None
+        return "changed", f"your code wrote into {names(seen)}, which the caller still needs"
+    if isinstance(seen, Claim):
+        return ("not so", f"not so: {seen}") if seen else None
+    if isinstance(expected, Traffic):
+        return _traffic(seen, expected)
+    if seen is MISSING:
+        return "missing", "not there"
+    if isinstance(expected, Tensor):
+        return tensor_difference(seen, expected, context)
+    if isinstance(expected, (tuple, list)):
+        return _sequence(seen, expected, context)
+    if expected is None:
+        return None if seen is None else ("type", f"got {describe(seen)} where None is right")
+    if seen is None:
+        return "none", missing_value(context)
+    if isinstance(expected, bool) == isinstance(seen, bool) and type(seen) is not Tensor and seen == expected:
+        return None
+    return "value", f"got {describe(seen)}, right is {expected!r}"
+
+
+def _traffic(seen: Any, expected: Traffic) -> tuple[str, str] | None:
+    if not isinstance(seen, Traffic):
+        return "missing", "was not recorded"
+    if seen == expected:
+        return None
+    late = any(not call.waited for call in seen)
+    kind = "never waited" if late else "no traffic" if not seen else "traffic"
+    wanted, found = _spelled(expected), _spelled(seen)
+    if wanted == found:  # the same calls, among other ranks
+        wanted, found = (f"{text} among ranks {_members(t)}" for text, t in ((wanted, expected), (found, seen)))
+    return kind, f"expected {wanted}; saw {found}"
+
+
+def _members(traffic: Traffic) -> str:
+    return " and ".join(str(list(group)) for group in sorted({call.group for call in traffic}))
+
+
+def _spelled(traffic: Traffic) -> str:
+    return str(traffic) if traffic else "no collective"
+
+
+def _sequence(seen: Any, expected: Sequence[Any], context: Context) -> tuple[str, str] | None:
+    if not isinstance(seen, (tuple, list)):
+        kind = "none" if seen is None else "structure"
+        return kind, f"got {describe(seen)} where a {describe_sequence(expected)} is right"
+    if len(seen) != len(expected):
+        return "structure", f"got {describe_sequence(seen)}, right is {describe_sequence(expected)}"
+    for index, (mine, right) in enumerate(zip(seen, expected, strict=True)):
+        all_seen = [_item(value, index) for value in context.seen]
+        all_right = [_item(value, index) for value in context.expected]
+        alike = {label: _item(value, index) for label, value in context.lookalikes.items()}
+        found = compare(mine, right, Context(context.p, context.rank, all_seen, all_right, alike, context.tol))
+        if found:
+            return found[0], f"element {index}: {found[1]}"
+    return None
+
+
+def _item(values: Any, index: int) -> Any:
+    return values[index] if isinstance(values, (tuple, list)) and index < len(values) else MISSING

@@ -1,0 +1,135 @@
+"""Exercises and their checks: what `check("4.1", ColumnParallelLinear)` does, and the pieces that check authors use.
+
+A check is a function in a module of the chapter's package `tplab/course/chapters/chNN/`:
+
+    @exercise("4.1", "ColumnParallelLinear: forward")
+    def column_forward(layer_class) -> Verdict:
+        for p in WORLD_SIZES:
+            generator = fresh_generator()
+            x, dy, ... = torch.randn(..., generator=generator, dtype=torch.float64), ...
+            seen = run_ranks(program, p, layer_class, x, dy)       # what `observe` returned on each rank
+            expected = [{"out": ..., "dx": ..., "forward traffic": Traffic.expected(p)} for rank in range(p)]
+            verify("4.1", p, seen, expected, questions=[Question("dx", "Who adds up the ranks' parts of dx?")])
+        return Verdict("with a bias that is not zero")
+
+Inputs are random and different on every rank, expected values come from plain torch in float64 on one process, and
+every observation is compared on every rank before anything is said.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tplab.course.checks.ledger import current, open_ledger
+from tplab.course.checks.observation import Claim, Observed, Snapshot, observe
+from tplab.course.checks.recorded_traffic import Call, Traffic, traffic
+from tplab.course.checks.run_answer import as_failure, called_as, calling, fail, must_refuse, run_cases, run_ranks
+from tplab.course.checks.verification import Differences, Question, verify
+from tplab.course.feedback.verdict import CheckFailed, Verdict
+
+__all__ = [
+    "WORLD_SIZES",
+    "Call",
+    "CheckFailed",
+    "Claim",
+    "Differences",
+    "Observed",
+    "Question",
+    "Snapshot",
+    "Traffic",
+    "Verdict",
+    "called_as",
+    "calling",
+    "chapter_module",
+    "check",
+    "exercise",
+    "fail",
+    "fresh_generator",
+    "must_refuse",
+    "observe",
+    "run_cases",
+    "run_ranks",
+    "traffic",
+    "verify",
+]
+
+WORLD_SIZES = (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class Exercise:
+    number: str
+    title: str
+    function: Callable[..., Verdict]
+
+
+_exercises: dict[str, Exercise] = {}
+
+
+def exercise(number: str, title: str) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
+    """Register a function as the check of an exercise."""
+
+    def register(function: Callable[..., Verdict]) -> Callable[..., Verdict]:
+        _exercises[number] = Exercise(number, title, function)
+        return function
+
+    return register
+
+
+def chapter_module(number: str | int) -> Any:
+    """The package `tplab.course.chapters.chNN` of a chapter, or of the chapter of an exercise."""
+    text = str(number).split(".")[0]
+    name = f"tplab.course.chapters.ch{int(text):02d}" if text.isdecimal() else ""
+    try:
+        return importlib.import_module(name)
+    except (ModuleNotFoundError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name != name:
+            raise
+        raise ValueError(
+            f"there is no chapter {text!r}: write the number as in the heading, for example '4.1'"
+        ) from None
+
+
+def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
+    """Check the learner's answer to an exercise.
+
+    Returns a verdict. Raises CheckFailed with the explanation, or NotImplementedError("exercise 4.1") where the answer
+    is still the stub, here or on a rank. `seed`: the inputs of an earlier failure, named in its message.
+    """
+    chapter_module(number)
+    if number not in _exercises:
+        raise ValueError(f"there is no exercise {number!r} in this chapter")
+    asked = _exercises[number]
+    with open_ledger(number, seed) as ledger:
+        try:
+            with torch.enable_grad():
+                verdict = asked.function(*answers)
+        except Exception as error:
+            failure = as_failure(number, error)
+            if isinstance(failure, CheckFailed):
+                failure.exercise = number
+            if isinstance(failure, CheckFailed) and ledger.generators:
+                arguments = ", ".join([f'"{number}"', *map(_name, answers), f"seed={ledger.seed}"])
+                failure.footnote = f"The same inputs again: check({arguments})"
+            raise failure from (None if failure is error else error)
+    if not isinstance(verdict, Verdict):
+        raise TypeError(f"the check of exercise {number} must return a Verdict, not {type(verdict).__name__}")
+    if not ledger.compared:
+        raise RuntimeError(f"the check of exercise {number} compared nothing")
+    return replace(verdict, exercise=number, title=asked.title, compared=ledger.told())
+
+
+def _name(answer: Any) -> str:
+    """What the learner calls a function or a class; "..." for anything without such a name."""
+    name = getattr(answer, "__name__", "")
+    return name if name.isidentifier() else "..."
+
+
+def fresh_generator() -> torch.Generator:
+    """Random inputs that are new in every check; the seed stands in every failure's message."""
+    ledger = current()
+    ledger.generators += 1
+    return torch.Generator().manual_seed(ledger.seed * 1000 + ledger.generators)

@@ -1,0 +1,45 @@
+"""`show_failure()`: run a program that is wrong on purpose, read what it says, and go on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tplab.course.feedback.tracebacks import readable_traceback
+from tplab.course.feedback.verdict import AMBER, RED, CheckFailed, box, display_html, heading, paragraph, preformatted
+from tplab.runtime import RankError
+
+NOTHING_FAILED = "Nothing failed. This cell is meant to fail: is the program still the broken one?"
+
+
+@dataclass
+class Failure:
+    """What was caught; `error` is None when nothing failed."""
+
+    error: Exception | None = None
+
+
+@contextmanager
+def show_failure() -> Iterator[Failure]:
+    """Catch what the block raises and show its report as a normal output.
+
+    with show_failure():
+        launch(a_rank_that_skips_the_all_reduce, 4)
+    """
+    failure = Failure()
+    try:
+        yield failure
+    except Exception as error:
+        failure.error = error
+    if failure.error is None:
+        display_html(box(RED, heading(NOTHING_FAILED)), NOTHING_FAILED)
+        return
+    head = f"It failed, as it should: {type(failure.error).__name__}"
+    if isinstance(failure.error, CheckFailed):
+        display_html(box(AMBER, heading(head)) + failure.error.html(), f"{head}\n\n{failure.error}")
+        return
+    report = str(failure.error) if isinstance(failure.error, RankError) else readable_traceback(failure.error)
+    display_html(box(AMBER, heading(head), _hint(), preformatted(report)), f"{head}\n\n{report}")
+
+
+def _hint() -> str:
+    return paragraph("The report, as you would meet it in your own work:")

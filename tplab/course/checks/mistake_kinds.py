@@ -1,0 +1,188 @@
+"""What a wrong tensor could be: another rank's part, p times the right one, one term of a sum, parts in wrong order.
+
+    tensor_difference(seen, expected, context) -> None | (kind, text)
+
+The guesses go from the most telling to plain numbers; the first that fits is the one the learner reads.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tplab.course.checks.describe import describe
+from tplab.course.feedback.verdict import names
+
+
+@dataclass(frozen=True)
+class Context:
+    """What else is known when one observation of one rank is compared.
+
+    seen, expected: the observed and the right value on every rank
+    lookalikes:     values that well-known mistakes give on this rank, by a description that completes "equals ..."
+    """
+
+    p: int
+    rank: int
+    seen: Sequence[Any]
+    expected: Sequence[Any]
+    lookalikes: Mapping[str, Any] = field(default_factory=dict)
+    tol: float = 1e-9
+    gradient: bool = False
+
+
+def tensor_difference(seen: Any, expected: Tensor, context: Context) -> tuple[str, str] | None:
+    if seen is None:
+        return "none", missing_value(context)
+    if not isinstance(seen, Tensor):
+        return "type", f"got {describe(seen)}, not a tensor"
+    if seen.shape != expected.shape:
+        kind, looks = _shape(seen, expected, context)
+        return kind, f"shape {list(seen.shape)}, right is {list(expected.shape)}" + (f": {looks}" if looks else "")
+    if seen.dtype != expected.dtype:
+        return "dtype", f"{_dtype(seen)}, right is {_dtype(expected)}"
+    if expected.numel() == 0 or _close(seen, expected, context.tol):
+        return None
+    return next(_guesses(seen, expected, context))
+
+
+def _shape(seen: Tensor, expected: Tensor, context: Context) -> tuple[str, str]:
+    """What a tensor of the wrong shape could be."""
+    for label, value in context.lookalikes.items():
+        if _equal(seen, value, context):
+            return label, f"it equals {label}"
+    for dim in range(expected.dim() if context.p > 1 else 0):
+        parts = [part for part in context.expected if isinstance(part, Tensor) and part.dim() == expected.dim()]
+        if len(parts) == context.p and _mergeable(parts, dim) and _equal(seen, torch.cat(parts, dim), context):
+            return "whole", f"it is the whole, the parts of all ranks together along dimension {dim}"
+        if expected.shape[dim] % context.p == 0:
+            for rank, part in enumerate(expected.chunk(context.p, dim)):
+                if _equal(seen, part, context):
+                    whose = "this rank's" if rank == context.rank else f"rank {rank}'s"
+                    return "part", f"it is {whose} part of the right one, cut along dimension {dim}"
+    if _transposed(seen, expected, context):
+        return "transposed", "it is the right one transposed"
+    return "shape", ""
+
+
+def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
+    """What a wrong tensor of the right shape could be, the most telling first; ends with plain numbers."""
+    if seen.is_floating_point() and not torch.isfinite(seen).all():
+        what = "NaN" if torch.isnan(seen).any() else "infinity"
+        count = int((~torch.isfinite(seen)).sum())
+        yield "nan", f"{count} of {seen.numel()} elements are {what}"
+    if not seen.any():
+        yield "zeros", "all zeros"
+    for label, value in context.lookalikes.items():
+        if _equal(seen, value, context):
+            yield label, f"equals {label}"
+    if seen.is_floating_point() and expected.any() and _close(seen, expected, 2e-6):
+        off = float((seen - expected).abs().max())
+        yield "rounded", f"nearly right, off by {off:.1g} at most: rounded, as by a step through float32"
+    for rank, other in enumerate(context.expected):
+        if rank != context.rank and isinstance(other, Tensor) and _equal(seen, other, context):
+            yield "other rank", f"equals what rank {rank} should have"
+    yield from _multiple(seen, expected, context)
+    if _transposed(seen, expected, context):
+        yield "transposed", "the right one transposed"
+    yield from _parts(seen, expected, context)
+    alike = [part for part in context.seen if isinstance(part, Tensor) and part.shape == seen.shape]
+    if 1 < len(alike) == context.p and _equal(torch.stack(alike).sum(0), expected, context):
+        yield "part of a sum", "one term of the sum: what the ranks hold adds up to the right one"
+    yield "value", _numbers(seen, expected, context)
+
+
+def _multiple(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
+    p, wide = context.p, expected.to(torch.float64) if not expected.is_complex() else expected
+    norm = (wide * wide).sum()
+    if not norm or expected.numel() < 2 or float(wide.abs().max()) <= context.tol:  # rounding has no multiples
+        return
+    factor = float((seen.to(wide.dtype) * wide).sum() / norm) if not expected.is_complex() else 0.0
+    if not factor or not _close(seen.to(wide.dtype) / factor, wide, max(context.tol, 1e-9)):
+        return
+    for kind, value, words in (
+        ("p times", p, f"exactly {p} times the right one (p = {p})"),
+        ("1/p", 1 / p, f"exactly 1/{p} of the right one (p = {p})"),
+        ("p times", p * p, f"exactly {p * p} times the right one (p·p = {p * p})"),
+        ("1/p", 1 / (p * p), f"exactly 1/{p * p} of the right one (p·p = {p * p})"),
+        ("negated", -1.0, "the right one with the sign turned round"),
+    ):
+        if abs(factor - value) < 1e-6 * abs(value) and value != 1:
+            yield kind, words
+    yield "multiple", f"exactly {factor:.6g} times the right one"
+
+
+def _parts(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
+    """Guesses that cut the tensor into one part per rank, or look at its rows."""
+    p = context.p
+    for dim in range(seen.dim()):
+        if p > 1 and seen.shape[dim] % p == 0:
+            mine, right = seen.chunk(p, dim), expected.chunk(p, dim)
+            for order in itertools.permutations(range(p)) if p <= 4 else ():
+                if all(_equal(mine[i], right[k], context) for i, k in enumerate(order)):
+                    yield "order", f"the right parts in the wrong order along dimension {dim}: {list(order)}"
+            wrong = [i for i in range(p) if not _close(mine[i], right[i], context.tol)]
+            if len(wrong) < p:
+                zero = all(not mine[i].any() for i in wrong)
+                which = f"part {names(wrong)} of 0 to {p - 1} along dimension {dim}"
+                if zero:
+                    yield "partly zero", f"zero in {which}, right in the rest"
+                yield "partly wrong", f"wrong only in {which}; there, {_numbers(seen, expected, context)}"
+    if seen.dim() > 1 and seen.shape[:-1].numel() > 1 and not seen.is_complex():
+        off = (seen.to(torch.float64) - expected.to(torch.float64)).flatten(0, -2)
+        if _close(off, off[:1].expand_as(off), context.tol):
+            yield "same in every row", f"every row is off by the same vector; {_numbers(seen, expected, context)}"
+
+
+def _numbers(seen: Tensor, expected: Tensor, context: Context) -> str:
+    if expected.dim() == 0:
+        return f"{_number(seen)} instead of {_number(expected)}"
+    if seen.dtype == torch.bool:
+        off = (seen != expected).to(torch.float64)
+    else:
+        off = (seen - expected).abs().to(torch.float64)
+    at = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
+    count = int((off > context.tol).sum())
+    size = f"{count} of {off.numel()} elements differ"
+    return f"{size}, most at {list(at)}: {_number(seen[at])} instead of {_number(expected[at])}"
+
+
+def _number(value: Tensor) -> str:
+    item = value.item()
+    return f"{item:.6g}" if isinstance(item, float) else str(item)
+
+
+def _close(a: Tensor, b: Tensor, tol: float) -> bool:
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    if a.numel() == 0:
+        return True
+    scale = max(1.0, float(b.abs().max()))
+    return bool(torch.isfinite(a).all()) and float((a - b).abs().max()) <= tol * scale
+
+
+def _equal(seen: Tensor, value: Any, context: Context) -> bool:
+    return isinstance(value, Tensor) and seen.shape == value.shape and _close(seen, value.to(seen.dtype), context.tol)
+
+
+def _transposed(seen: Tensor, expected: Tensor, context: Context) -> bool:
+    return expected.dim() >= 2 and any(
+        _equal(seen, expected.transpose(i, j), context) for i, j in itertools.combinations(range(expected.dim()), 2)
+    )
+
+
+def _mergeable(parts: Sequence[Tensor], dim: int) -> bool:
+    return len({part.shape[:dim] + part.shape[dim + 1 :] for part in parts}) == 1
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def missing_value(context: Context) -> str:
+    if context.gradient:
+        return "None: no gradient arrives here"
+    return "None: is there a `return` on every way through the function?"

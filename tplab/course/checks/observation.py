@@ -1,0 +1,202 @@
+"""What a check looks at on each rank: outputs, gradients, traffic, and whether the caller's tensors are as they were.
+
+    def program(layer_class, x, dy):                       # runs on every rank
+        layer = layer_class(4, 6)
+        return observe(layer, dy, inputs={"x": x}, parameters={"W": layer.weight, "b": layer.bias})
+
+returns out, dx, dW, db, forward traffic, backward traffic and inputs unchanged, by name.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tplab.course.checks.describe import Foreign
+from tplab.course.checks.recorded_traffic import Traffic, traffic
+from tplab.course.feedback.tracebacks import VOTE_SHAPE
+from tplab.runtime import record
+
+Observed = dict[str, Any]
+
+_side_groups: dict[Any, Any] = {}  # by default group: making one takes ten milliseconds
+
+
+class Changed(tuple[str, ...]):
+    """Names of the caller's tensors that are no longer what they were. `verify` wants it empty, also when unasked."""
+
+    __slots__ = ()
+
+
+class Claim(str):
+    """What is the case where the statement that names this observation does not hold; empty where it holds.
+
+        {"the shard has memory of its own": Claim("" if own else "it is a view of the whole tensor")}
+
+    `verify` wants it empty, also when unasked. The name is a statement, since it stands under "Right" when it holds.
+    """
+
+    __slots__ = ()
+
+
+class Snapshot:
+    """Remembers tensors, to see later whether anybody wrote into them.
+
+    before = Snapshot(x=x, dy=dy)
+    ...
+    before.changed()          # Changed(("x",)) when x was written to
+    """
+
+    def __init__(self, **tensors: Tensor | None) -> None:
+        self.tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        self.before = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+
+    def changed(self) -> Changed:
+        now = self.tensors.items()
+        return Changed(name for name, tensor in now if not _same(tensor.detach(), self.before[name]))
+
+
+def _same(now: Tensor, before: Tensor) -> bool:
+    if now.shape != before.shape or now.dtype != before.dtype:
+        return False
+    return torch.equal(now, before) or bool(torch.allclose(now, before, rtol=0, atol=0, equal_nan=True))
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """Stands for an observation that could not be made, because something before it went wrong."""
+
+    why: str
+
+
+def observe(
+    run: Callable[..., Any],
+    upstream: Tensor | Sequence[Tensor | None] | None,
+    *,
+    inputs: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor | None] | None = None,
+) -> Observed:
+    """Run the learner's code forward and backward on this rank and note everything a check compares.
+
+    run:        called as run(*inputs.values()); each input is a fresh leaf that requires grad (if it is floating point)
+    upstream:   gradient of the output, given as it is (strided, expanded, ...); None: of out.sum(), which is expanded;
+                for an output that is a tuple, one per element (None: no gradient for that one)
+    parameters: whose gradients are noted as "d" + name
+
+    Returns "out", "d<name>" for each input and parameter, "forward traffic", "backward traffic", and "inputs unchanged"
+    (Changed: also the parameters and the upstream gradient).
+    All ranks run the backward pass, or none does: an output that can't go backward on one rank leaves no other waiting.
+    """
+    leaves = {name: _leaf(tensor) for name, tensor in inputs.items()}
+    watched = {**leaves, **(parameters or {})}
+    given = [upstream] if isinstance(upstream, Tensor) else list(upstream or ())
+    gradient_names = ["the upstream gradient" + (f" {i}" if len(given) > 1 else "") for i in range(len(given))]
+    snapshot = Snapshot(**watched, **dict(zip(gradient_names, given, strict=True)))
+    for tensor in watched.values():
+        if tensor is not None:
+            tensor.grad = None
+    agreement = _side_group()
+    with record() as forward:
+        out = run(*leaves.values())
+    noted: Observed = {
+        "out": portable(out),
+        "forward traffic": traffic(forward),
+    }  # a copy, before anything overwrites it
+
+    pairs, problem = _pairs(out, upstream)
+    ways_back = [(output, gradient) for output, gradient in pairs if output.requires_grad]
+    if not _all_agree(not problem, agreement):
+        noted |= _not_run(watched, problem or "the output of another rank has no way back")
+    elif not _all_agree(bool(ways_back), agreement) and ways_back:
+        noted |= _not_run(watched, "the output of another rank is cut off from autograd's graph")
+    else:
+        with record() as backward:
+            if ways_back:
+                torch.autograd.backward([output for output, _ in ways_back], [gradient for _, gradient in ways_back])
+        noted |= {"d" + name: portable(None if tensor is None else tensor.grad) for name, tensor in watched.items()}
+        noted["backward traffic"] = traffic(backward)
+    noted["inputs unchanged"] = snapshot.changed()
+    return noted
+
+
+def _not_run(watched: Mapping[str, Any], why: str) -> Observed:
+    return {name: NotRun(why) for name in (*("d" + name for name in watched), "backward traffic")}
+
+
+def portable(value: Any) -> Any:
+    """A value that can travel to the parent: tensors as detached copies, plain data as it is, else `Foreign`."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(
+        value, (Traffic, Changed, Claim, NotRun, Foreign, str, bytes, int, float, complex, bool, type(None), range)
+    ):
+        return value
+    if isinstance(value, (torch.dtype, torch.device)):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {portable(key): portable(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return {portable(item) for item in value}
+    if isinstance(value, (list, tuple)):
+        items = [portable(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return Foreign(type(value).__name__)
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    """A leaf of its own, with the strides it was given."""
+    leaf = tensor.detach()
+    copy = leaf if _overlaps(leaf) else leaf.clone(memory_format=torch.preserve_format)
+    if not _overlaps(leaf) and copy.stride() != leaf.stride():  # a slice: lay the copy out with the same gaps
+        span = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
+        copy = torch.zeros(max(span, 0), dtype=leaf.dtype, device=leaf.device).as_strided(leaf.shape, leaf.stride())
+        copy.copy_(leaf)
+    return copy.requires_grad_(copy.is_floating_point())
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple[list[tuple[Tensor, Tensor]], str]:
+    """(output, its gradient) for the backward pass, and what stands in the way, if anything does."""
+    if isinstance(upstream, Sequence):
+        if not isinstance(out, (tuple, list)) or len(out) != len(upstream):
+            return [], f"the output is not a tuple of {len(upstream)}"
+        wanted = list(zip(out, upstream, strict=True))
+    else:
+        wanted = [(out, upstream)]
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for output, gradient in wanted:
+        if gradient is None and isinstance(upstream, Sequence):
+            continue
+        if not isinstance(output, Tensor):
+            return [], "the output is not a tensor"
+        if gradient is None:
+            gradient = torch.ones((), dtype=output.dtype, device=output.device).expand(output.shape)
+        if output.shape != gradient.shape:
+            return [], f"the output has shape {list(output.shape)}, its gradient {list(gradient.shape)}"
+        pairs.append((output, gradient.to(output.dtype)))
+    return pairs, ""
+
+
+def _side_group() -> Any:
+    """A process group for this module's own questions, so that they don't mix with the learner's collectives."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    world = dist.group.WORLD
+    if world not in _side_groups:
+        _side_groups[world] = dist.new_group()
+    return _side_groups[world]
+
+
+def _all_agree(mine: bool, group: Any) -> bool:
+    if group is None:
+        return mine
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    votes = torch.full(VOTE_SHAPE, int(mine), dtype=torch.uint8, device=device)
+    dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=group)
+    return bool(votes.item())

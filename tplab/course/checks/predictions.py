@@ -1,0 +1,103 @@
+"""Predictions: the learner writes down what will happen, then runs it.
+
+    predict("4.a", calls=1, bytes=96)
+
+looks up `PREDICTIONS["4.a"]` in the chapter's package. It never raises for a wrong or missing answer. A wrong one is
+told what to think about; from the third different try on, it may see the answer too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from textwrap import fill
+from typing import Any
+
+from tplab.course.checks.exercises import chapter_module
+from tplab.course.feedback.verdict import AMBER, BLUE, GREEN, box, code_html, heading, names, paragraph
+
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A question with a known answer. In its texts code stands between backticks: "`weight` is [o, i]".
+
+    answer: the right value of each field
+    why:    shown when all fields are right
+    wrong:  what to think about: for a field ("bytes"), or for a certain wrong value of it (("bytes", 48))
+    """
+
+    question: str
+    answer: Mapping[str, Any]
+    why: str
+    wrong: Mapping[Any, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The reply to a prediction: one box, or its text."""
+
+    color: str
+    mark: str
+    head: str
+    lines: tuple[str, ...]
+    answer: str = ""
+
+    def __repr__(self) -> str:
+        lines = [self.head, *(fill(line, 98, initial_indent="  ", subsequent_indent="  ") for line in self.lines)]
+        return "\n".join([*lines, *([f"  {self.answer}"] if self.answer else [])]).replace("`", "")
+
+    def _repr_html_(self) -> str:
+        parts = [heading(f"{self.mark} {self.head}"), *map(paragraph, self.lines)]
+        if self.answer:
+            parts.append(f"<details><summary>Show the answer</summary>{code_html(self.answer)}</details>")
+        return box(self.color, *parts)
+
+
+_tried: dict[str, list[dict[str, Any]]] = {}
+
+
+def predict(number: str, **values: Any) -> Reply:
+    """Compare the learner's prediction with the answer. Dots (`...`) mean: not predicted yet."""
+    predictions: dict[str, Prediction] = getattr(chapter_module(number), "PREDICTIONS", {})
+    if number not in predictions:
+        raise ValueError(f"there is no prediction {number!r} in this chapter")
+    asked = predictions[number]
+    unknown = [name for name in values if name not in asked.answer]
+    if unknown:
+        raise TypeError(f"prediction {number} asks for {names(list(asked.answer))}, not for {names(unknown)}")
+    missing = [name for name in asked.answer if values.get(name, ...) is ...]
+    if missing:
+        todo = f"Replace the dots by your prediction of {names(missing)}, then run this cell."
+        return Reply(BLUE, "?", f"Prediction {number}", (asked.question, todo))
+    wrong = [name for name, right in asked.answer.items() if not _right(values[name], right)]
+    if not wrong:
+        return Reply(GREEN, "✓", f"Prediction {number}: right", (asked.why,))
+    tried = _tried.setdefault(number, [])
+    if values not in tried:
+        tried.append(values)
+    head = f"Prediction {number}: not yet right: {names(wrong)}"
+    advice = dict.fromkeys(_advice(asked, name, values[name]) for name in wrong)
+    answer = ", ".join(f"{name} = {asked.answer[name]!r}" for name in wrong) + f". {asked.why}"
+    return Reply(AMBER, "✗", head, tuple(advice), answer if len(tried) >= _TRIES else "")
+
+
+def _right(value: Any, right: Any) -> bool:
+    if isinstance(right, str):
+        return isinstance(value, str) and value.strip().casefold() == right.strip().casefold()
+    if isinstance(right, bool) or isinstance(value, bool):
+        return value is right
+    if isinstance(right, (tuple, list)) and len(right) == 1 and isinstance(value, (int, float)):
+        value = (value,)  # the size of a vector, written without brackets
+    if isinstance(right, (tuple, list)):
+        same_length = isinstance(value, (tuple, list)) and len(value) == len(right)
+        return same_length and all(_right(mine, theirs) for mine, theirs in zip(value, right, strict=True))
+    if isinstance(right, float):
+        return isinstance(value, (int, float)) and abs(value - right) <= 0.01 * abs(right)
+    return bool(value == right)
+
+
+def _advice(asked: Prediction, name: str, value: Any) -> str:
+    for known, text in asked.wrong.items():
+        if isinstance(known, tuple) and known[0] == name and _right(value, known[1]):
+            return text
+    return asked.wrong.get(name, f"Read the question again: {asked.question}")

@@ -1,0 +1,173 @@
+"""Run the learner's code, and where it fails say what was tried, what it raised, and on which of the learner's lines.
+
+run_ranks    a program on p ranks
+run_cases    several cases of a program on p ranks; a failure names the case that fails
+called_as    a call on a rank, named in what it raises
+calling      a call in this process, named in what it raises
+must_refuse  a call in this process that has to raise
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+
+from tplab.course.checks.ledger import current
+from tplab.course.checks.observation import portable
+from tplab.course.feedback.tracebacks import has_frames, readable_report, readable_traceback
+from tplab.course.feedback.verdict import CheckFailed, names
+from tplab.runtime import Deadlock, RankError, Results, launch
+
+_STUB = re.compile(r"exercise \d+\.\w+")
+_FAILED = "Read the last line first, then the line of your own code above it. What did that line expect to find?"
+_CALLED = "What does the docstring of the exercise say goes in, and what comes out?"
+_LATE = (
+    "Where the report says that a rank runs, look at that line: does its loop end? A rank that has not started yet is "
+    "none of your doing: the machine is busy with something else. Run the check again."
+)
+_STUCK = "Does every rank enter the same collectives in the same order, with tensors of the same shape?"
+
+
+def as_failure(number: str, error: Exception, what: str = "your code raised", question: str | None = None) -> Exception:
+    """What a check raises where the learner's code raised `error` in this process: a stub's error stays what it is."""
+    if isinstance(error, CheckFailed):
+        return error
+    if isinstance(error, NotImplementedError) and _STUB.fullmatch(str(error)):
+        return NotImplementedError(str(error))
+    report = readable_traceback(error)
+    headline = f"Exercise {number}: {what} {type(error).__name__}."
+    return CheckFailed(headline, report=report, question=question or (_FAILED if has_frames(report) else _CALLED))
+
+
+def run_ranks(
+    program: Callable[..., Any],
+    p: int,
+    *args: Any,
+    question: str | None = None,
+    stuck: str | None = None,
+    note: str = "",
+) -> Results:
+    """`launch(program, p, args=args)` for checks: results[r] is what program(*args) returned on rank r.
+
+    A rank that fails becomes CheckFailed with the launcher's report and the question, or `stuck` where the ranks wait
+    for each other; a stub on a rank becomes the stub's own NotImplementedError. `note` says in the headline what was
+    tried: "ColumnParallelLinear(12, 8)".
+    """
+    try:
+        return launch(_portable_result, p, args=(program, args))
+    except RankError as error:
+        message = str(error.cause_message or "").strip()
+        if error.cause_type == "NotImplementedError" and _STUB.fullmatch(message):
+            raise NotImplementedError(message) from None
+        waiting = isinstance(error, Deadlock)
+        late = error.cause_type == "timeout"
+        what = "the ranks did not end in time" if late else f"your code fails on rank {error.rank}"
+        what = "the ranks wait for each other" if waiting else what
+        start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
+        start += f", {note}" if note else ""
+        report = readable_report(str(error))
+        asked = question or (_FAILED if has_frames(report) else _CALLED)
+        asked = (stuck or _STUCK) if waiting else _LATE if late else asked
+        raise CheckFailed(f"{start}: {what}{current().passed_before(p)}.", report=report, question=asked) from error
+
+
+def run_cases(
+    program: Callable[..., Any],
+    p: int,
+    answer: Any,
+    cases: Sequence[Any],
+    data: Sequence[Any],
+    *,
+    note: Callable[[Any], str],
+    question: Callable[[Any], str | None] = lambda case: None,
+    stuck: Callable[[Any], str | None] = lambda case: None,
+) -> Iterator[list[Any]]:
+    """Run `program(answer, cases, data)`, which returns a list, on p ranks; yields what each case gave on every rank.
+
+    All cases go in one launch. If the answer fails in it, each goes in a launch of its own: so the failure names the
+    case with `note`, and asks the `question` that fits it, or `stuck` where the ranks wait for each other.
+    """
+
+    def options(case: Any) -> dict[str, Any]:
+        return {"question": question(case), "stuck": stuck(case)}
+
+    try:
+        seen = run_ranks(program, p, answer, cases, data, **options(cases[0]))
+    except CheckFailed:
+        for case, mine in zip(cases, data, strict=True):
+            alone = run_ranks(program, p, answer, [case], [mine], **options(case), note=note(case))
+            yield [on_rank[0] for on_rank in alone]
+        raise
+    for index in range(len(cases)):
+        yield [on_rank[index] for on_rank in seen]
+
+
+@contextmanager
+def called_as(call: str) -> Iterator[None]:
+    """On a rank: what the learner's function raises within says below its message how the function was called."""
+    try:
+        yield
+    except Exception as error:
+        if not _STUB.fullmatch(str(error)):
+            error.add_note(f"It was called as {call}.")
+        raise
+
+
+@contextmanager
+def calling(call: str, question: str | None = None) -> Iterator[None]:
+    """Within it the learner's function is called in this process; what it raises is told with the call as written.
+
+    with calling("shard(tensor [5, 24], dim=-1, rank=0, world_size=2)"):
+        mine = shard(tensor, -1, 0, 2)
+    """
+    try:
+        yield
+    except Exception as error:
+        failure = as_failure(current().exercise, error, f"{call} raised", question)
+        raise failure from (None if failure is error else error)
+
+
+def _portable_result(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return portable(program(*args))
+
+
+def fail(number: str, what: str, question: str, report: str = "") -> NoReturn:
+    """Fail a check for a reason that `verify` can't see."""
+    raise CheckFailed(f"Exercise {number}: {what}", question=question, report=report)
+
+
+def must_refuse(
+    number: str,
+    call: Callable[[], Any],
+    question: str,
+    *,
+    error: type[Exception] = ValueError,
+    says: Sequence[object] = (),
+    what: str = "this",
+) -> None:
+    """`call` must raise `error`, with every item of `says` in its message.
+
+    what: names the call in the failure's message, "divide(10, 4)"
+    """
+    try:
+        result = call()
+    except NotImplementedError:
+        raise
+    except error as raised:
+        unsaid = [str(item) for item in says if str(item) not in str(raised)]
+        if unsaid:
+            fail(
+                number,
+                f"{what} raises {error.__name__}, but its message does not name {names(unsaid)}.",
+                question,
+                str(raised),
+            )
+    except Exception as raised:
+        got = f"{type(raised).__name__}: {raised}"
+        fail(number, f"{what} should raise {error.__name__}; it raised something else.", question, got)
+    else:
+        got = f"a tensor of shape {list(result.shape)}" if isinstance(result, torch.Tensor) else repr(result)[:80]
+        fail(number, f"{what} should raise {error.__name__}; it returned {got}.", question)
+    current().compared["the refusal"] = None

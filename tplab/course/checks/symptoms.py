@@ -1,0 +1,48 @@
+"""The table "what you see, what it is" at the end of a chapter's "Break it"."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+from tplab.course.feedback.verdict import table
+
+_HEAD = ("What you see", "What it is", "Exercise")
+_WIDTHS = (42, 46)
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """What a learner sees, and the mistake behind it."""
+
+    see: str
+    cause: str
+    exercise: str = ""
+
+
+class Symptoms:
+    """A table of symptoms."""
+
+    def __init__(self, symptoms: Sequence[Symptom]) -> None:
+        self.rows = [(symptom.see, symptom.cause, symptom.exercise) for symptom in symptoms]
+
+    def __repr__(self) -> str:
+        rule = tuple("-" * width for width in (*_WIDTHS, len(_HEAD[2])))
+        return "\n".join(line for row in (_HEAD, rule, *self.rows) for line in _text_row(row))
+
+    def _repr_html_(self) -> str:
+        return table(self.rows, _HEAD)
+
+
+def symptoms(chapter: int | str) -> Symptoms:
+    """The symptoms that a chapter has collected."""
+    from tplab.course.checks.exercises import chapter_module  # here, since it imports torch
+
+    return Symptoms(getattr(chapter_module(chapter), "SYMPTOMS", ()))
+
+
+def _text_row(row: Sequence[str]) -> list[str]:
+    see, cause = (wrap(text, width) for text, width in zip(row, _WIDTHS, strict=False))
+    exercise = [row[2]] if row[2] else []
+    height = max(len(see), len(cause), len(exercise))
+    columns = [lines + [""] * (height - len(lines)) for lines in (see, cause, exercise)]
+    return [f"{a:<{_WIDTHS[0]}}  {b:<{_WIDTHS[1]}}  {c}".rstrip() for a, b, c in zip(*columns, strict=True)]

@@ -1,0 +1,199 @@
+"""`verify`: compare what every rank observed with what is right, then say all of it at once and ask one question."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tplab.course.checks.differences import MALFORMED, MISSING, NOT_RUN, Difference, compare
+from tplab.course.checks.ledger import current
+from tplab.course.checks.mistake_kinds import Context
+from tplab.course.checks.observation import Changed, Claim
+from tplab.course.feedback.verdict import CheckFailed, ranks_text
+
+
+class Differences(Sequence[Difference]):
+    """All that is wrong after one run on p ranks.
+
+    names:       observations that differ on some rank (those that could not be made don't count)
+    kind(name):  how it differs, if it does so in the same way on all ranks that differ, else "mixed"; "" if it agrees
+    text(name):  the same in words
+    ranks(name): where it differs
+    malformed:   an output is no tensor, or has another structure or dtype: nothing else can be said about it
+    """
+
+    def __init__(self, p: int, differences: Sequence[Difference], *, alone: bool = False) -> None:
+        self.p, self.alone = p, alone
+        self._all = list(differences)
+        self.names = frozenset(d.name for d in self._all if d.kind != NOT_RUN)
+        self.malformed = any(d.kind in MALFORMED and not _is_gradient(d.name) for d in self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._all[index]
+
+    def kind(self, name: str) -> str:
+        kinds = {d.kind for d in self._all if d.name == name and d.kind != NOT_RUN}
+        return "mixed" if len(kinds) > 1 else next(iter(kinds), "")
+
+    def text(self, name: str) -> str:
+        """How it differs in words, on the first rank that differs; "" if it agrees."""
+        return next((d.text for d in self._all if d.name == name), "")
+
+    def kinds(self) -> set[str]:
+        return {d.kind for d in self._all}
+
+    def ranks(self, name: str) -> list[int]:
+        return [d.rank for d in self._all if d.name == name and d.kind != NOT_RUN]
+
+    def rows(self) -> Iterator[tuple[str, str, str]]:
+        """(observations, ranks, text): what differs in the same way shares a row, and what could not be run does."""
+        rows: dict[tuple[str, str], list[str]] = {}  # (ranks, text): names
+        for name in dict.fromkeys(d.name for d in self._all if d.kind != NOT_RUN):
+            mine = [d for d in self._all if d.name == name and d.kind != NOT_RUN]
+            for kind in dict.fromkeys(d.kind for d in mine):
+                alike = [d for d in mine if d.kind == kind]
+                varied = len({d.text for d in alike}) > 1
+                text = f"{alike[0].text} (rank {alike[0].rank})" if varied else alike[0].text
+                where = "" if self.alone else ranks_text([d.rank for d in alike], self.p)
+                rows.setdefault((where, text), []).append(name)
+        for (ranks, text), alike_names in rows.items():
+            yield ", ".join(alike_names), ranks, text
+        skipped = [d for d in self._all if d.kind == NOT_RUN and d.name not in self.names]
+        if skipped:
+            yield "the rest", "", ", ".join(dict.fromkeys(d.name for d in skipped)) + ": " + skipped[0].text
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to ask when an answer is wrong in a certain way.
+
+    when: names of the observations that differ, all of them and no others: "dx", or ("dx", "backward traffic"); or a
+          function of `Differences`, such as lambda d: d.kind("out") == "p times"
+    """
+
+    when: str | Sequence[str] | Callable[[Differences], bool]
+    ask: str
+
+    def fits(self, differences: Differences) -> bool:
+        if callable(self.when):
+            return bool(self.when(differences))
+        wanted = frozenset([self.when] if isinstance(self.when, str) else self.when)
+        return differences.names == wanted and not differences.malformed
+
+
+LATE_QUESTION = Question(
+    lambda d: "never waited" in d.kinds(),
+    "The collective was started with async_op=True. From when on may its result be read?",
+)
+
+# Asked when none of the exercise's own questions fits
+_GENERAL = (
+    Question(
+        lambda d: d.malformed,
+        "What should your function give back, and what does its last line give back? "
+        "(dist.all_reduce and dist.all_gather write into tensors they are given; each returns None.)",
+    ),
+    Question(
+        lambda d: "changed" in d.kinds(),
+        "A collective writes into the tensor it is given. Whose tensor was it, and who needs the old values?",
+    ),
+    LATE_QUESTION,
+    Question(
+        lambda d: any(d.kind(name) == "none" for name in d.names),
+        "Follow the tensor from the input to the output. Where does it leave autograd's graph, or which rank never "
+        "uses it?",
+    ),
+    Question(
+        lambda d: all("traffic" in name for name in d.names),
+        "The numbers are right. Which collective is one too many, missing, or larger than it has to be?",
+    ),
+    Question(
+        lambda d: True,
+        "What should each rank hold at this place: the whole, its own part, or one term of a sum? And what does it "
+        "hold?",
+    ),
+)
+
+
+def verify(
+    number: str,
+    p: int,
+    observed: Sequence[Mapping[str, Any]],
+    expected: Sequence[Mapping[str, Any]],
+    *,
+    questions: Sequence[Question] = (),
+    lookalikes: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
+    tol: float = 1e-9,
+    note: str = "",
+    alone: bool = False,
+) -> None:
+    """Compare everything that was observed on every rank with what is right; raise one CheckFailed about all of it.
+
+    observed:   one dict per rank, as `run_ranks` returns them; `Changed` and `Claim` values must be empty, also where
+                not expected
+    expected:   one dict per rank: tensors, `Traffic`, numbers, strings, None, and tuples and lists of these
+    questions:  the first that fits is asked
+    lookalikes: what known mistakes give, {"dx": {"this rank's part, before the sum": [value on rank 0, ...]}}; the
+                description completes the sentence "dx equals ..." and is the kind that a Question can ask for
+    tol:        largest difference allowed, relative to the largest expected element (absolute below 1)
+    note:       what is special about this run, put behind p: "with skip_bias_add"
+    alone:      computed once, on one process, for p ranks: one dict each, and no word about ranks
+    """
+    count = 1 if alone else p
+    current().alone = alone
+    if len(expected) != count or len(observed) != count:
+        got = f"got {len(observed)} and {len(expected)}"
+        raise ValueError(f"verify needs {count} observed and {count} expected results, {got}")
+    names = list(dict.fromkeys(name for rank in range(count) for name in _names(observed[rank], expected[rank])))
+    found = []
+    for name in names:
+        seen = [_get(rank_observed, name) for rank_observed in observed]
+        right = [rank_expected.get(name) for rank_expected in expected]
+        for rank in range(count):
+            if name not in expected[rank] and not isinstance(seen[rank], (Changed, Claim)):
+                continue
+            alike = {label: values[rank] for label, values in (lookalikes or {}).get(name, {}).items()}
+            context = Context(count, rank, seen, right, alike, tol, _is_gradient(name))
+            difference = compare(seen[rank], right[rank], context)
+            if difference:
+                found.append(Difference(name, rank, *difference))
+    if found:
+        raise _explain(number, Differences(p, found, alone=alone), names, questions, note)
+    claims = [name for name in names if any(isinstance(_get(rank, name), Claim) for rank in observed)]
+    current().claims.update(dict.fromkeys(claims))
+    current().compared.update(dict.fromkeys(name for name in names if name not in claims))
+    if p not in current().passed:
+        current().passed.append(p)
+
+
+def _explain(
+    number: str, differences: Differences, names: Sequence[str], questions: Sequence[Question], note: str
+) -> CheckFailed:
+    p = differences.p
+    ranks = sorted({d.rank for d in differences if d.kind != NOT_RUN})
+    where = f"p = {p}" + (f", {note}" if note else "")
+    on = f" on {ranks_text(ranks, p)}" if p > 1 and not differences.alone else ""
+    wrong = {d.name for d in differences}
+    return CheckFailed(
+        f"Exercise {number}, {where}: wrong{on}{current().passed_before(p)}.",
+        rows=list(differences.rows()),
+        right=[name for name in names if name not in wrong],
+        question=next(question.ask for question in (*questions, *_GENERAL) if question.fits(differences)),
+    )
+
+
+def _names(observed: Any, expected: Mapping[str, Any]) -> list[str]:
+    if not isinstance(observed, Mapping):
+        return [*expected]
+    return [*expected, *(name for name, value in observed.items() if isinstance(value, (Changed, Claim)))]
+
+
+def _get(observed: Any, name: str) -> Any:
+    return observed.get(name, MISSING) if isinstance(observed, Mapping) else MISSING
+
+
+def _is_gradient(name: str) -> bool:
+    """ "dx", "dW", "db2", but not "dtype" or "device"."""
+    return name.startswith("d") and name not in ("dtype", "dim", "device", "divide")

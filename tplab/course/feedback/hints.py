@@ -1,0 +1,159 @@
+"""The three hints of an exercise: one more at every `tplab hint 4.2`, and folded into the box of a failed check.
+
+The hints are read from the executed solution, whose hints cell holds them one inside the other (rewrite.fold_hints), so
+that a learner who has deleted or changed that cell still gets them. How many of them somebody has seen stands in
+`.tplab/hints.json` beside chapters/: {"4.2": 1}.
+"""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
+
+STATE = Path(".tplab", "hints.json")
+_OPENING = re.compile(r"<details><summary>Hint \d+</summary>")
+
+
+class NoHint(Exception):  # noqa: N818 (it names what is not there)
+    """There is no such hint; the message says what to write instead."""
+
+
+def unfold(text: str) -> list[str]:
+    """The hints inside the <details> of a hints cell, as Markdown; the inverse of rewrite.fold_hints."""
+    return [re.sub(r"(\s*</details>)+\s*$", "", part).strip() for part in _OPENING.split(text)[1:]]
+
+
+def hints_of(reference: list[Cell]) -> dict[str, list[str]]:
+    """The hints of every exercise of a chapter: {"4.1": ["...", "...", "..."], ...}."""
+    return {str(cell.marks["hints"]): unfold(cell.source) for cell in reference if "hints" in cell.marks}
+
+
+def hints_for(number: str, root: Path) -> list[str]:
+    """The hints of one exercise of the course in the folder `root`. Raises NoHint, and Unreadable for a broken file."""
+    chapter, _, place = number.partition(".")
+    if not (chapter.isdecimal() and place.isdecimal()):
+        raise NoHint(f"There is no exercise {number!r}. Write its number as in the heading: tplab hint 4.2")
+    paths = sorted((root / "solutions").glob("[0-9][0-9]_*.ipynb"))
+    path = next((path for path in paths if int(path.name[:2]) == int(chapter)), None)
+    if path is None:
+        there = ", ".join(str(int(path.name[:2])) for path in paths) or "none"
+        raise NoHint(f"There is no chapter {int(chapter)}. There are: {there}.")
+    known = hints_of(read_notebook(path))
+    if number not in known:
+        raise NoHint(f"There is no exercise {number} in chapter {int(chapter)}. There are: {', '.join(known)}.")
+    return known[number]
+
+
+# How many hints have been seen
+
+
+def seen(root: Path) -> dict[str, int]:
+    """The number of the last hint shown, by exercise. A file that is missing or damaged counts as empty."""
+    try:
+        stored = json.loads((root / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    items = stored.items() if isinstance(stored, dict) else ()
+    return {number: step for number, step in items if isinstance(step, int) and not isinstance(step, bool) and step > 0}
+
+
+def remember(root: Path, number: str, step: int) -> None:
+    """Keep that hint `step` has been seen. The file is replaced as a whole, so it is never half written."""
+    kept = seen(root)
+    path = root / STATE
+    path.parent.mkdir(exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(kept | {number: max(step, kept.get(number, 0))}, file, indent=1, sort_keys=True)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def choose(number: str, root: Path, *, step: int | None = None, everything: bool = False) -> list[tuple[int, str]]:
+    """The hints to show now, each with its number: the next one, or number `step`, or all; and remembers them."""
+    hints = hints_for(number, root)
+    if step is not None and not 1 <= step <= len(hints):
+        raise NoHint(f"Exercise {number} has {len(hints)} hints; there is no hint {step}.")
+    last = min(step or seen(root).get(number, 0) + 1, len(hints))
+    steps = range(1, len(hints) + 1) if everything else [last]
+    with suppress(OSError):  # a folder that can't be written to is no reason to keep a hint back
+        remember(root, number, steps[-1])
+    return [(step, hints[step - 1]) for step in steps]
+
+
+def show(number: str, root: Path, *, step: int | None = None, everything: bool = False) -> int:
+    """`tplab hint 4.2`: print the hints that are due. Returns the command's exit code."""
+    from rich.console import Console  # here, since a kernel needs this file too, and shows its hints as HTML
+    from rich.markdown import Markdown
+    from rich.text import Text
+
+    try:
+        chosen = choose(number, root, step=step, everything=everything)
+    except (NoHint, Unreadable) as error:
+        Console(stderr=True, highlight=False).print(Text(str(error), style="red"))
+        return 2
+    console = Console(highlight=False)
+    total = len(hints_for(number, root))
+    for place, text in chosen:
+        console.print(Text(f"Exercise {number}, hint {place} of {total}", style="bold"))
+        console.print(Markdown(text))
+        console.print()
+    following = f"tplab hint {number} --step {place + 1}" if step else f"tplab hint {number}"
+    more, last = f"One more: {following}", f"That was the last one. The explained answer: tplab solution {number}"
+    told = more if place < total else last
+    console.print(Text(told, style="dim"))
+    return 0
+
+
+# In the box of a failed check
+
+
+def folded(number: str) -> str:
+    """The exercise's hints as HTML, folded one inside the other; "" where they can't be found."""
+    from tplab.course.notebooks.kernels import PACKAGE_ROOT
+
+    here = Path.cwd()
+    for root in (here, *here.parents, PACKAGE_ROOT):
+        with suppress(NoHint, Unreadable, OSError):
+            return to_html(hints_for(number, root))
+    return ""
+
+
+def to_html(hints: list[str]) -> str:
+    """Hints in Markdown as nested <details>: the next one shows once the one before is open. Needs no kernel."""
+    render = _renderer()
+    folded = ""
+    for place in range(len(hints), 0, -1):
+        body = render(hints[place - 1])
+        inner = f'<div style="margin: 0.2em 0 0 1.1em;">{body}{folded}</div>'
+        summary = f'<summary style="cursor: pointer;">Hint {place}</summary>'
+        folded = f'<details style="margin-top: 0.35em;">{summary}{inner}</details>'
+    return folded
+
+
+def _renderer() -> Callable[[str], str]:
+    """Markdown to HTML; $...$ is left for the page to typeset."""
+    from markdown_it import MarkdownIt
+    from markdown_it.rules_inline import StateInline
+
+    def math(state: StateInline, silent: bool) -> bool:
+        found = re.compile(r"(\$\$?)(?=\S)[^`]+?(?<=\S)\1").match(state.src, state.pos)
+        if found is None:
+            return False
+        if not silent:
+            state.push("text", "", 0).content = found[0]
+        state.pos = found.end()
+        return True
+
+    markdown = MarkdownIt("commonmark", {"html": False})
+    markdown.inline.ruler.before("escape", "math", math)
+    return markdown.render

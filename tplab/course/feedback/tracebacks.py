@@ -1,0 +1,49 @@
+"""Tracebacks and the launcher's reports, cut down to the learner's own lines."""
+
+import os
+import re
+import traceback
+
+import torch
+
+from tplab.runtime.report import cell_of
+
+# The shape in which `observe` lets ranks vote: unlike anything a learner communicates, so that it can be told apart
+VOTE_SHAPE = (1, 1, 1, 1)
+_VOTE = re.compile(r"\(\[1, 1, 1, 1\] uint8, min\)")
+HOUSE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # of the package tplab
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+
+def readable_report(report: str) -> str:
+    """The launcher's report without the frames of tplab and torch, and without the votes of `observe`."""
+    lines: list[str] = []
+    skip_source = False
+    for line in report.splitlines():
+        source = skip_source and line.startswith("    ")
+        skip_source = line.lstrip().startswith((f'File "{HOUSE}', f'File "{_TORCH}'))
+        if source or skip_source:
+            continue
+        if _VOTE.search(line):
+            rank = re.match(r"\s+rank \d+:", line)
+            if rank:
+                lines.append(f"{rank[0]} has left your code")
+            continue
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def has_frames(report: str) -> bool:
+    """Whether a report names any line of code."""
+    return ", line " in report
+
+
+def readable_traceback(error: BaseException) -> str:
+    """The error and the lines that led to it, without those of tplab and torch; a cell is named as `launch` does."""
+    lines = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith((HOUSE, _TORCH)):
+            cell = cell_of(frame.filename)
+            told = f"  {cell}, line {frame.lineno}, in {frame.name}\n    {frame.line}\n"
+            lines += [told] if cell else traceback.format_list([frame])
+    return "".join(lines + traceback.format_exception_only(error))

@@ -1,0 +1,201 @@
+"""How a check's result is shown: `Verdict` when it passed, `CheckFailed` when it did not.
+
+Both have a text form (terminal, nbval, `tplab check`) and an HTML box (notebook). A verdict's text is the same in every
+run, so nbval can compare it. A failure says what differs, then asks the question that leads to the cause.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from itertools import zip_longest
+from textwrap import fill, indent, wrap
+
+from tplab.course.feedback.hints import folded
+
+_WIDTH = 100
+_NAMES = 34  # the most characters across for names, then for ranks
+_BOX = (
+    "border-left: 6px solid {color}; padding: 0.4em 0.9em; margin: 0.3em 0; "
+    "background: var(--jp-layout-color1, transparent); color: var(--jp-ui-font-color1, inherit); "
+    "font-family: var(--jp-content-font-family, sans-serif); font-size: var(--jp-content-font-size1, 14px); "
+    "line-height: 1.45; max-width: 62em;"
+)
+GREEN = "var(--jp-success-color1, #2e7d32)"
+RED = "var(--jp-error-color1, #c62828)"
+AMBER = "var(--jp-warn-color1, #b26a00)"
+BLUE = "var(--jp-info-color1, #1565c0)"
+
+
+def box(color: str, *parts: str) -> str:
+    """HTML of a box with a coloured left border, readable on light and on dark themes."""
+    return f'<div style="{_BOX.format(color=color)}">{"".join(parts)}</div>'
+
+
+def heading(text: str) -> str:
+    """The first line of a box. Not in the box's colour: a theme's colours for borders are too pale for text."""
+    return f'<div style="font-weight: 600;">{escape(text)}</div>'
+
+
+def paragraph(text: str, strong: bool = False) -> str:
+    weight = "font-weight: 600;" if strong else ""
+    return f'<div style="margin-top: 0.35em; {weight}">{code_html(text)}</div>'
+
+
+def code_html(text: str) -> str:
+    """HTML of a text whose code stands between backticks."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def preformatted(text: str) -> str:
+    style = (
+        "margin: 0.4em 0 0 0; padding: 0.4em 0.6em; overflow-x: auto; white-space: pre-wrap; "
+        "word-break: normal; overflow-wrap: anywhere; "  # JupyterLab breaks the text of outputs in the middle of words
+        "background: var(--jp-layout-color2, rgba(128, 128, 128, 0.12)); color: inherit; "
+        "font-family: var(--jp-code-font-family, monospace); "
+        "font-size: var(--jp-code-font-size, 13px); line-height: 1.35;"
+    )
+    return f'<pre style="{style}">{escape(text)}</pre>'
+
+
+def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """HTML table, left-aligned, the first column in bold."""
+    cell = (
+        'style="text-align: left; vertical-align: top; padding: 0.15em 1.2em 0.15em 0; border: none; background: none;"'
+    )
+    lines = []
+    if head:
+        lines.append("<tr>" + "".join(f"<th {cell}>{escape(text)}</th>" for text in head) + "</tr>")
+    for first, *others in rows:
+        cells = [f"<b>{escape(first)}</b>" if not head else escape(first), *map(escape, others)]
+        lines.append("<tr>" + "".join(f"<td {cell}>{text}</td>" for text in cells) + "</tr>")
+    style = "margin: 0.4em 0 0 0; border-collapse: collapse; border: none; font-size: inherit; color: inherit;"
+    return f'<table style="{style}">{"".join(lines)}</table>'
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def display_html(html: str, text: str) -> None:
+    """Show the HTML in a notebook, the text anywhere else."""
+    if in_notebook():
+        from IPython.display import display
+
+        display({"text/html": html, "text/plain": text}, raw=True)
+    else:
+        print(text, flush=True)
+
+
+def names(items: Sequence[object]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    texts = [str(item) for item in items]
+    return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " and " + texts[-1] if texts else ""
+
+
+def ranks_text(ranks: Sequence[int], p: int) -> str:
+    """ "rank 1", "ranks 0 and 2", "every rank"."""
+    if len(ranks) == p and p > 1:
+        return "every rank"
+    return ("rank " if len(ranks) == 1 else "ranks ") + names(sorted(ranks))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An exercise that passed. A check returns `Verdict("a note")`; `check()` fills in the rest."""
+
+    note: str = ""
+    exercise: str = ""
+    title: str = ""
+    compared: str = ""
+
+    def __repr__(self) -> str:
+        lines = [f"Exercise {self.exercise} passed: {self.title}" if self.exercise else "passed"]
+        return "\n".join(
+            [*lines, *(indent(fill(text, _WIDTH - 2), "  ") for text in (self.compared, self.note) if text)]
+        )
+
+    def _repr_html_(self) -> str:
+        head = f"✓ Exercise {self.exercise} passed: {self.title}"
+        return box(GREEN, heading(head), *(paragraph(text) for text in (self.compared, self.note) if text))
+
+
+@dataclass(eq=False)
+class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fault of the program)
+    """An exercise's check failed. `str()` is the whole explanation.
+
+    headline: which exercise, at which p, on which ranks
+    rows:     what differs: (observation, ranks, how it differs)
+    right:    the observations that agree
+    report:   a traceback or the launcher's report, if the code did not run to its end
+    question: leads to the cause
+    footnote: how to see the same inputs again
+    exercise: its number, under which there are hints
+    """
+
+    headline: str
+    rows: list[tuple[str, str, str]] = field(default_factory=list)
+    right: list[str] = field(default_factory=list)
+    report: str = ""
+    question: str = ""
+    footnote: str = ""
+    exercise: str = ""
+
+    def __post_init__(self) -> None:
+        super().__init__(self.headline)
+        self._shown = False
+
+    def __str__(self) -> str:
+        parts = [self.headline]
+        if self.rows:
+            widths = [min(_NAMES, max(len(row[column]) for row in self.rows)) for column in (0, 1)]
+            parts.append("\n".join(self._row(row, widths) for row in self.rows))
+        if self.right:
+            parts.append(fill("Right: " + ", ".join(self.right) + ".", _WIDTH))
+        if self.report:
+            parts.append(indent(self.report.rstrip(), "  "))
+        if self.question:
+            parts.append(fill("Think: " + self.question, _WIDTH, subsequent_indent="       ", break_on_hyphens=False))
+        if self.footnote:
+            parts.append(self.footnote)
+        if self.exercise:
+            parts.append(f"A hint: tplab hint {self.exercise}")
+        return "\n\n".join(parts)
+
+    __repr__ = __str__
+
+    @staticmethod
+    def _row(row: tuple[str, str, str], widths: list[int]) -> str:
+        texts = wrap(row[2], max(50, _WIDTH - sum(widths) - 6))
+        columns = zip_longest(wrap(row[0], widths[0]), wrap(row[1], widths[1] or 1), texts, fillvalue="")
+        return "\n".join(f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in columns)
+
+    def html(self, hints: str = "") -> str:
+        """The box. `hints`: HTML that goes into it below the question."""
+        parts = [heading("✗ " + self.headline)]
+        if self.rows:
+            parts.append(table(self.rows))
+        if self.right:
+            parts.append(paragraph("Right: " + ", ".join(self.right) + "."))
+        if self.report:
+            parts.append(preformatted(self.report.rstrip()))
+        if self.question:
+            parts.append(paragraph("→ " + self.question, strong=True))
+        if self.footnote:
+            parts.append(
+                f'<div style="margin-top: 0.35em; opacity: 0.7; font-size: 85%;">{escape(self.footnote)}</div>'
+            )
+        return box(RED, *parts, hints)
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows for this exception: in a notebook the box and one line, elsewhere the text; no frames."""
+        if not in_notebook():
+            return ["CheckFailed: " + str(self)]
+        if not self._shown:  # IPython asks more than once
+            self._shown = True
+            display_html(self.html(folded(self.exercise) if self.exercise else ""), str(self))
+        return ["CheckFailed: " + self.headline]

@@ -1,0 +1,10 @@
+"""`tplab check`: the learner's answers in the reference chapter, run by nbval.
+
+merge               find the answers in the learner's notebook, and put them in place
+cell_dependencies   which cells have to run for an exercise
+run                 run nbval in a process of its own
+nbval_plugin        nbval, with its faults repaired
+guard, snapshots    nothing that a notebook does may change a check
+check_notebook      a verdict for each exercise
+check_output        what the terminal shows
+"""

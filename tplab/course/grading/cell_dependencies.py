@@ -1,0 +1,118 @@
+"""Which cells of a merged chapter have to run for an exercise, and the notebook that nbval runs.
+
+A cell is needed when it binds a name that a needed cell uses. Given cells that no exercise needs (pictures, training
+runs) are left out, which is what makes `tplab check` quick; the course's own tests run every cell.
+"""
+
+import ast
+import re
+
+from tplab.course.grading.merge import Merged, Piece, names_in
+from tplab.course.notebooks.cells import Cell
+from tplab.course.notebooks.source import bound_names, parse_code, used_names
+
+OWN_TIMEOUT = 60  # seconds for one of the learner's own cells
+_SIDE_EFFECTS = re.compile(
+    r"^\s*[%!]|import \*|sys\.path|os\.environ|os\.chdir|\b(exec|globals|setattr|delattr|vars)\(|__(dict|code)__",
+    re.MULTILINE,
+)
+
+
+def binds(source: str) -> set[str]:
+    """Names that a cell binds, or whose attributes or items it sets: `Layer.forward = mine` binds Layer."""
+    try:
+        names = bound_names(source)
+        for node in ast.walk(parse_code(source)):
+            if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+                names |= {inner.id for inner in ast.walk(node.value) if isinstance(inner, ast.Name)}
+        return names
+    except SyntaxError:
+        return names_in(source)
+
+
+def has_side_effects(source: str) -> bool:
+    """Whether it may change paths, modules or the environment, which no name tells."""
+    return _SIDE_EFFECTS.search(source) is not None
+
+
+def uses(source: str) -> set[str]:
+    try:
+        return used_names(source)
+    except SyntaxError:
+        return set(re.findall(r"\w+", source))
+
+
+def select(merged: Merged, exercises: list[str], *, everything: bool = False, whole: bool = True) -> list[Piece]:
+    """The pieces to run for the checks of `exercises`.
+
+    everything: all of them. whole: all of the learner's own cells above the last check, since they may do anything;
+    otherwise only those that an exercise needs by name, or that change paths, modules or the environment.
+    """
+    if everything:
+        return list(merged.pieces)
+    last = max((i for i, p in enumerate(merged.pieces) if p.role == "check" and p.number in exercises), default=-1)
+    pieces = merged.pieces[: last + 1]
+    needed = {id(piece) for piece in pieces if piece.role == "setup"}
+    for piece in pieces:
+        asked = piece.role in ("check", "exercise") and piece.number in exercises
+        if asked or (piece.role == "own" and (whole or has_side_effects(piece.source))):
+            needed.add(id(piece))
+    return with_needs(pieces, needed)
+
+
+def with_needs(pieces: list[Piece], needed: set[int]) -> list[Piece]:
+    """The pieces whose id() is in `needed`, and every other that binds a name they use, checks left out."""
+    needed, names = set(needed), set()
+    while True:
+        names |= {name for piece in pieces if id(piece) in needed for name in uses(piece.source)}
+        more = {id(p) for p in pieces if p.role != "check" and id(p) not in needed and binds(p.source) & names}
+        if not more:
+            return [piece for piece in pieces if id(piece) in needed]
+        needed |= more
+
+
+def cells_that_need_answers(pieces: list[Piece]) -> set[str]:
+    """Ids of the given cells that can't run while an exercise is to do: they use an answer, or what comes of one."""
+    names = {name for piece in pieces if piece.role == "exercise" for name in names_in(piece.source)}
+    found = set()
+    for piece in pieces:
+        if piece.role == "given" and uses(piece.source) & names:
+            found.add(piece.id)
+            names |= binds(piece.source)
+    return found
+
+
+def to_notebook(pieces: list[Piece], chapter: int) -> list[Cell]:
+    """The cells that nbval runs: the pieces, and between them the hidden cells that guard the checks."""
+    asked = {name for piece in pieces if piece.role == "check" for name in uses(piece.source)}
+    cells = [_hidden("start", f"start({chapter})")]
+    for piece in pieces:
+        if piece.role == "check":
+            cells.append(_hidden(f"before-{piece.id}", f"before_check({piece.number!r})", piece.number))
+        cells.append(_runnable(piece))
+        if piece.role == "check":
+            cells.append(_hidden(f"after-{piece.id}", f"after_check({piece.number!r})", piece.number))
+        if piece.role == "setup":
+            names = sorted(asked & binds(piece.source))
+            cells.append(_hidden(f"after-{piece.id}", f"remember({names})"))
+        elif piece.role == "exercise" and piece.reference and piece.id == piece.reference.id:
+            names = sorted(names_in(piece.reference.source))
+            cells.append(_hidden(f"after-{piece.id}", f"remember({names}, exercise={piece.number!r})"))
+    return cells
+
+
+def _runnable(piece: Piece) -> Cell:
+    marks: dict = {"role": piece.role, "number": piece.number}
+    if piece.role == "own":
+        marks["timeout"] = OWN_TIMEOUT
+    if piece.role != "check" or piece.reference is None:
+        return Cell("code", piece.source, piece.id, {"tplab": marks, "tags": ["nbval-ignore-output"]})
+    metadata = {"tplab": marks, "tags": ["nbval-check-output"]}
+    return Cell("code", piece.source, piece.id, metadata, piece.reference.outputs, piece.reference.execution_count)
+
+
+def _hidden(id: str, call: str, number: str = "") -> Cell:
+    """A step of ours between two cells. It is an expression, which nbval_plugin.py runs beside the cells."""
+    source = f'__import__("tplab.course.grading.guard", fromlist=["guard"]).{call}'
+    metadata = {"tplab": {"role": "guard", "number": number}, "tags": ["nbval-ignore-output"]}
+    return Cell("code", source, f"guard-{id}"[:64], metadata)

@@ -1,0 +1,213 @@
+"""Check a learner's notebook: merge, run nbval on the copy, and turn what it says into a verdict for each exercise.
+
+    passed      the check's result equals the reference's
+    failed      the check refused the answer (its message says what to look at), or the exercise's cell doesn't run
+    to do       the stub is still there
+    waiting     the answer uses an earlier exercise that is still to do
+    not run     the run ended before it
+
+`check_notebook` yields these one by one, as they become known. The learner's file is only read.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tplab.course.grading.cell_dependencies import cells_that_need_answers, select, to_notebook
+from tplab.course.grading.merge import Merged, code_cells, merge, names_in, role_of
+from tplab.course.grading.run import Run
+from tplab.course.notebooks.cells import Cell, read_notebook
+from tplab.course.notebooks.kernels import CELL_TIMEOUT, DIED
+
+NEEDED = ("torch", "numpy", "tplab", "matplotlib", "ipywidgets", "ipykernel", "IPython", "traitlets", "cloudpickle")
+NO_START = (
+    "The kernel that should run your notebook ended before it ran anything. "
+    "`python -m ipykernel_launcher` in a terminal shows why."
+)
+STATUSES = ("passed", "failed", "to do", "waiting", "not run")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `tplab check` says about one exercise."""
+
+    number: str
+    title: str
+    status: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something worth knowing that decides no verdict."""
+
+    text: str
+
+
+def exercises_of(reference: list[Cell]) -> dict[str, str]:
+    """The numbers and titles of a chapter's exercises, in order."""
+    checks = [cell.marks for cell in code_cells(reference) if role_of(cell)[0] == "check"]
+    return {marks["check"]: marks.get("title", "") for marks in checks}
+
+
+def check_notebook(
+    reference: list[Cell],
+    path: Path,
+    chapter: int,
+    *,
+    learner: list[Cell] | None = None,
+    exercises: list[str] | None = None,
+    everything: bool = False,
+    timeout: float = CELL_TIMEOUT,
+) -> Iterator[Verdict | Note]:
+    """Check the notebook at `path` against `reference`. Raises notebook.Unreadable before anything runs.
+
+    learner: the notebook's cells, where they have been read already. exercises: only these, running only the cells they
+    need. everything: run also the given cells that no check needs.
+    """
+    merged = merge(reference, read_notebook(path) if learner is None else learner)
+    titles = exercises_of(reference)
+    wanted = exercises or list(titles)
+    pieces = select(merged, wanted, everything=everything, whole=exercises is None)
+    notebook = to_notebook(pieces, chapter)
+    folder = path.resolve().parent
+    merged.notes += [
+        f"{name}.py beside your notebook has the name of a module that others import: they get yours. Rename it."
+        for name in hiding_files(folder)
+    ]
+    return _verdicts(Run(notebook, folder, timeout), merged, reference, wanted)
+
+
+def hiding_files(folder: Path) -> list[str]:
+    """Names of the learner's files that Python finds in front of modules which the course needs."""
+    needed = {*NEEDED, *(name for name in sys.modules if name in sys.stdlib_module_names)}
+    return sorted(path.stem for path in folder.glob("*.py") if path.stem in needed)
+
+
+def _verdicts(run: Run, merged: Merged, reference: list[Cell], wanted: list[str]) -> Iterator[Verdict | Note]:
+    judge = Judge(merged, reference)
+    titles = exercises_of(reference)
+    said = set()
+    checked: dict | None = None  # the row of a check whose guard has not spoken yet
+    for row in run:
+        judge.see(row)
+        if checked and row.get("role") == "guard" and row["number"] == checked["number"]:
+            status, text = judge.verdict(checked, row)
+            said.add(checked["number"])
+            yield Verdict(checked["number"], titles[checked["number"]], status, text)
+        checked = row if row.get("role") == "check" and row["number"] in wanted else None
+    for number in wanted:
+        if number not in said:
+            yield Verdict(number, titles[number], "not run", judge.stopped or "nbval did not reach it.")
+    yield from (Note(text) for text in [*merged.notes, *judge.notes, *run.notes])
+
+
+class Judge:
+    """Reads the rows of nbval_plugin.py in order and says what each check's row means."""
+
+    def __init__(self, merged: Merged, reference: list[Cell]):
+        self.missing = merged.missing
+        self.need_answers = cells_that_need_answers(merged.pieces)
+        self.all_passed = True
+        self.notes: list[str] = []
+        self.stopped = ""  # why nothing after this point was run
+        self._broken: dict[str, str] = {}  # exercise -> why its own cell or its guard failed
+        self._wrote: dict[str, str] = {}  # name -> the exercise whose cell defines it
+        for cell in code_cells(reference):
+            role, number = role_of(cell)
+            if role == "exercise":
+                self._wrote |= dict.fromkeys(names_in(cell.source), number)
+
+    def see(self, row: dict) -> None:
+        if row["outcome"] == "passed" or self.stopped:
+            return
+        self.all_passed = self.all_passed and row.get("role") not in ("exercise", "check", "guard")
+        role, number = row.get("role"), row.get("number", "")
+        if role == "exercise":
+            self._broken[number] = "Its own cell does not run. " + explain(row)
+        elif role == "guard" and number:
+            self._broken.setdefault(number, row.get("evalue") or explain(row))
+        elif role == "own" and not _asks_for(row):
+            self.notes.append(f"One of your own cells failed: {explain(row)}")
+        elif role in ("setup", "given") and (self.all_passed or row["id"] not in self.need_answers):
+            self.notes.append(f"The chapter's cell {row['id']} failed: {explain(row)}")
+        if row.get("problem") == "kernel died":
+            ended = "had to be stopped" if _out_of_time(row) else "ended"
+            self.stopped = NO_START if DIED in row["message"] else f"The kernel {ended} in {_place(row)}."
+
+    def verdict(self, row: dict, guard: dict) -> tuple[str, str]:
+        """Status and text for the row of a check cell and that of the guard after it."""
+        number = row["number"]
+        if number in self.missing:
+            return "failed", self.missing[number]
+        if row.get("problem") == "kernel died" and not self.stopped.endswith(f"check of exercise {number}."):
+            return "not run", self.stopped
+        if number in self._broken:
+            return "failed", self._broken[number]
+        if row["outcome"] == "passed":
+            return ("passed", "") if guard["outcome"] == "passed" else ("failed", explain(guard))
+        asked = _asks_for(row)
+        if asked == number:
+            return "to do", ""
+        if (
+            not asked
+            and (name := re.search(r"name '(\w+)'", row.get("evalue", "")))
+            and row.get("ename") == "NameError"
+        ):
+            owner = self._wrote.get(name[1], number)
+            asked = owner if owner != number and owner in {*self._broken, *self.missing} else ""
+        return ("waiting", asked) if asked else ("failed", explain(row))
+
+
+def _place(row: dict) -> str:
+    """Where a kernel ended, as the learner knows it."""
+    role = row.get("role")
+    if role == "check" or row["id"].startswith("guard-after-check"):
+        return f"the check of exercise {row['number']}"
+    if role == "exercise":
+        return f"the cell of exercise {row['number']}"
+    return "one of your own cells" if role == "own" else f"the chapter's cell {row['id']}"
+
+
+def _asks_for(row: dict) -> str:
+    """The exercise whose stub was called, if that is why a cell failed."""
+    stub = re.fullmatch(r"exercise (\d+\.\d+)", row.get("evalue", "").strip())
+    return stub[1] if stub and row.get("ename") == "NotImplementedError" else ""
+
+
+def explain(row: dict) -> str:
+    """Why a cell failed, in the learner's terms."""
+    message = row.get("message", "")
+    if timeout := _out_of_time(row):
+        seconds = f"No result after {timeout[1]} seconds; it was stopped."
+        return f"{seconds} An endless loop, or a rank that waits for the others?"
+    if row.get("problem") == "kernel died":
+        return "The kernel's process ended while it ran."
+    if "ename" in row:
+        return _explain_error(row["ename"], row["evalue"], row.get("traceback", ""))
+    if "expected" in row:
+        return _first_difference(row["expected"].split("\n"), row["got"].split("\n"))
+    return message.split("\n")[0] or "It failed without saying why."
+
+
+def _out_of_time(row: dict) -> re.Match | None:
+    return re.match(r"Timeout of (\d+)", row.get("message", ""))
+
+
+def _explain_error(name: str, value: str, traceback: str) -> str:
+    if name in ("CheckFailed", "AssertionError") and value.strip():
+        return value.strip()
+    value = re.sub(r" \([\w.<>-]+, line (\d+)\)$", r" (line \1 of the cell)", value.strip())
+    told = f"{name}: {value}" if value else name
+    frames = re.split(r"^Cell In", traceback, flags=re.MULTILINE)[1:]
+    arrow = re.search(r"^-+> *(\d+) *(.+)$", frames[-1], re.MULTILINE) if frames else None
+    return f"{told}\nat line {arrow[1]} of the cell: {arrow[2].strip()}" if arrow and name != "SyntaxError" else told
+
+
+def _first_difference(expected: list[str], got: list[str]) -> str:
+    place = next((i for i, pair in enumerate(zip(expected, got, strict=False)) if pair[0] != pair[1]), None)
+    place = min(len(expected), len(got)) if place is None else place
+    wanted, found = (f"{lines[place][:120]!r}" if place < len(lines) else "nothing more" for lines in (expected, got))
+    return f"The check shows another result: line {place + 1} should be {wanted} and is {found}."

@@ -1,0 +1,108 @@
+"""What `tplab check` prints, for a terminal of any width."""
+
+import re
+import textwrap
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tplab.course.grading.check_notebook import Verdict
+
+LOOK = {
+    "passed": ("✓", "green"),
+    "failed": ("✗", "red"),
+    "to do": ("○", "yellow"),
+    "waiting": ("…", "yellow"),
+    "not run": ("-", "magenta"),
+}
+_INDENT = 4
+_HANGING = 20  # columns by which the continuation of a row is indented at most
+
+
+def show_heading(console: Console, stem: str, path: Path) -> None:
+    """The chapter, and which state of the notebook is checked: what has not been saved is not seen."""
+    console.print(Text(f"Chapter {stem[:2]}: {stem[3:].replace('_', ' ')}", style="bold"))
+    console.print(Text(f"{_short(path)}, {saved(path.stat().st_mtime)}", style="dim"))
+
+
+def show_verdict(console: Console, verdict: Verdict) -> None:
+    """One line for an exercise; what to look at stands below it."""
+    mark, colour = LOOK[verdict.status]
+    status = f"waiting for {verdict.text}" if verdict.status == "waiting" else verdict.status
+    line = Table.grid(expand=True, padding=(0, 1))
+    line.add_column(width=1)
+    line.add_column(no_wrap=True)
+    line.add_column(ratio=1)
+    line.add_column(no_wrap=True, justify="right")
+    line.add_row(Text(mark, style=colour), verdict.number, Text(verdict.title), Text(status, style=f"bold {colour}"))
+    console.print(line)
+    if verdict.text and verdict.status != "waiting":
+        console.print(Padding(Text(reflow(verdict.text, console.width - _INDENT)), (0, 0, 1, _INDENT)))
+
+
+def show_note(console: Console, note: str) -> None:
+    console.print(Padding(Text(reflow(f"Note: {note}", console.width - 2), style="dim"), (0, 0, 0, 2)))
+
+
+def show_summary(console: Console, verdicts: list[Verdict]) -> None:
+    good = sum(verdict.status == "passed" for verdict in verdicts)
+    told = f"{good} of {len(verdicts)} exercise{'' if len(verdicts) == 1 else 's'} pass{'es' if good == 1 else ''}."
+    order = ("failed", "to do", "waiting", "not run")
+    following = next((verdict.number for status in order for verdict in verdicts if verdict.status == status), "")
+    console.print(Text(f"{told} Next: {following}." if following else told, style="bold"))
+
+
+def saved(moment: float) -> str:
+    """When a file was saved."""
+    minutes = int((time.time() - moment) / 60)
+    if minutes < 1:
+        ago = "just now"
+    elif minutes < 120:
+        ago = f"{minutes} min ago"
+    else:
+        ago = f"{minutes // 60} hours ago" if minutes < 48 * 60 else f"{minutes // 60 // 24} days ago"
+    return f"saved {time.strftime('%H:%M:%S', time.localtime(moment))}, {ago}"
+
+
+def reflow(text: str, width: int) -> str:
+    """Text that was wrapped for another width, wrapped for this one. A traceback keeps its lines.
+
+    A line indented much deeper than the one before it is that one's continuation.
+    """
+    rows: list[list[str]] = []  # a row and its continuations
+    for line in text.split("\n"):
+        depth = len(line) - len(line.lstrip())
+        start = len(rows[-1][0]) - len(rows[-1][0].lstrip()) if rows else 0
+        if rows and rows[-1][0].strip() and depth >= start + 6 and not re.fullmatch(r"[\s^~]*", line):
+            rows[-1].append(line)
+        else:
+            rows.append([line])
+    return "\n".join(_wrapped(row, width) for row in rows)
+
+
+def _wrapped(row: list[str], width: int) -> str:
+    start = len(row[0]) - len(row[0].lstrip())
+    hanging = len(row[1]) - len(row[1].lstrip()) if len(row) > 1 else start
+    whole = " ".join([row[0].rstrip(), *(line.strip() for line in row[1:])])
+    if len(whole) <= width:
+        return whole
+    return textwrap.fill(
+        whole,
+        max(width, 40),
+        subsequent_indent=" " * min(hanging, _HANGING),
+        drop_whitespace=True,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _short(path: Path) -> Path:
+    """The path as seen from here."""
+    try:
+        return path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return path

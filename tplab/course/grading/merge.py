@@ -1,0 +1,178 @@
+"""Lay the learner's answers into the reference chapter.
+
+The reference is the executed solution: its check cells, their expected outputs and its tags are the ones that count.
+Of the learner's notebook only the source of code cells is taken:
+
+    exercise cell            found by cell id, else by metadata, else by its source, else by what it calls or defines;
+                             several cells for one exercise run one after the other, and the last one is the answer
+    check cell               dropped; the reference's own is run
+    given cell, changed      runs after the reference's own cell, as one of the learner's own cells
+    the learner's own cells  keep their place; they may define helpers
+
+Which of the cells then have to run for a given exercise is decided in needs.py.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+from tplab.course.notebooks.cells import Cell
+from tplab.course.notebooks.source import defined_names
+
+_MARKS = ("exercise", "check", "predict")
+
+
+@dataclass
+class Piece:
+    """One code cell of the merged chapter, in the order in which the cells run."""
+
+    role: str  # "setup", "given", "exercise", "check" or "own"
+    id: str
+    source: str
+    number: str = ""
+    reference: Cell | None = None
+
+
+@dataclass
+class Merged:
+    pieces: list[Piece]
+    notes: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)  # exercise -> why the notebook holds no answer to it
+
+
+def role_of(cell: Cell) -> tuple[str, str]:
+    """The role of a reference code cell and the number of its exercise."""
+    for role in ("exercise", "check"):
+        if role in cell.marks:
+            return role, cell.marks[role]
+    return ("setup" if "setup" in cell.metadata.get("tags", []) else "given"), ""
+
+
+def code_cells(cells: list[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.kind == "code"]
+
+
+def names_in(source: str) -> set[str]:
+    """Functions and classes defined at the top level of a cell, also where it isn't valid Python."""
+    try:
+        return defined_names(source)
+    except SyntaxError:
+        return set(re.findall(r"^(?:async +)?(?:def|class) +(\w+)", source, re.MULTILINE))
+
+
+def _plain(source: str) -> str:
+    return "\n".join(line.rstrip() for line in source.strip().split("\n"))
+
+
+def is_stub(source: str, number: str) -> bool:
+    return f'raise NotImplementedError("exercise {number}")' in source
+
+
+class _Index:
+    """Finds the reference cell that a learner's cell is a version of."""
+
+    def __init__(self, reference: list[Cell]):
+        self.cells = code_cells(reference)
+        self.by_id = {cell.id: cell for cell in reference}
+        self.by_source = {_plain(cell.source): cell for cell in self.cells if cell.source.strip()}
+        self.by_mark = {(role, cell.marks[role]): cell for cell in self.cells for role in _MARKS if role in cell.marks}
+        exercises = [cell for cell in self.cells if role_of(cell)[0] == "exercise"]
+        self.by_name = {name: cell for cell in exercises for name in names_in(cell.source)}
+
+    def find(self, cell: Cell) -> Cell | None:
+        marked = next((self.by_mark[mark] for mark in self.by_mark if cell.marks.get(mark[0]) == mark[1]), None)
+        found = self.by_id.get(cell.id) or marked or self.by_source.get(_plain(cell.source)) or self._called(cell)
+        if found is None and cell.kind == "code":
+            found = next((self.by_name[name] for name in names_in(cell.source) if name in self.by_name), None)
+        return found
+
+    def _called(self, cell: Cell) -> Cell | None:
+        """The check or the prediction that a cell calls, whatever else it says to it."""
+        call = re.match(r"\s*(check|predict)\(\s*[\"']([\w.]+)[\"']", cell.source) if cell.kind == "code" else None
+        return self.by_mark.get((call[1], call[2])) if call else None
+
+
+def find_cells(reference: list[Cell], learner: list[Cell]) -> list[str]:
+    """For each of the learner's cells the id of the reference cell that it is a version of, or ""."""
+    index = _Index(reference)
+    found = [index.find(cell) for cell in learner]
+    return [cell.id if cell else "" for cell in found]
+
+
+def merge(reference: list[Cell], learner: list[Cell]) -> Merged:
+    """The reference chapter with the learner's exercise cells and own cells in their places."""
+    index = _Index(reference)
+    answers, own, notes = _sort_cells(index, learner)
+    merged = Merged([], notes)
+    count = 0
+
+    def add_own(sources: list[str]) -> None:
+        nonlocal count
+        for source in sources:
+            count += 1
+            merged.pieces.append(Piece("own", f"own-{count}", source))
+
+    add_own(own.get("", []))
+    for cell in reference:
+        if cell.kind == "code":
+            role, number = role_of(cell)
+            if role == "exercise":
+                sources = answers.get(number) or _by_name(cell, learner)
+                if not sources:
+                    merged.missing[number] = _why_missing(index, cell, learner)
+                for place, source in enumerate(sources, 1):
+                    id = cell.id if place == len(sources) else f"{cell.id}-part-{place}"
+                    merged.pieces.append(Piece("exercise", id, source, number, cell))
+            else:
+                merged.pieces.append(Piece(role, cell.id, cell.source, number, cell))
+        add_own(own.get(cell.id, []))
+    return merged
+
+
+def _sort_cells(index: _Index, learner: list[Cell]) -> tuple[dict, dict, list[str]]:
+    """The learner's answers by exercise, their own cells by the reference cell they follow, and notes."""
+    answers: dict[str, list[str]] = {}
+    late: dict[str, list[str]] = {}  # answers below their check: they count only where there is no other
+    own: dict[str, list[str]] = {}
+    notes: list[str] = []
+    checked: set[str] = set()
+    last = ""
+    for cell in learner:
+        found = index.find(cell)
+        if found is not None:
+            last = found.id
+        if cell.kind != "code" or not cell.source.strip():
+            continue
+        if found is None or found.kind != "code":
+            own.setdefault(last, []).append(cell.source)
+            continue
+        role, number = role_of(found)
+        if role == "exercise":
+            (late if number in checked else answers).setdefault(number, []).append(cell.source)
+        elif role == "check":
+            checked.add(number)
+            if _plain(cell.source) != _plain(found.source):
+                notes.append(f"The check cell of exercise {number} was changed; the course's own was run.")
+        elif _plain(cell.source) != _plain(found.source):
+            own.setdefault(last, []).append(cell.source)
+    for number, sources in late.items():
+        answers.setdefault(number, sources)
+    for number, sources in answers.items():
+        written = [source for source in sources if not is_stub(source, number)]
+        answers[number] = written or sources[-1:]
+    return answers, own, notes
+
+
+def _by_name(reference: Cell, learner: list[Cell]) -> list[str]:
+    """An exercise whose own cell is gone, because it was merged into another one."""
+    wanted = names_in(reference.source)
+    return [cell.source for cell in learner if cell.kind == "code" and wanted & names_in(cell.source)][-1:]
+
+
+def _why_missing(index: _Index, reference: Cell, learner: list[Cell]) -> str:
+    for cell in learner:
+        if cell.kind != "code" and index.find(cell) is reference:
+            return f"Its cell is a {cell.kind} cell; turn it back into a code cell."
+        if cell.kind == "code" and index.find(cell) is reference:
+            return "Its cell is empty."
+    names = ", ".join(sorted(names_in(reference.source)))
+    return f"Its cell is missing from the notebook; add a code cell that defines {names}."

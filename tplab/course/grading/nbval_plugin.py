@@ -1,0 +1,249 @@
+"""The pytest plugin behind `tplab check`: nbval, with its faults mended, sending one JSON line for each cell.
+
+It is loaded instead of nbval's own plugin (`-p tplab.course.grading.nbval_plugin`). nbval's classes do the work; these
+subclasses mend
+
+1. the output of child processes, which ipykernel doesn't capture under PYTEST_CURRENT_TEST,
+2. a dead kernel, which nbval notices only when the cell's time is up,
+3. cells with very many messages, of which ZeroMQ drops those that are not read in time (perhaps the one that says that
+   the cell is done), and cells that never stop printing,
+4. errors that come without an error message on iopub (unknown magics), which nbval lets pass,
+5. one cell out of time, after which nbval expects every later cell to fail.
+
+Of a check cell only its result is compared, as text: what a learner prints while debugging does no harm.
+"""
+
+import collections
+import ctypes
+import json
+import os
+import re
+import sys
+import time
+from queue import Empty
+
+import nbval.plugin as nbval
+import psutil
+import pytest
+from nbformat import NotebookNode
+from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
+
+from tplab.course.grading.run import end_all
+from tplab.course.notebooks.kernels import CELL_TIMEOUT, started
+
+PRINT_LIMIT = 5_000_000  # characters that a cell may print before it is interrupted
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+KEPT_TEXT = 200_000  # characters of it that are kept
+GUARD_MISSING = "A cell above has changed how this kernel runs cells, so that the check can't be trusted."
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def pytest_configure(config):
+    nbval.pytest_configure(config)
+    if sys.platform == "linux":  # whom a cell has left behind becomes our child, also without the run's mark
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def pytest_unconfigure(config):
+    """End what cells have left behind. The kernel is gone by now."""
+    left = end_all(lambda: [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE])
+    _send(config, {"left": left})
+
+
+def _send(config: pytest.Config, told: dict) -> None:
+    if config.option.tplab_results is not None:
+        line = memoryview(json.dumps(told).encode() + b"\n")
+        while line:
+            line = line[os.write(config.option.tplab_results, line) :]
+
+
+class KernelDied(Exception):  # noqa: N818 (an event)
+    """The kernel's process ended while a cell ran."""
+
+
+def pytest_addoption(parser):
+    nbval.pytest_addoption(parser)
+    group = parser.getgroup("tplab")
+    group.addoption("--tplab-results", type=int, help="file descriptor that gets one JSON line for each cell")
+    group.addoption("--tplab-folder", help="folder in which the notebook runs")
+
+
+def pytest_collect_file(file_path, parent):
+    return ChapterFile.from_parent(parent, path=file_path) if file_path.suffix == ".ipynb" else None
+
+
+class Kernel(RunningKernel):
+    """A kernel whose two channels are read at the same time while a cell runs."""
+
+    def __init__(self, *args, **kwargs):
+        self.waiting: collections.deque = collections.deque()
+        self.reply: dict = {}
+        self.printed = 0
+        self.flooded = False
+        self.beside = False
+        super().__init__(*args, **kwargs)
+
+    def _ensure_iopub_up(self):
+        self.kc.iopub_channel.socket.rcvhwm = 0  # no limit; by default 1000 wait, and then the kernel drops the next
+        super()._ensure_iopub_up()
+
+    def execute_cell_input(self, cell_input, allow_stdin=None):
+        self.reply, self.printed, self.flooded = {}, 0, False
+        if self.beside:  # evaluated by the kernel beside a cell, where no hook of IPython's can rewrite it
+            step = {"guard": cell_input}
+            return self.kc.execute("", store_history=False, user_expressions=step, stop_on_error=False)
+        return super().execute_cell_input(cell_input, allow_stdin)
+
+    @property
+    def guard_error(self) -> dict:
+        """What the guard's step raised, or that it did not run: {} where all is well."""
+        answer = self.reply.get("user_expressions", {}).get("guard", {})
+        if answer.get("status") == "ok":
+            return {}
+        return {"ename": answer.get("ename", "RuntimeError"), "evalue": answer.get("evalue", GUARD_MISSING)}
+
+    def await_reply(self, msg_id, timeout=None):
+        """Wait for the reply, keeping what the cell shows meanwhile. Raises Empty when time is up, and KernelDied."""
+        end = time.monotonic() + (timeout or float("inf"))
+        next_look = time.monotonic() + 0.5
+        while True:
+            self._read_shown()
+            if self.printed > PRINT_LIMIT and not self.flooded:
+                self.flooded = True
+                self.interrupt()
+            try:
+                message = self.kc.get_shell_msg(timeout=0.02)
+            except Empty:
+                now = time.monotonic()
+                if now > end:
+                    raise
+                if now > next_look:
+                    if not self.is_alive():
+                        raise KernelDied from None
+                    next_look = now + 0.5
+                continue
+            if message["parent_header"].get("msg_id") == msg_id:
+                self.reply = message["content"]
+                return
+
+    def _read_shown(self):
+        while True:
+            try:
+                self.waiting.append(self._shortened(self.kc.get_iopub_msg(timeout=0)))
+            except Empty:
+                return
+
+    def get_message(self, stream, timeout=None):
+        if stream == "iopub" and self.waiting:
+            return self.waiting.popleft()
+        return self._shortened(super().get_message(stream, timeout=timeout))
+
+    def _shortened(self, message):
+        if message["msg_type"] == "stream":
+            text = message["content"]["text"]
+            message["content"]["text"] = text[: max(0, KEPT_TEXT - self.printed)]
+            self.printed += len(text)
+        return message
+
+
+class ChapterFile(nbval.IPyNbFile):
+    def setup(self):
+        """Start the kernel of this very Python, in the learner's folder."""
+        test = os.environ.pop("PYTEST_CURRENT_TEST", None)
+        try:
+            folder = self.config.option.tplab_folder or str(self.path.parent)
+            patience = self.config.option.nbval_kernel_startup_timeout
+            self.kernel = started(lambda: Kernel(CURRENT_ENV_KERNEL_NAME, cwd=folder, startup_timeout=patience))
+        finally:
+            if test is not None:
+                os.environ["PYTEST_CURRENT_TEST"] = test
+
+    def collect(self):
+        for item in super().collect():
+            tags = nbval.find_metadata_tags(item.cell.metadata)  # what comments in the cell say doesn't count
+            options = collections.defaultdict(bool, tags)
+            options.setdefault("check", self.compare_outputs)
+            yield ChapterCell.from_parent(
+                self, name=item.cell.get("id") or item.name, cell_num=item.cell_num, cell=item.cell, options=options
+            )
+
+
+class ChapterCell(nbval.IPyNbCell):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.output_timeout = 15  # seconds that an interrupted cell has to clean up
+
+    @property
+    def marks(self) -> dict:
+        return dict(self.cell.metadata.get("tplab", {}))
+
+    def limit(self, asked: float) -> float:
+        """Seconds that this cell has. The chapter's own set-up imports torch, whatever the learner's cells may take."""
+        if self.marks.get("role") == "setup":
+            return max(asked, CELL_TIMEOUT)
+        return min(asked, self.marks.get("timeout", asked))
+
+    def runtest(self):
+        kernel = self.parent.kernel
+        asked = self.config.option.nbval_cell_timeout
+        limit = self.config.option.nbval_cell_timeout = self.limit(asked)
+        kernel.beside = self.marks.get("role") == "guard"
+        try:
+            super().runtest()
+        except nbval.NbCellError:
+            if kernel.flooded:
+                millions = PRINT_LIMIT // 1_000_000
+                self.raise_cell_error(f"it printed more than {millions} million characters and was stopped")
+            raise
+        finally:
+            self.config.option.nbval_cell_timeout = asked
+            if hasattr(kernel, "km"):  # else nbval has given the kernel up
+                self.parent.timed_out = False
+        if not kernel.reply:  # it says that it is idle and has never answered, as without sys.stderr
+            self.raise_cell_error(f"Timeout of {limit:g} seconds exceeded: no answer from the kernel")
+        if kernel.beside and kernel.guard_error:
+            self.raise_cell_error("{ename}: {evalue}".format(**kernel.guard_error))
+        if kernel.reply.get("status") == "error" and not self.options["check_exception"]:
+            self.raise_cell_error(f"{kernel.reply.get('ename')}: {kernel.reply.get('evalue')}")
+
+    def compare_outputs(self, test, ref, skip_compare=None):
+        if self.marks.get("role") == "check" or "check" in self.marks:
+            test, ref = results_only(test), results_only(ref)
+        return super().compare_outputs(test, ref, skip_compare)
+
+
+def results_only(outputs: list) -> list[NotebookNode]:
+    """The results of a cell, as text."""
+    results = [output for output in outputs if output["output_type"] == "execute_result"]
+    return [NotebookNode(output_type="execute_result", text=output["data"].get("text/plain", "")) for output in results]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if isinstance(item, ChapterCell) and (report.when == "call" or report.outcome != "passed"):
+        _send(item.config, row(item, report, call))
+
+
+def row(item: ChapterCell, report: pytest.TestReport, call: pytest.CallInfo) -> dict:
+    """What became of a cell, for report.py."""
+    told = {"id": item.cell.get("id"), "outcome": report.outcome, "seconds": round(report.duration, 3), **item.marks}
+    if call.excinfo is None:
+        return told
+    error = call.excinfo.value
+    told["problem"] = "kernel died" if _kernel_is_gone(item, error) else type(error).__name__
+    told["message"] = _ANSI.sub("", str(error))
+    if item.marks.get("role") == "guard" and item.parent.kernel is not None:
+        told |= item.parent.kernel.guard_error
+    shown = next((output for output in item.test_outputs or [] if output["output_type"] == "error"), None)
+    if shown:
+        told["ename"], told["evalue"] = shown["ename"], _ANSI.sub("", shown["evalue"])
+        told["traceback"] = _ANSI.sub("", "\n".join(shown["traceback"]))
+    elif "outputs differ" in told["message"]:
+        for side, outputs in (("expected", item.cell.outputs), ("got", item.test_outputs or [])):
+            told[side] = "\n".join(output["text"] for output in results_only(outputs))
+    return told
+
+
+def _kernel_is_gone(item: ChapterCell, error: BaseException) -> bool:
+    return isinstance(error, KernelDied) or item.parent.kernel is None or not item.parent.kernel.is_alive()

@@ -1,0 +1,126 @@
+"""Run nbval on a notebook in a process of its own and hand on what it says, cell by cell.
+
+What it says comes through a pipe that no cell can open by a name. Every process of a run carries a mark in its
+environment, unique to the run; on Linux those that drop it are adopted by nbval's process (see nbval_plugin.py).
+Whatever is still there in the end is ended too, by its id.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tplab.course.notebooks.cells import Cell, write_notebook
+from tplab.course.notebooks.kernels import CELL_TIMEOUT, kernel_environment
+
+MARK = "TPLAB_CHECK_RUN"
+POLL = 0.1  # seconds between two looks at whether nbval has ended
+# pytest without 1.5 s of importing a grammar for e-mail addresses, which nbformat's own needs don't include
+PYTEST = "import sys; sys.modules['rfc3987_syntax'] = None; import pytest; sys.exit(pytest.main())"
+OURS = ("tplab.runtime", "ipykernel_launcher")  # in the command lines of what a run itself starts
+GRACE = 2.0  # seconds that ended processes have to go
+
+
+class Run:
+    """One run of nbval. Iterate over it for the rows that nbval_plugin.py writes; `notes` is complete afterwards."""
+
+    def __init__(self, cells: list[Cell], folder: Path, timeout: float = CELL_TIMEOUT):
+        self.cells, self.folder, self.timeout = cells, folder, timeout
+        self.mark = uuid.uuid4().hex
+        self.notes: list[str] = []
+
+    def __iter__(self) -> Iterator[dict]:
+        with tempfile.TemporaryDirectory(prefix="tplab-check-") as scratch:
+            log = Path(scratch, "pytest.txt")
+            results, theirs = os.pipe()
+            process = self._start(Path(scratch), theirs, log)
+            os.close(theirs)
+            left = 0
+            try:
+                for row in _follow(process, results):
+                    if "left" in row:
+                        left = row["left"]
+                    else:
+                        yield row
+                if process.returncode not in (0, 1):
+                    last = log.read_text(encoding="utf-8", errors="replace").strip()[-2000:]
+                    self.notes.append(f"nbval ended with status {process.returncode}:\n{last}")
+            finally:
+                os.close(results)
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+                count = left + end_processes(self.mark)
+                if count:
+                    self.notes.append(f"{count} process{'es' if count > 1 else ''} left behind by a cell, now ended.")
+
+    def _start(self, scratch: Path, results: int, log: Path) -> subprocess.Popen:
+        copy = scratch / "chapter.ipynb"
+        write_notebook(self.cells, copy)
+        environment = kernel_environment() | {MARK: self.mark, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER"):
+            environment.pop(name, None)
+        command = [sys.executable, "-c", PYTEST, "-q", "-p", "tplab.course.grading.nbval_plugin", "--nbval"]
+        command += ["-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={scratch}", "--color=no"]
+        command += [f"--nbval-cell-timeout={self.timeout}", "--nbval-kernel-startup-timeout=120"]
+        command += [f"--tplab-results={results}", f"--tplab-folder={self.folder}", str(copy)]
+        with open(log, "wb") as output:
+            return subprocess.Popen(
+                command, cwd=scratch, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                pass_fds=(results,),
+            )  # fmt: skip
+
+
+def _follow(process: subprocess.Popen, results: int) -> Iterator[dict]:
+    """The rows that come through a pipe, until its writer has ended."""
+    rest = b""
+    while True:
+        ended = process.poll() is not None
+        if select.select([results], [], [], 0 if ended else POLL)[0]:
+            data = os.read(results, 1 << 16)
+            if not data:
+                process.wait()
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            yield from (json.loads(line) for line in lines)
+        elif ended:
+            return
+
+
+def end_processes(mark: str) -> int:
+    """End every process that carries this run's mark; returns how many of them a cell has started."""
+    import psutil
+
+    return end_all(lambda: [process for process in psutil.process_iter() if _carries(process, mark)])
+
+
+def end_all(find: Callable[[], list]) -> int:
+    """End the processes that `find` finds, by id; returns how many of them a cell has started."""
+    import psutil
+
+    foreign = 0
+    for _ in range(5):  # a process may start another while we look
+        found = find()
+        if not found:
+            break
+        for process in found:
+            with suppress(psutil.Error):
+                command = " ".join(process.cmdline())  # empty while it ends
+                foreign += bool(command) and not any(part in command for part in OURS)
+                process.kill()
+        psutil.wait_procs(found, timeout=GRACE)
+    return foreign
+
+
+def _carries(process: Any, mark: str) -> bool:
+    try:
+        return process.pid != os.getpid() and process.environ().get(MARK) == mark
+    except Exception:  # psutil has several: gone meanwhile, another user's, a zombie
+        return False

@@ -1,0 +1,227 @@
+"""From a chapter's source to its two notebooks.
+
+    solutions/NN_name.py  ->  solutions/NN_name.ipynb  (answers in, executed)  ->  chapters/NN_name.ipynb  (answers out)
+    solutions/index.py    ->  the same, for the page that leads to the chapters
+
+    tplab build              build what changed; NN ... builds only these chapters, "index" the index
+    tplab build --force      execute everything again
+    tplab build --check      say which notebooks are stale (exit 1); needs no kernel
+
+Everything but the execution is a pure function, so that two builds from the same outputs are equal to the byte.
+"""
+
+import argparse
+import copy
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from tplab.course.notebooks.outputs import ExecutionError, execute, expected_output
+from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, fold_hints, keep_solution, task_heading
+from tplab.course.notebooks.rules import validate
+from tplab.course.notebooks.source import INDEX, Cell, Chapter, SourceError, pages, read
+
+COURSE = Path(__file__).parents[1]
+SHOWING = (  # modules that word what a cell shows
+    "checks/failures", "checks/ledger", "checks/predictions", "checks/symptoms", "feedback/tracebacks",
+    "feedback/verdict",
+)  # fmt: skip
+SIZE_LIMIT = 1_000_000  # bytes; GitHub shows no larger notebook
+METADATA = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+
+class BuildError(Exception):
+    """A notebook can't be written; the message says why."""
+
+
+def skeleton(chapter: Chapter, *, blank: bool) -> NotebookNode:
+    """The chapter as a notebook without outputs: with its answers, or as the learner finds it (`blank`)."""
+    notebook = nbformat.v4.new_notebook(metadata=copy.deepcopy(METADATA))
+    if not (blank or chapter.is_index):
+        notebook.metadata["tplab"] = {"checks": fingerprint(chapter.number)}
+    titles = {number: cell.attributes["title"] for number, cell in chapter.of_role("task").items()}
+    taken: set[str] = set()
+    for cell in chapter.cells:
+        new = nbformat.v4.new_code_cell if cell.code else nbformat.v4.new_markdown_cell
+        made = new(_text(cell, blank), metadata=_metadata(cell, titles))
+        made["id"] = _cell_id(cell, taken)
+        notebook.cells.append(made)
+    return notebook
+
+
+def fingerprint(number: int) -> str:
+    """Of what the outputs of a chapter say besides its source: its checks and predictions, and what words them.
+
+    It stands in the solution's metadata, so that a change of a check's text makes the solution stale.
+    """
+    digest = hashlib.sha256()
+    for path in [
+        *sorted((COURSE / "chapters" / f"ch{number:02d}").glob("*.py")),
+        *(COURSE / f"{name}.py" for name in SHOWING),
+    ]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _text(cell: Cell, blank: bool) -> str:
+    if cell.role == "task":
+        return task_heading(cell.text, cell.number, **cell.attributes)
+    if cell.role == "hints":
+        return fold_hints(cell.text)
+    if cell.role == "exercise":
+        return blank_exercise(cell.text, cell.number) if blank else keep_solution(cell.text)
+    if cell.role == "predict" and blank:
+        return blank_prediction(cell.text)
+    return cell.text
+
+
+def _metadata(cell: Cell, titles: dict[str, str]) -> dict:
+    metadata: dict = {}
+    if cell.role:
+        metadata["tplab"] = {cell.role: cell.number, **cell.attributes}
+    if cell.role == "check":
+        metadata["tplab"]["title"] = titles[cell.number]
+    tags = list(cell.tags)
+    if cell.code:
+        tags.append("nbval-check-output" if cell.role == "check" else "nbval-ignore-output")
+    if tags:
+        metadata["tags"] = tags
+    return metadata
+
+
+def _cell_id(cell: Cell, taken: set[str]) -> str:
+    """An id that stays the same from build to build: by role and number, else by content."""
+    if cell.role:
+        name = f"{cell.role}-{cell.number.replace('.', '-')}"
+    else:
+        name = "cell-" + hashlib.sha256(f"{cell.code}{cell.text}".encode()).hexdigest()[:10]
+    unique, count = name, 1
+    while unique in taken:
+        count += 1
+        unique = f"{name}-{count}"
+    taken.add(unique)
+    return unique
+
+
+def without_outputs(notebook: NotebookNode) -> NotebookNode:
+    bare = copy.deepcopy(notebook)
+    for cell in bare.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return bare
+
+
+def blank_chapter(chapter: Chapter, solution: NotebookNode) -> NotebookNode:
+    """The learner's notebook: no answers, and no outputs but what each check shows once its exercise is solved."""
+    notebook = skeleton(chapter, blank=True)
+    for cell, solved in zip(notebook.cells, solution.cells, strict=True):
+        if "check" in cell.metadata.get("tplab", {}):
+            cell.outputs = expected_output(solved.outputs)
+            cell.execution_count = solved.execution_count  # nbval compares only cells that have one
+    return notebook
+
+
+def to_text(notebook: NotebookNode) -> str:
+    return nbformat.writes(notebook) + "\n"
+
+
+def load(path: Path) -> NotebookNode | None:
+    """A notebook that this build wrote, or None where there is none that can be read."""
+    try:
+        return nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
+    except (OSError, ValueError, nbformat.ValidationError):
+        return None
+
+
+def is_executed_from(solution: NotebookNode | None, chapter: Chapter) -> bool:
+    return solution is not None and to_text(without_outputs(solution)) == to_text(skeleton(chapter, blank=False))
+
+
+def stale(chapter: Chapter, root: Path) -> list[str]:
+    """Which of the chapter's notebooks are not what its source says. Starts no kernel."""
+    solution = load(root / "solutions" / f"{chapter.stem}.ipynb")
+    if solution is None or not is_executed_from(solution, chapter):
+        return [f"solutions/{chapter.stem}.ipynb"]
+    path = root / "chapters" / f"{chapter.stem}.ipynb"
+    wanted = to_text(blank_chapter(chapter, solution))
+    if not path.exists() or path.read_text(encoding="utf-8") != wanted:
+        return [f"chapters/{chapter.stem}.ipynb"]
+    return []
+
+
+def build(chapter: Chapter, root: Path, *, force: bool = False) -> list[str]:
+    """Write the chapter's notebooks where they are stale; returns what was written."""
+    solution_path = root / "solutions" / f"{chapter.stem}.ipynb"
+    solution = load(solution_path)
+    written = []
+    if force or solution is None or not is_executed_from(solution, chapter):
+        solution = execute(skeleton(chapter, blank=False), solution_path.parent)
+        written += _write(solution, solution_path)
+    return written + _write(blank_chapter(chapter, solution), root / "chapters" / f"{chapter.stem}.ipynb")
+
+
+def _write(notebook: NotebookNode, path: Path) -> list[str]:
+    text = to_text(notebook)
+    size = len(text.encode())
+    if size > SIZE_LIMIT:
+        largest = max(notebook.cells, key=lambda cell: len(json.dumps(cell)))
+        raise BuildError(
+            f"{path.name} would have {size:,} bytes, the limit is {SIZE_LIMIT:,}; the largest cell is {largest.id} "
+            f"({len(json.dumps(largest)):,} bytes): draw a smaller picture or print less"
+        )
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return [f"{path.parent.name}/{path.name}"]
+
+
+def _name(path: Path) -> str:
+    """How a source is called on the command line: "4", "index"."""
+    return path.stem if path.stem == INDEX else str(int(path.stem[:2]))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tplab build", description="Build the course's notebooks.")
+    parser.add_argument("chapters", nargs="*", metavar="NN", help='only these chapters; "index" is the index')
+    parser.add_argument("--root", type=Path, default=Path("."), help="the folder that holds solutions/ and chapters/")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a notebook is stale")
+    parser.add_argument("--force", action="store_true", help="execute again, also what is up to date")
+    options = parser.parse_args(argv)
+    wanted = [name.lstrip("0") or "0" for name in options.chapters]
+    paths = [path for path in pages(options.root) if not wanted or _name(path) in wanted]
+    missing = set(wanted) - {_name(path) for path in paths}
+    if missing or not paths:
+        numbers = ", ".join(sorted(missing)) or "any chapter"
+        print(f"there is no source of chapter {numbers} in {options.root / 'solutions'}", file=sys.stderr)
+        return 2
+    failed = False
+    for path in paths:
+        started = time.monotonic()
+        try:
+            chapter = read(path)
+            validate(chapter)
+            if options.check:
+                found = stale(chapter, options.root)
+                print(
+                    "\n".join(f"stale       {name}; run `make notebooks`" for name in found)
+                    or f"up to date  {path.stem}"
+                )
+                failed |= bool(found)
+            else:
+                written = build(chapter, options.root, force=options.force)
+                seconds = f"{time.monotonic() - started:.0f} s"
+                print("\n".join(f"wrote       {name} ({seconds})" for name in written) or f"up to date  {path.stem}")
+        except (SourceError, ExecutionError, BuildError) as error:
+            print(f"refused     {path.name}: {error}", file=sys.stderr)
+            failed = True
+        sys.stdout.flush()
+    return int(failed)

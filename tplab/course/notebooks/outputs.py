@@ -1,0 +1,121 @@
+"""Execute a solution notebook and keep of its outputs what can be stored: no widget state, no paths of this machine."""
+
+import base64
+import re
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from nbformat import NotebookNode
+from nbformat.v4 import new_output
+
+from tplab.course.notebooks.kernels import CELL_TIMEOUT, PACKAGE_ROOT, kernel_environment, started
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+EXPECTED_LABEL = Path(__file__).with_name("expected_output.png")
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class ExecutionError(Exception):
+    """A cell of a solution failed; the message names it and shows what it raised."""
+
+
+def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
+    """Run every cell in `folder` and store what they show; the notebook is changed in place and returned."""
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT,
+        record_timing=False,
+        extra_arguments=["--IPKernelApp.log_level=40"],  # errors only
+        resources={"metadata": {"path": str(folder)}},
+    )
+    try:
+        started(lambda: client.execute(env=kernel_environment()))
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        failed = next((cell for cell in notebook.cells if _shows_error(cell)), None)
+        name = f"cell {failed.id}" if failed else "a cell"
+        told = _ANSI.sub("", str(error)).rpartition("------------------\n")[2].strip()
+        raise ExecutionError(f"{name} of the solution failed in {folder}:\n{told}") from error
+    state = notebook.metadata.pop("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
+    notebook.metadata["language_info"] = {"name": "python"}
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        cell.metadata.pop("execution", None)
+        cell.outputs = storable(cell.outputs, state)
+        if "check" in cell.metadata.get("tplab", {}) and not _has_result(cell.outputs):
+            raise ExecutionError(f"cell {cell.id} in {folder} shows no verdict; its check must return one")
+    return notebook
+
+
+def _shows_error(cell: NotebookNode) -> bool:
+    return any(output.output_type == "error" for output in cell.get("outputs", []))
+
+
+def _has_result(outputs: list) -> bool:
+    return any(output.output_type == "execute_result" and "text/plain" in output.data for output in outputs)
+
+
+def storable(outputs: list, widgets: dict) -> list:
+    """Outputs as they are saved: streams merged, widgets replaced by the picture they first show."""
+    kept: list = []
+    for output in outputs:
+        output.pop("transient", None)
+        if output.output_type == "stream":
+            output.text = redact(output.text)
+            same = [other for other in kept if other.output_type == "stream" and other.name == output.name]
+            if same:
+                same[0].text += output.text
+                continue
+        elif "data" in output:
+            view = output.data.pop(WIDGET_VIEW, None)
+            if view:
+                data, metadata = still_picture(widgets, view["model_id"])
+                output.data.update(data)
+                output.metadata.update(metadata)
+            for kind in ("text/plain", "text/html"):
+                if kind in output.data:
+                    output.data[kind] = redact(output.data[kind])
+        kept.append(output)
+    return kept
+
+
+def still_picture(widgets: dict, reference: str, seen: tuple[str, ...] = ()) -> tuple[dict, dict]:
+    """Data and metadata (its width) of the first picture inside a widget: explore() keeps it in an Output widget."""
+    name = reference.removeprefix("IPY_MODEL_")
+    state = widgets.get(name, {}).get("state", {})
+    for output in state.get("outputs", []):
+        parts = output.get("data", {}), output.get("metadata", {})
+        if "image/png" in parts[0]:
+            data, metadata = ({kind: part[kind] for kind in part if kind == "image/png"} for part in parts)
+            return data, metadata
+    for child in state.get("children", []):
+        if child not in seen and (picture := still_picture(widgets, child, (*seen, reference)))[0]:
+            return picture
+    return {}, {}
+
+
+def redact(text: str) -> str:
+    """Without the folders of the machine that built the notebook."""
+    for folder, name in (
+        (sysconfig.get_path("purelib"), "site-packages"),
+        (sysconfig.get_path("stdlib"), "python"),
+        (str(PACKAGE_ROOT), "tplab-course"),
+    ):
+        text = text.replace(folder, name)
+    return re.sub(re.escape(tempfile.gettempdir()) + r"/ipykernel_\d+/\d+\.py", "cell", text)
+
+
+def expected_output(outputs: list) -> list:
+    """The verdict of a solved check, below a label that says so.
+
+    The label is a picture without text beside it: nbval compares neither pictures nor their number, so the chapter,
+    once solved, passes `pytest --nbval-lax` also before the learner has run its check cells.
+    """
+    png = base64.b64encode(EXPECTED_LABEL.read_bytes()).decode()
+    label = new_output("display_data", data={"image/png": png}, metadata={"image/png": {"width": 660, "height": 44}})
+    return [label, *(output for output in outputs if output.output_type == "execute_result")]

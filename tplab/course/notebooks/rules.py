@@ -1,0 +1,186 @@
+"""What the source of a chapter must keep to. `validate` raises SourceError for the first rule that is broken.
+
+- An exercise is task, exercise, hints, check, directly one after another, numbered 4.1, 4.2, ...
+- Its cell holds functions, classes, imports and a docstring, with the answer between the markers.
+- A check cell is one expression, check("4.1", ...); a predict cell is one expression, predict("4.a", ...).
+- A given cell uses no answer before that answer's check; exercises and checks use no given cell but the setup.
+- There are exactly three hints.
+"""
+
+import ast
+import re
+
+from tplab.course.notebooks.rewrite import RewriteError, blank_exercise, fold_hints, has_solution_region
+from tplab.course.notebooks.source import (
+    DEFINITIONS,
+    ROLES,
+    Cell,
+    Chapter,
+    SourceError,
+    bound_names,
+    defined_names,
+    parse_code,
+    used_names,
+)
+
+
+def validate(chapter: Chapter) -> None:
+    """Raise SourceError, naming the file and the cell and what to do, for the first rule that is broken."""
+    for cell in chapter.cells:
+        _validate_form(cell)
+    _validate_numbers(chapter)
+    _validate_order(chapter)
+    _validate_given_cells(chapter)
+
+
+def _validate_form(cell: Cell) -> None:
+    wants_code = cell.role in ("exercise", "check", "predict")
+    if cell.role and cell.code != wants_code:
+        raise cell.refuse(f"{cell.role}={cell.number!r} belongs on a {'code' if wants_code else '[markdown]'} cell")
+    if cell.code:
+        try:
+            parse_code(cell.text)
+        except SyntaxError as error:
+            raise cell.refuse(f"line {error.lineno} of the cell is not Python: {error.msg}") from error
+    if cell.role != "exercise" and has_solution_region(cell.text):
+        raise cell.refuse(
+            "a solution region outside an exercise; put exercise=... on the cell line or drop the markers"
+        )
+    if cell.role in ("check", "predict"):
+        _validate_call(cell)
+    if cell.role == "exercise":
+        _validate_exercise(cell)
+    if cell.role == "hints":
+        try:
+            fold_hints(cell.text)
+        except RewriteError as error:
+            raise cell.refuse(f"hints {cell.number}: {error}") from error
+    if cell.role == "task":
+        _validate_task(cell)
+
+
+def _validate_task(cell: Cell) -> None:
+    title, difficulty, minutes = (cell.attributes.get(name) for name in ("title", "difficulty", "minutes"))
+    if not isinstance(title, str) or not title:
+        raise cell.refuse(f'task {cell.number} needs title="..."')
+    if not isinstance(difficulty, int) or not 1 <= difficulty <= 5:
+        raise cell.refuse(f"task {cell.number} needs difficulty=1 to 5, not {difficulty}")
+    if not isinstance(minutes, int) or minutes < 1:
+        raise cell.refuse(f"task {cell.number} needs minutes=, a whole number, not {minutes}")
+
+
+def _validate_call(cell: Cell) -> None:
+    """A check or predict cell is exactly one expression: check("4.1", ...) or predict("4.a", ...)."""
+    role, body = cell.role, parse_code(cell.text).body
+    call = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == role):
+        raise cell.refuse(f'a {role} cell is exactly one expression: {role}("{cell.number}", ...)')
+    first = call.args[0] if call.args else None
+    if not isinstance(first, ast.Constant) or first.value != cell.number:
+        said = ast.unparse(first) if first else "nothing"
+        raise cell.refuse(f'the cell line says {role} "{cell.number}", but its call says {said}; make them the same')
+
+
+def _validate_exercise(cell: Cell) -> None:
+    if not has_solution_region(cell.text):
+        raise cell.refuse(f"exercise {cell.number} has no ### BEGIN SOLUTION ... ### END SOLUTION region")
+    try:
+        blank = blank_exercise(cell.text, cell.number)
+    except RewriteError as error:
+        raise cell.refuse(f"exercise {cell.number}: {error}") from error
+    try:
+        blank_tree = parse_code(blank)
+    except SyntaxError as error:
+        raise cell.refuse(
+            f"exercise {cell.number} is not Python once its solution is taken out: {error.msg}"
+        ) from error
+    for tree, form in ((parse_code(cell.text), ""), (blank_tree, ", once its solution is taken out,")):
+        for position, node in enumerate(tree.body):
+            docstring = position == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            if not docstring and not isinstance(node, (*DEFINITIONS, ast.Import, ast.ImportFrom)):
+                raise cell.refuse(
+                    f"exercise {cell.number}{form} holds `{ast.unparse(node).splitlines()[0]}`; "
+                    "an exercise is functions, classes, imports and a docstring, so move it into a cell of its own"
+                )
+    if not defined_names(cell.text) or defined_names(cell.text) != defined_names(blank):
+        raise cell.refuse(
+            f"exercise {cell.number} must define the same functions or classes with and without its solution"
+        )
+
+
+def _validate_numbers(chapter: Chapter) -> None:
+    seen: set[tuple[str, str]] = set()
+    pattern = dict.fromkeys(ROLES, r"\d+") | {"predict": "[a-z]"}
+    for cell in chapter.cells:
+        if cell.role is None:
+            continue
+        if chapter.is_index:
+            raise cell.refuse(f"{cell.role} {cell.number} in the index; it belongs into a chapter")
+        if not re.fullmatch(rf"{chapter.number}\.{pattern[cell.role]}", cell.number):
+            example = f"{chapter.number}.{'a' if cell.role == 'predict' else 1}"
+            raise cell.refuse(f"{cell.role} {cell.number!r} in chapter {chapter.number}; number it like {example}")
+        if (cell.role, cell.number) in seen:
+            raise cell.refuse(f"a second {cell.role} {cell.number}; give each its own number")
+        seen.add((cell.role, cell.number))
+
+
+def _validate_order(chapter: Chapter) -> None:
+    """Per exercise: task, exercise, hints, check, directly one after another; numbered 1, 2, 3, ..."""
+    parts = ("task", "exercise", "hints", "check")
+    cells = chapter.cells
+    for index, cell in enumerate(cells):
+        if cell.role not in parts:
+            continue
+        if cell.role != "task":
+            place = parts.index(cell.role)
+            before = cells[index - 1] if index else None
+            if before is None or (before.role, before.number) != (parts[place - 1], cell.number):
+                raise cell.refuse(
+                    f"{cell.role} {cell.number} must follow {parts[place - 1]} {cell.number} directly; "
+                    f"the order of an exercise is {', '.join(parts)}"
+                )
+        if cell.role != "check":
+            follower = parts[parts.index(cell.role) + 1]
+            after = cells[index + 1] if index + 1 < len(cells) else None
+            if after is None or (after.role, after.number) != (follower, cell.number):
+                raise cell.refuse(
+                    f"{cell.role} {cell.number} has no {follower} right after it; "
+                    f"the order of an exercise is {', '.join(parts)}"
+                )
+    for role in ("check", "predict"):
+        numbers = list(chapter.of_role(role))
+        names = [chr(ord("a") + i) if role == "predict" else str(i + 1) for i in range(len(numbers))]
+        if numbers != [f"{chapter.number}.{name}" for name in names]:
+            raise SourceError(
+                f"{chapter.path.name}: the {role} cells are numbered {', '.join(numbers)}; count up from 1 or a"
+            )
+
+
+def _validate_given_cells(chapter: Chapter) -> None:
+    """No given cell needs an answer before it has been checked; no answer needs a given cell outside the setup."""
+    waiting = {name: cell.number for cell in chapter.of_role("exercise").values() for name in defined_names(cell.text)}
+    setup: set[str] = set()
+    answers: set[str] = set()
+    given: dict[str, str] = {}
+    for cell in chapter.cells:
+        if not cell.code:
+            continue
+        if cell.role == "check":
+            waiting = {name: number for name, number in waiting.items() if number != cell.number}
+        if cell.role in ("exercise", "check"):
+            needs = used_names(cell.text) & set(given)
+            for name in sorted(needs - setup - bound_names(cell.text) - answers):
+                raise cell.refuse(
+                    f"{cell.role} {cell.number} uses {name} of {given[name]}; give that cell the tag setup"
+                )
+            answers |= bound_names(cell.text)
+        elif "setup" in cell.tags:
+            setup |= bound_names(cell.text)
+        else:
+            for name in sorted(used_names(cell.text) & set(waiting)):
+                number = waiting[name]
+                raise cell.refuse(
+                    f"this given cell uses {name}, which the learner writes in exercise {number}; "
+                    f"move it below check {number}"
+                )
+            given |= dict.fromkeys(bound_names(cell.text), cell.where)

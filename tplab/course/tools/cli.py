@@ -1,0 +1,55 @@
+"""The command `tplab`. Each command is a file in tools/; `tplab build` is build.py.
+
+Exit code: 0 all is well, 1 something is not (an exercise does not pass, a fault was found), 2 a file can't be read or
+the command is wrong.
+"""
+
+import argparse
+import sys
+
+from rich.console import Console
+from rich.text import Text
+
+import tplab
+from tplab.course.notebooks.cells import Unreadable
+from tplab.course.tools import check, doctor, hint, lab, plan, progress, reset, solution
+from tplab.course.tools.course_files import Misuse
+
+COMMANDS = (lab, check, progress, hint, solution, reset, doctor, plan)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Carry out a command line; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["build"]:
+        from tplab.course.notebooks.build import main as build  # here, since it takes seconds to import
+
+        return build(arguments[1:])
+    options = parse(arguments)
+    console = Console(highlight=False)
+    try:
+        return options.run(options, console)
+    except (Misuse, Unreadable) as error:
+        Console(stderr=True, highlight=False).print(Text(str(error), style="red"))
+        return 2
+    except KeyboardInterrupt:
+        console.print("stopped")
+        return 130
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tplab", description="The course's command.")
+    parser.add_argument("--version", action="version", version=f"tplab {tplab.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for command in COMMANDS:
+        command.add(commands)
+    commands.add_parser("build", help="build the notebooks from solutions/*.py")
+    options, rest = parser.parse_known_args(arguments)
+    if rest and not getattr(options, "hands_on", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

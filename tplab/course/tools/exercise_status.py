@@ -1,0 +1,108 @@
+"""How far a learner is: what is known of every exercise, from their own notebooks and from what `tplab check` has said.
+
+passed, failed    `tplab check` said so of exactly this code (see fingerprint.py): verified
+                  or the check cell in the saved notebook shows it: not verified
+to do             the stub is still there, or the code was edited since its check, or it was never checked
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tplab.course.grading.check_notebook import exercises_of
+from tplab.course.grading.merge import is_stub, merge
+from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
+from tplab.course.tools import state
+from tplab.course.tools.course_files import ChapterFiles, all_chapters
+from tplab.course.tools.fingerprint import Fingerprint, fingerprints
+from tplab.course.tools.saved_outputs import shown
+
+AS_SHOWN = "as the notebook shows it, not verified"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One exercise. `minutes` is what the chapter says that it takes."""
+
+    number: str
+    title: str
+    minutes: int
+    status: str  # "passed", "failed" or "to do"
+    verified: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ChapterStanding:
+    number: int
+    title: str
+    path: Path
+    exercises: tuple[Standing, ...]
+    problem: str = ""  # why the notebook can't be read
+
+    @property
+    def passed(self) -> int:
+        return sum(exercise.status == "passed" and exercise.verified for exercise in self.exercises)
+
+    @property
+    def shown(self) -> int:
+        """How many pass only as the notebook shows them."""
+        return sum(exercise.status == "passed" and not exercise.verified for exercise in self.exercises)
+
+    @property
+    def minutes(self) -> int:
+        return sum(exercise.minutes for exercise in self.exercises)
+
+    @property
+    def minutes_left(self) -> int:
+        return sum(exercise.minutes for exercise in self.exercises if exercise.status != "passed")
+
+
+def standings(root: Path, numbers: list[int] | None = None) -> list[ChapterStanding]:
+    """Every chapter, or only these. Runs nothing."""
+    known = all_chapters(root)
+    entries = state.load(root)
+    return [standing(known[number], entries) for number in numbers or known]
+
+
+def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterStanding:
+    """One chapter. Raises Unreadable where the course's own solution can't be read."""
+    reference = read_notebook(files.reference)
+    titles = exercises_of(reference)
+    minutes = {str(cell.marks["task"]): int(cell.marks.get("minutes", 0)) for cell in reference if "task" in cell.marks}
+
+    def chapter(exercises: list[Standing], problem: str = "") -> ChapterStanding:
+        return ChapterStanding(files.number, files.title(reference), files.learner, tuple(exercises), problem)
+
+    try:
+        learner = read_notebook(files.learner)
+    except Unreadable as error:
+        blank = [Standing(number, title, minutes.get(number, 0), "to do") for number, title in titles.items()]
+        return chapter(blank, f"{error} To begin anew: tplab reset {files.number} (it keeps a copy)")
+    merged = merge(reference, learner)
+    answers = {piece.number: piece.source for piece in merged.pieces if piece.role == "exercise"}
+    prints = fingerprints(reference, learner, files)
+    found = []
+    for number, title in titles.items():
+        if number in merged.missing:
+            judged = "to do", False, merged.missing[number]
+        else:
+            judged = _judge(number, answers[number], prints[number], entries.get(number), learner)
+        found.append(Standing(number, title, minutes.get(number, 0), *judged))
+    return chapter(found)
+
+
+def _judge(
+    number: str, answer: str, now: Fingerprint, entry: state.Entry | None, learner: list[Cell]
+) -> tuple[str, bool, str]:
+    """Status, whether it is verified, and a note, for an exercise that has an answer."""
+    if is_stub(answer, number):
+        return "to do", False, ""
+    if entry and (entry.answer, entry.check) == (now.answer, now.check):
+        return entry.status, True, f"checked {entry.checked}"
+    if entry and entry.answer == now.answer:
+        return "to do", False, "the course's check has changed since; check it again"
+    is_old = entry is not None and entry.output == now.output  # it was there when other code was checked
+    told = "" if is_old else shown(learner, number)
+    if told:
+        return told, False, AS_SHOWN
+    return "to do", False, "edited since it was checked" if entry else "not checked yet"
