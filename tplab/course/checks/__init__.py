@@ -1,4 +1,4 @@
-"""What the checks of all chapters are made of.
+"""What the checks of all chapters are made of. A check imports its vocabulary from here.
 
 exercises          `check("4.1", answer)`, and how a check is registered
 cases              one answer, many cases: run on 1, 2 and 4 ranks, in groups too, and compared on every rank
@@ -10,3 +10,81 @@ differences, mistake_kinds, describe, recorded_traffic   how a value differs, in
 ledger             what the running check has compared so far
 predictions, symptoms, failures   predict(), symptoms(), show_failure()
 """
+
+from tplab.course.checks.cases import Case, Expected, Place, check_cases
+from tplab.course.checks.check_vocabulary import (
+    GROUPS,
+    IN_GROUPS,
+    INPUTS_QUESTION,
+    Lookalikes,
+    ask_about_group,
+    by_name,
+    changed,
+    differs,
+    group_question,
+    has_kind,
+    has_no_gradient,
+    kind_is,
+    make_group,
+    member_of,
+    random_tensor,
+)
+from tplab.course.checks.exercises import WORLD_SIZES, exercise, fresh_generator
+from tplab.course.checks.ledger import current
+from tplab.course.checks.observation import Changed, Claim, NotRun, Observed, Snapshot, observe, portable
+from tplab.course.checks.predictions import Prediction
+from tplab.course.checks.recorded_traffic import Call, Traffic, traffic
+from tplab.course.checks.run_answer import called_as, calling, fail, must_refuse, run_cases, run_ranks
+from tplab.course.checks.symptoms import Symptom
+from tplab.course.checks.verification import LATE_QUESTION, Differences, Question, verify
+from tplab.course.feedback.verdict import CheckFailed, Verdict
+
+__all__ = [
+    "GROUPS",
+    "INPUTS_QUESTION",
+    "IN_GROUPS",
+    "LATE_QUESTION",
+    "WORLD_SIZES",
+    "Call",
+    "Case",
+    "Changed",
+    "CheckFailed",
+    "Claim",
+    "Differences",
+    "Expected",
+    "Lookalikes",
+    "NotRun",
+    "Observed",
+    "Place",
+    "Prediction",
+    "Question",
+    "Snapshot",
+    "Symptom",
+    "Traffic",
+    "Verdict",
+    "ask_about_group",
+    "by_name",
+    "called_as",
+    "calling",
+    "changed",
+    "check_cases",
+    "current",
+    "differs",
+    "exercise",
+    "fail",
+    "fresh_generator",
+    "group_question",
+    "has_kind",
+    "has_no_gradient",
+    "kind_is",
+    "make_group",
+    "member_of",
+    "must_refuse",
+    "observe",
+    "portable",
+    "random_tensor",
+    "run_cases",
+    "run_ranks",
+    "traffic",
+    "verify",
+]

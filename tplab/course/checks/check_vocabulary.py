@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tplab.course.checks.exercises import Differences, Question
+from tplab.course.checks.verification import Differences, Question
 
 Lookalikes = Mapping[str, Mapping[str, Sequence[Tensor]]]
 

@@ -24,37 +24,8 @@ from typing import Any
 import torch
 
 from tplab.course.checks.ledger import current, open_ledger
-from tplab.course.checks.observation import Claim, Observed, Snapshot, observe
-from tplab.course.checks.recorded_traffic import Call, Traffic, traffic
-from tplab.course.checks.run_answer import as_failure, called_as, calling, fail, must_refuse, run_cases, run_ranks
-from tplab.course.checks.verification import Differences, Question, verify
+from tplab.course.checks.run_answer import as_failure
 from tplab.course.feedback.verdict import CheckFailed, Verdict
-
-__all__ = [
-    "WORLD_SIZES",
-    "Call",
-    "CheckFailed",
-    "Claim",
-    "Differences",
-    "Observed",
-    "Question",
-    "Snapshot",
-    "Traffic",
-    "Verdict",
-    "called_as",
-    "calling",
-    "chapter_module",
-    "check",
-    "exercise",
-    "fail",
-    "fresh_generator",
-    "must_refuse",
-    "observe",
-    "run_cases",
-    "run_ranks",
-    "traffic",
-    "verify",
-]
 
 WORLD_SIZES = (1, 2, 4)
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from tplab.course.checks.ledger import current
-from tplab.course.feedback.verdict import CheckFailed
+from tplab.course.checks import CheckFailed, current
 from tplab.memory.config import GPTConfig
 
 Suspect = tuple[float, str]  # what a well-known mistake gives, to the nearest whole number, and what to ask then

@@ -7,7 +7,7 @@ import torch
 
 from tplab.course.chapters.ch00.amounts import Suspect, expect, pick, spelled
 from tplab.course.chapters.ch00.plain_gpt import count, plain_gpt
-from tplab.course.checks.exercises import Verdict, calling, exercise, fresh_generator
+from tplab.course.checks import Verdict, calling, exercise, fresh_generator
 from tplab.memory.config import GPTConfig
 
 # Large primes: nothing that is there in each layer has as many vectors of h numbers as one of the tables.

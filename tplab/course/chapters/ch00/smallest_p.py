@@ -8,8 +8,7 @@ import torch
 
 from tplab.course.chapters.ch00.amounts import Suspect, expect, pick, spelled
 from tplab.course.chapters.ch00.plain_gpt import count, kept_by_layer, plain_gpt
-from tplab.course.checks.exercises import Verdict, calling, exercise, fail, fresh_generator, must_refuse
-from tplab.course.checks.ledger import current
+from tplab.course.checks import Verdict, calling, current, exercise, fail, fresh_generator, must_refuse
 from tplab.course.feedback.verdict import names
 from tplab.memory.config import GPTConfig
 

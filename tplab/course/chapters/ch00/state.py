@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tplab.course.chapters.ch00.amounts import Suspect, expect, pick
-from tplab.course.checks.exercises import Verdict, calling, exercise, fail, fresh_generator
+from tplab.course.checks import Verdict, calling, exercise, fail, fresh_generator
 from tplab.memory.meter import gradient_bytes, parameter_bytes, tensor_bytes
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -17,8 +17,7 @@ from tplab.course.chapters.ch01.rings import (
     check_ring,
     only_traffic,
 )
-from tplab.course.checks.check_vocabulary import Lookalikes, kind_is
-from tplab.course.checks.exercises import Question, Verdict, exercise
+from tplab.course.checks import Lookalikes, Question, Verdict, exercise, kind_is
 
 _COPIES = "p copies of this rank's own part"
 _ARRIVAL = "the parts in the order in which they came, this rank's own first"

@@ -16,8 +16,7 @@ from tplab.course.chapters.ch01.rings import (
     check_ring,
     only_traffic,
 )
-from tplab.course.checks.check_vocabulary import Lookalikes, kind_is
-from tplab.course.checks.exercises import Differences, Question, Verdict, exercise
+from tplab.course.checks import Differences, Lookalikes, Question, Verdict, exercise, kind_is
 
 _OWN = "this rank's own x"
 _FLAT = "the right one as one long row"

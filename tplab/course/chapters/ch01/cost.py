@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tplab.course.checks.check_vocabulary import kind_is
-from tplab.course.checks.exercises import Differences, Question, Verdict, exercise, fresh_generator, verify
-from tplab.course.checks.ledger import current
+from tplab.course.checks import Differences, Question, Verdict, current, exercise, fresh_generator, kind_is, verify
 
 Points = Sequence[tuple[int, float]]
 Fit = Callable[[Points], tuple[float, float]]

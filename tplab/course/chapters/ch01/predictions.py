@@ -1,6 +1,6 @@
 """The predictions of chapter 01. Three of them are about reports that the learner has just read."""
 
-from tplab.course.checks.predictions import Prediction
+from tplab.course.checks import Prediction
 
 PREDICTIONS = {
     "1.a": Prediction(

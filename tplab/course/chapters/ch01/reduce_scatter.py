@@ -17,8 +17,7 @@ from tplab.course.chapters.ch01.rings import (
     check_ring,
     only_traffic,
 )
-from tplab.course.checks.check_vocabulary import Lookalikes, kind_is
-from tplab.course.checks.exercises import Differences, Question, Verdict, exercise
+from tplab.course.checks import Differences, Lookalikes, Question, Verdict, exercise, kind_is
 
 _WHOLE = "all rows of the sum"
 _NEXT = "the row of the sum that belongs to the right neighbour"

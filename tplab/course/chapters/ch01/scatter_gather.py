@@ -17,8 +17,7 @@ from tplab.course.chapters.ch01.rings import (
     sent,
     unwaited,
 )
-from tplab.course.checks.check_vocabulary import has_kind, kind_is, random_tensor
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     Call,
     Observed,
     Question,
@@ -27,6 +26,9 @@ from tplab.course.checks.exercises import (
     Verdict,
     exercise,
     fresh_generator,
+    has_kind,
+    kind_is,
+    random_tensor,
     traffic,
     verify,
 )

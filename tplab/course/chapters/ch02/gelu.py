@@ -6,8 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from tplab.course.checks.check_vocabulary import kind_is, random_tensor
-from tplab.course.checks.exercises import Question, Snapshot, Verdict, calling, exercise, fail, fresh_generator, verify
+from tplab.course.checks import (
+    Question,
+    Snapshot,
+    Verdict,
+    calling,
+    exercise,
+    fail,
+    fresh_generator,
+    kind_is,
+    random_tensor,
+    verify,
+)
 
 IN = 8  # divisible by every p
 

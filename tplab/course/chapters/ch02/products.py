@@ -9,14 +9,15 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from tplab.course.checks.check_vocabulary import Lookalikes, random_tensor
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     Differences,
+    Lookalikes,
     Observed,
     Question,
     Snapshot,
     Traffic,
     fresh_generator,
+    random_tensor,
     run_cases,
     traffic,
     verify,

@@ -18,9 +18,7 @@ from tplab.course.chapters.ch02.products import (
     check_product,
     sent,
 )
-from tplab.course.checks.check_vocabulary import Lookalikes, kind_is
-from tplab.course.checks.exercises import Question, Verdict, exercise
-from tplab.course.checks.verification import LATE_QUESTION
+from tplab.course.checks import LATE_QUESTION, Lookalikes, Question, Verdict, exercise, kind_is
 
 _BESIDE = "the products of all ranks, side by side"
 _P_TIMES_OWN = "p times this rank's own product"

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from tplab.course.checks.check_vocabulary import changed
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     WORLD_SIZES,
     Claim,
     Observed,
@@ -14,6 +13,7 @@ from tplab.course.checks.exercises import (
     Snapshot,
     Verdict,
     calling,
+    changed,
     exercise,
     fresh_generator,
     must_refuse,

@@ -18,9 +18,7 @@ from tplab.course.chapters.ch03.questions import (
     ZERO_OUT,
     traffic_too,
 )
-from tplab.course.checks.check_vocabulary import Lookalikes, kind_is
-from tplab.course.checks.exercises import Question, Verdict, exercise
-from tplab.course.checks.verification import LATE_QUESTION
+from tplab.course.checks import LATE_QUESTION, Lookalikes, Question, Verdict, exercise, kind_is
 
 _OWN_TERM = "this rank's own upstream gradient, before the sum"
 _SUM_X = "the sum of x over all ranks"

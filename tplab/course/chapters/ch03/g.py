@@ -18,9 +18,7 @@ from tplab.course.chapters.ch03.questions import (
     ZERO_OUT,
     traffic_too,
 )
-from tplab.course.checks.check_vocabulary import Lookalikes, kind_is
-from tplab.course.checks.exercises import Question, Verdict, exercise
-from tplab.course.checks.verification import LATE_QUESTION
+from tplab.course.checks import LATE_QUESTION, Lookalikes, Question, Verdict, exercise, kind_is
 
 _SUM_UP = "the sum of the upstream gradients of all ranks"
 _UP_OF_0 = "the upstream gradient of rank 0"

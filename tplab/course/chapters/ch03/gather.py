@@ -20,9 +20,7 @@ from tplab.course.chapters.ch03.questions import (
     ZERO_GRADIENT,
     ZERO_OUT,
 )
-from tplab.course.checks.check_vocabulary import Lookalikes, kind_is
-from tplab.course.checks.exercises import Question, Verdict, exercise
-from tplab.course.checks.verification import LATE_QUESTION
+from tplab.course.checks import LATE_QUESTION, Lookalikes, Question, Verdict, exercise, kind_is
 
 _SLICE_OF_SUM = "this rank's slice of the sum of all ranks' gradients"
 _SLICE_OF_MEAN = "this rank's slice of the mean of all ranks' gradients"

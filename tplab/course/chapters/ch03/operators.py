@@ -15,15 +15,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from tplab.course.checks.check_vocabulary import Lookalikes, random_tensor
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     CheckFailed,
+    Lookalikes,
     Observed,
     Question,
     Traffic,
     fail,
     fresh_generator,
     observe,
+    random_tensor,
     run_cases,
     verify,
 )

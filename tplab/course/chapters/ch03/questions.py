@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from tplab.course.checks.check_vocabulary import kind_is
-from tplab.course.checks.exercises import Differences, Question
+from tplab.course.checks import Differences, Question, kind_is
 
 
 def traffic_too(name: str, kind: str, traffic: str) -> Callable[[Differences], bool]:

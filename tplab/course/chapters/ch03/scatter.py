@@ -19,9 +19,18 @@ from tplab.course.chapters.ch03.questions import (
     ZERO_GRADIENT,
     ZERO_OUT,
 )
-from tplab.course.checks.check_vocabulary import Lookalikes, kind_is
-from tplab.course.checks.exercises import Claim, Observed, Question, Verdict, exercise, run_ranks, verify
-from tplab.course.checks.verification import LATE_QUESTION
+from tplab.course.checks import (
+    LATE_QUESTION,
+    Claim,
+    Lookalikes,
+    Observed,
+    Question,
+    Verdict,
+    exercise,
+    kind_is,
+    run_ranks,
+    verify,
+)
 from tplab.runtime import device
 
 _PART_OF_0 = "part 0 of x, whatever the rank"

@@ -22,8 +22,17 @@ from tplab.course.chapters.ch04.layers import (
     part,
     shape,
 )
-from tplab.course.checks.check_vocabulary import GROUPS, INPUTS_QUESTION, differs, has_kind, has_no_gradient
-from tplab.course.checks.exercises import Question, Traffic, Verdict, exercise
+from tplab.course.checks import (
+    GROUPS,
+    INPUTS_QUESTION,
+    Question,
+    Traffic,
+    Verdict,
+    differs,
+    exercise,
+    has_kind,
+    has_no_gradient,
+)
 from tplab.tensor.sharding import Sharding
 
 COLUMN_CASES = (

@@ -6,16 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tplab.course.checks.check_vocabulary import changed, differs, has_kind
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     WORLD_SIZES,
     Claim,
     Question,
     Snapshot,
     Verdict,
     calling,
+    changed,
+    differs,
     exercise,
     fresh_generator,
+    has_kind,
     must_refuse,
     verify,
 )

@@ -21,23 +21,21 @@ from tplab.course.chapters.ch04.full_state_questions import (
     WHOSE_GROUP,
 )
 from tplab.course.chapters.ch04.master_weight import UNCHANGED, UNTOUCHED
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
-    ask_about_group,
-    group_question,
-    make_group,
-    member_of,
-)
-from tplab.course.checks.exercises import (
     WORLD_SIZES,
     Claim,
     Observed,
     Snapshot,
     Traffic,
     Verdict,
+    ask_about_group,
     exercise,
     fresh_generator,
+    group_question,
+    make_group,
+    member_of,
     run_ranks,
     traffic,
     verify,

@@ -1,8 +1,7 @@
 """What the check of exercise 4.5, load and save, looks at and asks."""
 
 from tplab.course.chapters.ch04.master_weight import UNCHANGED
-from tplab.course.checks.check_vocabulary import changed, differs, has_kind
-from tplab.course.checks.exercises import Question
+from tplab.course.checks import Question, changed, differs, has_kind
 
 IN_PLACE = "the parameters are filled in place"
 STILL_SHARDED = "the shards keep their tensor_parallel"

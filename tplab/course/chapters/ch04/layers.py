@@ -13,26 +13,24 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     IN_GROUPS,
+    WORLD_SIZES,
+    Claim,
+    NotRun,
+    Observed,
+    Question,
     ask_about_group,
     by_name,
+    fresh_generator,
     group_question,
     make_group,
     member_of,
-)
-from tplab.course.checks.exercises import (
-    WORLD_SIZES,
-    Claim,
-    Observed,
-    Question,
-    fresh_generator,
     observe,
     run_cases,
     run_ranks,
     verify,
 )
-from tplab.course.checks.observation import NotRun
 from tplab.runtime import device
 
 IN, OUT = 12, 8  # divisible by every p, and different, so that a mix-up shows

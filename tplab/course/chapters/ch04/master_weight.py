@@ -8,26 +8,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
-    ask_about_group,
-    differs,
-    group_question,
-    has_kind,
-    make_group,
-    member_of,
-)
-from tplab.course.checks.exercises import (
     WORLD_SIZES,
     Claim,
     Observed,
     Question,
     Traffic,
     Verdict,
+    ask_about_group,
     called_as,
+    differs,
     exercise,
     fresh_generator,
+    group_question,
+    has_kind,
+    make_group,
+    member_of,
     run_ranks,
     traffic,
     verify,

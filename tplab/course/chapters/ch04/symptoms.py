@@ -1,6 +1,6 @@
 """The symptoms of chapter 04, collected at the end of its "Break it"."""
 
-from tplab.course.checks.symptoms import Symptom
+from tplab.course.checks import Symptom
 
 SYMPTOMS = [
     Symptom(

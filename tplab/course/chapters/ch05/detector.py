@@ -8,25 +8,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
-    ask_about_group,
-    changed,
-    group_question,
-    make_group,
-    member_of,
-)
-from tplab.course.checks.exercises import (
     WORLD_SIZES,
     Claim,
     Observed,
     Question,
     Snapshot,
     Verdict,
+    ask_about_group,
     called_as,
+    changed,
     exercise,
     fresh_generator,
+    group_question,
+    make_group,
+    member_of,
     run_ranks,
     traffic,
     verify,

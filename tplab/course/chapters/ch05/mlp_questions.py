@@ -1,8 +1,7 @@
 """What the checks of both MLPs, exercises 5.1 and 5.3, ask when one is wrong."""
 
 from tplab.course.chapters.ch05.mlps import BIAS_P_TIMES, NO_ACTIVATION, PARTIAL
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, has_kind, has_no_gradient
-from tplab.course.checks.exercises import Question
+from tplab.course.checks import INPUTS_QUESTION, Question, has_kind, has_no_gradient
 
 COMMON_QUESTIONS = (
     INPUTS_QUESTION,

@@ -13,26 +13,24 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
-    ask_about_group,
-    by_name,
-    group_question,
-    make_group,
-    member_of,
-)
-from tplab.course.checks.exercises import (
     WORLD_SIZES,
+    NotRun,
     Observed,
     Question,
     Traffic,
+    ask_about_group,
+    by_name,
     fresh_generator,
+    group_question,
+    make_group,
+    member_of,
     observe,
     run_cases,
     verify,
 )
-from tplab.course.checks.observation import NotRun
 from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.sharding import Sharding, shard

@@ -6,8 +6,7 @@ import torch
 
 from tplab.course.chapters.ch05.mlp_questions import COMMON_QUESTIONS
 from tplab.course.chapters.ch05.mlps import HIDDEN, PLAIN, TANH, check_mlp, default_size, shapes
-from tplab.course.checks.check_vocabulary import has_kind
-from tplab.course.checks.exercises import Question, Verdict, exercise, run_ranks, verify
+from tplab.course.checks import Question, Verdict, exercise, has_kind, run_ranks, verify
 
 
 @exercise("5.1", "ParallelMLP")

@@ -1,6 +1,6 @@
 """The predictions of chapter 05."""
 
-from tplab.course.checks.predictions import Prediction
+from tplab.course.checks import Prediction
 
 PREDICTIONS = {
     "5.a": Prediction(

@@ -4,8 +4,7 @@ from typing import Any
 
 from tplab.course.chapters.ch05.mlp_questions import COMMON_QUESTIONS
 from tplab.course.chapters.ch05.mlps import GATED, INTERLEAVED, OTHER_GATE, SWAPPED, check_mlp
-from tplab.course.checks.check_vocabulary import has_kind
-from tplab.course.checks.exercises import Question, Verdict, exercise
+from tplab.course.checks import Question, Verdict, exercise, has_kind
 
 
 @exercise("5.3", "SwiGLU")

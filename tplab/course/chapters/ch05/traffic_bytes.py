@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from tplab.course.checks.exercises import Question, Verdict, calling, exercise, fresh_generator, run_ranks, verify
+from tplab.course.checks import Question, Verdict, calling, exercise, fresh_generator, run_ranks, verify
 from tplab.runtime import device, record
 from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
 from tplab.tensor.mlp import ParallelMLP

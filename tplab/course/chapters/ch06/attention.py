@@ -8,8 +8,7 @@ from tplab.course.chapters.ch06 import plain
 from tplab.course.chapters.ch06.attentions import check_attention
 from tplab.course.chapters.ch06.cases import DIM, HEADS, HIDDEN, Case, Kind
 from tplab.course.chapters.ch06.questions import COMMON_QUESTIONS, check_refusal
-from tplab.course.checks.check_vocabulary import GROUPS, has_kind
-from tplab.course.checks.exercises import Question, Verdict, exercise
+from tplab.course.checks import GROUPS, Question, Verdict, exercise, has_kind
 from tplab.tensor.sharding import Sharding
 
 CASES = (

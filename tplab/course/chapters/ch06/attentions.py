@@ -13,18 +13,22 @@ from torch import Tensor
 
 from tplab.course.chapters.ch06.cases import DIM, HIDDEN, PARTS, Case, Kind, heads_of, rows_of
 from tplab.course.chapters.ch06.references import Reference, held_by, lookalikes, named, reference
-from tplab.course.checks.check_vocabulary import ask_about_group, by_name, group_question, make_group, member_of
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     WORLD_SIZES,
+    NotRun,
     Observed,
     Question,
     Traffic,
+    ask_about_group,
+    by_name,
     fresh_generator,
+    group_question,
+    make_group,
+    member_of,
     observe,
     run_cases,
     verify,
 )
-from tplab.course.checks.observation import NotRun
 from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict
 

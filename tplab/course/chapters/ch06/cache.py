@@ -19,22 +19,24 @@ from tplab.course.chapters.ch06.cache_questions import (
     UNTOUCHED,
     VIEWS,
 )
-from tplab.course.checks.check_vocabulary import by_name, random_tensor
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     WORLD_SIZES,
     Claim,
+    NotRun,
     Observed,
     Snapshot,
     Traffic,
     Verdict,
+    by_name,
     called_as,
     exercise,
     fresh_generator,
+    portable,
+    random_tensor,
     run_ranks,
     traffic,
     verify,
 )
-from tplab.course.checks.observation import NotRun, portable
 from tplab.runtime import device, record
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.linear import RowParallelLinear

@@ -13,8 +13,7 @@ from tplab.course.chapters.ch06.generation import (
     TOO_LATE,
     UNTURNED,
 )
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, has_kind
-from tplab.course.checks.exercises import Differences, Question
+from tplab.course.checks import INPUTS_QUESTION, Differences, Question, has_kind
 
 IN_PLACE = "append writes into the memory that the cache was made with"
 VIEWS = "what append returns are views of that memory"

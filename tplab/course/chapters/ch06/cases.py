@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tplab.course.checks.check_vocabulary import IN_GROUPS
+from tplab.course.checks import IN_GROUPS
 from tplab.tensor.sharding import Sharding
 
 HEADS, DIM = 8, 4

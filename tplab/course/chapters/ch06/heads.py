@@ -7,9 +7,19 @@ import torch
 from torch import Tensor
 
 from tplab.course.chapters.ch06 import plain
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, has_kind, random_tensor
-from tplab.course.checks.exercises import Question, Snapshot, Verdict, calling, exercise, fresh_generator, verify
-from tplab.course.checks.observation import portable
+from tplab.course.checks import (
+    INPUTS_QUESTION,
+    Question,
+    Snapshot,
+    Verdict,
+    calling,
+    exercise,
+    fresh_generator,
+    has_kind,
+    portable,
+    random_tensor,
+    verify,
+)
 
 VIEWED = "what a mere reshape to [b, n, s, d] gives, without moving the heads in front of the sequence"
 EVERY_NTH = "what comes out when head i takes every n-th column, starting at i"

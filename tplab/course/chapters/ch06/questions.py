@@ -6,8 +6,7 @@ from typing import Any
 from tplab.course.chapters.ch06 import plain
 from tplab.course.chapters.ch06.attentions import GRADIENTS
 from tplab.course.chapters.ch06.references import BIAS_P_TIMES, PARTIAL
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, has_kind, has_no_gradient
-from tplab.course.checks.exercises import Claim, Observed, Question, run_ranks, verify
+from tplab.course.checks import INPUTS_QUESTION, Claim, Observed, Question, has_kind, has_no_gradient, run_ranks, verify
 
 REFUSED = "heads that can't be shared out evenly are refused"
 

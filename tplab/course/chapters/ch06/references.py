@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from tplab.course.chapters.ch06 import plain
 from tplab.course.chapters.ch06.cases import DIM, HEADS, HIDDEN, PARTS, Case, Kind, Local, heads_of, rows_of
-from tplab.course.checks.check_vocabulary import random_tensor
+from tplab.course.checks import random_tensor
 
 
 @dataclass(frozen=True)

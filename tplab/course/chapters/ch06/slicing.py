@@ -6,15 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, has_kind, random_tensor
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
+    INPUTS_QUESTION,
     Question,
     Snapshot,
     Verdict,
     calling,
     exercise,
     fresh_generator,
+    has_kind,
     must_refuse,
+    random_tensor,
     verify,
 )
 

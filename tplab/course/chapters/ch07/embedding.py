@@ -23,29 +23,27 @@ from tplab.course.chapters.ch07.embedding_questions import (
 )
 from tplab.course.chapters.ch07.lookup_questions import PADDING_TRAINED
 from tplab.course.chapters.ch07.tables import HIDDEN, VOCAB, border_ids, gradient, part, random_table, rows_per_rank
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
-    ask_about_group,
-    by_name,
-    group_question,
-    make_group,
-    member_of,
-    random_tensor,
-)
-from tplab.course.checks.exercises import (
     WORLD_SIZES,
     Claim,
+    NotRun,
     Observed,
     Traffic,
     Verdict,
+    ask_about_group,
+    by_name,
     exercise,
     fresh_generator,
+    group_question,
+    make_group,
+    member_of,
     observe,
+    random_tensor,
     run_cases,
     verify,
 )
-from tplab.course.checks.observation import NotRun
 from tplab.runtime import device
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 

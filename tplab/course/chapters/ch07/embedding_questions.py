@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from tplab.course.chapters.ch07.lookup_questions import PADDING_TRAINED
-from tplab.course.checks.check_vocabulary import has_kind
-from tplab.course.checks.exercises import Differences, Question
+from tplab.course.checks import Differences, Question, has_kind
 
 REFUSES = "an id outside the vocabulary is an IndexError that names the id and its position"
 SILENT = "gives no error, but a vector of zeros"

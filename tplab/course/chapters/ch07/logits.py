@@ -2,142 +2,116 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tplab.course.chapters.ch07.tables import HIDDEN, VOCAB, padded, part, random_table, rows_per_rank
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
-    IN_GROUPS,
     INPUTS_QUESTION,
-    ask_about_group,
-    by_name,
-    group_question,
+    Case,
+    Expected,
+    Observed,
+    Place,
+    Question,
+    Verdict,
+    check_cases,
+    exercise,
     has_kind,
     has_no_gradient,
-    make_group,
-    member_of,
-    random_tensor,
-)
-from tplab.course.checks.exercises import (
-    WORLD_SIZES,
-    Observed,
-    Question,
-    Traffic,
-    Verdict,
-    exercise,
-    fresh_generator,
     observe,
-    run_cases,
-    verify,
+    random_tensor,
 )
 from tplab.runtime import device
 
+FEW = 5  # less than any rank's rows
+PARTIAL = "this rank's part of dx, through its own columns of the logits"
+
 
 @dataclass(frozen=True)
-class Case:
-    """One way to call it. `cut`: with vocab_size; with gather the padding is dropped then, without it nothing."""
+class Call(Case):
+    """`cut`: with vocab_size; with gather the padding is dropped then, without it nothing."""
 
     gather: bool = False
     cut: bool = False
     leading: tuple[int, ...] = (2, 5)
     transposed: bool = False
-    groups: tuple[tuple[int, ...], ...] | None = None
 
+    @property
     def options(self) -> dict[str, Any]:
         options: dict[str, Any] = {"gather": True} if self.gather else {}
         return options | ({"vocab_size": VOCAB if self.gather else FEW} if self.cut else {})
 
-    def note(self) -> str:
-        options = "".join(f", {name}={value}" for name, value in self.options().items())
-        where = f", group=group) {IN_GROUPS}" if self.groups else ")"
-        return f"parallel_logits(x, weight{options}{where}" + (" with a non-contiguous x" if self.transposed else "")
-
-    def crash(self) -> str:
-        return ask_about_group(WHOSE_GROUP) if self.groups else CRASH
+    def describe(self, name: str) -> str:
+        options = [f"{option}={value}" for option, value in self.options.items()] + ["group=group"] * bool(self.groups)
+        return f"parallel_logits({', '.join(['x', 'weight', *options])})" + " with a non-contiguous x" * self.transposed
 
 
-FEW = 5  # less than any rank's rows
 CASES = (
-    Case(),
-    Case(leading=(3,), transposed=True),
-    Case(cut=True),
-    Case(gather=True, cut=True),
-    Case(gather=True),
-    Case(groups=GROUPS),
-    Case(gather=True, cut=True, groups=GROUPS),
+    Call(),
+    Call(leading=(3,), transposed=True),
+    Call(cut=True),
+    Call(gather=True, cut=True),
+    Call(gather=True),
+    Call(groups=GROUPS),
+    Call(gather=True, cut=True, groups=GROUPS),
 )
-PARTIAL = "this rank's part of dx, through its own columns of the logits"
 
 
-def output_layer(function: Callable[..., Any], cases: Sequence[Case], data: Sequence[Any]) -> list[Observed]:
-    """On a rank: the learner's logits in every case."""
-    return [_output_layer(function, case, data[i][dist.get_rank()]) for i, case in enumerate(cases)]
+class Problem(NamedTuple):
+    table: Tensor  # [v, h], padded
+    x: Tensor  # [..., h]
+    dlogits: Tensor  # [..., v], of every column
 
 
-def _output_layer(function: Callable[..., Any], case: Case, mine: dict[str, Tensor]) -> Observed:
-    group = make_group(case.groups)
-    options = case.options() | ({"group": group} if case.groups else {})
-    inputs = {"x": mine["x"].to(device()), "weight": mine["weight"].to(device())}
-    return observe(lambda x, weight: function(x, weight, **options), mine["dy"].to(device()), inputs=inputs)
+def columns(case: Call, problem: Problem, place: Place) -> tuple[slice, slice]:
+    """The columns of this rank's rows, and those that it returns."""
+    count = len(problem.table) // place.size
+    own = slice(place.index * count, (place.index + 1) * count)
+    return own, slice(VOCAB if case.cut else None) if case.gather else own
 
 
-def expect(case: Case, generator: torch.Generator, p: int) -> list[tuple[dict, dict, dict]]:
-    """For every rank: what it is given, what is right, what known mistakes give."""
-    drawn: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-    rows = []
-    for rank, (number, ranks) in enumerate(member_of(p, case.groups)):
-        q, index = len(ranks), ranks.index(rank)
-        columns = q * rows_per_rank(q)
-        if number not in drawn:
-            x = random_tensor(generator, HIDDEN, *case.leading).movedim(0, -1)
-            dlogits = random_tensor(generator, *case.leading, columns)
-            if case.cut and case.gather:
-                dlogits[..., VOCAB:] = 0
-            drawn[number] = padded(random_table(generator), q), x if case.transposed else x.contiguous(), dlogits
-        table, x, dlogits = drawn[number]
-        mine = slice(index * columns // q, (index + 1) * columns // q)
-        logits = x @ table.T
-        kept = mine if not case.gather else slice(VOCAB if case.cut else None)
-        given, out = dlogits[..., kept], logits[..., kept]
-        gathered = [("all_gather", logits.numel())] if case.gather else []
-        right = {
-            "out": out,
-            "dx": dlogits @ table,
-            "dweight": dlogits[..., mine].reshape(-1, columns // q).T @ x.reshape(-1, HIDDEN),
-            "forward traffic": Traffic.expected(p, *gathered, group=ranks),
-            "backward traffic": Traffic.expected(p, ("all_reduce", x.numel()), group=ranks),
-        }
-        alike = {"dx": {PARTIAL: dlogits[..., mine] @ table[mine]}} if q > 1 else {"dx": {}}
-        rows.append(({"x": x, "weight": part(table[:VOCAB], index, q), "dy": given}, right, alike))
-    return rows
+def draw(case: Call, generator: torch.Generator, size: int) -> Problem:
+    x = random_tensor(generator, HIDDEN, *case.leading).movedim(0, -1)
+    dlogits = random_tensor(generator, *case.leading, size * rows_per_rank(size))
+    if case.cut and case.gather:
+        dlogits[..., VOCAB:] = 0
+    return Problem(padded(random_table(generator), size), x if case.transposed else x.contiguous(), dlogits)
+
+
+def give(case: Call, problem: Problem, place: Place) -> dict[str, Tensor]:
+    weight = part(problem.table[:VOCAB], place.index, place.size)
+    return {"x": problem.x, "weight": weight, "dy": problem.dlogits[..., columns(case, problem, place)[1]]}
+
+
+def run(function: Callable[..., Any], case: Call, given: dict[str, Tensor], group: Any) -> Observed:
+    options = case.options | ({"group": group} if case.groups else {})
+    inputs = {"x": given["x"].to(device()), "weight": given["weight"].to(device())}
+    return observe(lambda x, weight: function(x, weight, **options), given["dy"].to(device()), inputs=inputs)
+
+
+def expect(case: Call, problem: Problem, place: Place) -> Expected:
+    table, x, dlogits = problem
+    own, returned = columns(case, problem, place)
+    logits = x @ table.T
+    right = {
+        "out": logits[..., returned],
+        "dx": dlogits @ table,
+        "dweight": dlogits[..., own].flatten(0, -2).T @ x.flatten(0, -2),
+        "forward traffic": place.traffic(*[("all_gather", logits.numel())] * case.gather),
+        "backward traffic": place.traffic(("all_reduce", x.numel())),
+    }
+    return Expected(right, {"dx": {PARTIAL: dlogits[..., own] @ table[own]} if place.size > 1 else {}})
 
 
 @exercise("7.4", "Parallel logits")
 def parallel_logits(function: Callable[..., Any]) -> Verdict:
-    for p in WORLD_SIZES:
-        generator = fresh_generator()
-        here = [case for case in CASES if case.groups is None or p == 4]
-        table = [expect(case, generator, p) for case in here]
-        for batch in (slice(0, 1), slice(1, None)):
-            runs = run_cases(
-                output_layer,
-                p,
-                function,
-                here[batch],
-                [[row[0] for row in rows] for rows in table[batch]],
-                note=Case.note,
-                question=Case.crash,
-                stuck=lambda case: case.crash() if case.groups else None,
-            )
-            for case, rows, seen in zip(here[batch], table[batch], runs, strict=True):
-                asked = [group_question(WHOSE_GROUP), *questions(case)] if case.groups else questions(case)
-                expected = [row[1] for row in rows]
-                alike = by_name([row[2] for row in rows])
-                verify("7.4", p, seen, expected, questions=asked, lookalikes=alike, note=case.note())
+    check_cases(
+        "7.4", function, CASES, draw=draw, give=give, run=run, expect=expect, questions=questions, crash=CRASH,
+        whose_group=WHOSE_GROUP,
+    )  # fmt: skip
     return Verdict("Split, the logits cost nothing forward and b·s·h backward; only the gather sends b·s·v numbers.")
 
 
@@ -147,8 +121,7 @@ CRASH = (
 )
 
 
-def questions(case: Case) -> tuple[Question, ...]:
-    """What to ask about wrong logits, in this case."""
+def questions(case: Call, observed: Sequence[Observed]) -> tuple[Question, ...]:
     shape = (
         "Each rank's logits are [..., v/p], those of all its rows, also of the padding. Only with gather they are put "
         "side by side, and what lies behind `vocab_size` is dropped. Which of these shapes do you return here?"

@@ -35,29 +35,27 @@ from tplab.course.chapters.ch07.tables import (
     random_table,
     rows_per_rank,
 )
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
-    ask_about_group,
-    by_name,
-    group_question,
-    make_group,
-    member_of,
-    random_tensor,
-)
-from tplab.course.checks.exercises import (
     WORLD_SIZES,
+    Changed,
     Observed,
     Snapshot,
     Traffic,
     Verdict,
+    ask_about_group,
+    by_name,
     exercise,
     fresh_generator,
+    group_question,
+    make_group,
+    member_of,
     observe,
+    random_tensor,
     run_cases,
     verify,
 )
-from tplab.course.checks.observation import Changed
 from tplab.runtime import device
 
 

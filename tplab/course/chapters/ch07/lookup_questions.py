@@ -1,7 +1,6 @@
 """What the check of exercise 7.2 asks when a look-up is wrong."""
 
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, has_kind, has_no_gradient, kind_is
-from tplab.course.checks.exercises import Question
+from tplab.course.checks import INPUTS_QUESTION, Question, has_kind, has_no_gradient, kind_is
 
 NOT_ZEROED = "what comes out when every rank adds a row for every id: the foreign ones are not zeros"
 FIRST_ROW_LOST = "what comes out when the first row of every rank is taken for foreign"

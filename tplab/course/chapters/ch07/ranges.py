@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     WORLD_SIZES,
     Claim,
     Observed,

@@ -19,29 +19,27 @@ from tplab.course.chapters.ch07.tied_questions import (
     WITHOUT_BODY,
     WITHOUT_F,
 )
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
-    ask_about_group,
-    by_name,
-    group_question,
-    make_group,
-    member_of,
-    random_tensor,
-)
-from tplab.course.checks.exercises import (
     WORLD_SIZES,
     Claim,
+    NotRun,
     Observed,
     Traffic,
     Verdict,
+    ask_about_group,
+    by_name,
     exercise,
     fresh_generator,
+    group_question,
+    make_group,
+    member_of,
     observe,
+    random_tensor,
     run_cases,
     verify,
 )
-from tplab.course.checks.observation import NotRun
 from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict
 

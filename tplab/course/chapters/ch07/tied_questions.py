@@ -1,7 +1,6 @@
 """What the check of exercise 7.5 asks when a tied model is wrong."""
 
-from tplab.course.checks.check_vocabulary import has_kind, has_no_gradient
-from tplab.course.checks.exercises import Question
+from tplab.course.checks import Question, has_kind, has_no_gradient
 
 ONLY_LOOKUP = "the gradient of the look-up alone"
 ONLY_OUTPUT = "the gradient of the output layer alone"

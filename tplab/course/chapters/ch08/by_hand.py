@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tplab.course.chapters.ch08.sharded import COLUMNS, Case, Sample, check_cases
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, changed, has_kind, has_no_gradient, make_group
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
+    INPUTS_QUESTION,
     Call,
     Claim,
     Observed,
@@ -17,7 +17,11 @@ from tplab.course.checks.exercises import (
     Traffic,
     Verdict,
     called_as,
+    changed,
     exercise,
+    has_kind,
+    has_no_gradient,
+    make_group,
     observe,
 )
 from tplab.memory.meter import saved_for_backward

@@ -7,8 +7,19 @@ import torch
 import torch.distributed as dist
 
 from tplab.course.chapters.ch08.sharded import Case, Sample, check_cases
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, has_kind, has_no_gradient, make_group
-from tplab.course.checks.exercises import Observed, Question, Traffic, Verdict, called_as, exercise, observe
+from tplab.course.checks import (
+    INPUTS_QUESTION,
+    Observed,
+    Question,
+    Traffic,
+    Verdict,
+    called_as,
+    exercise,
+    has_kind,
+    has_no_gradient,
+    make_group,
+    observe,
+)
 from tplab.runtime import device
 
 _OWN = "the log-sum-exp of this rank's own columns"

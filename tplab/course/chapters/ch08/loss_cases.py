@@ -26,7 +26,7 @@ from tplab.course.chapters.ch08.whole_loss_questions import (
     SUM,
     UNSMOOTHED,
 )
-from tplab.course.checks.check_vocabulary import GROUPS, IN_GROUPS, random_tensor
+from tplab.course.checks import GROUPS, IN_GROUPS, random_tensor
 
 COLUMNS, LEADING = 6, (3, 7)
 

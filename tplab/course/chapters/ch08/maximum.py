@@ -7,9 +7,21 @@ import torch
 import torch.distributed as dist
 
 from tplab.course.chapters.ch08.sharded import Case, Sample, check_cases
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, changed, has_kind, make_group
-from tplab.course.checks.exercises import Observed, Question, Snapshot, Traffic, Verdict, called_as, exercise, traffic
-from tplab.course.checks.observation import portable
+from tplab.course.checks import (
+    INPUTS_QUESTION,
+    Observed,
+    Question,
+    Snapshot,
+    Traffic,
+    Verdict,
+    called_as,
+    changed,
+    exercise,
+    has_kind,
+    make_group,
+    portable,
+    traffic,
+)
 from tplab.runtime import device, record
 
 _OWN = "the largest of this rank's own columns"

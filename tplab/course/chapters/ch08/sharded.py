@@ -12,16 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
+    WORLD_SIZES,
+    Question,
     ask_about_group,
     by_name,
+    fresh_generator,
     group_question,
     member_of,
     random_tensor,
+    run_cases,
+    verify,
 )
-from tplab.course.checks.exercises import WORLD_SIZES, Question, fresh_generator, run_cases, verify
 
 COLUMNS = 3  # of each rank
 

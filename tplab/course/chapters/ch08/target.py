@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from tplab.course.chapters.ch08.sharded import COLUMNS, Case, Sample, check_cases
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, has_kind, has_no_gradient, make_group, random_tensor
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
+    INPUTS_QUESTION,
     WORLD_SIZES,
     Observed,
     Question,
@@ -17,7 +17,11 @@ from tplab.course.checks.exercises import (
     called_as,
     exercise,
     fresh_generator,
+    has_kind,
+    has_no_gradient,
+    make_group,
     observe,
+    random_tensor,
     run_ranks,
     traffic,
     verify,

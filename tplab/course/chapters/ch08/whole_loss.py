@@ -10,30 +10,28 @@ from torch import Tensor
 from tplab.course.chapters.ch08.loss_cases import CASES, COLUMNS, Case, expect, sample
 from tplab.course.chapters.ch08.sharded import WHOSE_GROUP
 from tplab.course.chapters.ch08.whole_loss_questions import CRASH, FEW, OUTSIDE, QUESTIONS, SILENT
-from tplab.course.checks.check_vocabulary import (
-    ask_about_group,
-    by_name,
-    group_question,
-    make_group,
-    member_of,
-    random_tensor,
-)
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     WORLD_SIZES,
+    Changed,
     Claim,
     Observed,
     Question,
     Snapshot,
     Verdict,
+    ask_about_group,
+    by_name,
     called_as,
     exercise,
     fresh_generator,
+    group_question,
+    make_group,
+    member_of,
     observe,
+    random_tensor,
     run_cases,
     run_ranks,
     verify,
 )
-from tplab.course.checks.observation import Changed
 from tplab.runtime import device
 
 

@@ -1,7 +1,6 @@
 """What the check of exercise 8.5 asks when a loss is wrong, and what known mistakes are called."""
 
-from tplab.course.checks.check_vocabulary import changed, has_kind, has_no_gradient
-from tplab.course.checks.exercises import Question
+from tplab.course.checks import Question, changed, has_kind, has_no_gradient
 
 FEW = "at most six numbers a token travel"
 SILENT = "nothing travels backward"

@@ -30,25 +30,23 @@ from tplab.course.chapters.ch09.block_questions import (
     WHOSE_GROUP,
 )
 from tplab.course.chapters.ch09.masks import REPLICATED, SHARDED, draw_masks
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
-    ask_about_group,
-    by_name,
-    group_question,
-    make_group,
-    member_of,
-    random_tensor,
-)
-from tplab.course.checks.exercises import (
     WORLD_SIZES,
     Observed,
     Traffic,
     Verdict,
+    ask_about_group,
+    by_name,
     called_as,
     exercise,
     fresh_generator,
+    group_question,
+    make_group,
+    member_of,
     observe,
+    random_tensor,
     run_ranks,
     verify,
 )

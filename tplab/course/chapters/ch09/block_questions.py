@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tplab.course.chapters.ch09.masks import CURRENT, REPLICATED, SHARDED
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, has_kind
-from tplab.course.checks.exercises import Question
+from tplab.course.checks import INPUTS_QUESTION, Question, has_kind
 
 OUT, SECOND, EVAL, AFTERWARDS = "out", "out of a second pass", "out in eval mode", "numbers drawn afterwards"
 NONE = "what comes out without any dropout"

@@ -14,17 +14,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
-    ask_about_group,
-    by_name,
-    group_question,
-    has_kind,
-    make_group,
-    member_of,
-)
-from tplab.course.checks.exercises import (
     WORLD_SIZES,
     Claim,
     Differences,
@@ -32,9 +24,15 @@ from tplab.course.checks.exercises import (
     Question,
     Traffic,
     Verdict,
+    ask_about_group,
+    by_name,
     called_as,
     exercise,
     fresh_generator,
+    group_question,
+    has_kind,
+    make_group,
+    member_of,
     run_ranks,
     traffic,
     verify,

@@ -1,6 +1,6 @@
 """The predictions of chapter 09."""
 
-from tplab.course.checks.predictions import Prediction
+from tplab.course.checks import Prediction
 
 _PLACE = "Is this tensor whole and the same on every rank, or has each rank its own part of it?"
 

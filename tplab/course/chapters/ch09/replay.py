@@ -18,17 +18,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tplab.course.chapters.ch09.masks import CURRENT, REPLICATED, SHARDED, draw_masks
-from tplab.course.checks.check_vocabulary import by_name, has_kind, random_tensor
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     WORLD_SIZES,
     Claim,
     Observed,
     Question,
     Traffic,
     Verdict,
+    by_name,
     called_as,
     exercise,
     fresh_generator,
+    has_kind,
+    random_tensor,
     run_cases,
     run_ranks,
     traffic,

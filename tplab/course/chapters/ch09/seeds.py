@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     WORLD_SIZES,
     Claim,
     Observed,

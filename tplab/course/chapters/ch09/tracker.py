@@ -23,8 +23,7 @@ from tplab.course.chapters.ch09.tracker_questions import (
     questions,
 )
 from tplab.course.chapters.ch09.tracker_scenes import SCENES, Script, in_turn, mask
-from tplab.course.checks.check_vocabulary import by_name
-from tplab.course.checks.exercises import WORLD_SIZES, Verdict, exercise, fresh_generator, run_cases, verify
+from tplab.course.checks import WORLD_SIZES, Verdict, by_name, exercise, fresh_generator, run_cases, verify
 
 
 def run_scenes(tracker_class: Any, scenes: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:

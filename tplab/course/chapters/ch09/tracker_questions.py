@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from tplab.course.checks.check_vocabulary import has_kind
-from tplab.course.checks.exercises import Differences, Question
+from tplab.course.checks import Differences, Question, has_kind
 
 REPLICATED, SHARDED, OUTSIDE = "masks of 'replicated'", "masks of 'sharded'", "numbers drawn outside"
 COMES_OUT = "the exception comes out of the fork"

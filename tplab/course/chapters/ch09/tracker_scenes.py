@@ -17,7 +17,7 @@ from tplab.course.chapters.ch09.tracker_questions import (
     SAME_SEED,
     SHARDED,
 )
-from tplab.course.checks.exercises import Claim, Observed, called_as
+from tplab.course.checks import Claim, Observed, called_as
 from tplab.runtime import device
 
 PLACES = 256  # two masks that are not meant to be equal are so once in 2**256

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tplab.course.chapters.ch10 import plain
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
+    INPUTS_QUESTION,
     WORLD_SIZES,
     Claim,
     Question,

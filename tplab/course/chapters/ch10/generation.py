@@ -15,23 +15,21 @@ from tplab.course.chapters.ch10.generation_questions import (
     best_questions,
 )
 from tplab.course.chapters.ch10.scripted import CALLS, Scripted, greedy, text_mistakes
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
-    ask_about_group,
-    by_name,
-    group_question,
-    make_group,
-    member_of,
-)
-from tplab.course.checks.exercises import (
     WORLD_SIZES,
     Claim,
     Observed,
     Snapshot,
     Verdict,
+    ask_about_group,
+    by_name,
     exercise,
     fresh_generator,
+    group_question,
+    make_group,
+    member_of,
     run_ranks,
     traffic,
     verify,

@@ -1,8 +1,7 @@
 """What the check of exercise 10.4 asks when a token, a text, or what was sent for it is wrong."""
 
 from tplab.course.chapters.ch10.scripted import CALLS
-from tplab.course.checks.check_vocabulary import has_kind, kind_is
-from tplab.course.checks.exercises import Question
+from tplab.course.checks import Question, has_kind, kind_is
 
 LITTLE = "only a few numbers for each token travel"
 

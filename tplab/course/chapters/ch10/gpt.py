@@ -21,14 +21,18 @@ from tplab.course.chapters.ch10.gpt_cases import (
     stand_in,
 )
 from tplab.course.chapters.ch10.gpt_questions import CACHE, CRASH, DROPOUT, QUESTIONS, WHOSE_GROUP
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, ask_about_group, by_name, group_question, member_of
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
+    INPUTS_QUESTION,
     WORLD_SIZES,
     Question,
     Traffic,
     Verdict,
+    ask_about_group,
+    by_name,
     exercise,
     fresh_generator,
+    group_question,
+    member_of,
     run_cases,
     verify,
 )

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tplab.course.chapters.ch10.gpt_questions import GETS_CACHE, GETS_RNG
-from tplab.course.checks.check_vocabulary import GROUPS, IN_GROUPS, make_group
-from tplab.course.checks.exercises import Claim, Observed, observe
+from tplab.course.checks import GROUPS, IN_GROUPS, Claim, Observed, make_group, observe
 from tplab.memory.config import GPTConfig
 from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict

@@ -1,7 +1,6 @@
 """What the check of exercise 10.2 asks when a GPT is wrong."""
 
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, has_kind
-from tplab.course.checks.exercises import Question
+from tplab.course.checks import INPUTS_QUESTION, Question, has_kind
 
 GETS_RNG = "the layers get rng"
 GETS_CACHE = "each layer fills its cache"

@@ -23,26 +23,24 @@ from tplab.course.chapters.ch10.layer_questions import (
     before_the_sum,
     dropout_mistakes,
 )
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
-    ask_about_group,
-    by_name,
-    group_question,
-    make_group,
-    member_of,
-    random_tensor,
-)
-from tplab.course.checks.exercises import (
     WORLD_SIZES,
     Claim,
     Observed,
     Question,
     Traffic,
     Verdict,
+    ask_about_group,
+    by_name,
     exercise,
     fresh_generator,
+    group_question,
+    make_group,
+    member_of,
     observe,
+    random_tensor,
     run_cases,
     verify,
 )

@@ -6,8 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from tplab.course.chapters.ch10 import plain
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, has_kind, has_no_gradient
-from tplab.course.checks.exercises import Question
+from tplab.course.checks import INPUTS_QUESTION, Question, has_kind, has_no_gradient
 
 GETS_RNG = "the attention gets rng"
 GETS_CACHE = "the attention gets the cache"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.checks.check_vocabulary import random_tensor
+from tplab.course.checks import random_tensor
 
 Weights = Mapping[str, Tensor]
 LINEAR = {"attention.qkv": (3, 1), "attention.out": (1, 1), "mlp.up": (4, 1), "mlp.down": (1, 4)}  # times h: [out, in]

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, has_kind, has_no_gradient
-from tplab.course.checks.exercises import Differences, Question
+from tplab.course.checks import INPUTS_QUESTION, Differences, Question, has_kind, has_no_gradient
 
 ORDER = "order of the backward pass"
 NOT_SUMMED = "this rank's own part of dx, before the sum"

@@ -7,8 +7,7 @@ import torch
 
 from tplab.collectives.links import Link
 from tplab.course.chapters.ch11.numbers import in_microseconds
-from tplab.course.checks.check_vocabulary import kind_is
-from tplab.course.checks.exercises import Question, Verdict, calling, exercise, fresh_generator, verify
+from tplab.course.checks import Question, Verdict, calling, exercise, fresh_generator, kind_is, verify
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 

@@ -7,7 +7,7 @@ import torch
 
 from tplab.collectives.links import Link
 from tplab.course.chapters.ch11.numbers import in_microseconds
-from tplab.course.checks.exercises import Differences, Question, Verdict, calling, exercise, fresh_generator, verify
+from tplab.course.checks import Differences, Question, Verdict, calling, exercise, fresh_generator, verify
 
 _NO_SCORES = "the time without the scores, 4·b·s²·h"
 _ONLY_SCORES_HALF = "the time with QKᵀ or PV, not both"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tplab.course.checks.exercises import Question, Verdict, calling, exercise, fresh_generator, verify
+from tplab.course.checks import Question, Verdict, calling, exercise, fresh_generator, verify
 
 Seconds = Callable[[int, int], float]  # time of a layer, from its hidden size and the number of ranks
 

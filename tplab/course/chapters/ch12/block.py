@@ -25,25 +25,23 @@ from tplab.course.chapters.ch12.block_questions import (
     dropout_mistakes,
     mistakes,
 )
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
-    ask_about_group,
-    by_name,
-    group_question,
-    make_group,
-    member_of,
-    random_tensor,
-)
-from tplab.course.checks.exercises import (
     WORLD_SIZES,
     Claim,
     Observed,
     Traffic,
     Verdict,
+    ask_about_group,
+    by_name,
     exercise,
     fresh_generator,
+    group_question,
+    make_group,
+    member_of,
     observe,
+    random_tensor,
     run_cases,
     verify,
 )

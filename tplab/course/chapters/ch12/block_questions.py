@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.checks.check_vocabulary import INPUTS_QUESTION, has_kind
-from tplab.course.checks.exercises import Question
+from tplab.course.checks import INPUTS_QUESTION, Question, has_kind
 
 OWN_TOKENS = "the norm is given this rank's tokens"
 ALL_TOKENS = "self.inner is given all tokens"

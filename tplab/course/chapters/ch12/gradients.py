@@ -7,17 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
-    ask_about_group,
-    group_question,
-    has_kind,
-    make_group,
-    member_of,
-    random_tensor,
-)
-from tplab.course.checks.exercises import (
     WORLD_SIZES,
     Claim,
     Differences,
@@ -26,9 +18,15 @@ from tplab.course.checks.exercises import (
     Snapshot,
     Traffic,
     Verdict,
+    ask_about_group,
     called_as,
     exercise,
     fresh_generator,
+    group_question,
+    has_kind,
+    make_group,
+    member_of,
+    random_tensor,
     run_ranks,
     traffic,
     verify,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tplab.course.chapters.ch12.kept_by_layer import kept_by_layer
-from tplab.course.checks.exercises import Question, Verdict, calling, exercise, fresh_generator, verify
+from tplab.course.checks import Question, Verdict, calling, exercise, fresh_generator, verify
 
 WAYS = ("nothing", "attention", "layers")
 NAME = "bytes kept"

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tplab.course.checks.check_vocabulary import Lookalikes, changed, has_kind
-from tplab.course.checks.exercises import Question
-from tplab.course.checks.verification import LATE_QUESTION
+from tplab.course.checks import LATE_QUESTION, Lookalikes, Question, changed, has_kind
 
 OWN = "this rank's own x"
 COPIES = "p copies of this rank's tokens"

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tplab.course.chapters.ch12.mapping_questions import GATHER_QUESTIONS, SCATTER_QUESTIONS, STUCK_BY, lookalikes
-from tplab.course.checks.check_vocabulary import random_tensor
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     CheckFailed,
     Observed,
     Question,
@@ -25,6 +24,7 @@ from tplab.course.checks.exercises import (
     fail,
     fresh_generator,
     observe,
+    random_tensor,
     run_cases,
     verify,
 )

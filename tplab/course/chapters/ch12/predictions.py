@@ -1,6 +1,6 @@
 """The predictions of chapter 12."""
 
-from tplab.course.checks.predictions import Prediction
+from tplab.course.checks import Prediction
 
 PREDICTIONS = {
     "12.a": Prediction(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tplab.course.chapters.ch13.lists import ENDS, ONCE, expected, items, observed
-from tplab.course.checks.exercises import Claim, Question, Verdict, calling, exercise, verify
+from tplab.course.checks import Claim, Question, Verdict, calling, exercise, verify
 
 SIZES = ((2, 3), (1, 2), (4, 8), (3, 1), (4, 2), (8, 5))  # (p, m)
 FIRST = "all forwards come before the first backward"

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
+from tplab.course.checks import Claim, NotRun, Observed, fail
 from tplab.course.checks.describe import describe
-from tplab.course.checks.exercises import Claim, Observed, fail
-from tplab.course.checks.observation import NotRun
 from tplab.pipeline.schedules import Action
 
 Item = tuple[str, int]  # "F" or "B", micro-batch

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from tplab.course.chapters.ch13.lists import Lists, actions, idle_share, peak, random_lists, total_time
-from tplab.course.checks.check_vocabulary import has_kind
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
+    Changed,
     Observed,
     Question,
     Verdict,
@@ -19,10 +19,10 @@ from tplab.course.checks.exercises import (
     exercise,
     fail,
     fresh_generator,
+    has_kind,
     must_refuse,
     verify,
 )
-from tplab.course.checks.observation import Changed
 
 SIZES = ((2, 3), (1, 4), (4, 6), (3, 2), (4, 9))  # (p, m)
 CIRCLE: Lists = ([("F", 0), ("B", 0), ("F", 1), ("B", 1)], [("F", 0), ("F", 1), ("B", 0), ("B", 1)])

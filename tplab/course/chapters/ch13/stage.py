@@ -22,11 +22,11 @@ from tplab.course.chapters.ch13.stage_questions import (
     UNWAITED,
 )
 from tplab.course.chapters.ch13.watched_stage import WatchedStage
-from tplab.course.checks.check_vocabulary import Lookalikes, random_tensor
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     WORLD_SIZES,
     Call,
     Claim,
+    Lookalikes,
     Observed,
     Snapshot,
     Traffic,
@@ -34,6 +34,7 @@ from tplab.course.checks.exercises import (
     called_as,
     exercise,
     fresh_generator,
+    random_tensor,
     run_cases,
     traffic,
     verify,

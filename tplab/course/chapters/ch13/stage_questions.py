@@ -1,7 +1,6 @@
 """What the check of exercise 13.4 asks, and the descriptions that its questions look for."""
 
-from tplab.course.checks.check_vocabulary import has_kind, has_no_gradient
-from tplab.course.checks.exercises import Question
+from tplab.course.checks import Question, has_kind, has_no_gradient
 
 IN_ORDER = "the stage's work follows the list"
 KEPT = "no more is kept than the list asks for"

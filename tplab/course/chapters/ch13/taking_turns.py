@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tplab.course.chapters.ch13.lists import ENDS, ONCE, expected, items, observed, peak
-from tplab.course.checks.exercises import Differences, Question, Verdict, calling, exercise, verify
+from tplab.course.checks import Differences, Question, Verdict, calling, exercise, verify
 
 SIZES = ((2, 3), (4, 8), (1, 3), (4, 4), (4, 2), (3, 1), (8, 11))  # (p, m)
 _PEAK = "peak of live micro-batches"

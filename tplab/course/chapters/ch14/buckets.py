@@ -8,34 +8,32 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
-    ask_about_group,
-    by_name,
-    changed,
-    group_question,
-    has_kind,
-    make_group,
-    member_of,
-    random_tensor,
-)
-from tplab.course.checks.exercises import (
+    LATE_QUESTION,
     Claim,
     Observed,
     Question,
     Snapshot,
     Traffic,
     Verdict,
+    ask_about_group,
+    by_name,
     called_as,
+    changed,
     exercise,
     fresh_generator,
+    group_question,
+    has_kind,
+    make_group,
+    member_of,
+    portable,
+    random_tensor,
     run_cases,
     traffic,
     verify,
 )
-from tplab.course.checks.observation import portable
-from tplab.course.checks.verification import LATE_QUESTION
 from tplab.runtime import device, record
 
 SIZES = {"W1": (6, 4), "b1": (6,), "W2": (5, 6), "b2": (5,), "W3": (2, 5), "b3": (2,)}  # the gradients of b3 come first

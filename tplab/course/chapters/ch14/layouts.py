@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tplab.course.checks.exercises import Claim, Question, Verdict, calling, exercise, fail, must_refuse, verify
+from tplab.course.checks import Claim, Question, Verdict, calling, exercise, fail, must_refuse, verify
 from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import Layout, bill
 

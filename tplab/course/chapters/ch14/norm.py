@@ -8,17 +8,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tplab.course.checks.check_vocabulary import by_name, changed, has_kind, kind_is, random_tensor
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     WORLD_SIZES,
     Claim,
     Observed,
     Question,
     Snapshot,
     Verdict,
+    by_name,
     called_as,
+    changed,
     exercise,
     fresh_generator,
+    has_kind,
+    kind_is,
+    random_tensor,
     run_ranks,
     traffic,
     verify,

@@ -1,6 +1,6 @@
 """The predictions of chapter 14."""
 
-from tplab.course.checks.predictions import Prediction
+from tplab.course.checks import Prediction
 
 PREDICTIONS = {
     "14.a": Prediction(

@@ -9,32 +9,30 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from tplab.course.checks.check_vocabulary import (
+from tplab.course.checks import (
     GROUPS,
     IN_GROUPS,
-    ask_about_group,
-    by_name,
-    group_question,
-    has_kind,
-    make_group,
-    member_of,
-    random_tensor,
-)
-from tplab.course.checks.exercises import (
     WORLD_SIZES,
     Claim,
     Observed,
     Question,
     Traffic,
     Verdict,
+    ask_about_group,
+    by_name,
     called_as,
     exercise,
     fresh_generator,
+    group_question,
+    has_kind,
+    make_group,
+    member_of,
+    portable,
+    random_tensor,
     run_cases,
     traffic,
     verify,
 )
-from tplab.course.checks.observation import portable
 from tplab.runtime import device, record
 
 SIZES = ((3, 5), (7,), (3, 3))  # 31 numbers: neither 2 nor 4 divides them

@@ -8,16 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tplab.course.checks.exercises import (
-    Differences,
-    Question,
-    Verdict,
-    calling,
-    exercise,
-    fail,
-    fresh_generator,
-    verify,
-)
+from tplab.course.checks import Differences, Question, Verdict, calling, exercise, fail, fresh_generator, verify
 
 PARTS = ("warm-up", "cosine", "last step", "after the end")
 

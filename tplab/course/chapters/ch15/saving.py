@@ -26,8 +26,8 @@ from tplab.course.chapters.ch15.saving_questions import (
     OTHERS,
     QUESTIONS,
 )
+from tplab.course.checks import Claim, Observed, Verdict, called_as, exercise, run_ranks, verify
 from tplab.course.checks.describe import describe
-from tplab.course.checks.exercises import Claim, Observed, Verdict, called_as, exercise, run_ranks, verify
 
 FILES = {"model.bin": 3000, "optimizer.bin": 5000, "about.txt": 20}  # and how many bytes each has
 MOST = 120  # moments at which a save is killed

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tplab.course.checks.exercises import Question
+from tplab.course.checks import Question
 
 FOUND = "newest_checkpoint finds the newest one"
 COMPLETE = "what is called a checkpoint is complete"

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from tplab.course.chapters.ch15.small_model import CUTS, PARAMETERS
-from tplab.course.checks.check_vocabulary import changed, has_kind
-from tplab.course.checks.exercises import Differences, Question
+from tplab.course.checks import Differences, Question, changed, has_kind
 
 SUM_OF_M = "what comes out when the micro-batches are added up, and not averaged"
 SUM_OF_DP = "what comes out when the replicas are added up, and not averaged"

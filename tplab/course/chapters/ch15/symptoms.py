@@ -1,6 +1,6 @@
 """The symptoms of chapter 15, collected after its experiments."""
 
-from tplab.course.checks.symptoms import Symptom
+from tplab.course.checks import Symptom
 
 SYMPTOMS = [
     Symptom(

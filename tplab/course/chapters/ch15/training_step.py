@@ -41,21 +41,23 @@ from tplab.course.chapters.ch15.step_questions import (
     UNCHANGED,
     WITHOUT_DP,
 )
-from tplab.course.checks.check_vocabulary import by_name, random_tensor
-from tplab.course.checks.describe import describe
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     WORLD_SIZES,
     Claim,
+    NotRun,
     Observed,
     Snapshot,
     Verdict,
+    by_name,
     called_as,
     exercise,
     fresh_generator,
+    portable,
+    random_tensor,
     run_cases,
     verify,
 )
-from tplab.course.checks.observation import NotRun, portable
+from tplab.course.checks.describe import describe
 from tplab.data.grid import Grid, mesh
 from tplab.runtime import device, record
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
-from tplab.course.checks.check_vocabulary import has_kind
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     Differences,
     Question,
     Verdict,
@@ -18,6 +17,7 @@ from tplab.course.checks.exercises import (
     exercise,
     fail,
     fresh_generator,
+    has_kind,
     verify,
 )
 from tplab.memory.config import GPTConfig

@@ -29,8 +29,7 @@ from tplab.course.chapters.ch15.windows_questions import (
     SEEDED,
     SHUFFLED,
 )
-from tplab.course.checks.describe import describe
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     WORLD_SIZES,
     Claim,
     Observed,
@@ -39,10 +38,11 @@ from tplab.course.checks.exercises import (
     exercise,
     fail,
     fresh_generator,
+    portable,
     run_ranks,
     verify,
 )
-from tplab.course.checks.observation import portable
+from tplab.course.checks.describe import describe
 
 SEEDS, EPOCHS = 4, 4  # neighbours, and how many epochs of each are held against all others
 # Of these seeds the beginnings of many epochs: 64 windows, since two batches of 16 are never alike by chance

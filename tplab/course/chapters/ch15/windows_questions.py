@@ -1,6 +1,6 @@
 """What the check of exercise 15.2 asks, by what does not hold."""
 
-from tplab.course.checks.exercises import Question
+from tplab.course.checks import Question
 
 COUNT = "windows of a replica in a step"
 RANGE = "there is such a window"
