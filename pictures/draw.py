@@ -14,7 +14,8 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
-from tplab import corpus, device, launch, viz
+from tplab import device, launch, viz
+from tplab.common import corpus
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.mlp import ParallelMLP
 

@@ -23,7 +23,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from tplab import corpus, device, launch, memory, viz
+from tplab import device, launch, memory, viz
+from tplab.common import corpus
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.memory import (
     GPTConfig,

@@ -624,7 +624,7 @@ viz.table(
             "link": name,
             "alpha [µs]": f"{link.alpha * 1e6:.1f}",
             "1/beta [GB/s]": f"{link.bandwidth / 1e9:.1f}",
-            "bend at [KiB]": f"{link.half_size / 1024:,.0f}",
+            "bend at [kB]": f"{link.half_size / 1000:,.0f}",
         }
         for name, link in {"this machine": here, **links.PUBLISHED}.items()
     ]

@@ -27,7 +27,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from tplab import corpus, device, launch, record, viz
+from tplab import device, launch, record, viz
+from tplab.common import corpus
 from tplab.course import check, predict, symptoms
 from tplab.tensor import ColumnParallelLinear, RowParallelLinear, full_state_dict, load_full_state_dict
 
@@ -253,18 +254,18 @@ check("5.2", mlp_traffic)
 def gpt3(layers, naive):
     """Bytes in 16-bit numbers, forward and backward."""
     traffic = mlp_traffic(1, 2048, 12288, 4 * 12288, p=8, bytes_per_number=2, naive=naive)
-    return f"{layers * sum(traffic.values()) / 2**30:.2f}"
+    return f"{layers * sum(traffic.values()) / 1e9:.2f}"
 
 
 viz.table(
     [
-        {"in GiB": what, "ParallelMLP": gpt3(layers, naive=False), "naive": gpt3(layers, naive=True)}
+        {"in GB": what, "ParallelMLP": gpt3(layers, naive=False), "naive": gpt3(layers, naive=True)}
         for what, layers in (("one MLP", 1), ("the MLPs of all 96 layers", 96))
     ]
 )
 
 # %% [markdown]
-# For every sequence that the model learns from, the MLPs alone put messages of 9 GiB on the links, and every one of them is waited for. The naive way makes it 45. That is why the tensor-parallel ranks of a large model sit on the fastest links there are, inside one machine.
+# For every sequence that the model learns from, the MLPs alone put messages of almost 10 GB on the links, and every one of them is waited for. The naive way makes it 48. That is why the tensor-parallel ranks of a large model sit on the fastest links there are, inside one machine.
 #
 # ## 4 · The gated variant
 #

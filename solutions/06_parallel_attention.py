@@ -28,7 +28,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import tplab.tensor
-from tplab import corpus, device, launch, record, viz
+from tplab import device, launch, record, viz
+from tplab.common import corpus
 from tplab.course import check, predict, symptoms
 from tplab.memory import PRESETS
 from tplab.tensor import (

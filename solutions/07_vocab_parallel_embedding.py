@@ -27,7 +27,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from tplab import corpus, device, launch, memory, record, viz
+from tplab import device, launch, memory, record, viz
+from tplab.common import corpus
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.tensor import (
     Block,

@@ -29,7 +29,8 @@ from torch import nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from tplab import corpus, device, launch, record, viz
+from tplab import device, launch, record, viz
+from tplab.common import corpus
 from tplab.course import check, predict, symptoms
 from tplab.memory import MemoryMeter, saved_for_backward
 from tplab.tensor import (

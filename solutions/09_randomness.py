@@ -26,7 +26,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from tplab import corpus, device, launch, record, viz
+from tplab import device, launch, record, viz
+from tplab.common import corpus
 from tplab.course import check, predict, symptoms
 from tplab.memory import saved_for_backward
 from tplab.tensor import ColumnParallelLinear, ParallelAttention, RowParallelLinear, load_full_state_dict, rng
@@ -161,8 +162,8 @@ for p in (1, 2, 4):
             "p": p,
             "the std is": f"{torch.cat(list(shards)).std():.4f}",
             "two shards differ by up to": f"{min(others):.2f}" if others else None,
-            "MiB, by a master weight": f"{4 * 4096 * 1024 / 2**20:.0f}",
-            "MiB, drawn alone": f"{4 * shards[0].numel() / 2**20:.0f}",
+            "MB, by a master weight": f"{4 * 4096 * 1024 / 1e6:.1f}",
+            "MB, drawn alone": f"{4 * shards[0].numel() / 1e6:.1f}",
         }
     )
 viz.table(rows, title="each rank draws its own shard")
@@ -969,12 +970,12 @@ viz.table(
     [
         {
             "first values": "from a master weight",
-            "GiB on each rank, for a moment": f"{whole / 2**30:.2f}",
+            "GB on each rank, for a moment": f"{whole / 1e9:.2f}",
             "numbers that each rank draws": f"{whole // 4:,}",
         },
         {
             "first values": "each rank its own shard",
-            "GiB on each rank, for a moment": f"{whole / 8 / 2**30:.2f}",
+            "GB on each rank, for a moment": f"{whole / 8 / 1e9:.2f}",
             "numbers that each rank draws": f"{whole // 32:,}",
         },
     ]

@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from tplab import corpus, device, launch, record, viz
+from tplab import device, launch, record, viz
+from tplab.common import corpus
 from tplab.course import check, predict, symptoms
 from tplab.gpt import transformer
 from tplab.memory import GPTConfig, parameter_count
@@ -904,7 +905,7 @@ for p in (1, 8):
             "p": p,
             "parameters of a rank": f"{of_rank / 1e9:.2f} billion",
             "whole on every rank": f"{whole / of_rank:.2%}",
-            "bytes of a step, one text of 2048 tokens": f"{travels / 2**30:.2f} GiB",
+            "bytes of a step, one text of 2048 tokens": f"{travels / 1e9:.2f} GB",
         }
     )
 viz.table(rows, title="GPT-3 175B, 16-bit numbers")

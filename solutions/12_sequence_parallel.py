@@ -25,7 +25,8 @@ from torch import nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from tplab import corpus, device, launch, memory, record, viz
+from tplab import device, launch, memory, record, viz
+from tplab.common import corpus
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.memory import saved_for_backward
 from tplab.sequence import gather_from_sequence_region, gather_linear_again, reduce_scatter_to_sequence_region

@@ -25,7 +25,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from tplab import corpus, device, launch, record, viz
+from tplab import device, launch, record, viz
+from tplab.common import corpus
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.gpt import ParallelGPT
 from tplab.memory import GPTConfig, MemoryMeter
@@ -593,12 +594,12 @@ for name, make in (("GPipe", gpipe), ("1F1B", one_f_one_b)):
     for m in (8, 16):
         peaks = launch(memory_of_a_step, 4, args=(make, m))
         live = [peak_live(row) for row in make(4, m)]
-        cells = {f"rank {rank}": f"{live[rank]} live, {peaks[rank] / 2**20:.1f} MiB" for rank in range(4)}
+        cells = {f"rank {rank}": f"{live[rank]} live, {peaks[rank] / 1e6:.1f} MB" for rank in range(4)}
         rows.append({"schedule": name, "m": m} | cells)
 viz.table(rows, title="most that was live, by your peak_live, and measured")
 
 # %% [markdown]
-# With GPipe, twice the micro-batches take about twice the memory. With 1F1B only one thing is added: your program keeps every message that it sent until the end of the step, `m` of them on an outer rank and `2m` on an inner one, each of 1/8 MiB.
+# With GPipe, twice the micro-batches take about twice the memory. With 1F1B only one thing is added: your program keeps every message that it sent until the end of the step, `m` of them on an outer rank and `2m` on an inner one, each of 131 kB.
 #
 # ## 6 · More stages than ranks
 #
@@ -936,13 +937,13 @@ viz.table(
         {
             "how 96 layers go on 8 ranks": "tensor parallel",
             "messages of a rank": 4 * 96,
-            "their bytes": f"{4 * 96 * message / 2**20:,.0f} MiB",
+            "their bytes": f"{4 * 96 * message / 1e6:,.0f} MB",
             "waits": "in every layer, for all",
         },
         {
             "how 96 layers go on 8 ranks": "pipeline, 12 layers each",
             "messages of a rank": 2,
-            "their bytes": f"{2 * message / 2**20:,.0f} MiB",
+            "their bytes": f"{2 * message / 1e6:,.0f} MB",
             "waits": "in the bubble",
         },
     ]

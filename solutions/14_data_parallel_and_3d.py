@@ -25,7 +25,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from tplab import corpus, device, launch, record, viz
+from tplab import device, launch, record, viz
+from tplab.common import corpus
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.data import Grid
 from tplab.memory import GPTConfig, Layout, bill

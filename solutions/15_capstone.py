@@ -378,7 +378,7 @@ TINY = GPTConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=256, seq_
 
 
 def train_tiny(dp, tp, m, steps=8):
-    from tplab import corpus
+    from tplab.common import corpus
     from tplab.data import Grid, mesh
     from tplab.sequence import SequenceParallelGPT
     from tplab.tensor import seed_all

@@ -35,6 +35,7 @@ def __getattr__(name: str) -> Any:
 
 # Modules that were renamed in 0.2. Notebooks and saved runs that import the old names keep working until 0.3.
 RENAMED = {
+    "tplab.corpus": "tplab.common.corpus",
     "tplab.gpt_config": "tplab.memory.config",
     "tplab.memory_meter": "tplab.memory.meter",
     "tplab.links": "tplab.collectives.links",

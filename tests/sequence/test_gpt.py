@@ -26,11 +26,12 @@ from tplab.memory.meter import saved_for_backward
 from tplab.sequence.gpt import (
     SequenceParallelGPT,
     allreduce_sequence_parallel_gradients,
-    cut_the_sequence,
     sequence_parallel_parameters,
 )
+from tplab.sequence.linear import GATHER_AGAIN, SEQUENCE_PARALLEL
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.mlp import ParallelMLP
+from tplab.tensor.region import TENSOR_PARALLEL
 from tplab.tensor.rng import seed_all
 
 WORLD_SIZES = (1, 2, 4)
@@ -75,8 +76,8 @@ def traffic(section):
 def layer_run(kind, options, group=None):
     rank, p = dist.get_rank(group), dist.get_world_size(group)
     options = dict(options)
-    gather_again = options.pop("gather_again", False)
-    layer = cut_the_sequence(make(kind, group, **options), gather_again=gather_again)
+    region = GATHER_AGAIN if options.pop("gather_again", False) else SEQUENCE_PARALLEL
+    layer = make(kind, group, region=region, **options)
     x, memory, padding, dy = layer_inputs(kind)
     leaves = [cut(leaf, 1, rank, p).requires_grad_() for leaf in (x, memory) if leaf is not None]
     masks = {"decoder": {"memory_padding_mask": padding}, "encoder": {"key_padding_mask": padding}, "causal": {}}
@@ -162,7 +163,7 @@ def test_what_a_layer_sends(layers):
 def _masks():
     """Where dropout behind a block, and behind the embedding, left something on this rank."""
     rng = seed_all(1)
-    layer = cut_the_sequence(make("causal", hidden_dropout=0.5))
+    layer = make("causal", hidden_dropout=0.5, region=SEQUENCE_PARALLEL)
     model = SequenceParallelGPT(small_config(dropout=0.5))
     with torch.no_grad():
         for parameter in [*layer.parameters(), *model.parameters()]:
@@ -204,13 +205,12 @@ def _kept_bytes(config, recompute):
     torch.nn.functional.dropout = one_byte_dropout
     dropped = {"hidden_dropout": config.dropout, "attention_dropout": 0.0 if config.flash_attention else config.dropout}
     p, kept = dist.get_world_size(), []
-    for gather_again in (None, False, True):
+    for region in (TENSOR_PARALLEL, SEQUENCE_PARALLEL, GATHER_AGAIN):
         layer = ParallelTransformerLayer(
-            config.hidden_size, config.num_heads, **dropped, recompute_attention=recompute, dtype=torch.bfloat16
-        )
-        tokens_ = config.seq_length
-        if gather_again is not None:
-            layer, tokens_ = cut_the_sequence(layer, gather_again=gather_again), tokens_ // p
+            config.hidden_size, config.num_heads, **dropped, recompute_attention=recompute, region=region,
+            dtype=torch.bfloat16,
+        )  # fmt: skip
+        tokens_ = config.seq_length // (p if region.sequence_parallel else 1)
         x = torch.ones(BATCH, tokens_, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
         with saved_for_backward(layer) as pieces:
             layer(x)
@@ -352,12 +352,12 @@ def _marks():
     count = len(sequence_parallel_parameters(model))
     twin = copy.deepcopy(model).to_empty(device="cpu")
     twin.load_state_dict(model.state_dict(), assign=True)
-    mlp = cut_the_sequence(ParallelMLP(HIDDEN), gather_again=True)
+    mlp = ParallelMLP(HIDDEN, region=GATHER_AGAIN)
     grouped = [list(m.shape) for m in sequence_parallel_parameters(mlp)]
     return count, len(sequence_parallel_parameters(twin)), grouped, mlp(torch.ones(2, 3, HIDDEN)).shape
 
 
-def test_new_parameters_of_a_copy_are_found_and_a_block_alone_can_be_cut():
+def test_new_parameters_of_a_copy_are_found_and_a_block_alone_can_be_sequence_parallel():
     for count, of_twin, of_mlp, shape in launch(_marks, 2, timeout=120):
         assert count == of_twin == 2 * 6 + 2 + 1  # of two layers, the final norm, the positions
         assert of_mlp == [[HIDDEN]]

@@ -1,4 +1,4 @@
-"""The directory of a checkpoint: made, written and read by `torch.distributed.checkpoint` (DCP), and trusted little.
+"""Chapter 10: the directory of a checkpoint, written and read by `torch.distributed.checkpoint` (DCP), trusted little.
 
     step-1000/.metadata          what lies where; written last, when all else is there
     step-1000/__0_0.distcp       the tensors of rank 0, each as torch.save writes it

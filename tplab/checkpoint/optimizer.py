@@ -1,4 +1,4 @@
-"""The state of an optimizer by the names of the parameters, to be cut like them.
+"""Chapter 10: the state of an optimizer by parameter name, so that it can be sharded like the parameters.
 
 `optimizer.state_dict()` numbers the parameters in the order in which the optimizer got them. A checkpoint for any
 number of ranks holds what `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` gives for the unsharded

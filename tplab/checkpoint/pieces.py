@@ -1,4 +1,4 @@
-"""Pieces of whole tensors, as `torch.distributed.checkpoint` (DCP) wants to be told of them.
+"""Chapter 10: chunks of full tensors, as `torch.distributed.checkpoint` (DCP) asks for them.
 
 DCP asks a planner what each rank has. A planner answers with chunks: where in the whole tensor a piece begins, and its
 sizes. When it loads, DCP lays the chunks that a rank wants over those in the files, and reads where they overlap:

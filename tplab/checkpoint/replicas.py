@@ -1,4 +1,4 @@
-"""Whether what several ranks should hold alike is alike: the norms, the last biases, the copies of a head of K and V.
+"""Chapter 10: are replicated parameters identical? Norms, final biases, and copies of K and V heads must be.
 
 Where a gradient was forgotten, or a mask was another one on each rank, replicas drift apart, and neither output nor
 loss tells of it (chapter 05). A checkpoint keeps one of them. So this is the place to look: each rank takes a checksum

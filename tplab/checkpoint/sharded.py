@@ -1,4 +1,4 @@
-"""Save on p ranks, each its own part; load on any other number of ranks.
+"""Chapter 10: save on p ranks, each its own shards, and load on any other number of ranks.
 
 `full_state_dict` gathers the whole model on every rank, which a large one doesn't fit on. Here nothing is gathered.
 Each rank writes what it holds, and notes where in the whole tensor it belongs. What several ranks hold, the first of

@@ -17,7 +17,7 @@ The same seed gives the same model for every p, and the same whole checkpoint fi
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import Any, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,9 @@ from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
 from tplab.tensor.id_check import When
 from tplab.tensor.initialization import InitMethod, init_parameter
-from tplab.tensor.linear import Device
+from tplab.tensor.linear import Device, LayerOptions
 from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
+from tplab.tensor.region import TENSOR_PARALLEL
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout
 from tplab.tensor.sharding import Block, ShardedModule, Sharding
 
@@ -45,15 +46,15 @@ class ParallelGPT(nn.Module):
     recompute                 what autograd does not keep and backward computes again, with the same dropout: "nothing",
                               "attention" (its scores, softmax and dropout, from Q, K and V), or "layers" (all of a
                               layer, from its input)
-    init_method               of every weight; None: normal with std 0.02
-    output_init_method        of the weights that write to the residual; None: the same with std 0.02 / sqrt(2 L)
+    output_init_method        of the weights that write to the residual; None: `init_method`, or, if that is None too,
+                              normal with std 0.02 / sqrt(2 L)
     check_ids                 as in VocabParallelEmbedding
-    per_rank_init, async_grad_allreduce    as in ColumnParallelLinear
+    async_grad_allreduce      as in ColumnParallelLinear
+    options                   see `LayerOptions`; `init_method` is of every weight, None: normal with std 0.02
 
     Raises ValueError where p ranks can't share the model; it names the p that can.
     """
 
-    sequence_parallel = False  # chapter 12 cuts x along the sequence; then each rank drops places of its own
     positions: nn.Embedding | None
     head: "OutputTable | None"
 
@@ -63,18 +64,15 @@ class ParallelGPT(nn.Module):
         *,
         float32_residual: bool = False,
         recompute: Recompute = "nothing",
-        init_method: InitMethod | None = None,
         output_init_method: InitMethod | None = None,
-        per_rank_init: bool = False,
         async_grad_allreduce: bool = False,
         check_ids: When | None = None,
-        group: ProcessGroup | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__()
-        self.config, self.group = config, group
-        self.rank, self.world_size = rank_and_size(group)
+        self.config, self.group = config, options.get("group")
+        self.region = options.get("region", TENSOR_PARALLEL)
+        self.rank, self.world_size = rank_and_size(self.group)
         check_tensor_parallel(config, self.world_size)
         if recompute not in get_args(Recompute):
             raise ValueError(f"recompute={recompute!r} is not one of {', '.join(map(repr, get_args(Recompute)))}")
@@ -82,16 +80,16 @@ class ParallelGPT(nn.Module):
         self.async_grad_allreduce = async_grad_allreduce
         normal = partial(nn.init.normal_, std=INIT_STD)
         narrow = partial(nn.init.normal_, std=INIT_STD / math.sqrt(2 * config.num_layers))
-        first, last = init_method or normal, output_init_method or init_method or narrow
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
-        shared: dict[str, Any] = {"per_rank_init": per_rank_init, "group": group, **place}
+        given = options.get("init_method")
+        options["init_method"] = first = given or normal
+        last = output_init_method or given or narrow
+        place: dict[str, Any] = {"device": options.get("device"), "dtype": options.get("dtype")}
         h, norm = config.hidden_size, "layer" if config.bias else "rms"
 
-        self.embedding = VocabParallelEmbedding(
-            config.vocab_size, h, init_method=first, check_ids=check_ids, **shared
-        )  # [v/p, h]
+        self.embedding = VocabParallelEmbedding(config.vocab_size, h, check_ids=check_ids, **options)  # [v/p, h]
         self.positions = nn.Embedding(config.seq_length, h, **place) if config.learned_positions else None
         if self.positions is not None:
+            self.region.mark(self.positions, "weight")
             with torch.no_grad():
                 first(self.positions.weight)
         self.layers = nn.ModuleList(
@@ -108,15 +106,16 @@ class ParallelGPT(nn.Module):
                 hidden_dropout=config.dropout,
                 attention_dropout=config.dropout,
                 recompute_attention=recompute == "attention",
-                init_method=first,
                 output_init_method=last,
                 async_grad_allreduce=async_grad_allreduce,
-                **shared,
+                **options,
             )
             for _ in range(config.num_layers)
         )
         self.final_norm = NORMS[norm](h, eps=config.norm_eps, **place)
-        self.head = None if config.tied_embedding else OutputTable(config.vocab_size, h, init_method=first, **shared)
+        self.region.mark(self.final_norm, "weight", "bias")
+        table: dict[str, Any] = {name: value for name, value in options.items() if name != "region"}  # reads all tokens
+        self.head = None if config.tied_embedding else OutputTable(config.vocab_size, h, **table)
 
     def forward(
         self,
@@ -147,7 +146,7 @@ class ParallelGPT(nn.Module):
     ) -> Tensor:
         """ids [b, s] -> what the output layer reads, [b, s, h]. With a cache, ids are the next s tokens of its text."""
         x = self._embed(ids, cache[0].text.length if cache else 0)  # [b, s, h]
-        x = dropout(x, self.config.dropout, self.training, sharded=self.sequence_parallel, rng=rng)
+        x = dropout(x, self.config.dropout, self.training, sharded=self.region.sequence_parallel, rng=rng)
         for number, layer in enumerate(self.layers):
             step = partial(layer, key_padding_mask=key_padding_mask, cache=cache and cache[number], rng=rng)
             if self.recompute == "layers" and self.training and torch.is_grad_enabled():

@@ -20,18 +20,18 @@ bias_dropout_add.)
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from tplab.tensor.attention import ParallelAttention
+from tplab.tensor.attention import ParallelAttention, run_once
 from tplab.tensor.initialization import InitMethod
 from tplab.tensor.kv_cache import KVCache
-from tplab.tensor.linear import Device
+from tplab.tensor.linear import LayerOptions
 from tplab.tensor.mlp import ParallelMLP
+from tplab.tensor.region import TENSOR_PARALLEL
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout
 
 
@@ -61,7 +61,7 @@ class RMSNorm(nn.RMSNorm):
 def run_again_in_backward(
     core: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, rng: RNGTracker | None
 ) -> Tensor:
-    """core(q, k, v), of which autograd keeps q, k and v alone: for `ParallelAttention.run_core`."""
+    """core(q, k, v), of which autograd keeps q, k and v alone: as `ParallelAttention(run_core=...)`."""
     if not torch.is_grad_enabled():
         return core(q, k, v)
     return checkpoint(core, q, k, v, tracker=rng or RNGTracker())
@@ -82,14 +82,13 @@ class ParallelTransformerLayer(nn.Module):
     apply_residual_connection_post_layernorm    the residual is taken behind the norm (post-LN; Megatron's name)
     recompute_attention   autograd keeps Q, K and V, not the scores, softmax and dropout between them and the output:
                           these are computed again in backward, with the same dropout (selective recomputation)
-    init_method           of the weights that read x; output_init_method of those that write to the residual
-    per_rank_init, async_grad_allreduce         as in ColumnParallelLinear
+    output_init_method    of the weights that write to the residual; `init_method` is of those that read x
+    async_grad_allreduce  as in ColumnParallelLinear
+    options               see `LayerOptions`
 
     The residual keeps the dtype of x. Give x in float32 to a layer in bfloat16, and the sum over the layers is taken
     in float32: norms compute in it, and the blocks get their own dtype.
     """
-
-    sequence_parallel = False  # chapter 12 cuts x along the sequence; then each rank drops places of its own
 
     def __init__(
         self,
@@ -109,13 +108,9 @@ class ParallelTransformerLayer(nn.Module):
         attention_dropout: float = 0.0,
         apply_residual_connection_post_layernorm: bool = False,
         recompute_attention: bool = False,
-        init_method: InitMethod | None = None,
         output_init_method: InitMethod | None = None,
-        per_rank_init: bool = False,
         async_grad_allreduce: bool = False,
-        group: ProcessGroup | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__()
         if norm not in NORMS:
@@ -124,28 +119,34 @@ class ParallelTransformerLayer(nn.Module):
             raise ValueError(f"hidden_dropout={hidden_dropout} should be in [0, 1)")
         self.hidden_dropout = hidden_dropout
         self.apply_residual_connection_post_layernorm = apply_residual_connection_post_layernorm
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.region = options.get("region", TENSOR_PARALLEL)
         block: dict[str, Any] = {
             "bias": bias,
             "skip_bias_add": True,  # added together with dropout and the residual
-            "init_method": init_method,
             "output_init_method": output_init_method,
-            "per_rank_init": per_rank_init,
             "async_grad_allreduce": async_grad_allreduce,
-            "group": group,
-            **place,
+            **options,
         }
-        heads: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "dropout": attention_dropout}
-        self.attention_norm = NORMS[norm](hidden_size, eps=norm_eps, **place)
-        self.attention = ParallelAttention(hidden_size, **heads, causal=causal, rotary_base=rotary_base, **block)
-        self.cross_norm = NORMS[norm](hidden_size, eps=norm_eps, **place) if cross_attention else None
+        attention: dict[str, Any] = {
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "dropout": attention_dropout,
+            "run_core": run_again_in_backward if recompute_attention else run_once,
+            **block,
+        }
+
+        def make_norm() -> nn.Module:
+            made = NORMS[norm](hidden_size, eps=norm_eps, device=options.get("device"), dtype=options.get("dtype"))
+            self.region.mark(made, "weight", "bias")
+            return made
+
+        self.attention_norm = make_norm()
+        self.attention = ParallelAttention(hidden_size, causal=causal, rotary_base=rotary_base, **attention)
+        self.cross_norm = make_norm() if cross_attention else None
         self.cross_attention = (
-            ParallelAttention(hidden_size, **heads, attention_type="cross", **block) if cross_attention else None
+            ParallelAttention(hidden_size, attention_type="cross", **attention) if cross_attention else None
         )
-        if recompute_attention:
-            for attention in filter(None, (self.attention, self.cross_attention)):
-                attention.run_core = run_again_in_backward
-        self.mlp_norm = NORMS[norm](hidden_size, eps=norm_eps, **place)
+        self.mlp_norm = make_norm()
         self.mlp = ParallelMLP(hidden_size, ffn_hidden_size, activation, **block)
 
     def forward(
@@ -195,7 +196,7 @@ class ParallelTransformerLayer(nn.Module):
     def _leave(self, residual: Tensor, y: Tensor, bias: Tensor | None, rng: RNGTracker | None) -> Tensor:
         """residual + dropout(y + bias), the same on every rank."""
         y = y if bias is None else y + bias
-        return residual + dropout(y, self.hidden_dropout, self.training, sharded=self.sequence_parallel, rng=rng)
+        return residual + dropout(y, self.hidden_dropout, self.training, sharded=self.region.sequence_parallel, rng=rng)
 
     def _check_memory(self, memory: Tensor | None, cache: LayerCache | None) -> None:
         if self.cross_attention is None:

@@ -1,4 +1,4 @@
-"""The configuration of a GPT, its weights by name and shape, and how many parameters they are.
+"""Chapter 00: the configuration of a GPT, its weights by name and shape, and its number of parameters.
 
     one layer  =  norm, attention (Q, K, V, out), norm, MLP ([gate,] up, down)
     the model  =  embedding [+ positions], num_layers layers, norm, output layer

@@ -1,4 +1,4 @@
-"""The memory bill of training a GPT: what one GPU has to hold.
+"""Chapter 00: the memory bill of training a GPT, that is, what one GPU has to hold.
 
     weights, gradients, optimizer state  =  parameters on this GPU · bytes a parameter (Adam, mixed precision: 16)
     activations                          =  layers on this GPU · micro-batches in flight · bytes of a layer

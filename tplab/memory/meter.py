@@ -1,4 +1,4 @@
-"""Measure memory on real tensors: bytes of weights, gradients and optimizer states, of what autograd keeps, and live.
+"""Chapter 00: memory measured on real tensors: weights, gradients, optimizer states, saved activations, live memory.
 
     parameter_bytes(model), gradient_bytes(model), optimizer_bytes(optimizer)
     with saved_for_backward(model) as kept: loss = model(x)     # kept.bytes: what autograd holds for the backward pass

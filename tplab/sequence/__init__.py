@@ -2,16 +2,15 @@
 
 regions   the operators that replace f and g: all-gather and reduce-scatter along the sequence
 linear    a column-parallel matmul that gathers its input again in the backward pass
-gpt       the layers of earlier chapters, and a whole GPT, converted to sequence parallelism
+gpt       a whole GPT on p ranks' parts of the sequence, and the gradients that it has to sum
 """
 
 from tplab.sequence.gpt import (
     SequenceParallelGPT,
     allreduce_sequence_parallel_gradients,
-    cut_the_sequence,
     sequence_parallel_parameters,
 )
-from tplab.sequence.linear import gather_linear, gather_linear_again
+from tplab.sequence.linear import GATHER_AGAIN, SEQUENCE_PARALLEL, gather_linear, gather_linear_again
 from tplab.sequence.regions import (
     gather_from_sequence_region,
     reduce_scatter_to_sequence_region,
@@ -20,9 +19,10 @@ from tplab.sequence.regions import (
 )
 
 __all__ = [
+    "GATHER_AGAIN",
+    "SEQUENCE_PARALLEL",
     "SequenceParallelGPT",
     "allreduce_sequence_parallel_gradients",
-    "cut_the_sequence",
     "gather_from_sequence_region",
     "gather_linear",
     "gather_linear_again",

@@ -31,7 +31,7 @@ rank's tokens and gathers them a second time in backward: 1/p of the memory for 
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,51 +40,14 @@ from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.model import ParallelGPT
-from tplab.gpt.transformer import LayerCache, ParallelTransformerLayer
+from tplab.gpt.transformer import LayerCache
 from tplab.memory.config import GPTConfig
-from tplab.sequence.linear import gather_linear, gather_linear_again
-from tplab.sequence.regions import gather_from_sequence_region, reduce_scatter_to_sequence_region, tokens_per_rank
-from tplab.tensor.embedding import VocabParallelEmbedding
-from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
+from tplab.sequence.linear import GATHER_AGAIN, SEQUENCE_PARALLEL, gather_linear
+from tplab.sequence.regions import gather_from_sequence_region, tokens_per_rank
 from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
 from tplab.tensor.mappings import gather_from_region
-from tplab.tensor.qkv import QKVParallelLinear
 from tplab.tensor.rng import RNGTracker
 from tplab.tensor.sharding import shard
-
-M = TypeVar("M", bound=nn.Module)
-
-
-def cut_the_sequence(block: M, *, gather_again: bool = False) -> M:
-    """Let a block, or whole layers, take x [b, s/p, h], this rank's tokens, and give z [b, s/p, h]; returns the block.
-
-    Every f in it becomes an all-gather, every g a reduce-scatter, dropout behind a block draws from "sharded". The
-    weights stay as they are. Of a decoder's memory [b, t, h] each rank gives its t/p tokens too.
-
-    gather_again    keep this rank's tokens of a block's input for backward, not all of them, and gather them again
-    """
-    for module in block.modules():
-        if isinstance(module, ColumnParallelLinear | QKVParallelLinear):
-            module.multiply = gather_linear_again if gather_again else gather_linear
-        elif isinstance(module, RowParallelLinear):
-            module.leave = reduce_scatter_to_sequence_region
-            sees_part_of_the_sequence(module, "bias")
-        elif isinstance(module, VocabParallelEmbedding):
-            module.leave = reduce_scatter_to_sequence_region
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            sees_part_of_the_sequence(module, "weight", "bias")
-        elif isinstance(module, ParallelTransformerLayer | ParallelGPT):
-            module.sequence_parallel = True
-    return block
-
-
-def sees_part_of_the_sequence(module: nn.Module, *names: str) -> None:
-    """Mark these parameters of a module, not of its children, with `sequence_parallel = True`.
-
-    The module keeps their names too: torch makes new parameters, without the mark, in copy.deepcopy and to_empty.
-    """
-    module.sequence_parallel_parameters = names  # type: ignore[assignment]
-    sequence_parallel_parameters(module)
 
 
 def sequence_parallel_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -118,17 +81,15 @@ def allreduce_sequence_parallel_gradients(model: nn.Module, group: ProcessGroup 
 class SequenceParallelGPT(ParallelGPT):
     """`ParallelGPT` whose activations between the blocks are [b, s/p, h]. Same names, weights, logits and loss.
 
-    gather_again    as in `cut_the_sequence`; all other options as in ParallelGPT
+    gather_again    for a block's input keep this rank's tokens only, and gather them again in the backward pass
+    options         as in ParallelGPT, except for the region
 
     After backward, call `allreduce_sequence_parallel_gradients(model, group)`. The length of a text, padding included,
     has to be a multiple of p. To generate, load the state_dict into a ParallelGPT: one new token can't be cut.
     """
 
     def __init__(self, config: GPTConfig, *, gather_again: bool = False, **options: Any) -> None:
-        super().__init__(config, **options)
-        cut_the_sequence(self, gather_again=gather_again)
-        if self.positions is not None:
-            sees_part_of_the_sequence(self.positions, "weight")
+        super().__init__(config, region=GATHER_AGAIN if gather_again else SEQUENCE_PARALLEL, **options)
 
     def features(
         self,

@@ -8,7 +8,8 @@ had. Or it keeps this rank's own tokens and gathers them once more in backward, 
     gather_linear_again    forward   the same                                   keeps this rank's X [b, s/p, in]
                            backward  all-gather X meanwhile dX = dY A^T, reduce-scatter dX meanwhile dW = dY^T X
 
-Both stand where `tplab.tensor.linear.column_linear` does and take the same arguments.
+Both take the arguments of `tplab.tensor.region.column_linear`, and stand in its place in the two regions of this
+chapter: a layer made with `region=SEQUENCE_PARALLEL` (or `GATHER_AGAIN`) takes x [b, s/p, h] and gives y [b, s/p, h].
 (Korthikanti et al. 2022, section 4.2.2, the end; Megatron: LinearWithGradAccumulationAndAsyncCommunication.)
 """
 
@@ -23,9 +24,13 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.sequence.regions import gather_from_sequence_region, parts_and_place
-from tplab.tensor.linear import in_autocast_dtype
+from tplab.sequence.regions import (
+    gather_from_sequence_region,
+    parts_and_place,
+    reduce_scatter_to_sequence_region,
+)
 from tplab.tensor.mappings import all_gather
+from tplab.tensor.region import Region, in_autocast_dtype
 from tplab.tensor.sharding import unshard
 
 
@@ -83,3 +88,7 @@ class _GatherLinear(Function):
         if leaving is not None:
             leaving.wait()
         return dx, dw, db, None, None
+
+
+SEQUENCE_PARALLEL = Region(gather_linear, reduce_scatter_to_sequence_region, sequence_parallel=True)
+GATHER_AGAIN = Region(gather_linear_again, reduce_scatter_to_sequence_region, sequence_parallel=True)

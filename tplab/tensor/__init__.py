@@ -4,6 +4,7 @@
 03  mappings               f, g, scatter and gather, with their backward passes
 04  initialization         first weights that are the same for every number of ranks
     full_state             full checkpoint to shards and back
+    region                 how activations enter a block of sharded weights, and leave it
     linear                 ColumnParallelLinear, RowParallelLinear
 05  mlp                    ParallelMLP: one all-reduce forward, one backward
 06  attention_mask, qkv, rotary, kv_cache, attention
@@ -20,25 +21,29 @@ from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.id_check import IdCheck
 from tplab.tensor.initialization import InitMethod, init_parameter
 from tplab.tensor.kv_cache import KVCache
-from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear, column_linear
+from tplab.tensor.linear import ColumnParallelLinear, LayerOptions, RowParallelLinear
 from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
 from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
 from tplab.tensor.mlp import ParallelMLP, swiglu
 from tplab.tensor.qkv import QKVParallelLinear, copies_group, heads_on_rank
+from tplab.tensor.region import TENSOR_PARALLEL, Region, column_linear
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout, seed_all
 from tplab.tensor.rotary import rotary_angles, rotate
 from tplab.tensor.sharding import Block, ShardedModule, Sharding, divide, shard, shard_range, unshard
 
 __all__ = [
+    "TENSOR_PARALLEL",
     "Block",
     "ColumnParallelLinear",
     "IdCheck",
     "InitMethod",
     "KVCache",
+    "LayerOptions",
     "ParallelAttention",
     "ParallelMLP",
     "QKVParallelLinear",
     "RNGTracker",
+    "Region",
     "RowParallelLinear",
     "ShardedModule",
     "Sharding",

@@ -20,18 +20,17 @@ ParallelAttention, SelfAttention, CrossAttention.)
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.attention_mask import attention_mask, check_masks
 from tplab.tensor.initialization import InitMethod
 from tplab.tensor.kv_cache import KVCache
-from tplab.tensor.linear import ColumnParallelLinear, Device, RowParallelLinear
+from tplab.tensor.linear import ColumnParallelLinear, LayerOptions, RowParallelLinear
 from tplab.tensor.mappings import copy_to_region
 from tplab.tensor.qkv import QKVParallelLinear, heads_on_rank
 from tplab.tensor.rotary import rotary_angles, rotate
@@ -58,15 +57,14 @@ class ParallelAttention(nn.Module):
     dropout               of the attention probabilities, while training
     rotary_base           turn q and k by their positions with this base (Llama 2: 10000); None: no rotary positions
     skip_bias_add         return (z without bias, bias)
-    init_method           fills the whole of [Wq; Wk; Wv] in place; None: as `nn.Linear` does
-    output_init_method    the same for Wo; None: `init_method`
-    per_rank_init, async_grad_allreduce    as in ColumnParallelLinear
+    output_init_method    fills the full Wo in place; None: `init_method`
+    async_grad_allreduce  as in ColumnParallelLinear
+    run_core              runs scores, softmax and dropout; chapter 10 has one that runs them again in backward
+    options               see `LayerOptions`; `init_method` fills the full [Wq; Wk; Wv]
 
     Parameters: `qkv` [(num_heads + 2 num_kv_heads) d, h], for cross `q` and `kv`; `out` [h, num_heads d].
     Raises ValueError if the ranks can't have whole heads, the same number each; it names the p that work.
     """
-
-    run_core: Callable[..., Tensor]  # scores, softmax, dropout; a layer may let them run again in backward
 
     def __init__(
         self,
@@ -81,13 +79,10 @@ class ParallelAttention(nn.Module):
         bias: bool = True,
         rotary_base: float | None = None,
         skip_bias_add: bool = False,
-        init_method: InitMethod | None = None,
         output_init_method: InitMethod | None = None,
-        per_rank_init: bool = False,
         async_grad_allreduce: bool = False,
-        group: ProcessGroup | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        run_core: Callable[..., Tensor] = run_once,
+        **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -97,28 +92,23 @@ class ParallelAttention(nn.Module):
             raise ValueError("cross-attention has no causal mask and no rotary positions: x and memory are two texts")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout} should be in [0, 1)")
-        self.rank, self.world_size = rank_and_size(group)
+        self.rank, self.world_size = rank_and_size(options.get("group"))
         self.heads, self.kv_heads = heads_on_rank(num_heads, num_kv_heads, self.world_size)
         if head_dim is None and hidden_size % num_heads:
             raise ValueError(f"hidden_size={hidden_size} can't be divided into num_heads={num_heads} heads of one size")
         self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.attention_type, self.causal, self.dropout = attention_type, causal, dropout
-        self.rotary_base, self.run_core = rotary_base, run_once
-        options: dict[str, Any] = {"per_rank_init": per_rank_init, "group": group, "device": device, "dtype": dtype}
-        first: dict[str, Any] = {"init_method": init_method, "async_grad_allreduce": async_grad_allreduce, **options}
+        self.rotary_base, self.run_core = rotary_base, run_core
+        first: dict[str, Any] = {"async_grad_allreduce": async_grad_allreduce, **options}
         if attention_type == "self":
             self.qkv = QKVParallelLinear(hidden_size, num_heads, num_kv_heads, self.head_dim, bias, **first)
         else:
             self.q = ColumnParallelLinear(hidden_size, num_heads * self.head_dim, bias, **first)
             self.kv = QKVParallelLinear(hidden_size, 0, num_kv_heads, self.head_dim, bias, **first)
+        options["init_method"] = output_init_method or options.get("init_method")
         self.out = RowParallelLinear(
-            num_heads * self.head_dim,
-            hidden_size,
-            bias,
-            skip_bias_add=skip_bias_add,
-            init_method=output_init_method or init_method,
-            **options,
+            num_heads * self.head_dim, hidden_size, bias, skip_bias_add=skip_bias_add, **options
         )
 
     def forward(

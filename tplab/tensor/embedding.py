@@ -23,8 +23,6 @@ never looked up, never trained, and in no checkpoint: `full_state_dict` gives E 
 (Shoeybi et al. 2019, "Megatron-LM", section 3; Megatron: VocabParallelEmbedding, parallel_lm_logits.)
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -32,8 +30,9 @@ from torch.nn import functional as F
 
 from tplab.tensor.id_check import IdCheck, When
 from tplab.tensor.initialization import InitMethod, init_parameter
-from tplab.tensor.linear import Device, column_linear
-from tplab.tensor.mappings import gather_from_region, reduce_from_region
+from tplab.tensor.linear import Device
+from tplab.tensor.mappings import gather_from_region
+from tplab.tensor.region import TENSOR_PARALLEL, Region, column_linear
 from tplab.tensor.sharding import Block, ShardedModule, Sharding
 
 
@@ -52,7 +51,8 @@ class VocabParallelEmbedding(ShardedModule):
     multiple         the table is padded to a multiple of this times p (1: to a multiple of p)
     check_ids        "now": an id < 0 or >= num_embeddings raises IndexError in this call; "later": its vector is NaN,
                      and the next call raises. None: "later" on a GPU, where "now" would wait (see `tensor.id_check`)
-    init_method      fills the whole table in place; None: normal numbers, as in nn.Embedding
+    region           how the vectors go out (see `tplab.tensor.region`)
+    init_method      fills the full table in place; None: normally distributed numbers, as in nn.Embedding
     per_rank_init    draw only this rank's rows (see `tplab.tensor.initialization`)
 
     Parameter: `weight` [v/p, h], v padded. Raises ValueError for a padding_idx outside the vocabulary.
@@ -60,7 +60,6 @@ class VocabParallelEmbedding(ShardedModule):
     """
 
     weight: nn.Parameter
-    leave: Callable[..., Tensor]  # g; chapter 12 lets the vectors go out another way
 
     def __init__(
         self,
@@ -70,6 +69,7 @@ class VocabParallelEmbedding(ShardedModule):
         *,
         multiple: int = 128,
         check_ids: When | None = None,
+        region: Region = TENSOR_PARALLEL,
         init_method: InitMethod | None = None,
         per_rank_init: bool = False,
         group: ProcessGroup | None = None,
@@ -81,7 +81,7 @@ class VocabParallelEmbedding(ShardedModule):
             raise ValueError(f"padding_idx={padding_idx} isn't one of the {num_embeddings} ids")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
-        self.leave, self.init_method, self.per_rank_init = reduce_from_region, init_method, per_rank_init
+        self.region, self.init_method, self.per_rank_init = region, init_method, per_rank_init
         self.check_ids = IdCheck(num_embeddings, check_ids)
         rows = pad_vocab_size(num_embeddings, self.world_size, multiple) // self.world_size
         self.start, self.stop = self.rank * rows, (self.rank + 1) * rows
@@ -105,7 +105,7 @@ class VocabParallelEmbedding(ShardedModule):
         vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)
         if wrong is not None:
             vectors = vectors.masked_fill(wrong.unsqueeze(-1), torch.nan)
-        return self.leave(vectors, self.group)  # [b, s, h]
+        return self.region.leave(vectors, self.group)  # [b, s, h]
 
     def _local_padding_idx(self) -> int | None:
         mine = self.padding_idx is not None and self.start <= self.padding_idx < self.stop

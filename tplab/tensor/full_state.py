@@ -1,4 +1,4 @@
-"""From a whole checkpoint to shards and back, for every module of the course, from `param.tensor_parallel` alone.
+"""Chapter 04: full checkpoints to shards and back, for every module of the course, by `param.tensor_parallel` alone.
 
     full_state_dict        shards on p ranks  ->  the state_dict of the unsharded module, on every rank
     load_full_state_dict   that state_dict    ->  each rank's shards, for any p

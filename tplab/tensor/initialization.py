@@ -1,4 +1,4 @@
-"""How a shard gets its first values: from a master weight, or drawn by each rank for itself.
+"""Chapter 04: the first values of a shard, from a master weight or drawn by each rank for itself.
 
     master      every rank draws all of W [out, in] from the same seed and keeps its shard:  the same W for every p
     per rank    rank r draws its shard from a seed of its own, with the std of all of W:     no rank ever holds W

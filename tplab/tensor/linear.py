@@ -20,24 +20,37 @@ Seed every rank alike before making layers, and all p hold the same matrix (see 
 (Shoeybi et al. 2019, "Megatron-LM", section 3; megatron/core/tensor_parallel/layers.py.)
 """
 
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.initialization import InitMethod, init_linear
-from tplab.tensor.mappings import copy_to_region, gather_from_region, reduce_from_region, scatter_to_region
+from tplab.tensor.mappings import gather_from_region, scatter_to_region
+from tplab.tensor.region import TENSOR_PARALLEL, Region
 from tplab.tensor.sharding import ShardedModule, Sharding, divide
 
 Device = torch.device | str | int | None
+
+
+class LayerOptions(TypedDict, total=False):
+    """The options that every parallel layer takes, and passes on to the layers that it is made of.
+
+    init_method      fills the full weight in place; None: as `nn.Linear` does
+    per_rank_init    draw only this rank's shard (see `tplab.tensor.initialization`)
+    region           how x comes in and y goes out (see `tplab.tensor.region`)
+    group            the ranks that share the layer; None: all
+    """
+
+    init_method: InitMethod | None
+    per_rank_init: bool
+    region: Region
+    group: ProcessGroup | None
+    device: Device
+    dtype: torch.dtype | None
 
 
 class _ParallelLinear(ShardedModule):
@@ -55,15 +68,17 @@ class _ParallelLinear(ShardedModule):
         *,
         skip_bias_add: bool,
         stride: int,
-        init_method: InitMethod | None,
-        per_rank_init: bool,
-        group: ProcessGroup | None,
-        device: Device,
-        dtype: torch.dtype | None,
+        region: Region = TENSOR_PARALLEL,
+        init_method: InitMethod | None = None,
+        per_rank_init: bool = False,
+        group: ProcessGroup | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(group)
         self.in_features, self.out_features, self.stride = in_features, out_features, stride
-        self.skip_bias_add, self.init_method, self.per_rank_init = skip_bias_add, init_method, per_rank_init
+        self.skip_bias_add, self.region = skip_bias_add, region
+        self.init_method, self.per_rank_init = init_method, per_rank_init
         shape = [out_features, in_features]
         shape[dim] = self._shard_length(("out_features", "in_features")[dim], shape[dim])
         weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -74,6 +89,7 @@ class _ParallelLinear(ShardedModule):
             self.register_shard("bias", nn.Parameter(weight.new_empty(shape[0])), Sharding(0, stride))
         else:
             self.register_parameter("bias", nn.Parameter(weight.new_empty(out_features)))
+            region.mark(self, "bias")
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -115,16 +131,13 @@ class ColumnParallelLinear(_ParallelLinear):
     gather_output           give all of y [.., out] to every rank: one all-gather
     skip_bias_add           return (y without bias, bias), for a caller that adds it together with what comes next
     stride                  A is `stride` matrices side by side, each of them cut
-    init_method             fills the whole weight in place; None: as `nn.Linear` does
-    per_rank_init           draw only this rank's shard (see `tplab.tensor.initialization`)
     async_grad_allreduce    backward: start the all-reduce of dX, and compute dW while it travels. Then not twice
                             differentiable, and under autocast the sum is taken in the lower precision. torch.compile
                             orders them itself, with or without it.
+    options                 see `LayerOptions`
 
     Raises ValueError if out_features is not divisible by stride and p. (Megatron: the same name.)
     """
-
-    multiply: Callable[..., Tensor]  # f and the matmul; chapter 12 lets x come in another way
 
     def __init__(
         self,
@@ -135,18 +148,10 @@ class ColumnParallelLinear(_ParallelLinear):
         gather_output: bool = False,
         skip_bias_add: bool = False,
         stride: int = 1,
-        init_method: InitMethod | None = None,
-        per_rank_init: bool = False,
         async_grad_allreduce: bool = False,
-        group: ProcessGroup | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[LayerOptions],
     ) -> None:
-        super().__init__(
-            in_features, out_features, bias, 0, skip_bias_add=skip_bias_add, stride=stride, init_method=init_method,
-            per_rank_init=per_rank_init, group=group, device=device, dtype=dtype,
-        )  # fmt: skip
-        self.multiply = column_linear
+        super().__init__(in_features, out_features, bias, 0, skip_bias_add=skip_bias_add, stride=stride, **options)
         self.gather_output = gather_output
         self.async_grad_allreduce = async_grad_allreduce
 
@@ -154,7 +159,7 @@ class ColumnParallelLinear(_ParallelLinear):
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"x {list(x.shape)} should be [.., {self.in_features}]: each rank needs all of x")
         added: Tensor | None = None if self.skip_bias_add else self.bias
-        y = self.multiply(x, self.weight, added, self.group, self.async_grad_allreduce)  # [.., out/p]
+        y = self.region.column_linear(x, self.weight, added, self.group, self.async_grad_allreduce)  # [.., out/p]
         bias: Tensor | None = self.bias
         if self.gather_output:
             y = gather_from_region(y, self.group, stride=self.stride)  # [.., out]
@@ -169,12 +174,10 @@ class RowParallelLinear(_ParallelLinear):
     input_is_parallel             False: x [.., in] is replicated, and each rank takes its part of it
     skip_bias_add                 return (y without bias, bias)
     stride                        A is `stride` matrices on top of each other, each of them cut; so is x
-    init_method, per_rank_init    as in ColumnParallelLinear
+    options                       see `LayerOptions`
 
     Raises ValueError if in_features is not divisible by stride and p. (Megatron: the same name.)
     """
-
-    leave: Callable[..., Tensor]  # g; chapter 12 lets y go out another way
 
     def __init__(
         self,
@@ -185,17 +188,9 @@ class RowParallelLinear(_ParallelLinear):
         input_is_parallel: bool = True,
         skip_bias_add: bool = False,
         stride: int = 1,
-        init_method: InitMethod | None = None,
-        per_rank_init: bool = False,
-        group: ProcessGroup | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[LayerOptions],
     ) -> None:
-        super().__init__(
-            in_features, out_features, bias, 1, skip_bias_add=skip_bias_add, stride=stride, init_method=init_method,
-            per_rank_init=per_rank_init, group=group, device=device, dtype=dtype,
-        )  # fmt: skip
-        self.leave = reduce_from_region
+        super().__init__(in_features, out_features, bias, 1, skip_bias_add=skip_bias_add, stride=stride, **options)
         self.input_is_parallel = input_is_parallel
 
     def forward(self, x: Tensor) -> Any:
@@ -207,52 +202,7 @@ class RowParallelLinear(_ParallelLinear):
             )
         if not self.input_is_parallel:
             x = scatter_to_region(x, self.group, stride=self.stride)  # [.., in/p]
-        y = self.leave(F.linear(x, self.weight), self.group)  # [.., out]
+        y = self.region.leave(F.linear(x, self.weight), self.group)  # [.., out]
         if self.skip_bias_add:
             return y, self.bias
         return y if self.bias is None else y + self.bias.to(y.dtype)
-
-
-def column_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None, async_grad_allreduce: bool = False
-) -> Tensor:
-    """f, then the matmul with this rank's columns: x [.., in] replicated -> [.., out/p]."""
-    if not async_grad_allreduce or rank_and_size(group)[1] == 1 or torch.compiler.is_compiling():
-        return F.linear(copy_to_region(x, group), weight, bias)
-    return _LinearAsync.apply(*in_autocast_dtype(x, weight, bias), group)
-
-
-def in_autocast_dtype(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
-    """The operands of a product that is written out by hand, in the dtype that autocast multiplies in if it is on."""
-    kind = first.device.type
-    if not torch.is_autocast_enabled(kind):
-        return first, *others
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(None if operand is None else operand.to(dtype) for operand in (first, *others))
-
-
-class _LinearAsync(Function):
-    """f and the matmul in one, so that the backward can do two things at a time."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.group = group
-        return F.linear(x, weight, bias)  # [.., out/p]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple:
-        x, weight = ctx.saved_tensors
-        dx = dw = db = travelling = None
-        if ctx.needs_input_grad[0]:
-            dx = (dy @ weight).contiguous()  # [.., in], partial
-            travelling = dist.all_reduce(dx, group=ctx.group, async_op=True)
-        dy = dy.reshape(-1, dy.shape[-1])  # [b s, out/p]
-        if ctx.needs_input_grad[1]:
-            dw = dy.T @ x.reshape(-1, x.shape[-1])  # [out/p, in]
-        if ctx.needs_input_grad[2]:
-            db = dy.sum(0)  # [out/p]
-        if travelling is not None:
-            travelling.wait()
-        return dx, dw, db, None

@@ -26,7 +26,7 @@ from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.cross_entropy import Options, forward_of_rows, gradient_of_rows, wrong_targets
-from tplab.tensor.linear import in_autocast_dtype
+from tplab.tensor.region import in_autocast_dtype
 
 
 def parallel_linear_cross_entropy(

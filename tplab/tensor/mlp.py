@@ -16,15 +16,13 @@ it four collectives.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
-import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from tplab.tensor.initialization import InitMethod
-from tplab.tensor.linear import ColumnParallelLinear, Device, RowParallelLinear
+from tplab.tensor.linear import ColumnParallelLinear, LayerOptions, RowParallelLinear
 
 
 def swiglu(gate_and_up: Tensor) -> Tensor:
@@ -47,9 +45,9 @@ class ParallelMLP(nn.Module):
     ffn_hidden_size       f, the width in the middle; None: 4 h
     activation            "gelu" (exact), "gelu_tanh" or "swiglu"
     skip_bias_add         return (z without bias, bias)
-    init_method           fills the whole of A, or of [G | U], in place; None: as `nn.Linear` does
-    output_init_method    the same for B; None: `init_method` (GPT-2 and Megatron scale it by 1/sqrt(2 L))
-    per_rank_init, async_grad_allreduce    as in ColumnParallelLinear
+    output_init_method    fills the full B in place; None: `init_method` (GPT-2 and Megatron scale it by 1/sqrt(2 L))
+    async_grad_allreduce  as in ColumnParallelLinear
+    options               see `LayerOptions`; `init_method` fills the full A, or [G | U]
 
     Parameters: `up` [f, h] (swiglu: [gate; up], [2 f, h]) and `down` [h, f].
     Raises ValueError for another activation, or if f is not divisible by p.
@@ -63,13 +61,9 @@ class ParallelMLP(nn.Module):
         *,
         bias: bool = True,
         skip_bias_add: bool = False,
-        init_method: InitMethod | None = None,
         output_init_method: InitMethod | None = None,
-        per_rank_init: bool = False,
         async_grad_allreduce: bool = False,
-        group: ProcessGroup | None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
@@ -78,28 +72,11 @@ class ParallelMLP(nn.Module):
         matrices = 2 if activation == "swiglu" else 1
         self.activation = activation
         self.up = ColumnParallelLinear(
-            hidden_size,
-            matrices * ffn_hidden_size,
-            bias,
-            stride=matrices,
-            init_method=init_method,
-            per_rank_init=per_rank_init,
-            async_grad_allreduce=async_grad_allreduce,
-            group=group,
-            device=device,
-            dtype=dtype,
-        )
-        self.down = RowParallelLinear(
-            ffn_hidden_size,
-            hidden_size,
-            bias,
-            skip_bias_add=skip_bias_add,
-            init_method=output_init_method or init_method,
-            per_rank_init=per_rank_init,
-            group=group,
-            device=device,
-            dtype=dtype,
-        )
+            hidden_size, matrices * ffn_hidden_size, bias, stride=matrices, async_grad_allreduce=async_grad_allreduce,
+            **options,
+        )  # fmt: skip
+        options["init_method"] = output_init_method or options.get("init_method")
+        self.down = RowParallelLinear(ffn_hidden_size, hidden_size, bias, skip_bias_add=skip_bias_add, **options)
 
     def forward(self, x: Tensor) -> Any:
         y = self.up(x)  # [b, s, f/p], swiglu: [b, s, 2 f/p]

@@ -18,7 +18,6 @@ are summands: they are added up over the c ranks, and the copies stay equal. It 
     backward traffic: all-reduce of dX over p, as many elements as X; with copies also dWk, dWv [2 d, in] over c ranks
 """
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -29,8 +28,9 @@ from torch.autograd import Function
 from torch.distributed import ProcessGroup
 
 from tplab.tensor.initialization import InitMethod, init_linear
-from tplab.tensor.linear import Device, column_linear
+from tplab.tensor.linear import Device
 from tplab.tensor.mappings import reduce_from_region
+from tplab.tensor.region import TENSOR_PARALLEL, Region
 from tplab.tensor.sharding import Block, ShardedModule, Sharding, divide
 
 
@@ -66,7 +66,6 @@ class QKVParallelLinear(ShardedModule):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
-    multiply: Callable[..., Tensor]  # as in ColumnParallelLinear
 
     def __init__(
         self,
@@ -76,6 +75,7 @@ class QKVParallelLinear(ShardedModule):
         head_dim: int,
         bias: bool = True,
         *,
+        region: Region = TENSOR_PARALLEL,
         init_method: InitMethod | None = None,
         per_rank_init: bool = False,
         async_grad_allreduce: bool = False,
@@ -86,7 +86,7 @@ class QKVParallelLinear(ShardedModule):
         super().__init__(group)
         self.in_features, self.head_dim = in_features, head_dim
         self.init_method, self.per_rank_init = init_method, per_rank_init
-        self.multiply, self.async_grad_allreduce = column_linear, async_grad_allreduce
+        self.region, self.async_grad_allreduce = region, async_grad_allreduce
         blocks = tuple(Block(heads * head_dim, unit=head_dim) for heads in (num_heads, num_kv_heads, num_kv_heads))
         rows = [block.shard_length(self.world_size) for block in blocks]  # n d, m d, m d
         self.heads = [length // head_dim for length in rows]  # n, m, m
@@ -109,7 +109,7 @@ class QKVParallelLinear(ShardedModule):
             raise ValueError(f"x {list(x.shape)} should be [b, s, {self.in_features}]: each rank needs all of x")
         weight = self._sum_over_copies(self.weight)
         bias = None if self.bias is None else self._sum_over_copies(self.bias)
-        y = self.multiply(x, weight, bias, self.group, self.async_grad_allreduce)  # [b, s, (n + 2 m) d]
+        y = self.region.column_linear(x, weight, bias, self.group, self.async_grad_allreduce)  # [b, s, (n + 2 m) d]
         y = y.unflatten(-1, (sum(self.heads), self.head_dim)).transpose(1, 2)  # [b, n + 2 m, s, d]
         q, k, v = y.split(self.heads, dim=1)
         return q, k, v

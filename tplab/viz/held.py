@@ -6,9 +6,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from tplab.common import units
 from tplab.viz.blocks import block, label, shape_text
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
-from tplab.viz.traffic import bytes_text
 
 _LEFT, _TOP, _CELL, _TALL = 0.72, 0.78, 0.94, 0.56  # inches: first column, first row, a tensor's width and height
 
@@ -59,5 +59,5 @@ def _tensor(axes: Axes, left: float, top: float, rank: int, step: Mapping[str, A
 def _sent(axes: Axes, x: float, gap: float, bottom: float, calls: Sequence[Any]) -> None:
     """Between two columns: a line, and below it what went over the links there."""
     axes.plot([x, x], [_TOP, bottom + 0.26], color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
-    text = "\n".join(f"{call.kind}\n{bytes_text(call.bytes)}" for call in calls)
+    text = "\n".join(f"{call.kind}\n{units.size(call.bytes)}" for call in calls)
     axes.text(x, bottom + 0.34, text, fontsize=8.5, ha="center", va="top", linespacing=1.25)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from matplotlib.patches import Patch
 
+from tplab.common import units
 from tplab.viz.colors import INK, WIDTH, Picture, chart, style
 
 _LOOKS = (("#5F6B73", ""), ("#94A0A8", "////"), ("#C3CBD0", "...."), ("#EEF0F2", "\\\\\\\\"), ("#FFFFFF", "xxxx"))
@@ -19,7 +20,7 @@ def kept(bars: Mapping[str, Mapping[str, int]], *, title: str | None = None, sca
         raise ValueError(f"kept draws bars of up to {len(_LOOKS)} parts; got {len(bars)} bars of {len(names)} parts")
     totals = {label: sum(parts.values()) for label, parts in bars.items()}
     most = scale or max(totals.values())
-    unit, factor = _unit(most)
+    unit, factor = units.byte_unit(most)
     caption = title or "; ".join(f"{label}: {total / factor:.3g} {unit}" for label, total in totals.items())
     with style():
         picture, axes = chart(WIDTH, 1.2 + 0.46 * len(bars), caption, title)
@@ -41,10 +42,3 @@ def kept(bars: Mapping[str, Mapping[str, int]], *, title: str | None = None, sca
         handles = [Patch(facecolor=c, edgecolor=INK, hatch=h, linewidth=0.8, label=n) for n, (c, h) in looks.items()]
         picture.legend(handles=handles, ncols=len(handles), loc="outside lower center", columnspacing=1.2)
     return picture
-
-
-def _unit(size: int) -> tuple[str, int]:
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= factor:
-            return unit, factor
-    return "bytes", 1

@@ -10,9 +10,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Circle
 
+from tplab.common import units
 from tplab.viz.blocks import block, label
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
-from tplab.viz.traffic import bytes_text
 
 _ROW = 2.0  # inches from the attention's row to the MLP's
 _MIDDLE = 1.3  # where the first row's boxes have their middle
@@ -77,7 +77,7 @@ def _sent(axes: Axes, at: float, y: float, calls: Sequence[Any], ahead: bool) ->
     """Below an operator: what went over the links there, and in which direction of the pass."""
     below = y + 0.62
     direction = "forward →" if ahead else "← backward"
-    text = f"{direction}\n" + "\n".join(f"{call.kind}, {bytes_text(call.bytes)}" for call in calls)
+    text = f"{direction}\n" + "\n".join(f"{call.kind}, {units.size(call.bytes)}" for call in calls)
     if not calls:
         text = f"{direction}\nnothing sent"
     axes.plot([at, at], [y + 0.17, below - 0.16], color=FAINT, linewidth=0.9, linestyle=":")

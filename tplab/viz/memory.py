@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.patches import Patch
 
+from tplab.common import units
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, style, tint
 
 # Parts have shades of grey and hatches, so that no part looks like a rank; red is for what does not fit.
@@ -35,7 +36,7 @@ def bill(
     largest = scale or max(*totals.values(), capacity or 0)
     unit = _GB if largest >= _GB / 10 else _MB
     most = largest / unit
-    caption = title or "; ".join(f"{label}: {_gigabytes(total)}" for label, total in totals.items())
+    caption = title or "; ".join(f"{label}: {_in_gb(total)}" for label, total in totals.items())
     with style():
         picture, axes = chart(WIDTH, 1.25 + 0.52 * len(rows), caption, title)
         for place, (label, parts) in enumerate(rows.items()):
@@ -56,7 +57,7 @@ def bill(
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set_ylim(len(rows) - 0.45, -0.55)
         axes.set_xlim(0, most * 1.42)
-        line = f"; dashed line: {_gigabytes(capacity)}, what the GPU has" if capacity else ""
+        line = f"; dashed line: {_in_gb(capacity)}, what the GPU has" if capacity else ""
         axes.set_xlabel(("GB" if unit == _GB else "MB") + line)
         axes.tick_params(left=False)
         handles = [_patch(name) for name in dict.fromkeys(name for parts in rows.values() for name in parts)]
@@ -113,10 +114,10 @@ def _part(axes: Any, place: int, left: float, width: float, name: str, capacity:
 def _verdict(total: int, parts: Mapping[str, int], capacity: int | None) -> str:
     """ "37.1 GB: fits", or which part is the first that no longer fits."""
     if capacity is None or total <= capacity:
-        return _gigabytes(total) + ("" if capacity is None else ": fits")
+        return _in_gb(total) + ("" if capacity is None else ": fits")
     sums = accumulate(parts.values())
     name = next(name for name, used in zip(parts, sums, strict=True) if used > capacity)
-    return f"{_gigabytes(total)}: {name} {'do' if name.endswith('s') else 'does'} not fit"
+    return f"{_in_gb(total)}: {name} {'do' if name.endswith('s') else 'does'} not fit"
 
 
 def _patch(name: str) -> Patch:
@@ -124,8 +125,6 @@ def _patch(name: str) -> Patch:
     return Patch(facecolor=color, edgecolor=INK, hatch=hatch, linewidth=0.8, label=name)
 
 
-def _gigabytes(size: int) -> str:
-    value = size / _GB
-    if value < 0.1:
-        return f"{size / _MB:.3g} MB"
-    return f"{value:,.0f} GB" if value >= 100 else f"{value:.3g} GB"
+def _in_gb(size: int) -> str:
+    """In GB, as GPUs are sold, also where a model needs thousands of them; MB below a tenth of one."""
+    return units.size(size, unit="GB" if size >= _GB / 10 else "MB")

@@ -5,16 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
+from tplab.common import units
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, rank_color, style
 
 _DASHES = ("solid", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (2.5, 1.2)), (0, (8, 3)))
 _MARKERS = ("o", "s", "^", "D")
-_UNITS = ("B", "KiB", "MiB", "GiB")
-_SIZES: dict[float, str] = {32**k: f"{32 ** (k % 2)} {_UNITS[k // 2]}" for k in range(7)}
-_SECONDS = {
-    1e-7: "0.1 µs", 1e-6: "1 µs", 1e-5: "10 µs", 1e-4: "100 µs", 1e-3: "1 ms",
-    1e-2: "10 ms", 1e-1: "100 ms", 1.0: "1 s", 10.0: "10 s", 100.0: "100 s",
-}  # fmt: skip
+_SIZES = {10.0**k: units.size(10**k) for k in range(0, 13, 2)}
+_SECONDS = {10.0**k: units.duration(10.0**k) for k in range(-7, 2)}
 
 
 def times(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tplab.common import units
 from tplab.runtime import Record
 from tplab.viz.colors import FAINT, WIDTH, Picture, chart, rank_color, rank_hatch, style, tint
 
@@ -36,7 +37,7 @@ def traffic(record_or_results: Any, *, title: str | None = None, scale: int | No
             axes.barh(
                 y, total.bytes, 0.74, color=tint(color, 0.55), edgecolor=color, hatch=rank_hatch(rank), linewidth=1
             )
-            text = f"{total.calls} {'call' if total.calls == 1 else 'calls'}, {bytes_text(total.bytes)}"
+            text = f"{total.calls} {'call' if total.calls == 1 else 'calls'}, {units.size(total.bytes)}"
             axes.text(total.bytes + 0.012 * most, y, text, va="center", fontsize=9)
             places.append(y)
             names.append(f"{kind}  rank {rank}" if not index or bars[index - 1][0] != kind else f"rank {rank}")
@@ -49,11 +50,3 @@ def traffic(record_or_results: Any, *, title: str | None = None, scale: int | No
         axes.spines["left"].set_color(FAINT)
         axes.set_xticks([])
     return picture
-
-
-def bytes_text(size: int) -> str:
-    """ "384 B", "1.5 KiB", "2 MiB"."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}"
-    return f"{size} B"

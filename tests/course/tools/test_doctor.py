@@ -170,7 +170,7 @@ def test_without_a_gpu_all_is_well_and_little_is_said():
 def test_gpus_with_their_memory():
     found = gpus.devices(with_gpus(2), ["NVIDIA H100"] * 2, None)
     assert found.state == GOOD
-    assert found.text == "0: NVIDIA H100, 80.0 GiB, 79.0 GiB free; 1: NVIDIA H100, 80.0 GiB, 79.0 GiB free"
+    assert found.text == "0: NVIDIA H100, 85.9 GB, 84.8 GB free; 1: NVIDIA H100, 85.9 GB, 84.8 GB free"
     assert gpus.backend(with_gpus(1)).text == "NCCL for 1 rank, one GPU each; gloo on the CPU for more"
     assert gpus.backend(with_gpus(8)).text.startswith("NCCL for up to 8 ranks")
 
@@ -268,13 +268,13 @@ def test_gpus_of_this_machine():
 
 def test_tiny_shared_memory():
     assert machine.shared_memory(64 * 2**20, gpus=0).state == NOTE
-    bad(machine.shared_memory(64 * 2**20, gpus=2), "64 MiB", "too little for NCCL", "--shm-size=1g")
+    bad(machine.shared_memory(64 * 2**20, gpus=2), "67.1 MB", "too little for NCCL", "--shm-size=1g")
     assert machine.shared_memory(GIB, gpus=8).state == GOOD
     assert machine.shared_memory(None, gpus=0).state == GOOD
 
 
 def test_too_little_memory():
-    bad(machine.memory(0.3 * GIB, 2 * GIB), "307 MiB free of 2.0 GiB", "Shut Down All Kernels")
+    bad(machine.memory(0.3 * GIB, 2 * GIB), "322 MB free of 2.15 GB", "Shut Down All Kernels")
     assert machine.memory(4 * GIB, 8 * GIB).state == GOOD
 
 

@@ -7,7 +7,6 @@ with locked(shared):                      # the others wait; the lock ends with 
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -17,28 +16,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tplab.capstone.checkpoints.manifest import FileSum, sync_folder
+from tplab.common import files, units
 
 _MAKING = ".making-"
 _LEFT_BEHIND = 24 * 3600  # seconds without a new file from which on nobody makes a folder any more
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Wait until no other process is inside for this folder, which is made if need be.
 
-    What killed ones left there is removed a day later. On some file systems a lock is known to one machine only, and
-    some have none: then several may make the same folder, each in a place of its own, and the first one stays.
+    What killed processes left there is removed a day later, because on some file systems a lock is known to one machine
+    only: then several machines may make the same folder, each in a place of its own, and the first one stays.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-        else:
-            _remove_what_was_left(folder)
+    with files.locked(folder / ".lock"):
+        _remove_what_was_left(folder)
         yield
 
 
@@ -100,4 +92,4 @@ def link(path: Path, folder: Path) -> None:
 
 
 def _free(folder: Path) -> str:
-    return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB are free"
+    return f"{units.size(shutil.disk_usage(folder).free)} are free"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tplab.capstone.settings.run_folder import is_run
-from tplab.corpus import files_below
+from tplab.common.corpus import files_below
 
 LONGEST = 1 << 20  # characters of a document; and at most a 20th of the text, so that there is something to hold back
 VALIDATION_SHARE, VALIDATION_MOST = 0.03, 0.08

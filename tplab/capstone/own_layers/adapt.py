@@ -18,7 +18,8 @@ from tplab.capstone.model.plain_gpt import again_in_backward
 from tplab.capstone.settings.settings import Settings
 from tplab.collectives.by_hand import rank_and_size
 from tplab.memory.config import GPTConfig
-from tplab.tensor.linear import Device, in_autocast_dtype
+from tplab.tensor.linear import Device
+from tplab.tensor.region import in_autocast_dtype
 from tplab.tensor.sharding import shard
 
 ROWS = 128  # the table is padded to a multiple of so many rows a rank, as that of ParallelGPT

@@ -6,10 +6,11 @@ from typing import Any
 from tplab import viz
 from tplab.capstone.report.blocks import Block, Figure, Missing, Number, Numbers, Sample, Section, Words, grid
 from tplab.capstone.report.run import Run
-from tplab.capstone.report.words import apart, listed, millions, ranks, rate, seconds, size, small, visible, work
+from tplab.capstone.report.words import apart, listed, small, visible
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.sample import TEMPERATURE, TOP_K
 from tplab.capstone.watching.log_tail import Curve
+from tplab.common.units import count, duration, large, rate, size, work
 from tplab.cost.flops import model_flops
 
 LAYERS = {
@@ -27,7 +28,9 @@ def in_five_numbers(run: Run) -> Section:
     numbers = [Number(f"{last[1]:.3f}", "nats a token", f"loss at step {last[0]:,}")]
     if held_out is not None:
         numbers = [Number(f"{held_out[1]:.3f}", "nats a token", f"loss on held-out text, step {held_out[0]:,}")]
-    numbers.append(Number(f"{run.tokens_per_second:,.0f}", "tokens/s", f"on {ranks(run.ranks)}, median of the steps"))
+    numbers.append(
+        Number(f"{run.tokens_per_second:,.0f}", "tokens/s", f"on {count(run.ranks, 'rank')}, median of the steps")
+    )
     if share := utilisation(run):
         numbers.append(Number(f"{share[0]:.0%}", "utilisation", f"model FLOPs of a rank, of {share[1]}"))
     if waits := run.communication or run.exposed:
@@ -64,7 +67,7 @@ def machine(run: Run) -> Section:
         rows.append(("large products, a rank", f"{rate(measured['flops'])}, measured"))
         rows.append(("memory, a rank", f"{size(measured['bandwidth'])}/s read and written, measured"))
         if measured.get("beta"):
-            link = f"{seconds(measured['alpha'])} + bytes / ({size(1 / measured['beta'])}/s), measured"
+            link = f"{duration(measured['alpha'])} + bytes / ({size(1 / measured['beta'])}/s), measured"
             rows.append(("a message between ranks", link))
     else:
         blocks.append(Missing("what this machine reaches in products, memory and messages", how(run, "machine")))
@@ -101,7 +104,7 @@ def speed(run: Run) -> Section:
     for step, value in run.speeds:
         curve.add(step, value)
     row = {
-        "a step": seconds(run.step_seconds),
+        "a step": duration(run.step_seconds),
         "tokens a step": f"{run.settings.tokens_per_step:,}",
         "tokens/s": f"{run.tokens_per_second:,.0f}",
         "FLOPs the model needs for it": work(model_flops(run.settings.model, run.settings.batch_size)),
@@ -182,7 +185,7 @@ def _verdict(settings: Settings, largest: float) -> str:
 def _summary(run: Run) -> str:
     settings, whose = run.settings, LAYERS.get(run.settings.layers, run.settings.layers)
     parameters = run.start.get("parameters")
-    size_of = f"{millions(parameters)} parameters, " if parameters else ""
+    size_of = f"{large(parameters)} parameters, " if parameters else ""
     seen = run.done * settings.tokens_per_step
     text = (
         f"A GPT of {size_of}{settings.num_layers} layers and hidden size {settings.hidden_size}, {_cut(settings)}, has "

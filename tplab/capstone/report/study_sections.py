@@ -9,7 +9,8 @@ from tplab import viz
 from tplab.capstone.report.blocks import Block, Figure, Missing, Section, Words, grid
 from tplab.capstone.report.run import Run
 from tplab.capstone.report.sections import LAYERS, how, memory_is
-from tplab.capstone.report.words import apart, listed, ranks, seconds, size, small
+from tplab.capstone.report.words import apart, listed, small
+from tplab.common.units import count, duration, size
 from tplab.course.chapters.ch11.published import SHOEYBI_FIGURE_5, SHOEYBI_TABLE_8
 
 GPU_MEMORY = "the most that torch's allocator gave out"
@@ -83,7 +84,7 @@ def timeline(run: Run) -> Section:
     traces = run.traces
     length = max(trace.duration for trace in traces)
     hidden = [trace.hidden_share for trace in traces if trace.lane("communicate")]
-    said = f"One step of {seconds(length)}: solid where a rank computes, hatched where a collective is under way."
+    said = f"One step of {duration(length)}: solid where a rank computes, hatched where a collective is under way."
     if hidden:
         shares = dict.fromkeys(f"{share:.0%}" for share in (min(hidden), max(hidden)))
         said += f" {' to '.join(shares)} of a rank's communication is hidden behind computation."
@@ -102,7 +103,7 @@ def scaling(run: Run) -> Section:
     tokens, first, last = found["tokens"], min(strong), max(strong)
     rows = [
         {
-            "ranks": p, "a step": seconds(strong[p]), "cost model": seconds(predicted[p]),
+            "ranks": p, "a step": duration(strong[p]), "cost model": duration(predicted[p]),
             "off": f"{predicted[p] / strong[p] - 1:+.0%}", "tokens/s": f"{tokens / strong[p]:,.0f}",
             "speed-up": f"{strong[first] / strong[p]:.2f}",
         }
@@ -110,8 +111,8 @@ def scaling(run: Run) -> Section:
     ]  # fmt: skip
     bars = {}
     for p in strong:
-        bars[f"{ranks(p)}, measured"] = {"measured": strong[p]}
-        bars[f"{ranks(p)}, model"] = {name: part for name, part in found["parts"][str(p)].items() if part}
+        bars[f"{count(p, 'rank')}, measured"] = {"measured": strong[p]}
+        bars[f"{count(p, 'rank')}, model"] = {name: part for name, part in found["parts"][str(p)].items() if part}
     lines = {
         "measured": {p: first * strong[first] / strong[p] for p in strong},
         "cost model": {p: first * predicted[first] / predicted[p] for p in predicted},
@@ -124,7 +125,7 @@ def scaling(run: Run) -> Section:
     }
     note, cores = found["note"], run.machine.get("cores") or 0
     if run.device == "cpu" and cores < last:
-        note += f" Here {ranks(last)} share {cores} core{'s' * (cores != 1)}, so more ranks can't be faster."
+        note += f" Here {count(last, 'rank')} share {cores} core{'s' * (cores != 1)}, so more ranks can't be faster."
     faster = (
         f"The same model on more ranks: {last} are {strong[first] / strong[last]:.2f} times as fast as {_one(first)}."
     )
@@ -192,8 +193,8 @@ def baseline(run: Run) -> Section:
     rows = [
         {
             "layers": name,
-            "a step": seconds(times[name]),
-            "of all turns": f"{seconds(min(values))} to {seconds(max(values))}",
+            "a step": duration(times[name]),
+            "of all turns": f"{duration(min(values))} to {duration(max(values))}",
         }
         for name, values in found["seconds"].items()
     ]

@@ -6,7 +6,6 @@ checkpoints/             where it can be taken up again
 tokens/                  the text, for the model
 """
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -56,15 +55,13 @@ def check_unchanged(settings: Settings) -> None:
 
 
 def write_settings(settings: Settings) -> None:
-    """Put the settings into the run's folder, all at once: a reader sees the former ones or these."""
+    """Put the settings into the run's folder."""
     folder = Path(settings.folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SETTINGS
     if path.exists() and asdict(read_settings(path)) == asdict(settings):
         return
-    half = folder / (SETTINGS + ".new")
-    settings.save(half)
-    os.replace(half, path)
+    settings.save(path)
 
 
 def set_aside(folder: Path) -> Path | None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
+from tplab.common.files import replace
 from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
 from tplab.memory.memory_bill import Layout
 
@@ -166,8 +167,8 @@ class Settings:
         )  # fmt: skip
 
     def save(self, path: Path) -> None:
-        """Write them as YAML, in the order of the fields."""
-        path.write_text(yaml.safe_dump(asdict(self), sort_keys=False), encoding="utf-8")
+        """Write them as YAML, in the order of the fields and in one step."""
+        replace(path, yaml.safe_dump(asdict(self), sort_keys=False).encode())
 
 
 # What may differ when a run is taken up again: how it is laid out and watched, not what is trained on what.

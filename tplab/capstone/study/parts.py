@@ -24,13 +24,13 @@ from typing import Any
 import torch
 
 from tplab.capstone.own_layers.find import find_answers
-from tplab.capstone.report.words import apart, listed, ranks, rate, size, small
-from tplab.capstone.report.words import seconds as in_words
+from tplab.capstone.report.words import apart, listed, small
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.study import programs as measuring
 from tplab.capstone.study.predictions import machine_of, predicted_memory, predicted_step
 from tplab.capstone.study.traffic import step_bytes, step_parts
 from tplab.capstone.training.build_model import used
+from tplab.common.units import count, duration, rate, size
 from tplab.cost.flops import model_flops
 from tplab.runtime import RankError, Record, Results, launch
 
@@ -87,7 +87,7 @@ def _alone(study: Study) -> Measured:
     _, found = _with_room(lambda one: study.launch(measuring.steps, one, count), _on(study.settings, 1))
     losses, seconds = found[0]
     took = median(seconds)
-    return {"losses": losses, "seconds": took, "says": f"{len(losses)} losses of one rank, {in_words(took)} a step"}
+    return {"losses": losses, "seconds": took, "says": f"{len(losses)} losses of one rank, {duration(took)} a step"}
 
 
 def _traffic(study: Study) -> Measured:
@@ -167,7 +167,7 @@ def _scaling(study: Study) -> Measured:
                 if p == settings.ranks and not found["strong"]:
                     raise
                 grown = " with the grown model" if p in found["strong"] else ""
-                beside.append(f"{ranks(p)}{grown} not measured ({error.cause_type})")
+                beside.append(f"{count(p, 'rank')}{grown} not measured ({error.cause_type})")
     note = f"Medians of {budget.scaling - budget.warm_up} steps each, beside what the cost model (chapter 11) says "
     note += (
         "for this machine, whose products, memory and messages were measured with as many ranks busy. Megatron-LM's "
@@ -175,7 +175,8 @@ def _scaling(study: Study) -> Measured:
     note += "points are from V100 GPUs: Shoeybi et al. 2019, table 8 and figure 5."
     note += f" Of these: {', '.join(beside)}." if beside else ""
     first, last = min(found["strong"]), max(found["strong"])
-    says = f"{ranks(last)}: {found['strong'][first] / found['strong'][last]:.2f} times as fast as {ranks(first)}"
+    times = found["strong"][first] / found["strong"][last]
+    says = f"{count(last, 'rank')}: {times:.2f} times as fast as {count(first, 'rank')}"
     return found | {"tokens": settings.tokens_per_step, "note": note, "says": says}
 
 
@@ -189,7 +190,7 @@ def _scaled(study: Study, p: int, found: Measured, beside: list[str]) -> None:
     found["predicted"]["strong"][p] = sum(step.values())
     found["parts"][p], found["machine"][p] = step, machine
     if one != _on(settings, p):
-        beside.append(f"{ranks(p)} in micro-batches of {one.micro_batch_size}, since larger ones had no room")
+        beside.append(f"{count(p, 'rank')} in micro-batches of {one.micro_batch_size}, since larger ones had no room")
     grown = replace(one, num_layers=p * settings.num_layers)
     if p > 1:
         grown, took = _with_room(lambda one: study.launch(measuring.steps, one, budget.scaling), grown)

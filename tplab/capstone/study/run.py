@@ -15,7 +15,6 @@ ranks, or with other layers, has its parts measured anew.
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from tplab.capstone.settings.settings import Settings
 from tplab.capstone.study.parts import PARTS, Budget, Study
 from tplab.capstone.training.log import read_log, steps_of
 from tplab.capstone.watching.panel import run
+from tplab.common.files import replace
 from tplab.runtime import RankError
 
 __all__ = ["Budget", "main", "study"]
@@ -122,8 +122,5 @@ def _that_matter(settings: Settings) -> dict[str, Any]:
 
 
 def _keep(folder: Path, name: str, measured: dict[str, Any]) -> None:
-    """Add a part to the file, which is whole at every moment."""
-    everything = read_measurements(folder) | {name: measured}
-    new = folder / f"{MEASUREMENTS}.new"
-    new.write_text(json.dumps(everything), encoding="utf-8")
-    os.replace(new, folder / MEASUREMENTS)
+    """Add a part to the file of measurements."""
+    replace(folder / MEASUREMENTS, json.dumps(read_measurements(folder) | {name: measured}).encode())

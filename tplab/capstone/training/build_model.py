@@ -157,7 +157,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def for_generation(model: nn.Module) -> ParallelGPT:
     """A ParallelGPT with the model's weights, for `tplab.gpt.generation`. It may be a copy: ask each time."""
-    if isinstance(model, ParallelGPT) and not model.sequence_parallel:
+    if isinstance(model, ParallelGPT) and not model.region.sequence_parallel:
         return model
     way, own = way_of(model), dict(model.named_parameters())
     first = next(iter(own.values()))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from html import escape
 
 from tplab.capstone.watching.log_tail import Seen
+from tplab.common.units import duration, size
 from tplab.runtime.liveview import Now
 from tplab.viz.colors import rank_color
 
@@ -45,16 +46,6 @@ def to_line(seen: Seen, width: int, ranks: Sequence[Now] = ()) -> str:
     return _cut("  ".join(parts), width)
 
 
-def duration(seconds: float) -> str:
-    """ "8 s", "2 min 05 s", "3 h 20 min"."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
 def _phase(seen: Seen) -> str:
     return "starting" if not seen.started else "the first step"
 
@@ -62,7 +53,7 @@ def _phase(seen: Seen) -> str:
 def _time_left(seen: Seen) -> str:
     if seen.ended is not None:
         return seen.ended
-    return "" if seen.seconds_left is None else f"{duration(seen.seconds_left)} left"
+    return "" if seen.seconds_left is None else f"{duration(max(0, round(seen.seconds_left)))} left"
 
 
 def _progress(seen: Seen) -> str:
@@ -143,7 +134,7 @@ def _rank(rank: int, seen: Seen, now: Sequence[Now]) -> str:
     elif rank < len(now):
         cells += [escape(str(now[rank]))]
     if rank < len(seen.memory):
-        cells += [f"{_bytes(seen.memory[rank])} {'on the GPU' if seen.device.startswith('cuda') else 'resident'}"]
+        cells += [f"{size(seen.memory[rank])} {'on the GPU' if seen.device.startswith('cuda') else 'resident'}"]
     inner = "".join(f'<td style="padding: 1px 14px 1px 6px; text-align: left;">{cell}</td>' for cell in cells)
     return f'<tr style="background: none;"><td style="padding: 0; width: 5px; background: {color};"></td>{inner}</tr>'
 
@@ -163,10 +154,6 @@ def _number(value: float) -> str:
     if abs(value) >= 10_000:
         return f"{value / 1000:,.0f}k"
     return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:.2f}"
-
-
-def _bytes(size: float) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def _bar_of_text(share: float, width: int) -> str:

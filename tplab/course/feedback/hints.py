@@ -6,13 +6,12 @@ that a learner who has deleted or changed that cell still gets them. How many of
 """
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from tplab.common.files import replace
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 
 STATE = Path(".tplab", "hints.json")
@@ -63,19 +62,12 @@ def seen(root: Path) -> dict[str, int]:
 
 
 def remember(root: Path, number: str, step: int) -> None:
-    """Keep that hint `step` has been seen. The file is replaced as a whole, so it is never half written."""
+    """Keep that hint `step` has been seen."""
     kept = seen(root)
     path = root / STATE
     path.parent.mkdir(exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(kept | {number: max(step, kept.get(number, 0))}, file, indent=1, sort_keys=True)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
+    shown = json.dumps(kept | {number: max(step, kept.get(number, 0))}, indent=1, sort_keys=True)
+    replace(path, shown.encode())
 
 
 def choose(number: str, root: Path, *, step: int | None = None, everything: bool = False) -> list[tuple[int, str]]:

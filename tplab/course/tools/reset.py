@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from tplab.common.files import replace
 from tplab.course.grading.check_notebook import exercises_of
 from tplab.course.notebooks.cells import Unreadable, read_notebook
 from tplab.course.tools.confirm import agreed
@@ -27,7 +28,6 @@ from tplab.course.tools.course_files import (
     root_of,
 )
 from tplab.course.tools.restore import restore
-from tplab.course.tools.state import replace
 
 KEPT = "kept"  # the folder in chapters/
 RELOAD = "Is it open in JupyterLab? Then: File, Reload Notebook from Disk."

@@ -7,16 +7,13 @@ An entry speaks of exactly the code with those fingerprints (see fingerprint.py)
 or damaged counts as empty: nothing is lost but the verdicts, and the next check writes them anew.
 """
 
-import fcntl
 import json
-import os
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tplab.common.files import locked, replace
 from tplab.course.grading.check_notebook import Verdict
 from tplab.course.tools.fingerprint import Fingerprint
 
@@ -65,34 +62,10 @@ def record(root: Path, verdicts: list[Verdict], fingerprints: dict[str, Fingerpr
     if not said:
         return []
     try:
-        with _locked(root / FILE):
+        with locked((root / FILE).with_suffix(".lock")):
             entries = load(root) | said
             text = json.dumps({"exercises": {number: asdict(entries[number]) for number in sorted(entries)}}, indent=1)
             replace(root / FILE, text.encode())
     except OSError as error:
         return [f"This could not be kept for `tplab progress`: {error.strerror or error} ({root / FILE})."]
     return []
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Write a file as a whole: whoever reads it meanwhile sees the old one or the new one, never half of one."""
-    path = path.resolve()  # a link stays a link
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time: two checks that end at the same moment both leave their verdicts."""
-    path.parent.mkdir(exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -6,7 +6,8 @@ import shutil
 import subprocess
 from itertools import combinations
 
-from tplab.course.tools.doctor.findings import GOOD, NOTE, Finding, count, size
+from tplab.common.units import count, size
+from tplab.course.tools.doctor.findings import GOOD, NOTE, Finding
 from tplab.course.tools.doctor.probe import Torch
 
 CHOOSE = "PyTorch's own command for this machine: https://pytorch.org/get-started/locally/"

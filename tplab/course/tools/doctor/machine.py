@@ -12,7 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding, count, size
+from tplab.common.units import count, size
+from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
 
 NEEDED = 2**30  # bytes; `tplab check 5 --all-cells`, the heaviest chapter, held 850 MiB at once, with its 4 ranks
 NCCL_SHARED = 2**30  # bytes; NCCL's guide asks containers for --shm-size=1g

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tplab import launch
-from tplab.corpus import VOCABULARY, byte_batches, python_sources
+from tplab.common.corpus import VOCABULARY, byte_batches, python_sources
 
 TEXT = bytes(range(97, 123)) * 4
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, fills, texts
+from tests.viz.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, fills, texts
 from tplab import viz
 from tplab.viz.colors import rank_fill
 
@@ -45,8 +45,8 @@ def test_a_part_has_its_share_of_the_frame_and_stands_at_its_ranks_place() -> No
 
 def test_what_was_sent_stands_below_with_its_bytes_and_summands_are_named() -> None:
     shown = texts(viz.held(steps(2), ranks=2))
-    assert "all_gather\n4 KiB" in shown
-    assert "reduce_scatter\n2 KiB" in shown
+    assert "all_gather\n4.1 kB" in shown
+    assert "reduce_scatter\n2.05 kB" in shown
     assert shown.count("summand") == 2
     assert "[16, 64]" in shown
 

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.colors import to_rgb
 
-from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
+from tests.viz.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
 from tplab import viz
 from tplab.data.grid import Grid
 from tplab.viz.colors import rank_fill

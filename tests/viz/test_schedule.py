@@ -4,7 +4,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
-from tests.pictures import assert_texts_apart, assert_texts_inside
+from tests.viz.pictures import assert_texts_apart, assert_texts_inside
 from tplab import viz
 from tplab.pipeline.schedule_order import simulate
 from tplab.pipeline.schedules import gpipe, interleaved, one_f_one_b, zero_bubble

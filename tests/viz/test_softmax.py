@@ -5,7 +5,7 @@ import torch
 from matplotlib.colors import to_rgb
 from torch import Tensor
 
-from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside
+from tests.viz.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside
 from tplab import viz
 from tplab.viz.colors import rank_color, rank_fill, rank_hatch
 

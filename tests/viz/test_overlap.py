@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.patches import Rectangle
 
-from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
+from tests.viz.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
 from tplab import viz
 from tplab.trace.rank_trace import RankTrace, Span
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 
-from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, fills, text_boxes, texts
+from tests.viz.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, fills, text_boxes, texts
 from tplab import viz
 from tplab.runtime import Collective, Record
 from tplab.viz.colors import rank_fill, rank_hatch
@@ -151,7 +151,7 @@ def test_product_refuses_what_does_not_fit(x, a, options, says) -> None:
 
 def test_traffic_shows_calls_and_bytes_of_every_rank() -> None:
     picture = viz.traffic(RESULTS, title="seen")
-    assert texts(picture) == ["1 call, 2 KiB", "1 call, 2 KiB", "1 call, 0 B"]
+    assert texts(picture) == ["1 call, 2.05 kB", "1 call, 2.05 kB", "1 call, 0 B"]
     assert [label.get_text() for label in picture.axes[0].get_yticklabels()] == [
         "all_reduce  rank 0",
         "rank 1",

@@ -4,7 +4,7 @@ import pytest
 import torch
 from matplotlib.collections import PatchCollection
 
-from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, text_boxes, texts
+from tests.viz.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, text_boxes, texts
 from tplab import viz
 from tplab.viz.colors import rank_color, tint
 

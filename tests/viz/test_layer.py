@@ -6,7 +6,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Circle, Rectangle
 
-from tests.pictures import assert_texts_apart, assert_texts_inside, texts
+from tests.viz.pictures import assert_texts_apart, assert_texts_inside, texts
 from tplab import viz
 from tplab.viz.colors import NOBODY, rank_fill
 
@@ -34,10 +34,10 @@ def test_texts_stay_in_the_frame_and_apart_and_the_picture_is_small(p, post) -> 
 def test_each_operator_says_what_it_sent_and_in_which_direction() -> None:
     shown = [text for text in texts(picture(2)) if "\n" in text and "bias" not in text]
     assert shown == [
-        "← backward\nall_reduce, 1 KiB",  # the attention's f, the last of the backward pass
-        "forward →\nall_reduce, 1 KiB",
-        "← backward\nreduce_scatter, 4 KiB",  # the MLP's f, the first of the backward pass
-        "forward →\nall_reduce, 2 KiB",
+        "← backward\nall_reduce, 1.02 kB",  # the attention's f, the last of the backward pass
+        "forward →\nall_reduce, 1.02 kB",
+        "← backward\nreduce_scatter, 4.1 kB",  # the MLP's f, the first of the backward pass
+        "forward →\nall_reduce, 2.05 kB",
     ]
 
 

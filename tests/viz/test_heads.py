@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.pictures import assert_texts_apart, assert_texts_inside, texts
+from tests.viz.pictures import assert_texts_apart, assert_texts_inside, texts
 from tplab import viz
 from tplab.viz.colors import rank_fill
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
+from tests.viz.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
 from tplab import viz
 
 ROWS = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.pictures import assert_fits_a_notebook
+from tests.viz.pictures import assert_fits_a_notebook
 from tplab import viz
 
 LOSSES = [(step, 7.0 - 0.05 * step) for step in range(1, 61)]

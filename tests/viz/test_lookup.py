@@ -4,7 +4,7 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 
-from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, fills, texts
+from tests.viz.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, fills, texts
 from tplab import viz
 from tplab.viz.colors import rank_fill
 

@@ -7,7 +7,7 @@ import torch
 from matplotlib.colors import to_rgb
 from torch import nn
 
-from tests.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
+from tests.viz.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
 from tplab import viz
 from tplab.memory.config import PRESETS
 from tplab.memory.memory_bill import Bill, Layout, bill

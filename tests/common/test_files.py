@@ -1,0 +1,80 @@
+"""`tplab.common.files`: a reader never sees a part of a file, and only one process is inside a lock."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tplab.common import files
+
+
+def test_a_reader_sees_the_old_content_or_the_new(tmp_path):
+    path, sizes = tmp_path / "file", (1, 300_000)
+    files.replace(path, b"x" * sizes[0])
+    seen, done = set(), threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.add(len(path.read_bytes()))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for turn in range(200):
+        files.replace(path, b"x" * sizes[turn % 2])
+    done.set()
+    reader.join()
+    assert seen <= set(sizes)
+
+
+def test_nothing_changes_where_writing_fails(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    files.replace(path, b"old")
+    monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        files.replace(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_mode_and_link_stay(tmp_path):
+    path, link = tmp_path / "file", tmp_path / "link"
+    files.replace(path, b"old")
+    assert path.stat().st_mode & 0o777 == 0o644
+    path.chmod(0o600)
+    link.symlink_to(path)
+    files.replace(link, b"new")
+    assert link.is_symlink()
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o600)
+
+
+ADD_ONE = """
+import sys
+from pathlib import Path
+from tplab.common.files import locked
+counter = Path(sys.argv[1])
+for _ in range(50):
+    with locked(counter.with_suffix(".lock")):
+        counter.write_text(str(int(counter.read_text()) + 1))
+"""
+
+
+def test_one_process_at_a_time_is_inside(tmp_path):
+    counter = tmp_path / "new folder" / "counter"
+    with files.locked(counter.with_suffix(".lock")):  # makes the folder, and can be entered again afterwards
+        counter.write_text("0")
+    command = [sys.executable, "-c", ADD_ONE, str(counter)]
+    for process in [subprocess.Popen(command) for _ in range(3)]:
+        assert process.wait() == 0
+    assert counter.read_text() == "150"
+
+
+def test_a_killed_process_leaves_no_lock_behind(tmp_path):
+    lock = tmp_path / "lock"
+    hold = "import os, sys; from tplab.common.files import locked\nfrom pathlib import Path\n"
+    hold += "with locked(Path(sys.argv[1])): os._exit(0)"
+    assert subprocess.run([sys.executable, "-c", hold, str(lock)]).returncode == 0
+    with files.locked(Path(lock)):
+        pass

@@ -1,0 +1,74 @@
+"""The order of the rooms is the order of the chapters, and ARCHITECTURE.md shows the rooms as they are."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
+CONTRACTS = tomllib.loads(PYPROJECT)["tool"]["importlinter"]["contracts"]
+TPLAB = ROOT / "tplab"
+
+
+def chapters_of_layers(container: str) -> dict[str, range]:
+    """The chapters that the comments of a contract in pyproject.toml give its layers: {"tensor": range(2, 10), ...}."""
+    contract = next(one for one in CONTRACTS if one.get("containers") == [container])
+    found, chapters = {}, range(0)
+    for layer in contract["layers"]:
+        comment = re.search(rf'^    "{re.escape(layer)}", # (\d\d)(?: to (\d\d))?$', PYPROJECT, re.MULTILINE)
+        if comment:
+            chapters = range(int(comment[1]), int(comment[2] or comment[1]) + 1)
+        elif container == "tplab":
+            continue  # the ground floor, viz and course serve all chapters
+        found |= dict.fromkeys(layer.split(" | "), chapters)
+    return found
+
+
+def chapters_named_in(path: Path) -> range:
+    """What the docstring of a module or of a room opens with: "Chapter 04: ..." or "Chapters 02 to 09: ..."."""
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    named = re.match(r"Chapters? (\d\d)(?: to (\d\d))?: ", docstring)
+    return range(int(named[1]), int(named[2] or named[1]) + 1) if named else range(0)
+
+
+ROOMS = chapters_of_layers("tplab")
+
+
+def test_the_rooms_are_in_the_order_of_the_chapters():
+    firsts = [chapters[0] for chapters in ROOMS.values()]
+    assert firsts == sorted(firsts, reverse=True)
+    assert set(range(16)) == {chapter for chapters in ROOMS.values() for chapter in chapters}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_which_chapters_it_serves(room):
+    assert chapters_named_in(TPLAB / room / "__init__.py") == ROOMS[room]
+
+
+@pytest.mark.parametrize("room", sorted(set(ROOMS) - {"capstone"}))
+def test_every_module_names_the_chapter_of_its_layer(room):
+    """The modules of the capstone are many, and all of chapter 15: there the room says so once."""
+    layers = chapters_of_layers("tplab.tensor") if room == "tensor" else {}
+    modules = [path for path in (TPLAB / room).glob("*.py") if path.stem != "__init__"]
+    assert modules
+    assert {path.stem: chapters_named_in(path) for path in modules} == {
+        path.stem: layers.get(path.stem, ROOMS[room]) for path in modules
+    }
+
+
+def test_ls_shows_rooms_and_little_else():
+    shown = {path.name for path in TPLAB.iterdir() if path.name != "__pycache__"}
+    rooms = {path.name for path in TPLAB.iterdir() if (path / "__init__.py").exists()}
+    assert shown - rooms == {"__init__.py", "__main__.py", "py.typed"}
+    assert rooms == {*ROOMS, "common", "runtime", "viz", "course"}
+
+
+@pytest.mark.parametrize("room", [*ROOMS, "common", "runtime", "viz", "course"])
+def test_every_room_opens_with_what_it_is_for(room):
+    docstring = ast.get_docstring(ast.parse((TPLAB / room / "__init__.py").read_text()))
+    assert docstring
+    assert len(docstring.splitlines()[0]) > 40

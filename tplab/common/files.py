@@ -1,0 +1,39 @@
+"""Files that a crash can't spoil: replaced in one step, and written by one process at a time."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write a file in one step: anyone who reads it meanwhile sees the old content or the new, never a part of it.
+
+    The file keeps its mode, and a link stays a link to the file that is replaced. Raises OSError, and then the old
+    content is still there.
+    """
+    path = path.resolve()
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process is inside for this lock file; its folder is made if need be.
+
+    The operating system ends the lock with the process that holds it, so a killed process leaves nothing to clean up.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path):
+        yield

@@ -1,0 +1,99 @@
+"""Chapter 04: how activations enter a block of sharded weights, and how they leave it.
+
+    x -> f, matmul -> this rank's columns                       column_linear
+    this rank's summand -> g -> y, the same on every rank       reduce_from_region
+
+Every parallel layer has a `region` that says so. With `TENSOR_PARALLEL` x and y are replicated. Chapter 12 has another
+one, `SEQUENCE_PARALLEL`, in which each rank holds only its own tokens of x and y.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from tplab.collectives.by_hand import rank_and_size
+from tplab.tensor.mappings import copy_to_region, reduce_from_region
+
+
+@dataclass(frozen=True)
+class Region:
+    """What stands at both ends of a block.
+
+    column_linear        (x, weight, bias, group, async_grad_allreduce) -> y [.., out/p]; it contains f
+    leave                (y, group) -> y; it is g
+    sequence_parallel    x and y are this rank's tokens, [b, s/p, h]. Then dropout between two blocks differs from rank
+                         to rank, and a parameter used there gets a gradient from this rank's tokens alone
+    """
+
+    column_linear: Callable[..., Tensor]
+    leave: Callable[..., Tensor]
+    sequence_parallel: bool = False
+
+    def mark(self, module: nn.Module, *names: str) -> None:
+        """Mark these parameters of a module, which are used between two blocks: `param.sequence_parallel = True`.
+
+        Without sequence parallelism, nothing is marked. The module keeps the names too, because torch makes new
+        parameters, without the mark, in copy.deepcopy and to_empty.
+        """
+        if not self.sequence_parallel:
+            return
+        module.sequence_parallel_parameters = names  # type: ignore[assignment]
+        for name in names:
+            if (parameter := module._parameters.get(name)) is not None:
+                parameter.sequence_parallel = True  # type: ignore[attr-defined]
+
+
+def column_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None, async_grad_allreduce: bool = False
+) -> Tensor:
+    """f, then the matmul with this rank's columns: x [.., in] replicated -> [.., out/p]."""
+    if not async_grad_allreduce or rank_and_size(group)[1] == 1 or torch.compiler.is_compiling():
+        return F.linear(copy_to_region(x, group), weight, bias)
+    return _LinearAsync.apply(*in_autocast_dtype(x, weight, bias), group)
+
+
+def in_autocast_dtype(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+    """The operands of a handwritten matmul, in the dtype that autocast multiplies in if it is on."""
+    kind = first.device.type
+    if not torch.is_autocast_enabled(kind):
+        return first, *others
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(None if operand is None else operand.to(dtype) for operand in (first, *others))
+
+
+class _LinearAsync(Function):
+    """f and the matmul in one, so that the backward can do two things at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.group = group
+        return F.linear(x, weight, bias)  # [.., out/p]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        x, weight = ctx.saved_tensors
+        dx = dw = db = travelling = None
+        if ctx.needs_input_grad[0]:
+            dx = (dy @ weight).contiguous()  # [.., in], partial
+            travelling = dist.all_reduce(dx, group=ctx.group, async_op=True)
+        dy = dy.reshape(-1, dy.shape[-1])  # [b s, out/p]
+        if ctx.needs_input_grad[1]:
+            dw = dy.T @ x.reshape(-1, x.shape[-1])  # [out/p, in]
+        if ctx.needs_input_grad[2]:
+            db = dy.sum(0)  # [out/p]
+        if travelling is not None:
+            travelling.wait()
+        return dx, dw, db, None
+
+
+TENSOR_PARALLEL = Region(column_linear, reduce_from_region)
