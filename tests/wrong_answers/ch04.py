@@ -153,6 +153,7 @@ COLUMN = [
         column(swap(COLUMN_FORWARD, "out = gather_from_region(out, self.group)", "out = torch.cat(gather_from_region(out, self.group).chunk(dist.get_world_size(self.group), -1)[::-1], -1)")),
         "rank 0's columns first",
     ),
+    ("forgets the return without skip_bias_add", column(swap(COLUMN_FORWARD, "return (out, self.bias) if self.skip_bias_add else out", "if self.skip_bias_add:\n    return out, self.bias")), "Which of your branches ends without a `return`"),
     ("forgets the bias", column(swap(COLUMN_FORWARD, "None if self.skip_bias_add else self.bias", "None")), "Where is this rank's slice of the bias added"),
     (
         "adds the bias twice",
@@ -232,6 +233,7 @@ ROW = [
     ("the bias is added on every rank, before the all-reduce (shipped)", row(swap(ROW_FORWARD, "out = reduce_from_region(F.linear(x, self.weight), self.group)", "out = reduce_from_region(F.linear(x, self.weight, None if self.skip_bias_add else self.bias), self.group)").replace("return out if self.bias is None else out + self.bias", "return out")), "How many times is the bias added"),
     ("bias / p before the all-reduce", row(swap(ROW_FORWARD, "out = reduce_from_region(F.linear(x, self.weight), self.group)", "out = F.linear(x, self.weight)\nif self.bias is not None and not self.skip_bias_add:\n    out = out + self.bias / dist.get_world_size(self.group)\nout = reduce_from_region(out, self.group)").replace("return out if self.bias is None else out + self.bias", "return out")), "learn p times too slowly"),
     ("the bias is added on rank 0 only", row(swap(ROW_FORWARD, "out = reduce_from_region(F.linear(x, self.weight), self.group)", "first = dist.get_rank(self.group) == 0 and not self.skip_bias_add\nout = reduce_from_region(F.linear(x, self.weight, self.bias if first else None), self.group)").replace("return out if self.bias is None else out + self.bias", "return out")), "copies of it differ"),
+    ("g twice", row(swap(ROW_FORWARD, "F.linear(x, self.weight)", "reduce_from_region(F.linear(x, self.weight), self.group)")), "Which of the terms has your rank"),
     ("g is missing", row(swap(ROW_FORWARD, "reduce_from_region(F.linear(x, self.weight), self.group)", "F.linear(x, self.weight)")), "X_r A_r is one term of the sum"),
     ("g reduces in the backward pass too", row(swap(ROW_FORWARD, "reduce_from_region(F.linear(x, self.weight), self.group)", "OwnOperator.apply(F.linear(x, self.weight), self.group)"), extra=G_BOTH_WAYS), "what should the backward pass of g do with it"),
     ("torch.distributed.nn.functional.all_reduce", row(swap(ROW_FORWARD, "reduce_from_region(F.linear(x, self.weight), self.group)", "all_reduce(F.linear(x, self.weight), group=self.group or dist.group.WORLD)"), extra="from torch.distributed.nn.functional import all_reduce"), "what should the backward pass of g do with it"),
@@ -335,6 +337,7 @@ CUT = [
     ("drops what does not divide", cut("length = tensor.shape[dim] // (world_size * stride)\npieces = tensor.split(length, dim)\nreturn torch.cat(pieces[rank : world_size * stride : world_size], dim)"), "Raise ValueError and name the numbers"),
     ("counts dimensions from the front only", cut(REFUSE + "piece = n // (world_size * stride)\nblocks = tensor.reshape(*tensor.shape[:dim], stride, world_size, piece, *tensor.shape[dim + 1 :])\nreturn blocks.select(dim + 1, rank).flatten(dim, dim + 1).clone()"), "shard(a tensor of shape [5, 24], dim=-1, rank=0, world_size=1, stride=2) raised RuntimeError"),
     ("glues with a dimension counted from the front", cut(RIGHT_CUT, "if dim < 0:\n    raise IndexError(f'no dimension {dim}')\nblocks = [piece.chunk(stride, dim) for piece in shards]\nreturn torch.cat([piece for block in zip(*blocks) for piece in block], dim)"), "unshard(1 shards of shape [5, 24], dim=-1, stride=2) raised IndexError"),
+    ("refuses what the blocks do not divide only", cut(RIGHT_CUT.replace("n % (world_size * stride)", "n % stride")), "6 rows can't be cut into 4 equal pieces"),
     ("asserts in place of raising ValueError", cut("assert tensor.shape[dim] % (world_size * stride) == 0\nreturn torch.cat(tensor.chunk(world_size * stride, dim)[rank::world_size], dim)"), "Raise ValueError and name the numbers"),
     ("raises without the numbers", cut(RIGHT_CUT.replace('f"{n} is not {stride} blocks of {world_size} pieces"', '"does not divide"')), "its message does not name"),
     ("returns zeros", cut(REFUSE + "return torch.zeros_like(torch.cat(tensor.chunk(world_size * stride, dim)[rank::world_size], dim))"), "rank 0 all zeros"),

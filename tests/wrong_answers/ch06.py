@@ -130,6 +130,7 @@ ATTENTION = [
     ("v is detached", attention(swap(ATTENTION_FORWARD, "attend(q, k, v,", "attend(q, k, v.detach(),")), "Which line does autograd not know about"),
     ("returns zeros", attention("return torch.zeros_like(x)"), "None: no gradient arrives here"),
     ("returns the heads' outputs", attention(swap(ATTENTION_FORWARD, "return self.out(merge_heads(y))", "return merge_heads(y)")), "Which line calls `self.out`"),
+    ("returns a pair, as nn.MultiheadAttention does", attention(swap(ATTENTION_FORWARD, "return self.out(merge_heads(y))", "return self.out(merge_heads(y)), None")), "One tensor [b, s, h], the sum over all ranks"),
     ("bias is ignored", attention(init=swap(ATTENTION_INIT, '"bias": bias', '"bias": True')), "Which parameter has another name or shape"),
     ("needs a bias", attention(swap(ATTENTION_FORWARD, "self.out(merge_heads(y))", "self.out(merge_heads(y)) + 0 * self.out.bias")), "built with bias=False"),
     ("group is ignored", attention(init=swap(ATTENTION_INIT, '"group": group', '"group": None')), "Here the four ranks work as two groups"),
@@ -261,6 +262,7 @@ GROUPED = [
     ("the gradients of k and v in place of their weight", grouped(swap(NOT_SUMMED, SPLIT_PARTS, "k, v = (copy_to_region(part, self.copies_group) for part in (k, v))\n" + SPLIT_PARTS)), "the activation or the weight"),
     ("the gradients of the queries too", grouped(swap(GROUPED_FORWARD, "return torch.cat([of_q, copy_to_region(of_kv, self.copies_group)])", "return copy_to_region(parameter, self.copies_group)")), "nobody else holds them"),
     ("the gradients of the queries in place of those of K and V", grouped(swap(GROUPED_FORWARD, "[of_q, copy_to_region(of_kv, self.copies_group)]", "[copy_to_region(of_q, self.copies_group), of_kv]")), "Who has the others"),
+    ("the sums of the copies, then of all rows again", grouped(swap(GROUPED_FORWARD, "weight = summed(self.qkv_weight)", "weight = copy_to_region(summed(self.qkv_weight), self.copies_group)")), "The gradients of q are summed as well"),
     ("the bias is forgotten", grouped(swap(GROUPED_FORWARD, "summed(self.qkv_bias)", "self.qkv_bias")), "Its rows of K and V are copies too"),
     ("the weight is forgotten", grouped(swap(GROUPED_FORWARD, "summed(self.qkv_weight)", "self.qkv_weight")), "Who has the others"),
     ("K alone is summed", grouped(swap(GROUPED_FORWARD, "of_q, of_kv = parameter.split([n * d, 2 * m * d])\n    return torch.cat([of_q, copy_to_region(of_kv, self.copies_group)])", "of_q, of_k, of_v = parameter.split([n * d, m * d, m * d])\n    return torch.cat([of_q, copy_to_region(of_k, self.copies_group), of_v])")), "Who has the others"),
@@ -357,6 +359,7 @@ CACHE = [
     ("float32 whatever the weights are", cache(init=swap(CACHE_INIT, ", dtype=weight.dtype", "")), "Which of these sizes is another"),
     ("grows as needed", cache(init=swap(CACHE_INIT, "max_length, attention", "0, attention"), append=CONCATENATE), "Which of these sizes is another"),
     ("keys and values are one tensor", cache(init=swap(CACHE_INIT, "torch.zeros_like(self.keys)", "self.keys")), "two names for one tensor"),
+    ("a new cache begins at 1", cache(init=swap(CACHE_INIT, "self.length = 0", "self.length = 1")), "How many tokens are in a cache that has just been made"),
     ("too much is cut off without a word", cache(append="stop = min(self.length + keys.shape[2], self.keys.shape[2])\nnew = stop - self.length\nself.keys[:, :, self.length : stop] = keys[:, :, :new]\nself.values[:, :, self.length : stop] = values[:, :, :new]\nself.length = stop\n" + GIVE), "A slice that ends after the end"),
     ("too much is the error of torch", cache(append="stop = self.length + keys.shape[2]\n" + WRITE + GIVE), "A slice that ends after the end"),
     ("counts before it refuses", cache(append="stop = self.length + keys.shape[2]\nstart, self.length = self.length, stop\nif stop > self.keys.shape[2]:\n    raise ValueError('full')\nself.keys[:, :, start:stop] = keys\nself.values[:, :, start:stop] = values\n" + GIVE), "What comes first"),
@@ -376,6 +379,7 @@ CACHE = [
     ("a larger cache of repeated heads", cache(swap(STEP, "k, v = cache.append(rotate(k, angles), v)\nk, v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))", "r = q.shape[1] // k.shape[1]\nk, v = cache.append(rotate(k, angles).repeat_interleave(r, 1), v.repeat_interleave(r, 1))")), "Write the shape next to each line"),
     ("gathers the keys from all ranks", cache("parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]\ndist.all_gather(parts, x.contiguous())\n" + STEP), "Keys and values never leave their rank"),
     ("the cache is appended to twice", cache(swap(STEP, "k, v = cache.append(rotate(k, angles), v)", "cache.append(rotate(k, angles), v)\nk, v = cache.append(rotate(k, angles), v)")), "Write the shape next to each line"),
+    ("a piece of several tokens begins a new text", cache("if x.shape[1] > 1:\n    cache.length = 0\n" + STEP), "How many tokens does your cache hold after a text of 6"),
     ("returns the heads", cache(swap(STEP, "attention.out(merge_heads(y))", "merge_heads(y)")), "Where does your order differ"),
 ]  # fmt: skip
 

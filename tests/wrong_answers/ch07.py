@@ -119,6 +119,9 @@ LOOKUPS = [
     ("right for p = 2 only", lookup(swap(LOOKUP, SUM, SUM + " * (2 / max(dist.get_world_size(group), 2))")), "on which rank is its row"),
     ("only ids that are there, without their places", lookup(swap(LOOKUP, "rows = (ids - start).masked_fill(foreign, 0)", "rows = (ids - start)[~foreign]")), "numbered from 0"),
     ("zeros", lookup("return 0 * reduce_from_region(F.embedding(ids * 0, weight), group)"), "All vectors are zeros"),
+    ("zeroes the foreign vectors behind autograd's back", lookup(swap(LOOKUP, ZEROS, "vectors.data[foreign] = 0\n")), "row 0 learns from ids that are not here"),
+    ("the gradient of a frequent id is averaged", lookup(swap(LOOKUP, "padding_row)", "padding_row, scale_grad_by_freq=True)")), "the sum of two gradients"),
+    ("looks at the largest row it has found", lookup(swap(LOOKUP, "vectors = F", "assert rows[~foreign].max() < len(weight)\nvectors = F")), "can't do with no id at all"),
     ("an embedding of its own", lookup("return nn.Embedding(100, weight.shape[1], dtype=weight.dtype)(ids)"), "The table gets no gradient"),
 ]  # fmt: skip
 
@@ -269,6 +272,7 @@ OUTPUTS = [
     ("scatters x, as for a row-parallel layer", logits(swap(LOGITS, "copy_to_region(x, group)", "scatter_to_region(x, group)")), "Which of their dimensions meet"),
     ("the default group for f", logits(swap(LOGITS, "copy_to_region(x, group)", "copy_to_region(x)")), "default group of all ranks"),
     ("the default group for the gather", logits(swap(LOGITS, "gather_from_region(logits, group)", "gather_from_region(logits)")), "default group of all ranks"),
+    ("gathers in any case, and returns its own columns", logits("logits = F.linear(copy_to_region(x, group), weight)\ngathered = gather_from_region(logits, group)[..., :vocab_size]\nreturn gathered if gather else logits"), "forward nothing, or with gather one all-gather"),
     ("returns the token in place of the logits", logits(swap(LOGITS, "[..., :vocab_size]", "[..., :vocab_size].argmax(-1)")), "Which of these shapes do you return here"),
     ("returns nothing", logits(swap(LOGITS, "return logits", "logits")), "What does the last line return"),
     ("zeros", logits(swap(LOGITS, "F.linear(x, weight)", "F.linear(x, weight) * 0")), "All logits are zeros"),
@@ -318,6 +322,8 @@ TIED = [
     ("nn.Embedding, whole on every rank", tied("x = self.body(self.embedding(ids))\nreturn F.linear(x, self.embedding.weight)", swap(TIED_INIT, "VocabParallelEmbedding(vocab_size, hidden_size, multiple=multiple, group=group,", "nn.Embedding(vocab_size, hidden_size,")), "one too many"),
     ("always gathers", tied(swap(TIED_FORWARD, "gather=gather", "gather=True")), "What do `gather` and `vocab_size` have to reach"),
     ("never gathers", tied(swap(TIED_FORWARD, "gather=gather, ", "")), "What do `gather` and `vocab_size` have to reach"),
+    ("gathers in any case, and returns its own columns", tied(swap(swap(TIED_FORWARD, "return", "logits ="), "gather=gather, ", "") + "\ngathered = gather_from_region(logits, self.group)[..., : self.vocab_size]\nreturn gathered if gather else logits"), "the gather only if asked for"),
+    ("hands the embedding to the logits, not its weight", tied(swap(TIED_FORWARD, "self.embedding.weight", "self.embedding")), "or an argument that it doesn't know"),
     ("keeps the padding", tied(swap(TIED_FORWARD, "vocab_size=self.vocab_size, ", "")), "What do `gather` and `vocab_size` have to reach"),
     ("`multiple` is forgotten", tied(init=swap(TIED_INIT, "multiple=multiple, ", "")), "one too many, missing, or has another shape"),
     ("the embedding in the default group", tied(init=swap(TIED_INIT, "group=group, ", "")), "Which of them did not get it"),

@@ -27,7 +27,7 @@ MAXIMUM = [
     ("all-reduces the caller's logits", maximum("dist.all_reduce(logits, op=dist.ReduceOp.MAX, group=group)\nreturn logits.amax(-1)"), "The caller goes on using"),
     ("reduces twice", maximum("m = logits.amax(-1)\ndist.all_reduce(m, op=dist.ReduceOp.MAX, group=group)\n" + ALL_REDUCE), "one number a token, once, is enough"),
     ("clips at zero", maximum("m = logits.amax(-1).clamp(min=0)\n" + ALL_REDUCE), "Which one should both return"),
-    ("only rank 0 gets it", maximum("m = logits.amax(-1)\ndist.reduce(m, 0 if group is None else dist.get_process_group_ranks(group)[0], op=dist.ReduceOp.MAX, group=group)\nreturn m"), "saw 1 reduce of"),
+    ("only rank 0 gets it", maximum("m = logits.amax(-1)\ndist.reduce(m, 0 if group is None else dist.get_process_group_ranks(group)[0], op=dist.ReduceOp.MAX, group=group)\nreturn m"), "Only rank 0 has the right numbers"),
     ("group is ignored", maximum("m = logits.amax(-1)\ndist.all_reduce(m, op=dist.ReduceOp.MAX)\nreturn m"), "was not given `group`"),
     ("zeros", maximum("return torch.zeros(logits.shape[:-1], dtype=logits.dtype)"), "rank 0 all zeros"),
     ("never waits", maximum("m = logits.amax(-1)\ndist.all_reduce(m, op=dist.ReduceOp.MAX, group=group, async_op=True)\nreturn m.clone()"), "never waited"),

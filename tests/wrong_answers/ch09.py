@@ -139,10 +139,12 @@ SWALLOWS = swap(FORK, "finally:", "except Exception:\n    pass\nfinally:")
 
 TRACKER = [
     ("not put back after an exception", tracker(NO_FINALLY), "which statement runs them all the same"),
+    ("takes the state out while the fork lasts", tracker("outside = get_state()\nset_state(self.states.pop(name))\nyield\nself.states[name] = get_state()\nset_state(outside)"), "The block within `fork` raises here"),
     ("not kept after an exception", tracker("outside = get_state()\nset_state(self.states[name])\ntry:\n    yield\n    self.states[name] = get_state()\nfinally:\n    set_state(outside)"), "a block that went well, or always"),
     ("swallows the exception", tracker(SWALLOWS), "swallows or replaces it"),
     ("always from the same state", tracker(swap(FORK, "    self.states[name] = get_state()\n", "    pass\n")), "the same mask as the first"),
     ("seeds anew in each fork", tracker("outside = get_state()\ntorch.manual_seed(self.states[name])\ntry:\n    yield\nfinally:\n    set_state(outside)", swap(ADD, "self.states[name] = get_state()", "self.states[name] = seed")), "the same mask as the first"),
+    ("new names in front, new states at the end", tracker(swap(FORK, "outside =", "name = self.names.index(name)\noutside ="), swap(swap(ADD, "in self.states", "in self.names"), "self.states[name] = get_state()", "self.names.insert(0, name)\nself.states.append(get_state())"), "self.names, self.states, self.seeds = [], [], set()"), "One name draws what belongs to another"),
     ("does not put the named state in place", tracker(swap(FORK, "set_state(self.states[name])\n", "")), "torch still draws from its own current state"),
     ("keeps nothing and puts nothing in place", tracker("yield"), "torch still draws from its own current state"),
     ("does not put back what was outside", tracker(swap(FORK, "    set_state(outside)\n", "")), "what torch draws outside is not what it draws without a tracker"),
@@ -150,6 +152,7 @@ TRACKER = [
     ("add leaves the current state seeded", tracker(add=swap(ADD, "set_state(current)\n", "")), "what does `torch.manual_seed` within `add` do to it"),
     ("add draws a number", tracker(add=swap(ADD, "set_state(current)\n", "set_state(current)\ntorch.rand(1)\n")), "what torch draws outside is not"),
     ("one place for what was outside", tracker(KEPT_IN_TRACKER), "where the inner fork overwrites it"),
+    ("moves on where nothing was drawn", tracker(swap(FORK, "finally:\n", "finally:\n    if torch.equal(get_state(), self.states[name]):\n        torch.rand(1)\n")), "Nothing was drawn in this fork"),
     ("fork draws a number", tracker(swap(FORK, "try:", "torch.rand(1)\ntry:")), "where is it before, within, between and after"),
     ("one state for all names", tracker(swap(FORK, "self.states[name]", "self.states['replicated']")), "Follow the state of one name"),
     ("the default name is another", tracker(default='"replicated"'), "Which name is the default"),
@@ -161,6 +164,7 @@ TRACKER = [
     ("state_dict returns nothing", tracker(save="dict(self.states)"), "What do yours return and take"),
     ("a name may be added twice", tracker(add=swap(ADD, "name in self.states or ", "")), "What should it raise"),
     ("a seed may be added twice", tracker(add=swap(ADD, " or seed in self.seeds", "")), "What does `add` have to remember"),
+    ("an assertion for what is taken", tracker(add=swap(ADD, 'if name in self.states or seed in self.seeds:\n    raise ValueError(f"the name {name!r} or the seed {seed} is taken")', "assert name not in self.states and seed not in self.seeds")), "What does `add` raise for a name or a seed"),
     ("load_state_dict writes into the states", tracker(load="for name in self.states:\n    self.states[name].copy_(state[name])"), "if a load writes into them"),
     ("a name whose seed was refused stays", tracker(add="if name in self.states:\n    raise ValueError(name)\nself.states[name] = torch.Generator(device()).manual_seed(seed).get_state()\nif seed in self.seeds:\n    raise ValueError(seed)\nself.seeds.add(seed)"), "look at both before you keep anything"),
     ("a seed whose name was refused stays", tracker(add="if seed in self.seeds:\n    raise ValueError(seed)\nself.seeds.add(seed)\nif name in self.states:\n    raise ValueError(name)\nself.states[name] = torch.Generator(device()).manual_seed(seed).get_state()"), "look at both before you keep anything"),

@@ -3,7 +3,6 @@
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from tplab.course.chapters.ch04.layers import (
     BIAS_TWICE,
@@ -16,17 +15,17 @@ from tplab.course.chapters.ch04.layers import (
     TRAFFIC_QUESTION,
     WAIT_QUESTION,
     WITH_BIAS,
-    Case,
-    Reference,
+    Built,
+    Problem,
     check_layer,
-    part,
     shape,
 )
 from tplab.course.checks import (
     GROUPS,
     INPUTS_QUESTION,
+    Expected,
+    Place,
     Question,
-    Traffic,
     Verdict,
     differs,
     exercise,
@@ -35,62 +34,61 @@ from tplab.course.checks import (
 )
 from tplab.tensor.sharding import Sharding
 
-COLUMN_CASES = (
-    Case(),
-    Case(leading=(2, 3), transposed=True),
-    Case(leading=(2, 3), options={"gather_output": True}),
-    Case(bias=False),
-    Case(leading=(2, 3), options={"skip_bias_add": True}),
-    Case(bias=False, options={"skip_bias_add": True}),
-    Case(options={"gather_output": True}, groups=GROUPS),
+CASES = (
+    Built(),
+    Built(leading=(2, 3), transposed=True),
+    Built(leading=(2, 3), options={"gather_output": True}),
+    Built(bias=False),
+    Built(leading=(2, 3), options={"skip_bias_add": True}),
+    Built(bias=False, options={"skip_bias_add": True}),
+    Built(options={"gather_output": True}, groups=GROUPS),
 )
 
 OWN_PART = "the part that this rank's own columns contribute, before any sum"
 
 
-def expect_column(
-    case: Case, plain: Reference, rank: int, ranks: tuple[int, ...]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    index, q, p = ranks.index(rank), len(ranks), len(ranks) * len(case.groups or (0,))
-    gathered = bool(case.options.get("gather_output"))
-    skipped = bool(case.options.get("skip_bias_add"))
-
-    def mine(tensor: Tensor | None, dim: int = -1) -> Tensor | None:
-        return part(tensor, dim, index, q)
-
-    out = plain.product if skipped else plain.out
-    dy = plain.dy if gathered else mine(plain.dy)
-    out_here = out if gathered else mine(out)
-    bias_gradient = mine(plain.d_bias_out) if case.bias else None
-    own = F.linear(mine(plain.dy), mine(plain.weight, 0).T)  # type: ignore[arg-type, union-attr]
-    held = {
-        "x": plain.x,
-        "W": mine(plain.weight, 0),
-        "b": mine(plain.bias, 0),
-        "upstream": (dy, bias_gradient) if skipped else dy,
+def give(case: Built, problem: Problem, place: Place) -> dict[str, Any]:
+    dy = problem.dy if case.options.get("gather_output") else place.part(problem.dy, -1)
+    d_bias = None if problem.bias is None else place.part(problem.d_bias_out)
+    return {
+        "x": problem.x,
+        "W": place.part(problem.weight),
+        "b": None if problem.bias is None else place.part(problem.bias),
+        "upstream": (dy, d_bias) if case.skipped else dy,
         "sharding": Sharding(dim=0),
     }
+
+
+def expect(case: Built, problem: Problem, place: Place) -> Expected:
+    gathered, bias = bool(case.options.get("gather_output")), problem.bias
+    own_weight, own_bias = place.part(problem.weight), None if bias is None else place.part(bias)
+
+    def returned(out: Tensor) -> Any:
+        """What the rank at this place returns, where the full output is [..., o]."""
+        here = out if gathered else place.part(out, -1)
+        return (here, own_bias) if case.skipped else here
+
+    out = problem.product if case.skipped else problem.out
     right = {
-        "shape of weight": shape(held["W"]),
-        "shape of bias": shape(held["b"]),
-        "out": (out_here, mine(plain.bias)) if skipped else out_here,
-        "dx": plain.dx,
-        "dW": mine(plain.d_weight, 0),
-        "db": mine(plain.d_bias, 0),
-        "forward traffic": Traffic.expected(p, ("all_gather", out.numel()), group=ranks) if gathered else Traffic(),
-        "backward traffic": Traffic.expected(p, ("all_reduce", plain.x.numel()), group=ranks),
+        "shape of weight": shape(own_weight),
+        "shape of bias": shape(own_bias),
+        "out": returned(out),
+        "dx": problem.dx,
+        "dW": place.part(problem.d_weight),
+        "db": None if problem.d_bias is None else place.part(problem.d_bias),
+        "forward traffic": place.traffic(*[("all_gather", out.numel())] * gathered),
+        "backward traffic": place.traffic(("all_reduce", problem.x.numel())),
     }
-    alike: dict[str, dict[str, Any]] = {"dx": {OWN_PART: own} if q > 1 else {}, "out": {}}
-    if plain.bias is not None and not skipped:
-        for label, times in ((NO_BIAS, -1), (BIAS_TWICE, 1)):
-            shifted = plain.out + times * plain.bias
-            alike["out"][label] = shifted if gathered else mine(shifted)
-    if plain.bias is not None and skipped:
-        alike["out"][WITH_BIAS] = (plain.out if gathered else mine(plain.out), mine(plain.bias))
-    return held, right, alike
+    own_dx = place.part(problem.dy, -1) @ own_weight
+    mistakes: dict[str, dict[str, Any]] = {"dx": {OWN_PART: own_dx} if place.size > 1 else {}, "out": {}}
+    if bias is not None and case.skipped:
+        mistakes["out"] = {WITH_BIAS: returned(problem.out)}
+    elif bias is not None:
+        mistakes["out"] = {NO_BIAS: returned(problem.product), BIAS_TWICE: returned(problem.out + bias)}
+    return Expected(right, mistakes)
 
 
-COLUMN_QUESTIONS = (
+QUESTIONS = (
     INPUTS_QUESTION,
     WAIT_QUESTION,
     Question(
@@ -174,9 +172,10 @@ def column_parallel_linear(layer_class: Any) -> Verdict:
     check_layer(
         "4.1",
         layer_class,
-        COLUMN_CASES,
-        expect_column,
-        COLUMN_QUESTIONS,
+        CASES,
+        give=give,
+        expect=expect,
+        questions=QUESTIONS,
         crash="Write the shapes of one rank next to your lines: x [..., i], weight [o/p, i], bias [o/p], out [..., "
         "o/p]. Which two do not fit together?",
         odd=(IN, OUT + 1),

@@ -129,8 +129,7 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> Ver
         "4.3",
         lambda: cut(torch.zeros(6, 3), 0, 0, 4),
         "6 rows can't be cut into 4 equal pieces: `chunk` gives three pieces of 2 without a word, and the "
-        "last rank gets "
-        "none. Raise ValueError and name the numbers.",
+        "last rank gets none. Raise ValueError and name the numbers.",
         says=(6, 4),
         what="6 rows cut for 4 ranks",
     )

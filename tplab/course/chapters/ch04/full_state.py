@@ -7,19 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tplab.course.chapters.ch04.full_state_questions import (
-    COPIED,
-    DETACHED,
-    GLUED,
-    IN_PLACE,
-    IS_DICT,
-    LOAD_CRASH,
-    LOAD_QUESTIONS,
-    SAVE_QUESTIONS,
-    STILL_SHARDED,
-    TRAINABLE,
-    WHOSE_GROUP,
-)
 from tplab.course.chapters.ch04.master_weight import UNCHANGED, UNTOUCHED
 from tplab.course.checks import (
     GROUPS,
@@ -27,15 +14,21 @@ from tplab.course.checks import (
     WORLD_SIZES,
     Claim,
     Observed,
+    Place,
+    Question,
     Snapshot,
     Traffic,
     Verdict,
     ask_about_group,
+    changed,
+    differs,
     exercise,
     fresh_generator,
     group_question,
+    has_kind,
     make_group,
     member_of,
+    random_tensor,
     run_ranks,
     traffic,
     verify,
@@ -43,9 +36,17 @@ from tplab.course.checks import (
 from tplab.runtime import device, record
 from tplab.tensor.sharding import Sharding, shard
 
+IN_PLACE = "the parameters are filled in place"
+STILL_SHARDED = "the shards keep their tensor_parallel"
+TRAINABLE = "the parameters need a gradient"
+IS_DICT = "the result is a dict"
+DETACHED = "the saved tensors are detached from autograd"
+COPIED = "the saved tensors stay as they are when training goes on"
+GLUED = "the shards put one after another along dimension 0"
+
 
 class SmallModel(nn.Module):
-    """Parameters cut in every way that there is, and one replicated, in a module inside a module."""
+    """Parameters sharded in every way that there is, and replicated ones, also in modules inside the module."""
 
     shapes: Mapping[str, tuple[tuple[int, ...], Sharding | None]] = {
         "norm": ((6,), None),
@@ -137,61 +138,150 @@ def see_saving(save: Callable[..., Any], model: nn.Module, mine: Mapping[str, Te
 
 @exercise("4.5", "Load and save")
 def load_and_save_full(load: Callable[..., Any], save: Callable[..., Any]) -> Verdict:
-    names = list(SmallModel.shapes)
-    sharded = [name for name in names if SmallModel.shapes[name][1]]
     for p in WORLD_SIZES:
         for groups in (None, GROUPS) if p == 4 else (None,):
-            generator = fresh_generator()
-            full = random_state(generator)
-            to_save = [random_state(generator) for _ in groups or (0,)]  # each group has a model of its own
-            saved, filled = [], []
-            loaded: list[dict[str, Any]] = []
-            for rank, (number, ranks) in enumerate(member_of(p, groups)):
-                index, q = ranks.index(rank), len(ranks)
-                cut = {name: part_of(value, name, index, q) for name, value in full.items()}
-                filled.append({name: part_of(value, name, index, q) for name, value in to_save[number].items()})
-                loaded.append(cut | {"traffic": Traffic()})
-                gathers = [("all_gather", full[name].numel()) for name in sharded]
-                sent = Traffic.expected(p, *gathers, group=ranks)
-                saved.append({"names": str(sorted(names))} | to_save[number] | {"traffic": sent})
-            where = f", {IN_GROUPS}" if groups else ""
-            whose = ask_about_group(WHOSE_GROUP) if groups else None
-            note = "loading and saving" + where
-            given = (load, save, full, filled, groups)
-            seen = run_ranks(load_and_save, p, *given, question=whose or LOAD_CRASH, stuck=whose, note=note)
-            first = [group_question(WHOSE_GROUP)] if groups else []
-            untouched = {name: {UNCHANGED: [torch.full_like(row[name], UNTOUCHED) for row in loaded]} for name in names}
-            verify(
-                "4.5",
-                p,
-                [rank[0] for rank in seen],
-                loaded,
-                questions=[*first, *LOAD_QUESTIONS],
-                lookalikes=untouched,
-                note="loading" + where,
-            )
-            glued = {
-                name: {GLUED: [torch.cat([filled[r][name] for r in ranks]) for _, ranks in member_of(p, groups)]}
-                for name in sharded
-                if p > 1
-            }
-            verify(
-                "4.5",
-                p,
-                [rank[1] for rank in seen],
-                saved,
-                questions=[*first, *SAVE_QUESTIONS],
-                lookalikes=glued,
-                note="saving" + where,
-            )
+            check_load_and_save(load, save, p, groups)
     return Verdict("A checkpoint written at any p can be read at any other.")
 
 
+def check_load_and_save(
+    load: Callable[..., Any], save: Callable[..., Any], p: int, groups: Sequence[Sequence[int]] | None
+) -> None:
+    """Run both in one launch, then compare what was loaded, then what was saved."""
+    generator = fresh_generator()
+    to_load = random_state(generator)
+    to_save = [random_state(generator) for _ in groups or (0,)]  # each group saves a model of its own
+    members = member_of(p, groups)
+    places = [Place(ranks.index(rank), ranks, p) for rank, (_, ranks) in enumerate(members)]
+    loaded = [shards_of(to_load, place) for place in places]
+    filled = [shards_of(to_save[number], place) for (number, _), place in zip(members, places, strict=True)]
+    where = f", {IN_GROUPS}" if groups else ""
+    whose = ask_about_group(WHOSE_GROUP) if groups else None
+    first = [group_question(WHOSE_GROUP)] if groups else []
+    seen = run_ranks(
+        load_and_save, p, load, save, to_load, filled, groups,
+        question=whose or LOAD_CRASH, stuck=whose, note="loading and saving" + where,
+    )  # fmt: skip
+
+    untouched = {
+        name: {UNCHANGED: [torch.full_like(mine[name], UNTOUCHED) for mine in loaded]} for name in SmallModel.shapes
+    }
+    verify(
+        "4.5", p, [rank[0] for rank in seen], [mine | {"traffic": Traffic()} for mine in loaded],
+        questions=[*first, *LOAD_QUESTIONS], lookalikes=untouched, note="loading" + where,
+    )  # fmt: skip
+
+    sharded = [name for name, (_, sharding) in SmallModel.shapes.items() if sharding]
+    glued = {
+        name: {GLUED: [torch.cat([filled[rank][name] for rank in place.ranks]) for place in places]}
+        for name in sharded
+        if p > 1
+    }
+    gathers = [("all_gather", to_load[name].numel()) for name in sharded]
+    saved = [
+        {"names": str(sorted(SmallModel.shapes)), **to_save[number], "traffic": place.traffic(*gathers)}
+        for (number, _), place in zip(members, places, strict=True)
+    ]
+    verify(
+        "4.5", p, [rank[1] for rank in seen], saved,
+        questions=[*first, *SAVE_QUESTIONS], lookalikes=glued, note="saving" + where,
+    )  # fmt: skip
+
+
 def random_state(generator: torch.Generator) -> dict[str, Tensor]:
-    shapes = SmallModel.shapes.items()
-    return {name: torch.randn(sizes, generator=generator, dtype=torch.float64) for name, (sizes, _) in shapes}
+    return {name: random_tensor(generator, *sizes) for name, (sizes, _) in SmallModel.shapes.items()}
 
 
-def part_of(value: Tensor, name: str, index: int, q: int) -> Tensor:
-    sharding = SmallModel.shapes[name][1]
-    return value if sharding is None else shard(value, sharding.dim, index, q, stride=sharding.stride)
+def shards_of(state: Mapping[str, Tensor], place: Place) -> dict[str, Tensor]:
+    """What the rank at this place holds of a full state."""
+
+    def mine(value: Tensor, sharding: Sharding | None) -> Tensor:
+        if sharding is None:
+            return value
+        return shard(value, sharding.dim, place.index, place.size, stride=sharding.stride)
+
+    return {name: mine(state[name], sharding) for name, (_, sharding) in SmallModel.shapes.items()}
+
+
+LOAD_QUESTIONS = (
+    Question(
+        changed,
+        "After loading, training goes on, and the dictionary changed with it. Is the parameter a copy, or "
+        "does it share memory with the dictionary?",
+    ),
+    Question(
+        lambda d: bool({IN_PLACE, STILL_SHARDED, TRAINABLE} & d.names),
+        "The optimizer holds on to the parameter objects, and the attribute `tensor_parallel` sits on them. "
+        "How do you change the numbers in a parameter without making a new one?",
+    ),
+    Question(differs("traffic"), "Every rank has the whole dictionary already. What is there to communicate?"),
+    Question(
+        lambda d: d.names == {"fused.weight"},
+        "Only the fused weight is wrong. What does its `tensor_parallel` say beside the dimension?",
+    ),
+    Question(
+        has_kind("column.weight", "other rank"),
+        "A rank got the shard of another rank. Whose number decides, also inside a group?",
+    ),
+    Question(
+        lambda d: UNCHANGED in d.kinds(),
+        "Some parameters kept their old values. Which ones does your loop leave out, and why?",
+    ),
+)
+
+SAVE_QUESTIONS = (
+    Question(
+        changed,
+        "Saving changed the model. Which line writes into a parameter?",
+    ),
+    Question(differs(IS_DICT), "What does the function return, on every rank?"),
+    Question(
+        differs("names"),
+        "Which names does the full state dict of one process have? Every parameter, once, under the name that "
+        "`named_parameters` gives it.",
+    ),
+    Question(
+        differs(DETACHED),
+        "A checkpoint needs no gradients. Which call cuts a tensor off from autograd?",
+    ),
+    Question(
+        differs(COPIED),
+        "The dictionary changed when training went on, so it shares memory with the parameters. Which values "
+        "did you not copy? Think of the replicated ones, and of p = 1.",
+    ),
+    Question(
+        lambda d: has_kind("row.bias", "shape", "whole")(d) or has_kind("norm", "shape", "whole")(d),
+        "A replicated parameter is whole on every rank already. What happens if its p copies are glued together?",
+    ),
+    Question(
+        lambda d: has_kind("row.bias", "p times")(d) or has_kind("norm", "p times")(d),
+        "A replicated parameter is whole on every rank already. Why add up its copies?",
+    ),
+    Question(
+        lambda d: d.names == {"fused.weight"},
+        "Only the fused weight is wrong: its shards were glued one after another. What does its "
+        "`tensor_parallel` say beside the dimension?",
+    ),
+    Question(
+        has_kind("row.weight", "shape", GLUED),
+        "The row-parallel weight was cut along dimension 1. Along which dimension did you glue it?",
+    ),
+    Question(
+        lambda d: bool(d.names) and d.names <= {"traffic"},
+        "The numbers are right, the communication is not. One all-gather for each sharded parameter is "
+        "enough, and a replicated one needs none.",
+    ),
+    Question(
+        has_kind("column.weight", "part", "shape"),
+        "Each rank has only its own shard. How does it get those of the others?",
+    ),
+)
+
+WHOSE_GROUP = (
+    "A group has its own ranks, numbered from 0, and its own size. Which call, of `get_rank`, `get_world_size` or a "
+    "collective, was not given `group` and so used the default group of all ranks?"
+)
+LOAD_CRASH = (
+    "Which parameter was it, and which two shapes met? A replicated parameter has no `tensor_parallel`, and a "
+    "parameter that requires a gradient may be changed in place only under `torch.no_grad()`."
+)

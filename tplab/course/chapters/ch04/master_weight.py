@@ -1,8 +1,8 @@
-"""The check of exercise 4.4: the first values of a shard, cut from a master weight of the full shape."""
+"""The check of exercise 4.4: the first values of a shard, which is a slice of a master weight of the full shape."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -10,88 +10,158 @@ from torch import Tensor, nn
 
 from tplab.course.checks import (
     GROUPS,
-    IN_GROUPS,
-    WORLD_SIZES,
+    Case,
     Claim,
+    Expected,
     Observed,
+    Place,
     Question,
-    Traffic,
     Verdict,
-    ask_about_group,
     called_as,
+    check_cases,
     differs,
     exercise,
-    fresh_generator,
-    group_question,
     has_kind,
-    make_group,
-    member_of,
-    run_ranks,
     traffic,
-    verify,
 )
 from tplab.runtime import record
 from tplab.tensor.sharding import Sharding, shard
 
 
 @dataclass(frozen=True)
-class InitCase:
-    """A layer's weight [o, i] and how it is cut."""
+class Weight:
+    """A layer's weight [o, i], how it is sharded, and the method that draws its first values."""
 
     full_shape: tuple[int, int]
-    dim: int
-    stride: int
+    sharding: Sharding
     init_method: Callable[[Tensor], Any]
 
     def call(self, param: Tensor) -> str:
         """How the learner's function is called: "init_from_master(param [4, 6], (8, 6), xavier_normal_, group)"."""
         method = getattr(self.init_method, "__name__", "init_method")
-        param_text = f"param {list(param.shape)} with {Sharding(self.dim, self.stride)}"
-        return f"init_from_master({param_text}, {self.full_shape}, {method}, group)"
+        return f"init_from_master(param {list(param.shape)} with {self.sharding}, {self.full_shape}, {method}, group)"
+
+    def shard_of(self, full: Tensor, index: int, size: int) -> Tensor:
+        return shard(full, self.sharding.dim, index, size, stride=self.sharding.stride)
+
+    def draw(self, size: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+        """First values in the full shape, or in the shape of a shard on `size` ranks."""
+        sizes = [n // size if dim == self.sharding.dim else n for dim, n in enumerate(self.full_shape)]
+        drawn = torch.empty(sizes, dtype=dtype)
+        self.init_method(drawn)
+        return drawn
 
 
-INIT_CASES = (
-    InitCase((8, 6), 0, 1, nn.init.xavier_normal_),
-    InitCase((4, 12), 1, 1, nn.init.kaiming_uniform_),
-    InitCase((24, 4), 0, 3, nn.init.xavier_uniform_),
-)
+WEIGHTS = {
+    "first weight": Weight((8, 6), Sharding(0), nn.init.xavier_normal_),
+    "second weight": Weight((4, 12), Sharding(1), nn.init.kaiming_uniform_),
+    "third weight": Weight((24, 4), Sharding(0, 3), nn.init.xavier_uniform_),
+}
+FIRST = WEIGHTS["first weight"]
 
 UNTOUCHED = 7.0
 UNCHANGED = "the value from before, untouched"
-NAMES = ("first weight", "second weight", "third weight")
 IN_PLACE = "the parameters are filled in place"
 TRAINABLE = "the parameters are leaves that need a gradient"
 FLOAT32 = "the shard of a master that was drawn in float32"
 AT_SHARD_SHAPE = "drawn at the shape of the shard"
 
 
-def draw_weights(init: Callable[..., Any], seed: int, groups: Sequence[Sequence[int]] | None) -> Observed:
-    """On a rank: three weights, one after the other, from one seed, on the CPU."""
-    group = make_group(groups)
-    q = dist.get_world_size(group)
-    params = []
-    for case in INIT_CASES:
-        sizes = [size // q if dim == case.dim else size for dim, size in enumerate(case.full_shape)]
-        param = nn.Parameter(torch.full(sizes, UNTOUCHED, dtype=torch.float64))
-        param.tensor_parallel = Sharding(case.dim, case.stride)  # type: ignore[attr-defined]
-        params.append(param)
-    before = [param.data_ptr() for param in params]
+@dataclass(frozen=True)
+class Drawn(Case):
+    """All weights, one after the other, from one seed."""
+
+    def describe(self, name: str) -> str:
+        return "float64 parameters" + "," * bool(self.groups)
+
+
+CASES = (Drawn(), Drawn(groups=GROUPS))
+
+
+class Problem(NamedTuple):
+    """What one process draws from `seed`."""
+
+    seed: int
+    masters: dict[str, Tensor]  # the full weights
+    next_numbers: Tensor  # [4], after all weights
+    float32: Tensor  # the first full weight, drawn in float32
+    at_shard_shape: Tensor  # the first weight, drawn in the shape of its shard
+
+
+def draw(case: Drawn, generator: torch.Generator, size: int) -> Problem:
+    seed = int(torch.randint(10**6, (), generator=generator))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        masters = {name: weight.draw() for name, weight in WEIGHTS.items()}
+        next_numbers = uniform()
+        torch.manual_seed(seed)
+        float32 = FIRST.draw(dtype=torch.float32).double()
+        torch.manual_seed(seed)
+        return Problem(seed, masters, next_numbers, float32, FIRST.draw(size))
+
+
+def uniform() -> Tensor:
+    return torch.rand(4, dtype=torch.float64)
+
+
+def give(case: Drawn, problem: Problem, place: Place) -> int:
+    return problem.seed
+
+
+def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> Observed:
+    """On the CPU, whose random generator is compared."""
+    params = {}
+    for name, weight in WEIGHTS.items():
+        full = torch.full(weight.full_shape, UNTOUCHED, dtype=torch.float64)
+        params[name] = nn.Parameter(weight.shard_of(full, 0, dist.get_world_size(group)))
+        params[name].tensor_parallel = weight.sharding  # type: ignore[attr-defined]
+    before = [param.data_ptr() for param in params.values()]
     torch.manual_seed(seed)
     with record() as section:
-        for param, case in zip(params, INIT_CASES, strict=True):
-            with called_as(case.call(param)):
-                init(param, case.full_shape, case.init_method, group)
-    seen: Observed = {name: param.detach().clone() for name, param in zip(NAMES, params, strict=True)}
-    seen["the next random number"] = torch.rand(4, dtype=torch.float64)
-    kept = before == [param.data_ptr() for param in params]
+        for name, weight in WEIGHTS.items():
+            with called_as(weight.call(params[name])):
+                init(params[name], weight.full_shape, weight.init_method, group)
+    seen: Observed = {name: param.detach().clone() for name, param in params.items()}
+    seen["the next random number"] = uniform()
+    kept = before == [param.data_ptr() for param in params.values()]
     seen[IN_PLACE] = Claim("" if kept else "the memory of one was replaced")
-    trainable = all(param.requires_grad and param.is_leaf for param in params)
+    trainable = all(param.requires_grad and param.is_leaf for param in params.values())
     seen[TRAINABLE] = Claim("" if trainable else "one of them is not")
     seen["traffic"] = traffic(section)
     return seen
 
 
-INIT_QUESTIONS = (
+def expect(case: Drawn, problem: Problem, place: Place) -> Expected:
+    shards = {name: weight.shard_of(problem.masters[name], place.index, place.size) for name, weight in WEIGHTS.items()}
+    right = {**shards, "the next random number": problem.next_numbers, "traffic": place.traffic()}
+    mistakes = {name: {UNCHANGED: torch.full_like(mine, UNTOUCHED)} for name, mine in shards.items()}
+    mistakes["first weight"][FLOAT32] = FIRST.shard_of(problem.float32, place.index, place.size)
+    if place.size > 1:
+        mistakes["first weight"][AT_SHARD_SHAPE] = problem.at_shard_shape
+    return Expected(right, mistakes)
+
+
+@exercise("4.4", "Init from a master weight")
+def init_from_a_master(init: Callable[..., Any]) -> Verdict:
+    check_cases(
+        "4.4", init, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
+        crash=CRASH, whose_group=WHOSE_RANK,
+    )  # fmt: skip
+    return Verdict(
+        "The model starts from the same point for every p, and the random generator ends where one process leaves it."
+    )
+
+
+WHOSE_RANK = (
+    "Whose rank and whose size did you take: those of the default group of all ranks, or those of `group`? Which call "
+    "was not given it?"
+)
+CRASH = (
+    "A parameter that requires a gradient may be changed in place only under `torch.no_grad()`. And does the "
+    "shape of what you copy fit the shard?"
+)
+
+QUESTIONS = (
     Question(
         has_kind("first weight", UNCHANGED),
         "The parameter still has its old values. Does your function change `param` itself, or a new tensor "
@@ -142,68 +212,3 @@ INIT_QUESTIONS = (
         "from the seed that the caller set. Which of these is different in your function?",
     ),
 )
-
-
-@exercise("4.4", "Init from a master weight")
-def init_from_a_master(init: Callable[..., Any]) -> Verdict:
-    for p in WORLD_SIZES:
-        for groups in (None, GROUPS) if p == 4 else (None,):
-            seed = int(torch.randint(10**6, (), generator=fresh_generator()))
-            masters, direct, single, next_number = draw_on_one_process(seed, p)
-            expected = []
-            alike: dict[str, dict[str, list[Tensor]]] = {name: {UNCHANGED: []} for name in NAMES}
-            alike["first weight"] |= {FLOAT32: [], AT_SHARD_SHAPE: []}
-            for rank, (_, ranks) in enumerate(member_of(p, groups)):
-                cut = [
-                    shard(master, case.dim, ranks.index(rank), len(ranks), stride=case.stride)
-                    for master, case in zip(masters, INIT_CASES, strict=True)
-                ]
-                expected.append(
-                    {
-                        **dict(zip(NAMES, cut, strict=True)),
-                        "the next random number": next_number,
-                        "traffic": Traffic(),
-                    }
-                )
-                for name, value in zip(NAMES, cut, strict=True):
-                    alike[name][UNCHANGED].append(torch.full_like(value, UNTOUCHED))
-                alike["first weight"][AT_SHARD_SHAPE].append(direct)
-                alike["first weight"][FLOAT32].append(shard(single, INIT_CASES[0].dim, ranks.index(rank), len(ranks)))
-            if p == 1:
-                del alike["first weight"][AT_SHARD_SHAPE]
-            note = f"float64 parameters{f', {IN_GROUPS}' if groups else ''}"
-            whose = ask_about_group(WHOSE_RANK) if groups else None
-            crash = whose or INIT_CRASH
-            seen = run_ranks(draw_weights, p, init, seed, groups, question=crash, stuck=whose, note=note)
-            questions = [group_question(WHOSE_RANK), *INIT_QUESTIONS] if groups else INIT_QUESTIONS
-            verify("4.4", p, seen, expected, questions=questions, lookalikes=alike, note=note)
-    return Verdict(
-        "The model starts from the same point for every p, and the random generator ends where one process leaves it."
-    )
-
-
-WHOSE_RANK = (
-    "Whose rank and whose size did you take: those of the default group of all ranks, or those of `group`? Which call "
-    "was not given it?"
-)
-INIT_CRASH = (
-    "A parameter that requires a gradient may be changed in place only under `torch.no_grad()`. And does the "
-    "shape of what you copy fit the shard?"
-)
-
-
-def draw_on_one_process(seed: int, p: int) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """The three full weights, the first one as drawn at its shard's shape and in float32, and the numbers after."""
-    with torch.random.fork_rng(devices=[]):
-        first = INIT_CASES[0]
-        direct = torch.empty(first.full_shape[0] // p, first.full_shape[1], dtype=torch.float64)
-        torch.manual_seed(seed)
-        first.init_method(direct)
-        single = torch.empty(first.full_shape, dtype=torch.float32)
-        torch.manual_seed(seed)
-        first.init_method(single)
-        torch.manual_seed(seed)
-        masters = [torch.empty(case.full_shape, dtype=torch.float64) for case in INIT_CASES]
-        for master, case in zip(masters, INIT_CASES, strict=True):
-            case.init_method(master)
-        return masters, direct, single.double(), torch.rand(4, dtype=torch.float64)

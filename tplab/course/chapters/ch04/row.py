@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from torch import Tensor
 from torch.nn import functional as F
 
 from tplab.course.chapters.ch04.layers import (
@@ -16,16 +15,17 @@ from tplab.course.chapters.ch04.layers import (
     WAIT_QUESTION,
     WITH_BIAS,
     WITH_P_BIASES,
-    Case,
-    Reference,
+    Built,
+    Problem,
     check_layer,
     shape,
 )
 from tplab.course.checks import (
     GROUPS,
     INPUTS_QUESTION,
+    Expected,
+    Place,
     Question,
-    Traffic,
     Verdict,
     differs,
     exercise,
@@ -34,14 +34,14 @@ from tplab.course.checks import (
 )
 from tplab.tensor.sharding import Sharding
 
-ROW_CASES = (
-    Case(),
-    Case(leading=(2, 3), transposed=True),
-    Case(leading=(2, 3), options={"input_is_parallel": False}),
-    Case(bias=False),
-    Case(leading=(2, 3), options={"skip_bias_add": True}),
-    Case(bias=False, options={"skip_bias_add": True}),
-    Case(options={"input_is_parallel": False}, groups=GROUPS),
+CASES = (
+    Built(),
+    Built(leading=(2, 3), transposed=True),
+    Built(leading=(2, 3), options={"input_is_parallel": False}),
+    Built(bias=False),
+    Built(leading=(2, 3), options={"skip_bias_add": True}),
+    Built(bias=False, options={"skip_bias_add": True}),
+    Built(options={"input_is_parallel": False}, groups=GROUPS),
 )
 
 BIAS_P_TIMES = "the right one with the bias added p times instead of once"
@@ -50,51 +50,47 @@ PARTIAL_SUM_AND_BIAS = "this rank's partial sum plus the bias"
 MEAN_OF_SUMS = "the mean of the partial sums plus the bias"
 
 
-def expect_row(
-    case: Case, plain: Reference, rank: int, ranks: tuple[int, ...]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    index, q, p = ranks.index(rank), len(ranks), len(ranks) * len(case.groups or (0,))
-    sliced = bool(case.options.get("input_is_parallel", True))
-    skipped = bool(case.options.get("skip_bias_add"))
-
-    def mine(tensor: Tensor, dim: int = -1) -> Tensor:
-        return tensor.chunk(q, dim)[index]
-
-    out = plain.product if skipped else plain.out
-    held = {
-        "x": mine(plain.x) if sliced else plain.x,
-        "W": mine(plain.weight, 1),
-        "b": plain.bias,
-        "upstream": (plain.dy, plain.d_bias_out if case.bias else None) if skipped else plain.dy,
+def give(case: Built, problem: Problem, place: Place) -> dict[str, Any]:
+    d_bias = None if problem.bias is None else problem.d_bias_out
+    return {
+        "x": place.part(problem.x, -1) if sliced(case) else problem.x,
+        "W": place.part(problem.weight, 1),
+        "b": problem.bias,
+        "upstream": (problem.dy, d_bias) if case.skipped else problem.dy,
         "sharding": Sharding(dim=1),
     }
+
+
+def sliced(case: Built) -> bool:
+    """Whether each rank is given its slice of x only."""
+    return bool(case.options.get("input_is_parallel", True))
+
+
+def expect(case: Built, problem: Problem, place: Place) -> Expected:
+    product, bias, size = problem.product, problem.bias, place.size
+    own_weight = place.part(problem.weight, 1)
     right = {
-        "shape of weight": shape(held["W"]),
-        "shape of bias": shape(held["b"]),
-        "out": (out, plain.bias) if skipped else out,
-        "dx": mine(plain.dx) if sliced else plain.dx,
-        "dW": mine(plain.d_weight, 1),
-        "db": plain.d_bias,
-        "forward traffic": Traffic.expected(p, ("all_reduce", out.numel()), group=ranks),
-        "backward traffic": Traffic() if sliced else Traffic.expected(p, ("all_gather", plain.x.numel()), group=ranks),
+        "shape of weight": shape(own_weight),
+        "shape of bias": shape(bias),
+        "out": (product, bias) if case.skipped else problem.out,
+        "dx": place.part(problem.dx, -1) if sliced(case) else problem.dx,
+        "dW": place.part(problem.d_weight, 1),
+        "db": problem.d_bias,
+        "forward traffic": place.traffic(("all_reduce", product.numel())),
+        "backward traffic": place.traffic(*[("all_gather", problem.x.numel())] * (not sliced(case))),
     }
-    alike: dict[str, dict[str, Any]] = {"out": {}}
-    if plain.bias is not None and not skipped:
-        own = F.linear(mine(plain.x), mine(plain.weight, 1))
-        alike["out"] = {NO_BIAS: plain.product, BIAS_TWICE: plain.out + plain.bias}
-        if q > 1:
-            alike["out"] = {
-                BIAS_P_TIMES: plain.product + q * plain.bias,
-                PARTIAL_SUM: own,
-                PARTIAL_SUM_AND_BIAS: own + plain.bias,
-                MEAN_OF_SUMS: plain.product / q + plain.bias,
-                **alike["out"],
-            }
-    if plain.bias is not None and skipped:
-        alike["out"][WITH_BIAS] = (plain.out, plain.bias)
-        if q > 1:
-            alike["out"][WITH_P_BIASES] = (plain.product + q * plain.bias, plain.bias)
-    return held, right, alike
+    mistakes: dict[str, Any] = {}
+    if bias is not None and case.skipped:
+        mistakes[WITH_BIAS] = (problem.out, bias)
+        if size > 1:
+            mistakes[WITH_P_BIASES] = (product + size * bias, bias)
+    elif bias is not None:
+        if size > 1:
+            own = F.linear(place.part(problem.x, -1), own_weight)
+            mistakes[BIAS_P_TIMES] = product + size * bias
+            mistakes |= {PARTIAL_SUM: own, PARTIAL_SUM_AND_BIAS: own + bias, MEAN_OF_SUMS: product / size + bias}
+        mistakes |= {NO_BIAS: product, BIAS_TWICE: problem.out + bias}
+    return Expected(right, {"out": mistakes})
 
 
 def _gathers_and_sums(traffic: str) -> bool:
@@ -102,7 +98,7 @@ def _gathers_and_sums(traffic: str) -> bool:
     return "all_gather" in seen and "all_reduce" in seen
 
 
-ROW_QUESTIONS = (
+QUESTIONS = (
     INPUTS_QUESTION,
     WAIT_QUESTION,
     Question(
@@ -195,9 +191,10 @@ def row_parallel_linear(layer_class: Any) -> Verdict:
     check_layer(
         "4.2",
         layer_class,
-        ROW_CASES,
-        expect_row,
-        ROW_QUESTIONS,
+        CASES,
+        give=give,
+        expect=expect,
+        questions=QUESTIONS,
         crash="Write the shapes of one rank next to your lines: x [..., i/p], weight [o, i/p], bias [o], out [..., "
         "o]. Which two do not fit together? Is the input sliced already when it arrives?",
         odd=(IN + 1, OUT),

@@ -3,8 +3,8 @@
 Importing it registers the checks of its exercises. Here also: its predictions and its table of symptoms.
 """
 
-from tplab.course.chapters.ch05 import detector, plain_mlp, swiglu, traffic_bytes
+from tplab.course.chapters.ch05 import detector, mlps, traffic_bytes
 from tplab.course.chapters.ch05.predictions import PREDICTIONS
 from tplab.course.chapters.ch05.symptoms import SYMPTOMS
 
-__all__ = ["PREDICTIONS", "SYMPTOMS", "detector", "plain_mlp", "swiglu", "traffic_bytes"]
+__all__ = ["PREDICTIONS", "SYMPTOMS", "detector", "mlps", "traffic_bytes"]

@@ -35,6 +35,7 @@ from tplab.tensor.sharding import Sharding
 NO_SHARD_SENT = "no shard is sent"
 NOT_FINITE = "nan or inf"  # stands for either
 SHARDED_NUMEL = 77  # no other parameter has as many elements, so that its collectives can be told apart
+CANCEL = "the differences cancel in the sum"
 
 
 class Part(nn.Module):
@@ -58,7 +59,7 @@ SCENES: dict[str, Offsets] = {
     "the first parameter differs more than the second": {"first": (0, 2, 0, 2), "second": (0, 0.25, 0, 0)},
     "ranks 1 and 2 are furthest apart": {"first": (0, 1, -1, 0.5)},
     "the values climb from rank to rank": {"first": (0, 0.5, 1, 1.5)},
-    "the differences cancel in the sum": {"second": (0.5, -0.5, 0.5, -0.5)},
+    CANCEL: {"second": (0.5, -0.5, 0.5, -0.5)},  # and the other way round on its first element
     "inside a module": {"inner.second": (0, 0, 0, 4)},
     "one element is NaN on rank 1": {"second": (0, math.nan, 0, 0)},
     "one element is NaN on every rank": {"second": (math.nan,) * 4},
@@ -94,6 +95,8 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
                 param.copy_(start + (dist.get_rank() % 2 if groups else 0))
             for name, offsets in offsets_on(scene, q).items():
                 params[name].view(-1)[-1] += offsets[rank]
+                if note == CANCEL:
+                    params[name].view(-1)[0] -= offsets[rank]
         snapshot = Snapshot(**params)
         with record() as section, called_as(f"replica_drift(module, group), where {note}"):
             drift = detect(model, group)
@@ -165,7 +168,7 @@ DETECTOR_ASKS = {
     "one element, what is the largest difference between any two of p numbers?",
     "the values climb from rank to rank": "From rank to rank the step is small, from the first to the last it is not. "
     "Which two ranks do you compare?",
-    "the differences cancel in the sum": "What goes up on some ranks goes down on others. Does your measure let "
+    CANCEL: "Here one element is too large by exactly as much as another one is too small. Does your measure let "
     "positive and negative differences cancel?",
     "the first parameter differs more than the second": "Two parameters differ. Which of the numbers do you return?",
     "inside a module": "The difference is in a parameter of a module inside the module. How far does your loop look?",

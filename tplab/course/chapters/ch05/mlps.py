@@ -1,34 +1,35 @@
-"""Run one of the two parallel MLPs of exercises 5.1 and 5.3 and compare it with the MLP on one process.
+"""The checks of exercises 5.1, ParallelMLP, and 5.3, SwiGLU.
 
-Each is run in several cases on p = 1, 2, 4 ranks and, at p = 4, in two groups of two ranks with data of their own. Its
-weights are loaded from a full checkpoint, by the parameters' own sharding. Right is plain torch in float64.
+An MLP's weights are loaded from a full checkpoint, by its parameters' own sharding. The reference is plain torch in
+float64 on one process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
 from tplab.course.checks import (
     GROUPS,
-    IN_GROUPS,
-    WORLD_SIZES,
+    INPUTS_QUESTION,
+    Case,
+    Expected,
     NotRun,
     Observed,
+    Place,
     Question,
-    Traffic,
-    ask_about_group,
-    by_name,
-    fresh_generator,
-    group_question,
-    make_group,
-    member_of,
+    Verdict,
+    check_cases,
+    exercise,
+    has_kind,
+    has_no_gradient,
     observe,
-    run_cases,
+    random_tensor,
+    run_ranks,
     verify,
 )
 from tplab.runtime import device
@@ -38,42 +39,41 @@ from tplab.tensor.sharding import Sharding, shard
 HIDDEN, FFN = 4, 24
 WEIGHTS = {"A": "up.weight", "a": "up.bias", "B": "down.weight", "c": "down.bias"}  # in the formula, in the module
 
+TANH = "what the tanh approximation of GELU gives"
+RELU, SILU = "what comes out with ReLU", "what comes out with SiLU"
+NO_ACTIVATION = "what comes out without an activation"
+OTHER_GATE = "what comes out with another gate than SiLU"
+GELU_GATE = f"{OTHER_GATE} (GELU)"
+SWAPPED = "what comes out when gate and up change places"
+INTERLEAVED = "what comes out when gate and up are taken from every second column"
+PARTIAL = "this rank's partial sum plus the bias"
+BIAS_P_TIMES = "the right one with the last bias added p times"
+
 
 @dataclass(frozen=True)
-class Case:
-    """One way to build and run an MLP. `ffn` None: the default."""
+class Built(Case):
+    """One way to build an MLP, and the input that it gets."""
 
     leading: tuple[int, ...] = (5,)
-    ffn: int | None = FFN
     bias: bool = True
-    groups: tuple[tuple[int, ...], ...] | None = None
     transposed: bool = False
 
-    def note(self, mlp_class: Any) -> str:
-        """The case as a learner would write it: "ParallelMLP(4, 24, bias=False)"."""
-        options = ["bias=False"] * (not self.bias) + ["group=group"] * bool(self.groups)
-        call = f"{getattr(mlp_class, '__name__', 'MLP')}({', '.join([str(HIDDEN), str(self.ffn), *options])})"
-        extra = " on a three-dimensional, non-contiguous x" if self.transposed else ""
-        return call + extra + (f" {IN_GROUPS}" if self.groups else "")
-
-    def crash(self) -> str:
-        """What to ask where the MLP raises."""
-        if self.groups:
-            return ask_about_group(WHOSE_GROUP)
-        return CRASH if self.bias else f"{NO_BIAS_CRASH} If it is not about that: {CRASH}"
+    def describe(self, name: str) -> str:
+        options = ", bias=False" * (not self.bias) + ", group=group" * bool(self.groups)
+        return f"{name}({HIDDEN}, {FFN}{options})" + " on a three-dimensional, non-contiguous x" * self.transposed
 
 
-CASES = (
-    Case(),
-    Case(leading=(2, 3), transposed=True),
-    Case(leading=(2, 3), bias=False),
-    Case(groups=GROUPS),
-)
+CASES = (Built(), Built(leading=(2, 3), transposed=True), Built(leading=(2, 3), bias=False), Built(groups=GROUPS))
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One of the two MLPs: how many matrices are fused in `up`, what stands between the products, known mistakes."""
+    """One of the two MLPs.
+
+    blocks:     how many matrices are fused in `up`
+    activation: between the two matmuls, [..., blocks·m] to [..., m]
+    mistakes:   activations that stand for known mistakes
+    """
 
     blocks: int
     activation: Callable[[Tensor], Tensor]
@@ -97,22 +97,14 @@ def interleaved(inner: Tensor) -> Tensor:
     return F.silu(inner[..., 0::2]) * inner[..., 1::2]
 
 
-TANH = "what the tanh approximation of GELU gives"
-NO_ACTIVATION = "what comes out without an activation"
-OTHER_GATE = "what comes out with another gate than SiLU"
-SWAPPED = "what comes out when gate and up change places"
-INTERLEAVED = "what comes out when gate and up are taken from every second column"
-PARTIAL = "this rank's partial sum plus the bias"
-BIAS_P_TIMES = "the right one with the last bias added p times"
-
 PLAIN = Kind(
     1,
     F.gelu,
     {
         TANH: lambda inner: F.gelu(inner, approximate="tanh"),
         NO_ACTIVATION: lambda inner: inner,
-        "what comes out with ReLU": F.relu,
-        "what comes out with SiLU": F.silu,
+        RELU: F.relu,
+        SILU: F.silu,
     },
 )
 
@@ -124,67 +116,32 @@ GATED = Kind(
         INTERLEAVED: interleaved,
         NO_ACTIVATION: gated(lambda gate: gate),
         OTHER_GATE: gated(torch.sigmoid),
-        f"{OTHER_GATE} (GELU)": gated(F.gelu),
+        GELU_GATE: gated(F.gelu),
     },
 )
 
 
-def run_mlp(mlp_class: Any, cases: Sequence[Case], data: Sequence[Sequence[dict[str, Any]]]) -> list[Observed]:
-    """On a rank: every case, one after the other."""
-    return [run_case(mlp_class, case, mine[dist.get_rank()]) for case, mine in zip(cases, data, strict=True)]
+class Problem(NamedTuple):
+    """The MLP on one process."""
+
+    x: Tensor  # [..., h]
+    full: dict[str, Tensor]  # its weights A, a, B and c, unsharded
+    dy: Tensor  # [..., h]
+    out: Tensor  # [..., h]
+    gradients: dict[str, Tensor]  # of x and of the weights
 
 
-def run_case(mlp_class: Any, case: Case, mine: dict[str, Any]) -> Observed:
-    group = make_group(case.groups)
-    mlp = mlp_class(HIDDEN, case.ffn, bias=case.bias, group=group, device=device(), dtype=torch.float64)
-    params = dict(mlp.named_parameters())
-    seen: Observed = {
-        "parameters": shapes(params),
-        "sharding of up.weight": str(getattr(params.get("up.weight"), "tensor_parallel", None)),
-    }
-    if seen["parameters"] != mine["parameters"]:
-        names = ("out", "dx", "dA", "da", "dB", "dc", "forward traffic", "backward traffic")
-        return seen | dict.fromkeys(names, NotRun("the parameters are others"))
-    full = {name: value.to(device()) for name, value in mine["full"].items()}
-    load_full_state_dict(mlp, full, group)
-    watched = {letter: params.get(name) for letter, name in WEIGHTS.items()}
-    return seen | observe(mlp, mine["dy"].to(device()), inputs={"x": mine["x"].to(device())}, parameters=watched)
-
-
-def default_size(mlp_class: Any) -> Observed:
-    """On a rank: the parameters of an MLP that was not told its inner size."""
-    return {"parameters": shapes(dict(mlp_class(HIDDEN).named_parameters()))}
-
-
-def shapes(params: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {list(value.shape)}" for name, value in sorted(params.items()))
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The MLP on one process: its full weights, an input, an output, and all gradients for a random dy."""
-
-    x: Tensor
-    full: dict[str, Tensor]
-    dy: Tensor
-    out: Tensor
-    gradients: dict[str, Tensor]  # of x, A, a, B, c
-
-
-def reference(kind: Kind, case: Case, generator: torch.Generator) -> Reference:
-    def random(*sizes: int) -> Tensor:
-        return torch.randn(*sizes, generator=generator, dtype=torch.float64)
-
-    ffn = case.ffn or 4 * HIDDEN
-    full = {"A": random(kind.blocks * ffn, HIDDEN), "B": random(HIDDEN, ffn)}
+def draw(kind: Kind, case: Built, generator: torch.Generator, size: int) -> Problem:
+    random = partial(random_tensor, generator)
+    full = {"A": random(kind.blocks * FFN, HIDDEN), "B": random(HIDDEN, FFN)}
     if case.bias:
-        full |= {"a": random(kind.blocks * ffn), "c": random(HIDDEN)}
+        full |= {"a": random(kind.blocks * FFN), "c": random(HIDDEN)}
     x = random(HIDDEN, *case.leading).movedim(0, -1) if case.transposed else random(*case.leading, HIDDEN)
     dy = random(*case.leading, HIDDEN)
     leaves = {name: value.clone().requires_grad_() for name, value in {"x": x, **full}.items()}
     out = forward(kind.activation, leaves["x"], leaves)
-    out.backward(dy)
-    return Reference(x, full, dy, out.detach(), {name: leaf.grad for name, leaf in leaves.items()})  # type: ignore[misc]
+    gradients = torch.autograd.grad(out, list(leaves.values()), dy)
+    return Problem(x, full, dy, out.detach(), dict(zip(leaves, gradients, strict=True)))
 
 
 def forward(activation: Callable[[Tensor], Tensor], x: Tensor, w: Mapping[str, Tensor]) -> Tensor:
@@ -192,71 +149,96 @@ def forward(activation: Callable[[Tensor], Tensor], x: Tensor, w: Mapping[str, T
     return F.linear(inner, w["B"], w.get("c"))  # [..., h]
 
 
-def expect(kind: Kind, case: Case, plain: Reference, rank: int, ranks: tuple[int, ...]) -> tuple[dict, dict, dict]:
-    """What a rank is given, what is right there, and what known mistakes give."""
-    index, q, p = ranks.index(rank), len(ranks), len(ranks) * len(case.groups or (0,))
+def shards(kind: Kind, values: Mapping[str, Tensor], place: Place) -> dict[str, Tensor]:
+    """What the rank at this place holds of each weight, or of its gradient."""
     cuts = {"A": Sharding(0, kind.blocks), "a": Sharding(0, kind.blocks), "B": Sharding(1)}
 
-    def mine(name: str, value: Tensor) -> Tensor:
-        cut = cuts.get(name)
-        return value if cut is None else shard(value, cut.dim, index, q, stride=cut.stride)
+    def mine(value: Tensor, cut: Sharding | None) -> Tensor:
+        return value if cut is None else shard(value, cut.dim, place.index, place.size, stride=cut.stride)
 
-    own = {name: mine(name, value) for name, value in plain.full.items()}
-    parameters = shapes({WEIGHTS[name]: value for name, value in own.items()})
-    held = {
-        "x": plain.x,
-        "dy": plain.dy,
-        "full": {WEIGHTS[name]: value for name, value in plain.full.items()},
-        "parameters": parameters,
+    return {name: mine(value, cuts.get(name)) for name, value in values.items() if name in WEIGHTS}
+
+
+def shapes(params: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {list(value.shape)}" for name, value in sorted(params.items()))
+
+
+def parameters_on(kind: Kind, problem: Problem, place: Place) -> str:
+    return shapes({WEIGHTS[name]: value for name, value in shards(kind, problem.full, place).items()})
+
+
+def give(kind: Kind, case: Built, problem: Problem, place: Place) -> dict[str, Any]:
+    return {
+        "x": problem.x,
+        "dy": problem.dy,
+        "full": {WEIGHTS[name]: value for name, value in problem.full.items()},
+        "parameters": parameters_on(kind, problem, place),
     }
-    right: dict[str, Any] = {
-        "parameters": parameters,
-        "sharding of up.weight": str(cuts["A"]),
-        "out": plain.out,
-        "dx": plain.gradients["x"],
-        **{f"d{name}": mine(name, plain.gradients[name]) if name in plain.full else None for name in WEIGHTS},
-        "forward traffic": Traffic.expected(p, ("all_reduce", plain.out.numel()), group=ranks),
-        "backward traffic": Traffic.expected(p, ("all_reduce", plain.x.numel()), group=ranks),
+
+
+def run(mlp_class: Any, case: Built, given: dict[str, Any], group: Any) -> Observed:
+    mlp = mlp_class(HIDDEN, FFN, bias=case.bias, group=group, device=device(), dtype=torch.float64)
+    params = dict(mlp.named_parameters())
+    seen: Observed = {
+        "parameters": shapes(params),
+        "sharding of up.weight": str(getattr(params.get("up.weight"), "tensor_parallel", None)),
     }
-    alike = {label: forward(activation, plain.x, plain.full) for label, activation in kind.mistakes.items()}
-    if q > 1:
-        alike[PARTIAL] = forward(kind.activation, plain.x, own)
+    if seen["parameters"] != given["parameters"]:
+        names = ("out", "dx", "dA", "da", "dB", "dc", "forward traffic", "backward traffic")
+        return seen | dict.fromkeys(names, NotRun("the parameters are others"))
+    load_full_state_dict(mlp, {name: value.to(device()) for name, value in given["full"].items()}, group)
+    watched = {letter: params.get(name) for letter, name in WEIGHTS.items()}
+    return seen | observe(mlp, given["dy"].to(device()), inputs={"x": given["x"].to(device())}, parameters=watched)
+
+
+def expect(kind: Kind, case: Built, problem: Problem, place: Place) -> Expected:
+    gradients = shards(kind, problem.gradients, place)
+    right = {
+        "parameters": parameters_on(kind, problem, place),
+        "sharding of up.weight": str(Sharding(0, kind.blocks)),
+        "out": problem.out,
+        "dx": problem.gradients["x"],
+        **{f"d{name}": gradients.get(name) for name in WEIGHTS},
+        "forward traffic": place.traffic(("all_reduce", problem.out.numel())),
+        "backward traffic": place.traffic(("all_reduce", problem.x.numel())),
+    }
+    mistakes = {label: forward(activation, problem.x, problem.full) for label, activation in kind.mistakes.items()}
+    if place.size > 1:
+        mistakes[PARTIAL] = forward(kind.activation, problem.x, shards(kind, problem.full, place))
         if case.bias:
-            alike[BIAS_P_TIMES] = plain.out + (q - 1) * plain.full["c"]
-    return held, right, {"out": alike}
+            mistakes[BIAS_P_TIMES] = problem.out + (place.size - 1) * problem.full["c"]
+    return Expected(right, {"out": mistakes})
 
 
 def check_mlp(number: str, mlp_class: Any, kind: Kind, questions: Sequence[Question]) -> None:
-    for p in WORLD_SIZES:
-        generator = fresh_generator()
-        here = [case for case in CASES if case.groups is None or p == 4]
-        table = []
-        for case in here:
-            references = [reference(kind, case, generator) for _ in case.groups or (0,)]
-            members = member_of(p, case.groups)
-            table.append([expect(kind, case, references[i], rank, ranks) for rank, (i, ranks) in enumerate(members)])
-        for batch in (slice(0, 1), slice(1, None)):  # the plain case alone first: its message is the clearest
-            held = [[row[0] for row in rows] for rows in table[batch]]
-            runs = run_cases(
-                run_mlp,
-                p,
-                mlp_class,
-                here[batch],
-                held,
-                note=lambda case: case.note(mlp_class),
-                question=lambda case: case.crash(),
-                stuck=lambda case: case.crash() if case.groups else None,
-            )
-            for case, rows, seen in zip(here[batch], table[batch], runs, strict=True):
-                verify(
-                    number,
-                    p,
-                    seen,
-                    [row[1] for row in rows],
-                    questions=[group_question(WHOSE_GROUP), *questions] if case.groups else questions,
-                    lookalikes=by_name([row[2] for row in rows]),
-                    note=case.note(mlp_class),
-                )
+    check_cases(
+        number, mlp_class, CASES, draw=partial(draw, kind), give=partial(give, kind), run=run,
+        expect=partial(expect, kind), questions=questions,
+        crash=lambda case: CRASH if case.bias else f"{NO_BIAS_CRASH} If it is not about that: {CRASH}",
+        whose_group=WHOSE_GROUP,
+    )  # fmt: skip
+
+
+def default_size(mlp_class: Any) -> Observed:
+    """On a rank: the parameters of an MLP whose inner size was left to the default."""
+    return {"parameters": shapes(dict(mlp_class(HIDDEN).named_parameters()))}
+
+
+@exercise("5.1", "ParallelMLP")
+def parallel_mlp(mlp_class: Any) -> Verdict:
+    check_mlp("5.1", mlp_class, PLAIN, PLAIN_QUESTIONS)
+    seen = run_ranks(default_size, 2, mlp_class)
+    sizes = {"up.weight": (2 * HIDDEN, HIDDEN), "up.bias": (2 * HIDDEN,), "down.weight": (HIDDEN, 2 * HIDDEN)}
+    zeros = {name: torch.zeros(size) for name, size in {**sizes, "down.bias": (HIDDEN,)}.items()}
+    expected = [{"parameters": shapes(zeros)}] * 2
+    verify("5.1", 2, seen, expected, questions=[DEFAULT_SIZE_QUESTION], note=f"ParallelMLP({HIDDEN})")
+    return Verdict("One all-reduce of b·s·h numbers forward and one backward; nothing between the two layers.")
+
+
+@exercise("5.3", "SwiGLU")
+def parallel_swiglu(mlp_class: Any) -> Verdict:
+    check_mlp("5.3", mlp_class, GATED, GATED_QUESTIONS)
+    return Verdict("One fused product, one f, one g: the same two all-reduces as without the gate.")
 
 
 WHOSE_GROUP = (
@@ -267,4 +249,104 @@ NO_BIAS_CRASH = "Here the MLP was built with bias=False. Which line needs a bias
 CRASH = (
     "Write the shape of one rank's tensor next to each line: [..., h], [..., m/p], [..., m/p], [..., h]. Does the "
     "first layer keep its output split, and does the second take it so?"
+)
+
+
+COMMON_QUESTIONS = (
+    INPUTS_QUESTION,
+    Question(
+        has_kind("out", "none", "type", "structure"),
+        "What does forward return? One tensor [..., h], the sum over all ranks with its bias.",
+    ),
+    Question(
+        has_kind("out", NO_ACTIVATION),
+        "Two linear maps with nothing between them are one linear map. Where does the activation stand?",
+    ),
+    Question(
+        has_kind("out", PARTIAL),
+        "Each rank has one term of the sum. Which layer adds up the terms, and is it that layer you use for `down`?",
+    ),
+    Question(has_kind("out", BIAS_P_TIMES), "How many times is the last bias added?"),
+    Question(
+        has_no_gradient("dA", "dB", "da", "dc"),
+        "A parameter gets no gradient. Which line does autograd not know about?",
+    ),
+    Question(
+        lambda d: "dx" in d.names and has_kind("backward traffic", "no traffic")(d),
+        "dx is only this rank's part: f is missing. Which layer brings f with it, and do you go round its forward?",
+    ),
+    Question(
+        lambda d: has_kind("dx", "p times")(d) and has_kind("backward traffic", "traffic")(d),
+        "f is in the column-parallel layer already. Which line of yours sums dx over the ranks a second time?",
+    ),
+    Question(
+        lambda d: bool({"forward traffic", "backward traffic"} & d.names) and "out" not in d.names,
+        "The output is right, the communication is not: one all-reduce forward and one backward are enough. Which call "
+        "gathers, scatters or sums what could stay where it is?",
+    ),
+    Question(
+        lambda d: "out" not in d.names and bool({"dx", "dA", "dB"} & d.names),
+        "The output is right, a gradient is not. Which part of the forward pass is cut off from autograd?",
+    ),
+)
+
+PLAIN_QUESTIONS = (
+    Question(
+        lambda d: "parameters" in d.names,
+        "Which layer is cut by columns and which by rows? `self.up` goes from h to m and splits m, `self.down` "
+        "goes from m to h and splits m too; both are parallel layers, with a bias only if `bias`.",
+    ),
+    Question(
+        lambda d: "sharding of up.weight" in d.names,
+        "`self.up` is not cut by columns, or not parallel at all. Which layer keeps its output split, so that GELU "
+        "can work on it?",
+    ),
+    Question(
+        has_kind("out", TANH),
+        "This is GELU by its tanh approximation. Which of the two does the exercise ask for?",
+    ),
+    Question(
+        has_kind("out", RELU, SILU),
+        "The right structure with another activation. Which one does the exercise ask for?",
+    ),
+    *COMMON_QUESTIONS,
+    Question(
+        lambda d: "out" in d.names and not has_kind("out", "zeros")(d),
+        "Y = GELU(X A + a) B + c, nothing before it and nothing after it. Where does your order of steps differ?",
+    ),
+)
+
+GATED_QUESTIONS = (
+    Question(
+        lambda d: "parameters" in d.names,
+        "The parameters should be those of one fused `self.up`, column-parallel from h to 2m, and of `self.down`, "
+        "row-parallel from m to h. Which of them has another name or shape?",
+    ),
+    Question(
+        lambda d: "sharding of up.weight" in d.names,
+        "Rank 0 must hold its rows of the gate and its rows of up. How many matrices are fused in `up`, and which "
+        "argument of ColumnParallelLinear says so? Without it a rank gets rows that don't belong together.",
+    ),
+    Question(
+        has_kind("out", SWAPPED),
+        "The weight is [gate; up]: the first half of the output is the gate. On which half does SiLU go?",
+    ),
+    Question(
+        has_kind("out", INTERLEAVED),
+        "The shard is this rank's rows of the gate, then its rows of up. Which columns of the output are the gate?",
+    ),
+    Question(
+        has_kind("out", OTHER_GATE, GELU_GATE),
+        "SiLU(u) = u · sigmoid(u). Which function did you put on the gate?",
+    ),
+    *COMMON_QUESTIONS,
+    Question(
+        lambda d: "out" in d.names and not has_kind("out", "zeros")(d),
+        "Y = (SiLU(X G + g) * (X U + u)) D + d. Compute one number by hand with p = 1: where does it differ?",
+    ),
+)
+
+DEFAULT_SIZE_QUESTION = Question(
+    "parameters",
+    f"When ffn_hidden_size is None it is 4 · hidden_size: here {4 * HIDDEN}, of which each of two ranks keeps half.",
 )

@@ -1,23 +1,32 @@
-"""The check of exercise 6.2, ParallelAttention: whole heads on every rank."""
+"""The check of exercise 6.2, ParallelAttention: every rank holds whole heads."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from tplab.course.chapters.ch06 import plain
-from tplab.course.chapters.ch06.attentions import check_attention
-from tplab.course.chapters.ch06.cases import DIM, HEADS, HIDDEN, Case, Kind
-from tplab.course.chapters.ch06.questions import COMMON_QUESTIONS, check_refusal
-from tplab.course.checks import GROUPS, Question, Verdict, exercise, has_kind
+from tplab.course.chapters.ch06.attentions import (
+    COMMON_QUESTIONS,
+    DIM,
+    HEADS,
+    HIDDEN,
+    Attention,
+    Local,
+    attend,
+    check_refusal,
+    draw,
+    expect,
+    give,
+    merge,
+    run,
+    split,
+)
+from tplab.course.checks import GROUPS, Question, Verdict, check_cases, exercise, has_kind
 from tplab.tensor.sharding import Sharding
 
-CASES = (
-    Case(),
-    Case(causal=True, leading=(2, 7), transposed=True),
-    Case(causal=True, bias=False, leading=(1, 6)),
-    Case(groups=GROUPS),
-)
-
+BY_H = "what comes out when the scores are divided by the square root of the width of all heads"
+OVER_QUERIES = "what comes out when the softmax runs over the queries"
 INTERLEAVED = "what comes out when every head's q, k and v are taken to stand next to each other"
 SWAPPED = "what comes out when q and k change places"
 KEYS_AS_VALUES = "what comes out when k and v change places"
@@ -29,67 +38,71 @@ EVERY_NTH = "what comes out when head i takes every n-th column, starting at i"
 
 
 def thirds(y: Tensor, head_dim: int = DIM) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (plain.split(part, head_dim) for part in y.chunk(3, -1))
+    q, k, v = (split(part, head_dim) for part in y.chunk(3, -1))
     return q, k, v
+
+
+def by_h(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
+    return merge(attend(*thirds(y), causal=causal, scale=(n * DIM) ** -0.5))
+
+
+def over_queries(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
+    q, k, v = thirds(y)
+    scores = q @ k.transpose(2, 3) / DIM**0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[2:], dtype=torch.bool).triu(1), -torch.inf)
+    return merge(scores.softmax(2) @ v)
 
 
 def interleaved(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
     q, k, v = y.unflatten(-1, (n, 3, DIM)).permute(3, 0, 2, 1, 4)
-    return plain.merge(plain.attend(q, k, v, causal))
+    return merge(attend(q, k, v, causal))
 
 
 def cut_inside(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
     q, k, v = thirds(y, n * DIM // HEADS)
-    return plain.merge(plain.attend(q, k, v, causal))
+    return merge(attend(q, k, v, causal))
 
 
 def one_head(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
     q, k, v = thirds(y, n * DIM)
-    return plain.merge(plain.attend(q, k, v, causal))
+    return merge(attend(q, k, v, causal))
 
 
 def every_nth(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
     q, k, v = (part.unflatten(-1, (DIM, n)).permute(0, 3, 1, 2) for part in y.chunk(3, -1))
-    return plain.attend(q, k, v, causal).permute(0, 2, 3, 1).flatten(2)
+    return attend(q, k, v, causal).permute(0, 2, 3, 1).flatten(2)
 
 
 def heads_mixed(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
     b, s, _ = y.shape
     q, k, v = (part.reshape(b, n, s, DIM) for part in y.chunk(3, -1))
-    return plain.merge(plain.attend(q, k, v, causal))
+    return merge(attend(q, k, v, causal))
 
 
 def not_merged(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
     b, s, width = y.shape
     q, k, v = thirds(y)
-    return plain.attend(q, k, v, causal).reshape(b, s, width // 3)
+    return attend(q, k, v, causal).reshape(b, s, width // 3)
 
 
-def swapped(*order: int) -> Any:
+def swapped(*order: int) -> Local:
     def local(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
         q, k, v = (thirds(y)[i] for i in order)
-        return plain.merge(plain.attend(q, k, v, causal))
+        return merge(attend(q, k, v, causal))
 
     return local
 
 
-def with_attend(mistake: plain.Attend) -> Any:
-    def local(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
-        q, k, v = thirds(y)
-        return plain.merge(mistake(q, k, v, causal))
+@dataclass(frozen=True)
+class Fused(Attention):
+    """One way to build and run a ParallelAttention(hidden_size, num_heads)."""
 
-    return local
-
-
-KIND = Kind(
-    sizes=lambda case: (HIDDEN, HEADS),
-    weight="qkv.weight",
-    bias="qkv.bias",
-    sharding=lambda case: Sharding(0, 3),
-    mistakes={
-        plain.NO_MASK: with_attend(plain.MISTAKES[plain.NO_MASK]),
-        plain.BY_H: with_attend(plain.MISTAKES[plain.BY_H]),
-        plain.OVER_QUERIES: with_attend(plain.MISTAKES[plain.OVER_QUERIES]),
+    weight: ClassVar[str] = "qkv.weight"
+    fused_bias: ClassVar[str] = "qkv.bias"
+    mistakes: ClassVar[dict[str, Local]] = {
+        BY_H: by_h,
+        OVER_QUERIES: over_queries,
         CUT_INSIDE: cut_inside,
         ONE_HEAD: one_head,
         INTERLEAVED: interleaved,
@@ -98,12 +111,47 @@ KIND = Kind(
         NOT_MERGED: not_merged,
         SWAPPED: swapped(1, 0, 2),
         KEYS_AS_VALUES: swapped(0, 2, 1),
-    },
-    crash="Write the shape of one rank's tensor next to each line: [b, s, h], [b, s, 3h/p], three of [b, s, h/p], "
+    }
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (HIDDEN, HEADS)
+
+    @property
+    def sharding(self) -> Sharding:
+        return Sharding(0, 3)
+
+
+CASES = (
+    Fused(),
+    Fused(causal=True, leading=(2, 7), transposed=True),
+    Fused(causal=True, bias=False, leading=(1, 6)),
+    Fused(groups=GROUPS),
+)
+
+
+@exercise("6.2", "ParallelAttention")
+def parallel_attention(attention_class: Any) -> Verdict:
+    check_cases(
+        "6.2", attention_class, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
+        crash=lambda case: case.crash(CRASH), whose_group=WHOSE_GROUP,
+    )  # fmt: skip
+    check_refusal("6.2", attention_class, 4, {(24, 6): HALF_A_HEAD})
+    return Verdict("One all-reduce of b·s·h numbers forward and one backward, and no head knows of another rank.")
+
+
+CRASH = (
+    "Write the shape of one rank's tensor next to each line: [b, s, h], [b, s, 3h/p], three of [b, s, h/p], "
     "three of [b, a/p, s, d], [b, a/p, s, d], [b, s, h/p], [b, s, h]. Which sizes are a rank's own? "
-    "(If the error is about dtypes: `device` and `dtype` are for both layers.)",
-    whose_group="The attention is built from two layers. Which of them was not given `group`, or which size was asked "
-    "of the default group of all ranks?",
+    "(If the error is about dtypes: `device` and `dtype` are for both layers.)"
+)
+WHOSE_GROUP = (
+    "The attention is built from two layers. Which of them was not given `group`, or which size was asked "
+    "of the default group of all ranks?"
+)
+HALF_A_HEAD = (
+    "6 heads can't be divided over 4 ranks. The width h = 24 can, so the layers don't mind: every rank would hold one "
+    "and a half heads. Which size has to be divisible by p?"
 )
 
 QUESTIONS = (
@@ -145,21 +193,13 @@ QUESTIONS = (
         "The heads are cut in another way than in exercise 6.1. Which of its functions does that for you?",
     ),
     Question(
-        has_kind("out", plain.NO_MASK),
-        "Here the attention was built with causal=True. Which line knows about `self.causal`?",
+        has_kind("out", BY_H),
+        "By what are the scores divided? A score is the product of two vectors of d numbers, however many heads and "
+        "ranks there are.",
+    ),
+    Question(
+        has_kind("out", OVER_QUERIES),
+        "For each query the weights of all keys add up to 1. Which dimension of the scores counts keys?",
     ),
     *COMMON_QUESTIONS,
-)
-
-
-@exercise("6.2", "ParallelAttention")
-def parallel_attention(attention_class: Any) -> Verdict:
-    check_attention("6.2", attention_class, KIND, CASES, QUESTIONS)
-    check_refusal("6.2", attention_class, 4, {(24, 6): HALF_A_HEAD})
-    return Verdict("One all-reduce of b·s·h numbers forward and one backward, and no head knows of another rank.")
-
-
-HALF_A_HEAD = (
-    "6 heads can't be divided over 4 ranks. The width h = 24 can, so the layers don't mind: every rank would hold one "
-    "and a half heads. Which size has to be divisible by p?"
 )

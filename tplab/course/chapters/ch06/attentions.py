@@ -1,90 +1,222 @@
-"""Run one of the parallel attentions of exercises 6.2 and 6.4 and compare it with attention on one process.
+"""What the checks of exercises 6.2 and 6.4 share: build a parallel attention, run it, and compare it with plain torch.
 
-Each is run in several cases on p = 1, 2, 4 ranks and, at p = 4, in two groups of two ranks with data of their own. Its
-weights are loaded from a full checkpoint, by the parameters' own sharding. Right is plain torch in float64.
+Each attention loads its weights from a full checkpoint, by its parameters' own sharding. Below, n and m are a rank's
+heads of Q and of K and V; d is the width of a head.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional as F
 
-from tplab.course.chapters.ch06.cases import DIM, HIDDEN, PARTS, Case, Kind, heads_of, rows_of
-from tplab.course.chapters.ch06.references import Reference, held_by, lookalikes, named, reference
 from tplab.course.checks import (
-    WORLD_SIZES,
+    INPUTS_QUESTION,
+    Case,
+    Claim,
+    Expected,
     NotRun,
     Observed,
+    Place,
     Question,
     Traffic,
-    ask_about_group,
-    by_name,
-    fresh_generator,
-    group_question,
-    make_group,
-    member_of,
+    has_kind,
+    has_no_gradient,
     observe,
-    run_cases,
+    random_tensor,
+    run_ranks,
     verify,
 )
 from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict
+from tplab.tensor.sharding import Sharding
+
+HEADS, DIM = 8, 4
+HIDDEN = HEADS * DIM
+PARTS = ("q", "k", "v")
+GRADIENTS = ("dWq", "dWk", "dWv", "dWo", "dbq", "dbk", "dbv", "dbo")
+
+NO_MASK = "what comes out without the causal mask"
+PARTIAL = "this rank's summand plus the bias: not added up over the ranks"
+BIAS_P_TIMES = "the right one with the last bias added p times"
+OWN_QUERIES = "the part that comes from this rank's own queries"
+WHOLE_GROUP = "the sum over all ranks, also over those that hold another head"
+MEAN = "the mean over the copies, not the sum"
+K_V_AGAIN = "the right one with the part through K and V counted once for every copy"
+
+Local = Callable[[Tensor, int, int, bool], Tensor]  # y [b, s, (n + 2m)·d], n, m, causal -> [b, s, n·d]
 
 
-def run_attention(
-    attention_class: Any, cases: Sequence[tuple[Kind, Case]], data: Sequence[Sequence[dict[str, Any]]]
-) -> list[Observed]:
-    """On a rank: every case, one after the other."""
-    return [
-        run_case(attention_class, kind, case, mine[dist.get_rank()])
-        for (kind, case), mine in zip(cases, data, strict=True)
-    ]
+@dataclass(frozen=True)
+class Attention(Case):
+    """One way to build and run an attention with `kv_heads` heads of K and V. Each exercise has a subclass of its own.
+
+    weight, fused_bias: what the fused [Wq; Wk; Wv] and its bias are called among the parameters
+    mistakes:           what known mistakes compute on a rank, from its columns of q, k and v to its heads' output
+    """
+
+    kv_heads: int = HEADS
+    causal: bool = False
+    bias: bool = True
+    leading: tuple[int, int] = (3, 5)  # b, s
+    transposed: bool = False
+    weight: ClassVar[str]
+    fused_bias: ClassVar[str]
+    mistakes: ClassVar[Mapping[str, Local]]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The positional arguments of the constructor."""
+        raise NotImplementedError
+
+    @property
+    def sharding(self) -> Sharding:
+        """How the fused weight must say that it is split."""
+        raise NotImplementedError
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return ({"causal": True} if self.causal else {}) | ({} if self.bias else {"bias": False})
+
+    def describe(self, name: str) -> str:
+        arguments = [*self.sizes, *(f"{option}={value}" for option, value in self.options.items())]
+        arguments += ["group=group"] * bool(self.groups)
+        return f"{name}({', '.join(map(str, arguments))})" + " on a non-contiguous x" * self.transposed
+
+    def crash(self, ask: str) -> str:
+        """What to ask where the attention raises; `ask` belongs to the exercise."""
+        no_bias = "Here the attention was built with bias=False. Which line needs a bias that is None?"
+        return ask if self.bias else f"{no_bias} If it is not about that: {ask}"
 
 
-def run_case(attention_class: Any, kind: Kind, case: Case, mine: dict[str, Any]) -> Observed:
-    group = make_group(case.groups)
-    options = {**case.options(), "group": group, "device": device(), "dtype": torch.float64}
-    attention = attention_class(*kind.sizes(case), **options)
+def split(y: Tensor, head_dim: int = DIM) -> Tensor:
+    return y.unflatten(-1, (-1, head_dim)).transpose(1, 2)  # [b, s, n·d] -> [b, n, s, d]
+
+
+def merge(y: Tensor) -> Tensor:
+    return y.transpose(1, 2).flatten(2)  # [b, n, s, d] -> [b, s, n·d]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+
+
+class Problem(NamedTuple):
+    """Attention on one process: full weights, an input, and what comes out."""
+
+    x: Tensor  # [b, s, h]
+    full: dict[str, Tensor]  # Wq, Wk, Wv, Wo and, with a bias, bq, bk, bv, bo
+    dy: Tensor  # [b, s, h]
+    out: Tensor  # [b, s, h]
+    gradients: dict[str, Tensor]  # of x and of the weights, by their names
+
+
+def draw(case: Attention, generator: torch.Generator, size: int) -> Problem:
+    rows = {"q": HIDDEN, "k": case.kv_heads * DIM, "v": case.kv_heads * DIM, "o": HIDDEN}
+    full = {f"W{part}": random_tensor(generator, count, HIDDEN) / 3 for part, count in rows.items()}
+    if case.bias:
+        full |= {f"b{part}": random_tensor(generator, count) for part, count in rows.items()}
+    x = random_tensor(generator, *case.leading, HIDDEN)
+    if case.transposed:
+        x = random_tensor(generator, HIDDEN, *reversed(case.leading)).permute(2, 1, 0)
+    dy = random_tensor(generator, *case.leading, HIDDEN)
+    leaves = {name: value.clone().requires_grad_() for name, value in {"x": x, **full}.items()}
+    q, k, v = (split(F.linear(leaves["x"], leaves[f"W{part}"], leaves.get(f"b{part}"))) for part in PARTS)
+    k, v = (torch.stack([t[:, head * case.kv_heads // HEADS] for head in range(HEADS)], 1) for t in (k, v))
+    out = F.linear(merge(attend(q, k, v, case.causal)), leaves["Wo"], leaves.get("bo"))
+    out.backward(dy)
+    gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    return Problem(x, full, dy, out.detach(), gradients)
+
+
+def give(case: Attention, problem: Problem, place: Place) -> dict[str, Any]:
+    rows = [len(mine) for mine in rows_of(case, place.index, place.size).values()]
+    full = named(case, problem.full)
+    return {"x": problem.x, "dy": problem.dy, "full": full, "rows": rows, "built": built(case, problem, place)}
+
+
+def run(attention_class: Any, case: Attention, given: dict[str, Any], group: Any) -> Observed:
+    attention = attention_class(*case.sizes, **case.options, group=group, device=device(), dtype=torch.float64)
     params = dict(attention.named_parameters())
-    cut = f"sharding of {kind.weight}"
-    seen: Observed = {
-        "parameters": shapes(params),
-        cut: str(getattr(params.get(kind.weight), "tensor_parallel", None)),
-    }
-    if any(seen[name] != mine[name] for name in ("parameters", cut)):
+    sharding = str(getattr(params.get(case.weight), "tensor_parallel", None))
+    seen: Observed = {"parameters": shapes(params), f"sharding of {case.weight}": sharding}
+    if seen != given["built"]:
         names = ("out", "dx", *GRADIENTS, "forward traffic", "backward traffic")
         return seen | dict.fromkeys(names, NotRun("the parameters are others"))
-    load_full_state_dict(attention, {name: value.to(device()) for name, value in mine["full"].items()}, group)
-    watched = {
-        letters: params.get(name)
-        for letters, name in {"W": kind.weight, "b": kind.bias, "Wo": "out.weight", "bo": "out.bias"}.items()
-    }
-    noted = observe(attention, mine["dy"].to(device()), inputs={"x": mine["x"].to(device())}, parameters=watched)
-    lengths = [len(rows_of(heads)) for heads in mine["heads"].values()]
+    load_full_state_dict(attention, {name: value.to(device()) for name, value in given["full"].items()}, group)
+    names_of = {"W": case.weight, "b": case.fused_bias, "Wo": "out.weight", "bo": "out.bias"}
+    watched = {letters: params.get(name) for letters, name in names_of.items()}
+    noted = observe(attention, given["dy"].to(device()), inputs={"x": given["x"].to(device())}, parameters=watched)
     for letter in ("W", "b"):
-        noted |= split_gradient(noted.pop(f"d{letter}"), letter, lengths)
-    noted["backward traffic"] = summed_up(noted["backward traffic"], mine["backward traffic"])
+        fused = noted.pop(f"d{letter}")
+        parts = fused.split(given["rows"]) if isinstance(fused, Tensor) else [fused] * 3
+        noted |= {f"d{letter}{part}": gradient for part, gradient in zip(PARTS, parts, strict=True)}
     return seen | noted
 
 
-GRADIENTS = ("dWq", "dWk", "dWv", "dWo", "dbq", "dbk", "dbv", "dbo")
+def expect(case: Attention, problem: Problem, place: Place) -> Expected:
+    gradients = held_by(case, problem.gradients, place.index, place.size)
+    seen = place.observed[place.index]
+    right: Observed = {
+        **built(case, problem, place),
+        "out": problem.out,
+        "dx": problem.gradients["x"],
+        **{name: gradients.get(name[1:]) for name in GRADIENTS},
+        "forward traffic": place.traffic(("all_reduce", problem.out.numel())),
+        "backward traffic": in_the_same_calls(backward_traffic(case, problem, place), seen["backward traffic"]),
+    }
+    return Expected(right, lookalikes(case, problem, place))
 
 
-def split_gradient(gradient: Any, letter: str, lengths: Sequence[int]) -> Observed:
-    """The gradient of the fused weight or bias as those of its three parts."""
-    parts = gradient.split(lengths) if isinstance(gradient, Tensor) else [gradient] * 3
-    return {f"d{letter}{part}": value for part, value in zip(PARTS, parts, strict=True)}
+def built(case: Attention, problem: Problem, place: Place) -> Observed:
+    """What a rank's attention must be before it runs: the shapes of its parameters, and the sharding of one."""
+    held = named(case, held_by(case, problem.full, place.index, place.size))
+    return {"parameters": shapes(held), f"sharding of {case.weight}": str(case.sharding)}
 
 
-def summed_up(seen: Any, expected: Traffic) -> Any:
-    """The expected traffic where the same numbers were sent in the same groups in another division into calls.
+def shapes(params: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {list(value.shape)}" for name, value in sorted(params.items()))
 
-    K, V and their biases may be added up over the copies one by one or together.
+
+def rows_of(case: Attention, index: int, size: int) -> dict[str, list[int]]:
+    """The rows of Wq, Wk and Wv that rank `index` of `size` ranks must hold: those of its heads."""
+    mine = range(index * HEADS // size, (index + 1) * HEADS // size)
+    groups = sorted({head * case.kv_heads // HEADS for head in mine})
+    heads = {"q": [*mine], "k": groups, "v": groups}
+    return {part: [head * DIM + i for head in heads[part] for i in range(DIM)] for part in PARTS}
+
+
+def held_by(case: Attention, full: Mapping[str, Tensor], index: int, size: int) -> dict[str, Tensor]:
+    """What rank `index` of `size` ranks must hold of the full weights, or of their gradients."""
+    rows = rows_of(case, index, size)
+    held = {name: value[rows[name[1:]]] if name[1:] in rows else value for name, value in full.items()}
+    return held | {"Wo": full["Wo"][:, rows["q"]]}
+
+
+def named(case: Attention, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights by the names of the learner's parameters: those of q, k and v are fused."""
+    names = {case.weight: torch.cat([held[f"W{part}"] for part in PARTS]), "out.weight": held["Wo"]}
+    if "bo" in held:
+        names |= {case.fused_bias: torch.cat([held[f"b{part}"] for part in PARTS]), "out.bias": held["bo"]}
+    return names
+
+
+def backward_traffic(case: Attention, problem: Problem, place: Place) -> Traffic:
+    """f for x over all ranks of the group; where there are copies, f for the rows of K and V over the copies."""
+    copies = max(1, place.size // case.kv_heads)
+    neighbors = place.ranks[place.index // copies * copies :][:copies]
+    sizes = [2 * DIM * HIDDEN, 2 * DIM] if case.bias else [2 * DIM * HIDDEN]
+    of_copies = Traffic.expected(place.world_size, *(("all_reduce", size) for size in sizes), group=neighbors)
+    return Traffic([*place.traffic(("all_reduce", problem.x.numel())), *of_copies])
+
+
+def in_the_same_calls(right: Traffic, seen: Any) -> Traffic:
+    """The right traffic, in the calls that were seen if they send the same numbers in the same groups.
+
+    The gradients of K, of V and of their biases may be summed over the copies one by one or together.
     """
-    if not isinstance(seen, Traffic) or not all(call.waited for call in seen):
-        return seen
 
     def totals(traffic: Traffic) -> dict[Any, int]:
         sums: dict[Any, int] = {}
@@ -93,86 +225,147 @@ def summed_up(seen: Any, expected: Traffic) -> Any:
             sums[key] = sums.get(key, 0) + call.numel
         return sums
 
-    return expected if totals(seen) == totals(expected) else seen
+    waited = isinstance(seen, Traffic) and all(call.waited for call in seen)
+    return seen if waited and totals(seen) == totals(right) else right
 
 
-def shapes(params: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {list(value.shape)}" for name, value in sorted(params.items()))
+def right_local(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
+    """The output of a rank's heads [b, s, n·d], from its columns of q, k and v [b, s, (n + 2m)·d]."""
+    q, k, v = (split(part) for part in y.split([n * DIM, m * DIM, m * DIM], -1))
+    k, v = (part.repeat_interleave(n // m, 1) for part in (k, v))
+    return merge(attend(q, k, v, causal))
 
 
-def backward_traffic(case: Case, plain_run: Reference, index: int, p: int, ranks: tuple[int, ...]) -> Traffic:
-    """f for x over all ranks of the group; where there are copies, f for the rows of K and V over the copies."""
-    calls = list(Traffic.expected(p, ("all_reduce", plain_run.x.numel()), group=ranks))
-    copies = max(1, len(ranks) // case.kv_heads)
-    neighbours = ranks[index // copies * copies :][:copies]
-    sizes = [2 * DIM * HIDDEN, 2 * DIM] if case.bias else [2 * DIM * HIDDEN]
-    return Traffic([*calls, *Traffic.expected(p, *(("all_reduce", size) for size in sizes), group=neighbours)])
+def unmasked(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
+    return right_local(y, n, m, causal=False)
 
 
-def expect(kind: Kind, case: Case, plain_run: Reference, rank: int, p: int) -> tuple[dict, dict, dict]:
-    """What a rank is given, what is right there, and what known mistakes give."""
-    ranks = member_of(p, case.groups)[rank][1]
-    index, q = ranks.index(rank), len(ranks)
-    own, gradients = (held_by(case, whole, index, q) for whole in (plain_run.full, plain_run.gradients))
-    right: dict[str, Any] = {
-        "parameters": shapes(named(kind, own)),
-        f"sharding of {kind.weight}": str(kind.sharding(case)),
-        "out": plain_run.out,
-        "dx": plain_run.gradients["x"],
-        **{name: gradients.get(name[1:]) for name in GRADIENTS},
-        "forward traffic": Traffic.expected(p, ("all_reduce", plain_run.out.numel()), group=ranks),
-        "backward traffic": backward_traffic(case, plain_run, index, p, ranks),
-    }
-    checked = ("parameters", f"sharding of {kind.weight}", "backward traffic")
-    held = {
-        "x": plain_run.x,
-        "dy": plain_run.dy,
-        "full": named(kind, plain_run.full),
-        "heads": heads_of(index, q, case.kv_heads),
-        **{name: right[name] for name in checked},
-    }
-    return held, right, lookalikes(kind, case, plain_run, index, q)
+def summand(case: Attention, local: Local, x: Tensor, held: Mapping[str, Tensor]) -> Tensor:
+    """One rank's summand of the output [b, s, h], before the final bias is added."""
+    n, m = (held[f"W{part}"].shape[0] // DIM for part in "qk")
+    weight = torch.cat([held[f"W{part}"] for part in PARTS])
+    bias = torch.cat([held[f"b{part}"] for part in PARTS]) if "bq" in held else None
+    return F.linear(local(F.linear(x, weight, bias), n, m, case.causal), held["Wo"])
 
 
-def check_attention(
-    number: str, attention_class: Any, kind: Kind, cases: Sequence[Case], questions: Sequence[Question]
-) -> None:
-    for p in WORLD_SIZES:
-        generator = fresh_generator()
-        here = [case for case in cases if case.groups is None or p == 4]
-        table = []
-        for case in here:
-            runs = [reference(case, generator) for _ in case.groups or (0,)]
-            members = member_of(p, case.groups)
-            table.append([expect(kind, case, runs[i], rank, p) for rank, (i, _) in enumerate(members)])
-        for batch in (slice(0, 1), slice(1, None)):  # the plain case alone first: its message is the clearest
-            seen_by_case = run_cases(
-                run_attention,
-                p,
-                attention_class,
-                [(kind, case) for case in here[batch]],
-                [[row[0] for row in rows] for rows in table[batch]],
-                note=lambda pair: pair[1].note(pair[0], attention_class),
-                question=lambda pair: crash(*pair),
-                stuck=lambda pair: crash(*pair) if pair[1].groups else None,
-            )
-            for case, rows, seen in zip(here[batch], table[batch], seen_by_case, strict=True):
-                verify(
-                    number,
-                    p,
-                    seen,
-                    [row[1] for row in rows],
-                    questions=[group_question(kind.whose_group), *questions] if case.groups else questions,
-                    lookalikes=by_name([row[2] for row in rows]),
-                    note=case.note(kind, attention_class),
-                )
+def lookalikes(case: Attention, problem: Problem, place: Place) -> dict[str, dict[str, Any]]:
+    """What known mistakes give on this rank, by observation."""
+    index, size = place.index, place.size
+    held = [held_by(case, problem.full, i, size) for i in range(size)]
+    bias = problem.full.get("bo", torch.zeros(HIDDEN, dtype=torch.float64))
+    out: dict[str, Tensor] = {}
+    for label, mistake in {**({NO_MASK: unmasked} if case.causal else {}), **case.mistakes}.items():
+        out[label] = sum(summand(case, mistake, problem.x, mine) for mine in held) + bias
+    if size == 1:
+        return {"out": out}
+    out[PARTIAL] = summand(case, right_local, problem.x, held[index]) + bias
+    if case.bias:
+        out[BIAS_P_TIMES] = problem.out + (size - 1) * bias
+    copies = max(1, size // case.kv_heads)
+    alike: dict[str, dict[str, Any]] = {"out": out}
+    own = [gradients_of_summand(case, problem, mine) for mine in held]
+    right = held_by(case, problem.gradients, index, size)
+    for name in ["Wk", "Wv", *(["bk", "bv"] if case.bias else [])]:
+        mistakes = {OWN_QUERIES: own[index][name], MEAN: right[name] / copies} if copies > 1 else {}
+        if copies < size:
+            mistakes[WHOLE_GROUP] = torch.stack([gradients[name] for gradients in own]).sum(0)
+        alike[f"d{name}"] = mistakes
+    if copies > 1:
+        alike["dx"] = {K_V_AGAIN: problem.gradients["x"] + (copies - 1) * through_k_and_v(case, problem)}
+    return alike
 
 
-def crash(kind: Kind, case: Case) -> str:
-    """What to ask where the attention raises."""
-    if case.groups:
-        return ask_about_group(kind.whose_group)
-    return kind.crash if case.bias else f"{NO_BIAS_CRASH} If it is not about that: {kind.crash}"
+def gradients_of_summand(case: Attention, problem: Problem, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients of one rank's own summand with respect to its weights."""
+    leaves = {name: value.clone().requires_grad_() for name, value in held.items()}
+    summand(case, right_local, problem.x, leaves).backward(problem.dy)
+    return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
-NO_BIAS_CRASH = "Here the attention was built with bias=False. Which line needs a bias that is None?"
+def through_k_and_v(case: Attention, problem: Problem) -> Tensor:
+    """The part of dx that comes through K and V; the rest comes through Q."""
+    x, w = problem.x.clone().requires_grad_(), problem.full
+    q = F.linear(problem.x, w["Wq"], w.get("bq"))
+    k, v = (F.linear(x, w[f"W{part}"], w.get(f"b{part}")) for part in "kv")
+    y = right_local(torch.cat([q, k, v], -1), HEADS, case.kv_heads, case.causal)
+    (gradient,) = torch.autograd.grad(F.linear(y, w["Wo"]), x, problem.dy)
+    return gradient
+
+
+COMMON_QUESTIONS = (
+    Question(
+        has_kind("out", NO_MASK),
+        "Here the attention was built with causal=True. Which line knows about `self.causal`?",
+    ),
+    INPUTS_QUESTION,
+    Question(
+        has_kind("out", "none", "type", "structure"),
+        "What does forward return? One tensor [b, s, h], the sum over all ranks with its bias.",
+    ),
+    Question(
+        has_kind("out", PARTIAL),
+        "Each rank has one summand, that of its own heads. Which layer adds them up, and is it that layer you use for "
+        "`out`?",
+    ),
+    Question(
+        lambda d: has_kind("out", "p times")(d) and "forward traffic" in d.names,
+        "The output is summed over the ranks more than once. `self.out` adds up already, by its g. Which line of yours "
+        "adds up again?",
+    ),
+    Question(has_kind("out", BIAS_P_TIMES), "How many times is the last bias added?"),
+    Question(
+        lambda d: "out" in d.names and has_no_gradient("dWo")(d),
+        "The weight of `out` gets no gradient. Which line calls `self.out`, and is its result what you return?",
+    ),
+    Question(
+        has_no_gradient(*GRADIENTS),
+        "A parameter gets no gradient. Which line does autograd not know about?",
+    ),
+    Question(
+        lambda d: "dx" in d.names and has_kind("backward traffic", "no traffic", "traffic")(d) and "out" not in d.names,
+        "dx must be the sum over all ranks, taken once: that is f. Does it stand in front of the fused product, and "
+        "nowhere else?",
+    ),
+    Question(
+        lambda d: bool(d.names) and all("traffic" in name for name in d.names),
+        "The numbers are right, the communication is not. Which call gathers, scatters or sums what could stay "
+        "where it is? One f stands in front of q, k and v together.",
+    ),
+    Question(
+        lambda d: "out" not in d.names and bool({"dx", *GRADIENTS} & d.names),
+        "The output is right, a gradient is not. Which part of the forward pass is cut off from autograd, or summed "
+        "over the wrong ranks?",
+    ),
+    Question(
+        lambda d: "out" in d.names and not has_kind("out", "zeros")(d),
+        "Q, K and V of this rank's heads; attend; merge; the row-parallel layer; nothing before it and nothing after "
+        "it. Where does your order of steps differ? Try p = 1 by hand first.",
+    ),
+)
+
+REFUSED = "heads that can't be shared out evenly are refused"
+
+
+def refuses(attention_class: Any, sizes: Sequence[tuple[int, ...]]) -> list[Observed]:
+    """On a rank: what happens to heads that p ranks can't share out evenly."""
+    seen: list[Observed] = []
+    for each in sizes:
+        try:
+            attention_class(*each)
+        except ValueError:
+            seen.append({REFUSED: Claim("")})
+        except AssertionError:
+            seen.append({REFUSED: Claim("an AssertionError was raised, not a ValueError")})
+        else:
+            seen.append({REFUSED: Claim("the attention was built, without a ValueError")})
+    return seen
+
+
+def check_refusal(number: str, attention_class: Any, p: int, asks: Mapping[tuple[int, ...], str]) -> None:
+    """`asks`: sizes that must be refused on p ranks, and what to ask where they are not."""
+    name = getattr(attention_class, "__name__", "attention")
+    notes = [f"{name}({', '.join(map(str, sizes))})" for sizes in asks]
+    runs = run_ranks(refuses, p, attention_class, list(asks), note=" and ".join(notes))
+    for i, (note, ask) in enumerate(zip(notes, asks.values(), strict=True)):
+        seen = [run[i] for run in runs]
+        verify(number, p, seen, [{}] * p, questions=[Question(lambda d: True, ask)], note=note)

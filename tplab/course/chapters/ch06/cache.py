@@ -1,41 +1,33 @@
 """The check of exercise 6.5: a cache for keys and values, and attention that uses it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tplab.course.chapters.ch06 import generation
-from tplab.course.chapters.ch06.cache_questions import (
-    BUILD_CRASH,
-    CACHE_QUESTIONS,
-    FULL,
-    IN_PLACE,
-    ONE_MEMORY,
-    OVERFLOW,
-    STEP_CRASH,
-    STEP_QUESTIONS,
-    UNTOUCHED,
-    VIEWS,
-)
+from tplab.course.chapters.ch06 import plain
 from tplab.course.checks import (
+    INPUTS_QUESTION,
     WORLD_SIZES,
+    Case,
     Claim,
+    Differences,
+    Expected,
     NotRun,
     Observed,
+    Place,
+    Question,
     Snapshot,
-    Traffic,
     Verdict,
-    by_name,
     called_as,
+    check_cases,
     exercise,
-    fresh_generator,
+    has_kind,
     portable,
     random_tensor,
-    run_ranks,
     traffic,
-    verify,
 )
 from tplab.runtime import device, record
 from tplab.tensor.full_state import load_full_state_dict
@@ -47,6 +39,15 @@ HIDDEN = HEADS * DIM
 BATCH, MAX_LENGTH = 2, 7
 PIECES = (3, 1, 2)
 KV_HEADS = {1: 2, 2: 4, 4: 2}  # for p ranks: grouped, two on each rank, copies
+
+IN_PLACE = "append writes into the memory that the cache was made with"
+VIEWS = "what append returns are views of that memory"
+OVERFLOW = "more tokens than there is room for are refused with a ValueError"
+UNTOUCHED = "a refused append writes nothing"
+FULL = "the last places can be filled"
+ONE_MEMORY = "keys and values in one and the same memory"
+NEWEST = "the tokens of the last append alone"
+ALL_ROOM = "all the room of the cache, with what is empty still"
 
 
 class Parts(nn.Module):
@@ -61,21 +62,48 @@ class Parts(nn.Module):
         self.heads, self.kv_heads = self.qkv.heads[:2]
 
 
-def names_of(kv_heads: int) -> str:
-    return f"attention with {HEADS} heads, {kv_heads} of K and V"
+@dataclass(frozen=True)
+class Cache(Case):
+    """One cache alone: what it is, and what its `append` does, twice and once too often."""
+
+    kv_heads: int
+
+    @property
+    def attention(self) -> str:
+        return f"attention with {HEADS} heads, {self.kv_heads} of K and V"
+
+    def describe(self, name: str) -> str:
+        return f"a cache for an {self.attention}"
+
+
+@dataclass(frozen=True)
+class Text(Cache):
+    """A cache that an attention uses for a text that comes in pieces."""
+
+    def describe(self, name: str) -> str:
+        return f"an {self.attention}, a text of {sum(PIECES)} tokens in {len(PIECES)} pieces"
+
+
+def draw_tokens(case: Cache, generator: torch.Generator, size: int) -> list[Tensor]:
+    """Keys and values of five tokens for a rank's heads, [b, m, 5, d]."""
+    return [random_tensor(generator, BATCH, max(1, case.kv_heads // size), 5, DIM) for _ in "kv"]
+
+
+def room(tokens: Sequence[Tensor]) -> str:
+    """What `memory` must say of a cache for such keys and values."""
+    shape = f"[{BATCH}, {tokens[0].shape[1]}, {MAX_LENGTH}, {DIM}] float64"
+    return f"keys {shape}, values {shape}"
 
 
 @torch.no_grad()
-def look_at_cache(cache_class: Any, kv_heads: int, keys: Tensor, values: Tensor, wanted: str) -> Observed:
-    """On a rank: what one cache is, and what its `append` does, twice and once too often."""
-    attention = Parts(kv_heads)
-    with called_as(f"KVCache(an {names_of(kv_heads)}, {BATCH}, {MAX_LENGTH})"):
-        cache = cache_class(attention, BATCH, MAX_LENGTH)
+def append(cache_class: Any, case: Cache, tokens: Sequence[Tensor], group: Any) -> Observed:
+    with called_as(f"KVCache(an {case.attention}, {BATCH}, {MAX_LENGTH})"):
+        cache = cache_class(Parts(case.kv_heads), BATCH, MAX_LENGTH)
     seen: Observed = {"memory": memory(cache), "length at first": portable(getattr(cache, "length", None))}
-    if seen["memory"] != wanted:
+    if seen["memory"] != room(tokens):
         return seen | dict.fromkeys(("keys so far", "values so far", "length"), NotRun("the cache has another memory"))
     homes = [cache.keys.data_ptr(), cache.values.data_ptr()]
-    mine = [t[:, : attention.kv_heads].to(device()) for t in (keys, values)]  # [b, m, s, d]
+    mine = [t.to(device()) for t in tokens]
     snapshot, claims, returned = Snapshot(keys=mine[0], values=mine[1]), {IN_PLACE: "", VIEWS: ""}, None
     for start, stop in ((0, 3), (3, 5)):
         k, v = (t[:, :, start:stop] for t in mine)
@@ -94,7 +122,7 @@ def look_at_cache(cache_class: Any, kv_heads: int, keys: Tensor, values: Tensor,
 
 
 def overflow(cache: Any, mine: Sequence[Tensor]) -> Observed:
-    """Three tokens more than there is room for: a ValueError, and nothing written."""
+    """What append does with one token more than there is room for: it must raise ValueError and write nothing."""
     before = (cache.keys.clone(), cache.values.clone(), cache.length)
     try:
         cache.append(*(t[:, :, :3] for t in mine))
@@ -108,7 +136,7 @@ def overflow(cache: Any, mine: Sequence[Tensor]) -> Observed:
 
 
 def filled(cache: Any, mine: Sequence[Tensor]) -> Claim:
-    """Two tokens more, as many as there is room for."""
+    """What append does with two more tokens, which just fit."""
     try:
         cache.append(*(t[:, :, :2] for t in mine))
     except Exception as error:
@@ -118,6 +146,7 @@ def filled(cache: Any, mine: Sequence[Tensor]) -> Claim:
 
 
 def memory(cache: Any) -> str:
+    """The shapes and dtypes of its two tensors."""
     tensors = {name: getattr(cache, name, None) for name in ("keys", "values")}
     keys, values = tensors.values()
     if isinstance(keys, Tensor) and isinstance(values, Tensor) and keys.data_ptr() == values.data_ptr() != 0:
@@ -129,102 +158,205 @@ def memory(cache: Any) -> str:
 
 
 def not_views(returned: Any, homes: Sequence[int]) -> bool:
+    """Whether the two tensors that append returned begin elsewhere than the cache's own."""
     if not isinstance(returned, tuple) or len(returned) != 2 or not all(isinstance(t, Tensor) for t in returned):
-        return False  # said elsewhere
+        return False  # another observation says so
     return [t.data_ptr() for t in returned] != homes
 
 
-@torch.no_grad()
-def generate(cache_class: Any, attend_next: Any, kv_heads: int, full: dict[str, Tensor], x: Tensor) -> Observed:
-    """On a rank: the outputs for a text that comes in pieces."""
-    attention = Parts(kv_heads)
-    load_full_state_dict(attention, {name: value.to(device()) for name, value in full.items()})
-    cache, x = cache_class(attention, BATCH, MAX_LENGTH), x.to(device())
-    snapshot = Snapshot(x=x, **dict(attention.named_parameters()))
-    seen: Observed = {}
-    start = 0
-    for length in PIECES:
-        piece, tokens = x[:, start : start + length], tokens_text(start, length)
-        with record() as section, called_as(f"attend_next(an {names_of(kv_heads)}, x {list(piece.shape)}, cache)"):
-            seen[f"out of {tokens}"] = portable(attend_next(attention, piece, cache))
-        seen[f"traffic of {tokens}"] = traffic(section)
-        start += length
-    return seen | {"length": portable(cache.length), "inputs unchanged": snapshot.changed()}
-
-
-def tokens_text(start: int, length: int) -> str:
-    return f"token {start}" if length == 1 else f"tokens {start} to {start + length - 1}"
-
-
-@exercise("6.5", "KV cache")
-def kv_cache(cache_class: Any, attend_next: Any) -> Verdict:
-    for p in WORLD_SIZES:
-        check_cache(cache_class, KV_HEADS[p], p)
-        check_generation(cache_class, attend_next, KV_HEADS[p], p)
-    return Verdict("Each rank keeps the keys and values of its own heads, and still sends only one sum of b·s·h.")
-
-
-def check_cache(cache_class: Any, kv_heads: int, p: int) -> None:
-    generator = fresh_generator()
-    m = max(1, kv_heads // p)
-    keys, values = (random_tensor(generator, BATCH, m, 5, DIM) for _ in "kv")
-    note = f"a cache for an {names_of(kv_heads)}"
-    room = f"[{BATCH}, {m}, {MAX_LENGTH}, {DIM}] float64"
-    wanted = f"keys {room}, values {room}"
-    seen = run_ranks(look_at_cache, p, cache_class, kv_heads, keys, values, wanted, question=BUILD_CRASH, note=note)
-    expected = {
-        "memory": wanted,
+def expect_tokens(case: Cache, tokens: Sequence[Tensor], place: Place) -> Expected:
+    keys, values = tokens
+    right = {
+        "memory": room(tokens),
         "length at first": 0,
         "keys so far": keys,
         "values so far": values,
         "length": 5,
     }
-    alike = {
-        "keys so far": {NEWEST: [keys[:, :, 3:]] * p, ALL_ROOM: [padded(keys)] * p},
-        "values so far": {NEWEST: [values[:, :, 3:]] * p, ALL_ROOM: [padded(values)] * p},
+    mistakes = {
+        f"{name} so far": {NEWEST: t[:, :, 3:], ALL_ROOM: nn.functional.pad(t, (0, 0, 0, MAX_LENGTH - 5))}
+        for name, t in (("keys", keys), ("values", values))
     }
-    verify("6.5", p, list(seen), [expected] * p, questions=CACHE_QUESTIONS, lookalikes=alike, note=note)
+    return Expected(right, mistakes)
 
 
-NEWEST = "the tokens of the last append alone"
-ALL_ROOM = "all the room of the cache, with what is empty still"
+def draw_text(case: Text, generator: torch.Generator, size: int) -> dict[str, Tensor]:
+    """Full weights by their letters, Wq to bo, and x [b, s, h]."""
+    rows = {"q": HIDDEN, "k": case.kv_heads * DIM, "v": case.kv_heads * DIM, "o": HIDDEN}
+    full = {f"W{part}": random_tensor(generator, count, HIDDEN) / 3 for part, count in rows.items()}
+    full |= {f"b{part}": random_tensor(generator, count) for part, count in rows.items()}
+    return full | {"x": random_tensor(generator, BATCH, sum(PIECES), HIDDEN)}
 
 
-def padded(tensor: Tensor) -> Tensor:
-    return torch.nn.functional.pad(tensor, (0, 0, 0, MAX_LENGTH - tensor.shape[2]))
-
-
-def check_generation(cache_class: Any, attend_next: Any, kv_heads: int, p: int) -> None:
-    generator = fresh_generator()
-    rows = {"q": HIDDEN, "k": kv_heads * DIM, "v": kv_heads * DIM, "o": HIDDEN}
-    full = {f"W{part}": random_tensor(generator, size, HIDDEN) / 3 for part, size in rows.items()}
-    full |= {f"b{part}": random_tensor(generator, size) for part, size in rows.items()}
-    x = random_tensor(generator, BATCH, sum(PIECES), HIDDEN)
-    given = {"out.weight": full["Wo"], "out.bias": full["bo"]}
-    given |= {f"qkv.{kind}": torch.cat([full[f"{letter}{part}"] for part in "qkv"]) for kind, letter in KINDS}
-    note = f"an {names_of(kv_heads)}, a text of {sum(PIECES)} tokens in {len(PIECES)} pieces"
-    program = (generate, p, cache_class, attend_next, kv_heads, given, x)
-    seen = run_ranks(*program, question=STEP_CRASH, note=note)
-    texts = [tokens_text(sum(PIECES[:i]), length) for i, length in enumerate(PIECES)]
-    right = generation.in_pieces(x, full, PIECES, DIM, BASE)
-    expected: dict[str, Any] = {f"out of {text}": out for text, out in zip(texts, right, strict=True)}
-    for text, length in zip(texts, PIECES, strict=True):
-        expected[f"traffic of {text}"] = Traffic.expected(p, ("all_reduce", BATCH * length * HIDDEN))
-    alike: dict[str, dict[str, Tensor]] = {f"out of {text}": {} for text in texts}
-    for label, mistake in generation.MISTAKES.items():
-        for text, out in zip(
-            texts, generation.in_pieces(x, full, PIECES, DIM, **{"base": BASE, **mistake}), strict=True
-        ):
-            alike[f"out of {text}"][label] = out
-    verify(
-        "6.5",
-        p,
-        list(seen),
-        [expected | {"length": sum(PIECES)}] * p,
-        questions=STEP_QUESTIONS,
-        lookalikes=by_name([alike] * p),
-        note=note,
-    )
+@torch.no_grad()
+def generate(answer: tuple[Any, Any], case: Text, problem: dict[str, Tensor], group: Any) -> Observed:
+    cache_class, attend_next = answer
+    attention, on_rank = Parts(case.kv_heads), {name: tensor.to(device()) for name, tensor in problem.items()}
+    fused = {f"qkv.{name}": torch.cat([on_rank[letter + part] for part in "qkv"]) for name, letter in KINDS}
+    load_full_state_dict(attention, fused | {f"out.{name}": on_rank[f"{letter}o"] for name, letter in KINDS})
+    cache, x = cache_class(attention, BATCH, MAX_LENGTH), on_rank["x"]
+    snapshot = Snapshot(x=x, **dict(attention.named_parameters()))
+    seen: Observed = {}
+    for tokens, piece in zip(TOKENS, x.split(PIECES, 1), strict=True):
+        with record() as section, called_as(f"attend_next(an {case.attention}, x {list(piece.shape)}, cache)"):
+            seen[f"out of {tokens}"] = portable(attend_next(attention, piece, cache))
+        seen[f"traffic of {tokens}"] = traffic(section)
+    return seen | {"length": portable(cache.length), "inputs unchanged": snapshot.changed()}
 
 
 KINDS = (("weight", "W"), ("bias", "b"))
+TOKENS = ("tokens 0 to 2", "token 3", "tokens 4 to 5")  # of each piece
+
+
+def expect_text(case: Text, problem: dict[str, Tensor], place: Place) -> Expected:
+    def outs(**options: Any) -> dict[str, Tensor]:
+        found = plain.in_pieces(problem["x"], problem, PIECES, DIM, **{"base": BASE, **options})
+        return {f"out of {tokens}": out for tokens, out in zip(TOKENS, found, strict=True)}
+
+    right: Observed = dict(outs())
+    for tokens, length in zip(TOKENS, PIECES, strict=True):
+        right[f"traffic of {tokens}"] = place.traffic(("all_reduce", BATCH * length * HIDDEN))
+    wrong = {label: outs(**options) for label, options in plain.IN_PIECES.items()}
+    return Expected(
+        right | {"length": sum(PIECES)},
+        {f"out of {tokens}": {label: wrong[label][f"out of {tokens}"] for label in wrong} for tokens in TOKENS},
+    )
+
+
+@exercise("6.5", "KV cache")
+def kv_cache(cache_class: Any, attend_next: Any) -> Verdict:
+    for p in WORLD_SIZES:  # on p ranks first the cache alone, then an attention that uses it
+        check_cases(
+            "6.5", cache_class, [Cache(KV_HEADS[p])], draw=draw_tokens, run=append, expect=expect_tokens,
+            questions=CACHE_QUESTIONS, crash=BUILD_CRASH, world_sizes=(p,),
+        )  # fmt: skip
+        check_cases(
+            "6.5", (cache_class, attend_next), [Text(KV_HEADS[p])], draw=draw_text, run=generate, expect=expect_text,
+            questions=STEP_QUESTIONS, crash=STEP_CRASH, world_sizes=(p,),
+        )  # fmt: skip
+    return Verdict("Each rank keeps the keys and values of its own heads, and still sends only one sum of b·s·h.")
+
+
+BUILD_CRASH = (
+    "The cache has `keys` and `values` [b, m, max_length, d] and a number `length`. m and d are `attention.kv_heads` "
+    "and `attention.head_dim`; append gets [b, m, s, d]. Write the shape of the slice that you write next to the line."
+)
+STEP_CRASH = (
+    "Write the shape next to each line: x [b, s, h]; q [b, n, s, d], k and v [b, m, s, d]; from the cache k and v "
+    "[b, m, t, d], t tokens in all; for attend as many heads of k and v as of q."
+)
+
+
+def on_any_out(*kinds: str) -> Callable[[Differences], bool]:
+    """One of the outputs is one of these."""
+
+    def fits(d: Differences) -> bool:
+        return any(has_kind(name, *kinds)(d) for name in d.names if name.startswith("out"))
+
+    return fits
+
+
+CACHE_QUESTIONS = (
+    INPUTS_QUESTION,
+    Question(
+        lambda d: ONE_MEMORY in d.text("memory"),
+        "`keys` and `values` are two names for one tensor: `[tensor] * 2` makes no second one. What becomes of the "
+        "keys when the values are written?",
+    ),
+    Question(
+        lambda d: "memory" in d.names,
+        "Each rank keeps the heads of K and V that it holds, `attention.kv_heads` of them, in the dtype of the "
+        "attention's weights, for max_length tokens. Which of these sizes is another, and what would it cost?",
+    ),
+    Question(
+        lambda d: "length at first" in d.names,
+        "How many tokens are in a cache that has just been made?",
+    ),
+    Question(
+        lambda d: IN_PLACE in d.names,
+        "The room was there from the start. Which line makes new tensors instead of writing into it? A cache that is "
+        "concatenated anew for every token is copied, whole, for every token.",
+    ),
+    Question(
+        lambda d: "length" in d.names,
+        "How many tokens are there after an append of 3 and one of 2?",
+    ),
+    Question(
+        lambda d: bool({"keys so far", "values so far"} & d.names),
+        "append returns all keys and values so far, [b, m, length, d]: the old ones in front, then the new ones, none "
+        "of the empty room. Which slice did you write, which do you return, and had `length` grown in between?",
+    ),
+    Question(
+        lambda d: VIEWS in d.names,
+        "A slice of a tensor is a view: it costs nothing. Which call copies all keys so far at every step?",
+    ),
+    Question(
+        lambda d: OVERFLOW in d.names,
+        "5 tokens are there, 3 more come, and there is room for 7. A slice that ends after the end is simply shorter: "
+        "who notices? Compare before you write, and name the numbers.",
+    ),
+    Question(
+        lambda d: UNTOUCHED in d.names,
+        "The ValueError comes too late: something was written or counted before it. What comes first?",
+    ),
+    Question(
+        lambda d: FULL in d.names,
+        "5 tokens are there, 2 more come, and there is room for 7: they fit, and the cache is full. How many are too "
+        "many: as many as `max_length`, or more?",
+    ),
+)
+
+STEP_QUESTIONS = (
+    INPUTS_QUESTION,
+    Question(
+        on_any_out(plain.FROM_ZERO),
+        "The first piece is right, and then the positions begin at 0 again. Who knows how many tokens came before?",
+    ),
+    Question(
+        on_any_out(plain.TOO_LATE),
+        "The positions begin where the cache ends *after* this step. When do you ask for `cache.length`?",
+    ),
+    Question(
+        on_any_out(plain.UNTURNED, plain.NO_TURNS),
+        "Queries and keys are turned to their positions, and a key is turned once, before it is kept. Which call of "
+        "`rotate` is missing?",
+    ),
+    Question(
+        on_any_out(plain.OTHER_BASE),
+        "The angles are those of another base. Which argument of `rotary_angles` says how fast they grow, and which "
+        "base has this attention?",
+    ),
+    Question(on_any_out(plain.ALL_TURNED), "Rotary positions are for scores. Which of q, k and v are in the scores?"),
+    Question(
+        on_any_out(plain.FORGETFUL),
+        "The queries see the keys of this piece only. What does `append` return, and what do you hand to attend?",
+    ),
+    Question(
+        on_any_out(plain.TILED),
+        "Head i of q belongs to head i // (n / m) of k. Does `repeat` give k0 k1 k0 k1 or k0 k0 k1 k1?",
+    ),
+    Question(
+        on_any_out(plain.TOP_LEFT),
+        "The mask has its triangle at the top left: it is made from the new tokens' number alone, as if they were the "
+        "first ones. Your attend of exercise 6.1 knows better.",
+    ),
+    Question(
+        on_any_out(plain.NO_MASK),
+        "Several tokens come in one piece here: may the first of them look at the second? Generation is causal.",
+    ),
+    Question(
+        lambda d: bool(d.names) and all(name.startswith("traffic") for name in d.names),
+        "The numbers are right. Keys and values never leave their rank: which line sends more than the one sum of "
+        "b·s·h that `out` brings with it?",
+    ),
+    Question(
+        lambda d: "length" in d.names,
+        "Each piece is appended once. How many tokens does your cache hold after a text of 6?",
+    ),
+    Question(
+        lambda d: any(name.startswith("out") for name in d.names) and not d.malformed,
+        "In order: q, k, v of the new tokens; turn q and k to their positions; append k and v; as many heads of k and "
+        "v as of q; attend, causal; merge; `attention.out`. Where does your order differ? Begin with the first piece, "
+        "with p = 1.",
+    ),
+)

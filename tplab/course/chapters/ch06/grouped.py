@@ -1,24 +1,32 @@
-"""The check of exercise 6.4: fewer heads of K and V than of Q, perhaps fewer than ranks."""
+"""The check of exercise 6.4, grouped-query attention: fewer heads of K and V than of Q, perhaps fewer than ranks."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from tplab.course.chapters.ch06 import plain
-from tplab.course.chapters.ch06.attentions import check_attention
-from tplab.course.chapters.ch06.cases import DIM, HEADS, HIDDEN, Case, Kind
-from tplab.course.chapters.ch06.questions import COMMON_QUESTIONS, check_refusal
-from tplab.course.chapters.ch06.references import K_V_AGAIN, MEAN, OWN_QUERIES, WHOLE_GROUP
-from tplab.course.checks import GROUPS, Differences, Question, Verdict, exercise, has_kind
-from tplab.tensor.sharding import Block, Sharding
-
-CASES = (
-    Case(kv_heads=2),
-    Case(kv_heads=1, causal=True, leading=(2, 7), transposed=True),
-    Case(kv_heads=4, causal=True, bias=False, leading=(1, 6)),
-    Case(kv_heads=1, bias=False),
-    Case(kv_heads=1, groups=GROUPS),
+from tplab.course.chapters.ch06.attentions import (
+    COMMON_QUESTIONS,
+    DIM,
+    HEADS,
+    HIDDEN,
+    K_V_AGAIN,
+    MEAN,
+    OWN_QUERIES,
+    WHOLE_GROUP,
+    Attention,
+    Local,
+    attend,
+    check_refusal,
+    draw,
+    expect,
+    give,
+    merge,
+    run,
+    split,
 )
+from tplab.course.checks import GROUPS, Differences, Question, Verdict, check_cases, exercise, has_kind
+from tplab.tensor.sharding import Block, Sharding
 
 TILED = "what comes out when query head i looks at head i mod m of K and V"
 FIRST = "what comes out when all query heads of a rank look at its first head of K and V"
@@ -27,54 +35,82 @@ COPIED = ("dWk", "dWv", "dbk", "dbv")
 
 
 def parts(y: Tensor, n: int, m: int) -> list[Tensor]:
-    return [plain.split(part, DIM) for part in y.split([n * DIM, m * DIM, m * DIM], -1)]
+    return [split(part) for part in y.split([n * DIM, m * DIM, m * DIM], -1)]
 
 
 def tiled(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
     q, k, v = parts(y, n, m)
-    return plain.merge(plain.attend(q, k.repeat(1, n // m, 1, 1), v.repeat(1, n // m, 1, 1), causal))
+    return merge(attend(q, k.repeat(1, n // m, 1, 1), v.repeat(1, n // m, 1, 1), causal))
 
 
 def first(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
     q, k, v = parts(y, n, m)
-    return plain.merge(plain.attend(q, k[:, :1].repeat(1, n, 1, 1), v[:, :1].repeat(1, n, 1, 1), causal))
+    return merge(attend(q, k[:, :1].repeat(1, n, 1, 1), v[:, :1].repeat(1, n, 1, 1), causal))
 
 
 def by_groups(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
     groups = y.unflatten(-1, (m, n // m + 2, DIM)).permute(0, 2, 3, 1, 4)  # [b, m, n/m + 2, s, d]
     q, k, v = groups.split([n // m, 1, 1], 2)
     k, v = (part.expand_as(q).flatten(1, 2) for part in (k, v))
-    return plain.merge(plain.attend(q.flatten(1, 2), k, v, causal))
+    return merge(attend(q.flatten(1, 2), k, v, causal))
 
 
-def unmasked(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
-    q, k, v = parts(y, n, m)
-    k, v = (part.repeat_interleave(n // m, 1) for part in (k, v))
-    return plain.merge(plain.attend(q, k, v, False))
+@dataclass(frozen=True)
+class Grouped(Attention):
+    """One way to build and run a GroupedAttention(hidden_size, num_heads, num_kv_heads)."""
+
+    weight: ClassVar[str] = "qkv_weight"
+    fused_bias: ClassVar[str] = "qkv_bias"
+    mistakes: ClassVar[dict[str, Local]] = {TILED: tiled, FIRST: first, BY_GROUPS: by_groups}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (HIDDEN, HEADS, self.kv_heads)
+
+    @property
+    def sharding(self) -> Sharding:
+        rows = (HIDDEN, self.kv_heads * DIM, self.kv_heads * DIM)
+        return Sharding(0, blocks=tuple(Block(size, unit=DIM) for size in rows))
 
 
-def sharding(case: Case) -> Sharding:
-    sizes = (HIDDEN, case.kv_heads * DIM, case.kv_heads * DIM)
-    return Sharding(0, blocks=tuple(Block(size, unit=DIM) for size in sizes))
+CASES = (
+    Grouped(kv_heads=2),
+    Grouped(kv_heads=1, causal=True, leading=(2, 7), transposed=True),
+    Grouped(kv_heads=4, causal=True, bias=False, leading=(1, 6)),
+    Grouped(kv_heads=1, bias=False),
+    Grouped(kv_heads=1, groups=GROUPS),
+)
 
 
-KIND = Kind(
-    sizes=lambda case: (HIDDEN, HEADS, case.kv_heads),
-    weight="qkv_weight",
-    bias="qkv_bias",
-    sharding=sharding,
-    mistakes={plain.NO_MASK: unmasked, TILED: tiled, FIRST: first, BY_GROUPS: by_groups},
-    crash="Write the shape of one rank's tensor next to each line, with n heads of q and m of k and v: [b, s, h], "
+@exercise("6.4", "Grouped-query attention")
+def grouped_attention(attention_class: Any) -> Verdict:
+    check_cases(
+        "6.4", attention_class, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
+        crash=lambda case: case.crash(CRASH), whose_group=WHOSE_GROUP,
+    )  # fmt: skip
+    check_refusal("6.4", attention_class, 4, {(24, 6, 2): HALF_A_HEAD, (24, 12, 3): UNEVEN_COPIES})
+    return Verdict("f once more, for a weight: copies stay equal because each of them gets the sum.")
+
+
+CRASH = (
+    "Write the shape of one rank's tensor next to each line, with n heads of q and m of k and v: [b, s, h], "
     "[b, s, (n + 2m)·d], then [b, n, s, d] and twice [b, m, s, d], then three of [b, n, s, d]. "
     "How many ranks share a head of k, if there are p ranks and m heads of it? That is `copies`, 1 where there is one "
-    "head or more for each rank, and no error.",
-    whose_group="Which size was asked of the default group of all ranks, or which collective runs there? `self.group` "
-    "is the group of the layer, `self.copies_group` that of the copies.",
+    "head or more for each rank, and no error."
+)
+WHOSE_GROUP = (
+    "Which size was asked of the default group of all ranks, or which collective runs there? `self.group` "
+    "is the group of the layer, `self.copies_group` that of the copies."
+)
+HALF_A_HEAD = "6 heads of Q can't be divided over 4 ranks, though h = 24 can. Which size has to be divisible by p?"
+UNEVEN_COPIES = (
+    "3 heads of K and V over 4 ranks: rank 1 has queries 3, 4 and 5, which belong to heads 0, 1 and 1. The 3 heads can "
+    "neither be divided, nor copied evenly: raise ValueError."
 )
 
 
 def only(*names: str) -> Any:
-    """Of the numbers only these differ, or some of them; traffic may differ too."""
+    """Only these observations differ, or some of them; the traffic may differ too."""
     return lambda d: bool(_numbers(d)) and _numbers(d) <= set(names)
 
 
@@ -135,23 +171,5 @@ QUESTIONS = (
         has_kind("out", BY_GROUPS),
         "That is Megatron's order of rows. Here a rank holds its rows of Wq, then those of Wk, then those of Wv.",
     ),
-    Question(
-        has_kind("out", plain.NO_MASK),
-        "Here the attention was built with causal=True. Which line knows about `self.causal`?",
-    ),
     *COMMON_QUESTIONS,
-)
-
-
-@exercise("6.4", "Grouped-query attention")
-def grouped_attention(attention_class: Any) -> Verdict:
-    check_attention("6.4", attention_class, KIND, CASES, QUESTIONS)
-    check_refusal("6.4", attention_class, 4, {(24, 6, 2): HALF_A_HEAD, (24, 12, 3): UNEVEN_COPIES})
-    return Verdict("f once more, for a weight: copies stay equal because each of them gets the sum.")
-
-
-HALF_A_HEAD = "6 heads of Q can't be divided over 4 ranks, though h = 24 can. Which size has to be divisible by p?"
-UNEVEN_COPIES = (
-    "3 heads of K and V over 4 ranks: rank 1 has queries 3, 4 and 5, which belong to heads 0, 1 and 1. The 3 heads can "
-    "neither be divided, nor copied evenly: raise ValueError."
 )

@@ -1,206 +1,271 @@
-"""The check of exercise 7.3: VocabParallelEmbedding, first values, checkpoint, and the ids that it must refuse."""
+"""The check of exercise 7.3: VocabParallelEmbedding, its first values, its checkpoint, and the ids it must refuse."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from tplab.course.chapters.ch07.embedding_questions import (
-    CRASH,
-    NOT_ZERO_AT_FIRST,
-    OTHER_VECTOR,
-    PADDING_CRASH,
-    PLACE,
-    QUESTIONS,
-    REFUSES,
-    SILENT,
-    STUCK,
-    WHOSE_GROUP,
+from tplab.course.chapters.ch07.tables import (
+    HIDDEN,
+    PADDING_TRAINED,
+    VOCAB,
+    border_ids,
+    gradient,
+    part,
+    random_table,
+    rows_per_rank,
 )
-from tplab.course.chapters.ch07.lookup_questions import PADDING_TRAINED
-from tplab.course.chapters.ch07.tables import HIDDEN, VOCAB, border_ids, gradient, part, random_table, rows_per_rank
 from tplab.course.checks import (
     GROUPS,
-    IN_GROUPS,
-    WORLD_SIZES,
+    Case,
     Claim,
+    Differences,
+    Expected,
     NotRun,
     Observed,
+    Place,
+    Question,
     Traffic,
     Verdict,
-    ask_about_group,
-    by_name,
+    check_cases,
     exercise,
-    fresh_generator,
-    group_question,
-    make_group,
-    member_of,
+    has_kind,
     observe,
     random_tensor,
-    run_cases,
-    verify,
 )
 from tplab.runtime import device
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 
+SHAPE = (3, 8)  # of the ids
+WRONG_AT = [1, 2]  # the position of the wrong id among them
+REFUSES = "an id outside the vocabulary is an IndexError that names the id and its position"
+SILENT = "gives no error, but a vector of zeros"
+OTHER_VECTOR = "gives no error, but some other vector"
+NOT_ZERO_AT_FIRST = "first values in which the row of padding_idx is not zeros"
+
 
 @dataclass(frozen=True)
-class Case:
-    """One way to build the embedding."""
+class Built(Case):
+    """The arguments that the embedding is built with."""
 
     multiple: int = 1
     padding_idx: int | None = None
-    groups: tuple[tuple[int, ...], ...] | None = None
 
+    @property
     def options(self) -> dict[str, Any]:
         padding = {} if self.padding_idx is None else {"padding_idx": self.padding_idx}
         return {"multiple": self.multiple, **padding}
 
-    def note(self) -> str:
-        options = ", ".join(f"{name}={value}" for name, value in self.options().items())
-        where = f", group=group) {IN_GROUPS}" if self.groups else ")"
-        return f"VocabParallelEmbedding({VOCAB}, {HIDDEN}, {options}{where}"
+    def describe(self, name: str) -> str:
+        options = [f"{option}={value}" for option, value in self.options.items()] + ["group=group"] * bool(self.groups)
+        return f"VocabParallelEmbedding({VOCAB}, {HIDDEN}, {', '.join(options)})"
 
-    def crash(self) -> str:
-        if self.groups:
-            return ask_about_group(WHOSE_GROUP)
-        return PADDING_CRASH if self.padding_idx is not None else CRASH
-
-    def wrong_ids(self, q: int) -> list[int]:
-        """Below the vocabulary, its size, a row of padding if there is one, and far behind all rows."""
-        last_row = q * rows_per_rank(q, self.multiple) - 1
+    def wrong_ids(self, size: int) -> list[int]:
+        """The vocabulary's size, a row of padding if there is one, two negative ids, and one far behind all rows."""
+        last_row = size * rows_per_rank(size, self.multiple) - 1
         return list(dict.fromkeys([VOCAB, last_row if last_row >= VOCAB else VOCAB + 1, -1, -VOCAB, 10**6]))
 
 
 CASES = (
-    Case(),
-    Case(multiple=8),
-    Case(padding_idx=VOCAB - 1),
-    Case(padding_idx=0),
-    Case(multiple=2, padding_idx=3, groups=GROUPS),
+    Built(),
+    Built(multiple=8),
+    Built(padding_idx=VOCAB - 1),
+    Built(padding_idx=0),
+    Built(multiple=2, padding_idx=3, groups=GROUPS),
 )
 
 
-def look_up(embedding_class: Any, cases: Sequence[Case], data: Sequence[Any]) -> list[Observed]:
-    """On a rank: the learner's module in every case."""
-    return [_look_up(embedding_class, case, data[i][dist.get_rank()]) for i, case in enumerate(cases)]
+class Problem(NamedTuple):
+    """`first` and `unpadded` are the first values that `seed` gives, [v, h], with and without padding_idx."""
+
+    table: Tensor  # [v, h], loaded as a checkpoint
+    ids: Tensor
+    dy: Tensor  # [..., h]
+    seed: int
+    first: Tensor
+    unpadded: Tensor
 
 
-def _look_up(embedding_class: Any, case: Case, mine: dict[str, Any]) -> Observed:
-    group = make_group(case.groups)
-    options = case.options() | ({"group": group} if case.groups else {})
-    torch.manual_seed(mine["seed"])
-    seen: Observed = {}
+def draw(case: Built, generator: torch.Generator, size: int) -> Problem:
+    table, ids = random_table(generator), border_ids(generator, size, SHAPE)
+    if case.padding_idx is not None:
+        ids[0, 0] = ids[2, 1] = case.padding_idx
+    seed = int(torch.randint(10**6, (), generator=generator))
+    first, unpadded = first_values(seed, case.padding_idx), first_values(seed, None)
+    return Problem(table, ids, random_tensor(generator, *SHAPE, HIDDEN), seed, first, unpadded)
+
+
+def first_values(seed: int, padding_idx: int | None) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Embedding(VOCAB, HIDDEN, padding_idx, dtype=torch.float64).weight.detach()
+
+
+def parameters_on(case: Built, place: Place) -> str:
+    return f"weight {[rows_per_rank(place.size, case.multiple), HIDDEN]}"
+
+
+def give(case: Built, problem: Problem, place: Place) -> dict[str, Any]:
+    return {
+        "table": problem.table,
+        "ids": problem.ids,
+        "dy": problem.dy,
+        "seed": problem.seed,
+        "wrong": case.wrong_ids(place.size),
+        "parameters": parameters_on(case, place),
+    }
+
+
+def run(embedding_class: Any, case: Built, given: dict[str, Any], group: Any) -> Observed:
+    options = case.options | ({"group": group} if case.groups else {})
+    torch.manual_seed(given["seed"])
     drawn = embedding_class(VOCAB, HIDDEN, **options, dtype=torch.float64)
-    seen["parameters"] = ", ".join(f"{name} {list(value.shape)}" for name, value in drawn.named_parameters())
-    if seen["parameters"] != mine["parameters"]:
+    seen: Observed = {
+        "parameters": ", ".join(f"{name} {list(value.shape)}" for name, value in drawn.named_parameters())
+    }
+    if seen["parameters"] != given["parameters"]:
         names = ("first values", "out", "dweight", "forward traffic", "backward traffic", "checkpoint")
         return seen | dict.fromkeys(names, NotRun("the parameters are others"))
     seen["first values"] = drawn.weight.detach().clone()
     module = embedding_class(VOCAB, HIDDEN, **options, device=device(), dtype=torch.float64)
-    load_full_state_dict(module, {"weight": mine["table"].to(device())}, group)
-    ids = mine["ids"].to(device())
-    seen |= observe(
-        lambda: module(ids), mine["dy"].to(device()), inputs={}, parameters={"weight": module.weight}
-    )  # the ids are whole numbers: nothing to differentiate
+    load_full_state_dict(module, {"weight": given["table"].to(device())}, group)
+    ids = given["ids"].to(device())
+    # The ids are integers, which have no gradient, so they are not among the inputs
+    seen |= observe(lambda: module(ids), given["dy"].to(device()), inputs={}, parameters={"weight": module.weight})
     seen["checkpoint"] = full_state_dict(module, group)["weight"]
-    seen[REFUSES] = Claim(next(filter(None, (refusal(module, ids, wrong) for wrong in mine["wrong"])), ""))
+    seen[REFUSES] = Claim(next(filter(None, (refusal(module, ids, wrong) for wrong in given["wrong"])), ""))
     return seen
 
 
 def refusal(module: Any, ids: Tensor, wrong: int) -> str:
-    """What is wrong with what the module does with ids of which one is wrong, in words; empty if nothing is."""
-    ids, what = ids.clone(), f"id {wrong} at {PLACE} of {list(ids.shape)}"
-    ids[tuple(PLACE)] = wrong
+    """What is wrong, in words, with how the module treats ids of which one is wrong; empty if nothing is."""
+    ids, what = ids.clone(), f"id {wrong} at {WRONG_AT} of {list(ids.shape)}"
+    ids[tuple(WRONG_AT)] = wrong
     try:
         out = module(ids)
     except IndexError as error:
         numbers = [int(text) for text in re.findall(r"-?\d+", str(error))]
-        pairs = [numbers[i : i + len(PLACE)] for i in range(len(numbers))]
-        if wrong in numbers and PLACE in pairs:
+        pairs = [numbers[i : i + len(WRONG_AT)] for i in range(len(numbers))]
+        if wrong in numbers and WRONG_AT in pairs:
             return ""
-        unsaid = f"its position {PLACE}" if wrong in numbers else "the id"
+        unsaid = f"its position {WRONG_AT}" if wrong in numbers else "the id"
         return f"{what} gives an IndexError without {unsaid}: {error}"
     except NotImplementedError:
         raise
     except Exception as error:
         return f"{what} gives {type(error).__name__}: {error}"
-    vector = out[tuple(PLACE)] if isinstance(out, Tensor) and out.dim() == 3 else torch.ones(1)
+    vector = out[tuple(WRONG_AT)] if isinstance(out, Tensor) and out.dim() == 3 else torch.ones(1)
     return f"{what} {OTHER_VECTOR if vector.any() else SILENT}"
 
 
-def expect(case: Case, generator: torch.Generator, p: int) -> list[tuple[dict, dict, dict]]:
-    """For every rank: what it is given, what is right, what known mistakes give."""
-    seed = int(torch.randint(10**6, (), generator=generator))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        first = nn.Embedding(VOCAB, HIDDEN, case.padding_idx, dtype=torch.float64).weight.detach()
-        torch.manual_seed(seed)
-        unpadded = nn.Embedding(VOCAB, HIDDEN, dtype=torch.float64).weight.detach()
-    drawn: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-    rows = []
-    for rank, (number, ranks) in enumerate(member_of(p, case.groups)):
-        q, index = len(ranks), ranks.index(rank)
-        if number not in drawn:
-            table, ids = random_table(generator), border_ids(generator, q, (3, 8))
-            if case.padding_idx is not None:
-                ids[0, 0] = ids[2, 1] = case.padding_idx
-            drawn[number] = table, ids, random_tensor(generator, 3, 8, HIDDEN)
-        table, ids, dy = drawn[number]
+def expect(case: Built, problem: Problem, place: Place) -> Expected:
+    table, ids, dy, _, first, unpadded = problem
 
-        def mine(whole: Tensor, index: int = index, q: int = q) -> Tensor:
-            return part(whole, index, q, case.multiple)
+    def mine(full: Tensor) -> Tensor:
+        return part(full, place.index, place.size, case.multiple)
 
-        parameters = f"weight {list(mine(table).shape)}"
-        held = {
-            "table": table,
-            "ids": ids,
-            "dy": dy,
-            "seed": seed,
-            "wrong": case.wrong_ids(q),
-            "parameters": parameters,
-        }
-        right = {
-            "parameters": parameters,
-            "first values": mine(first),
-            "out": table[ids],
-            "dweight": mine(gradient(ids, dy, case.padding_idx)),
-            "forward traffic": Traffic.expected(p, ("all_reduce", dy.numel()), group=ranks),
-            "backward traffic": Traffic(),
-            "checkpoint": table,
-        }
-        alike: dict[str, dict[str, Tensor]] = {"first values": {}, "dweight": {}}
-        if case.padding_idx is not None:
-            alike["first values"][NOT_ZERO_AT_FIRST] = mine(unpadded)
-            alike["dweight"][PADDING_TRAINED] = mine(gradient(ids, dy))
-        rows.append((held, right, alike))
-    return rows
+    right = {
+        "parameters": parameters_on(case, place),
+        "first values": mine(first),
+        "out": table[ids],
+        "dweight": mine(gradient(ids, dy, case.padding_idx)),
+        "forward traffic": place.traffic(("all_reduce", dy.numel())),
+        "backward traffic": Traffic(),
+        "checkpoint": table,
+    }
+    if case.padding_idx is None:
+        return Expected(right)
+    return Expected(
+        right,
+        {"first values": {NOT_ZERO_AT_FIRST: mine(unpadded)}, "dweight": {PADDING_TRAINED: mine(gradient(ids, dy))}},
+    )
 
 
 @exercise("7.3", "VocabParallelEmbedding")
 def vocab_parallel_embedding(embedding_class: Any) -> Verdict:
-    for p in WORLD_SIZES:
-        generator = fresh_generator()
-        here = [case for case in CASES if case.groups is None or p == 4]
-        table = [expect(case, generator, p) for case in here]
-        for batch in (slice(0, 1), slice(1, None)):
-            runs = run_cases(
-                look_up,
-                p,
-                embedding_class,
-                here[batch],
-                [[row[0] for row in rows] for rows in table[batch]],
-                note=Case.note,
-                question=Case.crash,
-                stuck=lambda case: ask_about_group(WHOSE_GROUP) if case.groups else STUCK,
-            )
-            for case, rows, seen in zip(here[batch], table[batch], runs, strict=True):
-                asked = [group_question(WHOSE_GROUP), *QUESTIONS] if case.groups else QUESTIONS
-                expected = [row[1] for row in rows]
-                alike = by_name([row[2] for row in rows])
-                verify("7.3", p, seen, expected, questions=asked, lookalikes=alike, note=case.note())
+    check_cases(
+        "7.3", embedding_class, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
+        crash=lambda case: CRASH if case.padding_idx is None else PADDING_CRASH, stuck=STUCK, whose_group=WHOSE_GROUP,
+    )  # fmt: skip
     return Verdict("Padding stays zeros and is in no checkpoint; an id that no rank has is an error on every rank.")
+
+
+WHOSE_GROUP = (
+    "Whose rank and whose size decide which rows a rank holds, and over whom is the look-up summed? Which call was not "
+    "given `group`?"
+)
+CRASH = (
+    "Read the last line of the report. How many rows does the module make, and which rows do `start` and `stop` say it "
+    "has? Do both come from `vocab_range` with `multiple`?"
+)
+PADDING_CRASH = (
+    "padding_idx is an id, one of the whole vocabulary; `padding_row` is a row of this rank's shard. Which ranks have "
+    "that row at all, what number has it there, and what do the other ranks pass on? (A parameter is changed in place "
+    "only under `torch.no_grad()`.)"
+)
+STUCK = (
+    "One rank raised, or returned, before the all-reduce, and the others wait in it. All ranks see the same ids: do "
+    "all of them ask the same question about them, or does each look at its own rows only?"
+)
+
+
+def _says(what: str) -> Callable[[Differences], bool]:
+    return lambda d: what in d.text(REFUSES)
+
+
+QUESTIONS = (
+    Question(
+        lambda d: "parameters" in d.names,
+        "One parameter, `weight`, with as many rows as this rank holds, padding included. How many are stop - start?",
+    ),
+    Question(
+        has_kind("first values", "dtype"),
+        "The table has another dtype than was asked for. Which of the arguments are for `torch.empty`?",
+    ),
+    Question(
+        has_kind("first values", NOT_ZERO_AT_FIRST),
+        "As in nn.Embedding, the vector of padding_idx starts as zeros. On which rank is its row, and which row of the "
+        "shard is it?",
+    ),
+    Question(
+        lambda d: "first values" in d.names,
+        "Each rank's first values are its rows of the master weight, with zeros in the padding; only the row of "
+        "padding_idx becomes zeros as well. What else do you change, after `init_parameter` or in its place?",
+    ),
+    Question(
+        has_kind("dweight", PADDING_TRAINED),
+        "padding_idx gets a gradient. Does the look-up know which row of this shard it is?",
+    ),
+    Question(
+        lambda d: "dweight" in d.names and "out" not in d.names,
+        "A row that should learn does not, or the other way round. On a rank that does not have the row of "
+        "padding_idx, which row do you keep from learning?",
+    ),
+    Question(
+        _says(SILENT),
+        "No token has that id. A rank takes it for another rank's, or for a row of padding, and zeros come out, as if "
+        "it were a token like any other. Which ids are in the vocabulary, and who has to look before anybody looks up?",
+    ),
+    Question(
+        _says(OTHER_VECTOR),
+        "An id outside the vocabulary has found a row. Where does your test end: at the vocabulary, or at the padded "
+        "table?",
+    ),
+    Question(
+        _says("IndexError without"),
+        f"Whoever reads the error wants to find the token in a batch of thousands: the id, and its position, here "
+        f"{WRONG_AT}. What does `wrong.nonzero()[0]` give?",
+    ),
+    Question(
+        lambda d: REFUSES in d.names and not d.names & {"out", "dweight"},
+        "nn.Embedding raises IndexError for such an id, and so should this. What does yours raise, and is it your own "
+        "test that raises it?",
+    ),
+    Question(
+        lambda d: "out" in d.names and d.kind("out") != "none",
+        "The look-up is that of exercise 7.2. Which of its arguments differ: the ids, the weight, start and stop?",
+    ),
+)

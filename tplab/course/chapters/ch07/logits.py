@@ -155,11 +155,6 @@ def questions(case: Call, observed: Sequence[Observed]) -> tuple[Question, ...]:
             "part of dlogits. Does an operator stand behind the product that sums it? f belongs to x.",
         ),
         Question(
-            has_kind("dweight", "p times"),
-            "The gradient of this rank's rows is p times too large: the ranks' gradients of the gathered logits were "
-            "added up, though all of them are the same. What is the backward of gather?",
-        ),
-        Question(
             lambda d: bool(d.names) and d.names <= {"forward traffic", "backward traffic"},
             "The numbers are right, the communication is not: forward nothing, or with gather one all-gather; backward "
             "one all-reduce of dx. Which call sends more?",

@@ -1,30 +1,15 @@
-"""The check of exercise 7.2: the masked look-up, on p = 1, 2, 4 ranks and in two groups of two."""
+"""The check of exercise 7.2: the masked lookup in a table whose rows are sharded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from tplab.course.chapters.ch07.lookup_questions import (
-    BORDER_CRASH,
-    CLAMPED,
-    CRASH,
-    FIRST_ROW_LOST,
-    FOREIGN_CRASH,
-    FOREIGN_IN_ROW_0,
-    MAXIMUM,
-    NOT_ZEROED,
-    OWN,
-    PADDING_TRAINED,
-    QUESTIONS,
-    WHOSE_GROUP,
-    WRAPPED,
-)
 from tplab.course.chapters.ch07.tables import (
     HIDDEN,
+    PADDING_TRAINED,
     VOCAB,
     border_ids,
     gradient,
@@ -37,164 +22,240 @@ from tplab.course.chapters.ch07.tables import (
 )
 from tplab.course.checks import (
     GROUPS,
-    IN_GROUPS,
-    WORLD_SIZES,
+    INPUTS_QUESTION,
+    Case,
     Changed,
+    Expected,
     Observed,
+    Place,
+    Question,
     Snapshot,
     Traffic,
     Verdict,
-    ask_about_group,
-    by_name,
+    check_cases,
     exercise,
-    fresh_generator,
-    group_question,
-    make_group,
-    member_of,
+    has_kind,
+    has_no_gradient,
+    kind_is,
     observe,
     random_tensor,
-    run_cases,
-    verify,
 )
 from tplab.runtime import device
 
+SHAPE = (3, 5)  # of the ids
+NOT_ZEROED = "what comes out when every rank adds a row for every id: the foreign ones are not zeros"
+FIRST_ROW_LOST = "what comes out when the first row of every rank is taken for foreign"
+MAXIMUM = "the largest over the ranks, not the sum"
+CLAMPED = "what comes out when a foreign id finds the nearest row of the shard"
+WRAPPED = "what comes out when a foreign id finds some row of the shard, counted round it"
+OWN = "what this rank finds alone, before the sum"
+FOREIGN_IN_ROW_0 = "the gradient with those of all foreign ids added to row 0"
+
 
 @dataclass(frozen=True)
-class Case:
-    """Which ids are looked up. `padding_idx`: an id whose row gets no gradient."""
+class Lookup(Case):
+    """The ids that are looked up, in words and as a function that draws them.
+
+    padding_idx: the id whose row gets no gradient
+    transposed:  ids is the transpose of a contiguous tensor
+    """
 
     text: str
-    draw: Callable[[torch.Generator, int, tuple[int, int]], Tensor]
-    shape: tuple[int, int] = (3, 5)
-    groups: tuple[tuple[int, ...], ...] | None = None
+    draw_ids: Callable[[torch.Generator, int, tuple[int, int]], Tensor]
     padding_idx: int | None = None
     transposed: bool = False
 
-    def note(self) -> str:
-        return self.text + (f", {IN_GROUPS}" if self.groups else "")
-
-    def crash(self) -> str:
-        """What to ask where the look-up raises."""
-        if self.groups:
-            return ask_about_group(WHOSE_GROUP)
-        if self.draw is flat_last_ranks_ids:
-            return FOREIGN_CRASH
-        return BORDER_CRASH if self.draw is border_ids else CRASH
-
-
-def flat_last_ranks_ids(generator: torch.Generator, q: int, shape: tuple[int, int]) -> Tensor:
-    return last_ranks_ids(generator, q, (shape[0] * shape[1],))
+    def describe(self, name: str) -> str:
+        return self.text + "," * bool(self.groups)
 
 
 CASES = (
-    Case("ids of every rank, none at the border of a shard", inner_ids),
-    Case("the first and the last id of every rank", border_ids),
-    Case("ids of the last rank only", flat_last_ranks_ids),
-    Case("with a padding_row", border_ids, padding_idx=VOCAB - 1, transposed=True),
-    Case("ids of every rank", border_ids, groups=GROUPS),
+    Lookup("ids of every rank, none at the border of a shard", inner_ids),
+    Lookup("the first and the last id of every rank", border_ids),
+    Lookup("ids of the last rank only", last_ranks_ids),
+    Lookup("with a padding_row", border_ids, padding_idx=VOCAB - 1, transposed=True),
+    Lookup("ids of every rank", border_ids, groups=GROUPS),
 )
 
 
-def look_up(function: Callable[..., Any], cases: Sequence[Case], data: Sequence[Any]) -> list[Observed]:
-    """On a rank: the learner's look-up in every case."""
-    return [_look_up(function, case, data[i][dist.get_rank()]) for i, case in enumerate(cases)]
+class Problem(NamedTuple):
+    table: Tensor  # [v, h], without padding
+    ids: Tensor  # [...]
+    dy: Tensor  # [..., h]
 
 
-def _look_up(function: Callable[..., Any], case: Case, mine: dict[str, Any]) -> Observed:
-    group = make_group(case.groups)
-    ids = mine["ids"].to(device())
-    options = {"group": group} if case.groups else {}
-    if mine["padding_row"] is not None:
-        options["padding_row"] = mine["padding_row"]
-    snapshot = Snapshot(ids=ids)
-
-    def run(weight: Tensor) -> Any:
-        return function(ids, weight, mine["start"], mine["stop"], **options)
-
-    seen = observe(run, mine["dy"].to(device()), inputs={"weight": mine["weight"].to(device())})
-    seen["inputs unchanged"] = Changed((*seen["inputs unchanged"], *snapshot.changed()))
-    return seen
+def draw(case: Lookup, generator: torch.Generator, size: int) -> Problem:
+    ids = case.draw_ids(generator, size, SHAPE)
+    ids = ids.T if case.transposed else ids
+    return Problem(random_table(generator), ids, random_tensor(generator, *ids.shape, HIDDEN))
 
 
-def expect(case: Case, generator: torch.Generator, p: int) -> list[tuple[dict, dict, dict]]:
-    """For every rank: what it is given, what is right, what known mistakes give."""
-    drawn: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-    rows = []
-    for rank, (number, ranks) in enumerate(member_of(p, case.groups)):
-        q = len(ranks)
-        if number not in drawn:
-            ids = case.draw(generator, q, case.shape)
-            ids = ids.T if case.transposed else ids
-            drawn[number] = random_table(generator), ids, random_tensor(generator, *ids.shape, HIDDEN)
-        rows.append(_expect_on(case, drawn[number], ranks.index(rank), ranks, p))
-    return rows
-
-
-def _expect_on(
-    case: Case, drawn: tuple[Tensor, Tensor, Tensor], index: int, ranks: tuple[int, ...], p: int
-) -> tuple[dict, dict, dict]:
-    (table, ids, dy), q = drawn, len(ranks)
-    size = rows_per_rank(q)
-    start, stop = index * size, (index + 1) * size
-    whole = padded(table, q)
-    shards = [part(table, r, q) for r in range(q)]
-    mine = (ids >= start) & (ids < stop)
-    padding = case.padding_idx
-    held = {
-        "ids": ids,
-        "weight": shards[index],
+def give(case: Lookup, problem: Problem, place: Place) -> dict[str, Any]:
+    rows, padding = rows_per_rank(place.size), case.padding_idx
+    start, stop = place.index * rows, (place.index + 1) * rows
+    return {
+        "ids": problem.ids,
+        "weight": part(problem.table, place.index, place.size),
         "start": start,
         "stop": stop,
-        "dy": dy,
+        "dy": problem.dy,
         "padding_row": padding - start if padding is not None and start <= padding < stop else None,
     }
-    dweight = part(gradient(ids, dy, padding), index, q)
+
+
+def run(function: Callable[..., Any], case: Lookup, given: dict[str, Any], group: Any) -> Observed:
+    ids = given["ids"].to(device())
+    options: dict[str, Any] = {"group": group} if case.groups else {}
+    if given["padding_row"] is not None:
+        options["padding_row"] = given["padding_row"]
+    snapshot = Snapshot(ids=ids)
+
+    def look_up(weight: Tensor) -> Any:
+        return function(ids, weight, given["start"], given["stop"], **options)
+
+    seen = observe(look_up, given["dy"].to(device()), inputs={"weight": given["weight"].to(device())})
+    return seen | {"inputs unchanged": Changed((*seen["inputs unchanged"], *snapshot.changed()))}
+
+
+def expect(case: Lookup, problem: Problem, place: Place) -> Expected:
+    (table, ids, dy), size, rows = problem, place.size, rows_per_rank(place.size)
+    vectors = padded(table, size)[ids]  # [..., h]
+    shards = [part(table, rank, size) for rank in range(size)]
+    local = [ids - rank * rows for rank in range(size)]  # for each rank: the row of its shard, if it is one
+    inside = [(row >= 0) & (row < rows) for row in local]
+    own = inside[place.index].unsqueeze(-1)
+    dweight = part(gradient(ids, dy, case.padding_idx), place.index, size)
     right = {
-        "out": whole[ids],
+        "out": vectors,
         "dweight": dweight,
-        "forward traffic": Traffic.expected(p, ("all_reduce", dy.numel()), group=ranks),
+        "forward traffic": place.traffic(("all_reduce", dy.numel())),
         "backward traffic": Traffic(),
     }
     leaked = dweight.clone()
-    leaked[0] += dy[~mine].reshape(-1, HIDDEN).sum(0)
-    lost = whole[ids] * (ids % size != 0).unsqueeze(-1)
-    alike: dict[str, dict[str, Tensor]] = {"out": {FIRST_ROW_LOST: lost}, "dweight": {FOREIGN_IN_ROW_0: leaked}}
-    if padding is not None:
-        alike["dweight"][PADDING_TRAINED] = part(gradient(ids, dy), index, q)
-    if q > 1:
-        local = [ids - r * size for r in range(q)]
-        inside = [(row >= 0) & (row < size) for row in local]
-        rows_of = zip(shards, local, inside, strict=True)
-        alike["out"] |= {
-            MAXIMUM: whole[ids].clamp(min=0),
-            OWN: whole[ids] * mine.unsqueeze(-1),
-            NOT_ZEROED: torch.stack([s[row * yes] for s, row, yes in rows_of]).sum(0),
-            CLAMPED: torch.stack([s[row.clamp(0, size - 1)] for s, row in zip(shards, local, strict=True)]).sum(0),
-            WRAPPED: torch.stack([s[row % size] for s, row in zip(shards, local, strict=True)]).sum(0),
+    leaked[0] += (dy * ~own).flatten(0, -2).sum(0)
+    mistakes: dict[str, dict[str, Tensor]] = {
+        "out": {FIRST_ROW_LOST: vectors * (ids % rows != 0).unsqueeze(-1)},
+        "dweight": {FOREIGN_IN_ROW_0: leaked},
+    }
+    if case.padding_idx is not None:
+        mistakes["dweight"][PADDING_TRAINED] = part(gradient(ids, dy), place.index, size)
+    if size > 1:
+
+        def summed(found: list[Tensor]) -> Tensor:
+            """The sum over the ranks if each of them looks up these rows of its shard."""
+            return torch.stack([shard[row] for shard, row in zip(shards, found, strict=True)]).sum(0)
+
+        mistakes["out"] |= {
+            MAXIMUM: vectors.clamp(min=0),
+            OWN: vectors * own,
+            NOT_ZEROED: summed([row * yes for row, yes in zip(local, inside, strict=True)]),
+            CLAMPED: summed([row.clamp(0, rows - 1) for row in local]),
+            WRAPPED: summed([row % rows for row in local]),
         }
-    return held, right, alike
+    return Expected(right, mistakes)
 
 
 @exercise("7.2", "The masked look-up")
 def masked_lookup(function: Callable[..., Any]) -> Verdict:
-    for p in WORLD_SIZES:
-        generator = fresh_generator()
-        here = [case for case in CASES if case.groups is None or p == 4]
-        table = [expect(case, generator, p) for case in here]
-        for batch in (slice(0, 1), slice(1, None)):  # the plain case alone first: its message is the clearest
-            runs = run_cases(
-                look_up,
-                p,
-                function,
-                here[batch],
-                [[row[0] for row in rows] for rows in table[batch]],
-                note=Case.note,
-                question=Case.crash,
-                stuck=lambda case: case.crash() if case.groups else None,
-            )
-            for case, rows, seen in zip(here[batch], table[batch], runs, strict=True):
-                asked = [group_question(WHOSE_GROUP), *QUESTIONS] if case.groups else QUESTIONS
-                expected = [row[1] for row in rows]
-                alike = by_name([row[2] for row in rows])
-                verify("7.2", p, seen, expected, questions=asked, lookalikes=alike, note=case.note())
+    check_cases(
+        "7.2", function, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=crash,
+        whose_group=WHOSE_GROUP,
+    )  # fmt: skip
     return Verdict("One all-reduce of b·s·h numbers forward, nothing backward; every row's gradient where the row is.")
+
+
+def crash(case: Lookup) -> str:
+    """What to ask where the lookup raises."""
+    if case.draw_ids is last_ranks_ids:
+        return FOREIGN_CRASH
+    return BORDER_CRASH if case.draw_ids is border_ids else CRASH
+
+
+WHOSE_GROUP = "Which call adds up over the default group of all ranks, since it was not given `group`?"
+CRASH = (
+    "The rows of this rank's shard are numbered from 0, whatever ids they belong to. Which row of it holds the id "
+    "`start`? And which row do you ask for where the id is not one of this rank's?"
+)
+BORDER_CRASH = (
+    "With ids inside the shards all went well; here some are the first or the last of a rank. Is the id `stop` one of "
+    "this rank's? Try the mask by hand for the ids start - 1, start, stop - 1 and stop."
+)
+FOREIGN_CRASH = (
+    "Here all ids are the last rank's: on every other rank all of them are foreign. Which of your lines can't do with "
+    "no id at all?"
+)
+
+QUESTIONS = (
+    INPUTS_QUESTION,
+    Question(
+        has_kind("out", "none", "type", "structure", "dtype"),
+        "What does the last line return? One tensor [..., h] of the table's dtype, the same on every rank.",
+    ),
+    Question(
+        has_kind("out", "shape", "whole"),
+        "The vectors of the ranks are to be added, not put beside each other. What shape has one rank's part, and the "
+        "result?",
+    ),
+    Question(
+        kind_is("out", OWN),
+        "A rank has found its own vectors, with zeros for the others. Who adds up what the ranks have found, and does "
+        "your function return that sum?",
+    ),
+    Question(
+        has_kind("out", NOT_ZEROED),
+        "For a foreign id any row will do at first, but it must not count. Where do its vectors become zeros, before "
+        "the sum?",
+    ),
+    Question(
+        has_kind("out", CLAMPED, WRAPPED),
+        "A foreign id has found a row too, one that belongs to another id. Each vector must come from one rank: what "
+        "do all others have to add?",
+    ),
+    Question(
+        has_kind("out", FIRST_ROW_LOST),
+        "The first row of each rank is never found. Is the id `start` one of this rank's? Try the mask by hand for the "
+        "ids start - 1 and start.",
+    ),
+    Question(
+        has_kind("out", MAXIMUM),
+        "The others put in zeros, and a zero is larger than a negative number. What has to be done with the ranks' "
+        "vectors, so that zeros change nothing?",
+    ),
+    Question(has_kind("out", "1/p"), "Only one rank contributes to each vector. By what is the sum divided, and why?"),
+    Question(
+        has_kind("out", "zeros"),
+        "All vectors are zeros. For which ids is your mask true: for those that are here, or for the foreign ones?",
+    ),
+    Question(
+        lambda d: has_no_gradient("dweight")(d) and not (has_kind("dweight", "zeros")(d) and "out" in d.names),
+        "The table gets no gradient. Which line does autograd not know about: an in-place `dist.all_reduce`, a "
+        "`detach`, a `.data`?",
+    ),
+    Question(
+        has_kind("dweight", PADDING_TRAINED),
+        "The padding row must not learn. `F.embedding` has an argument for that: does `padding_row` reach it?",
+    ),
+    Question(
+        lambda d: "out" not in d.names and {"dweight", "backward traffic"} <= d.names,
+        "Something is summed over the ranks in the backward pass. The gradient is whole already: every rank holds the "
+        "same dY, and a row is its own alone. Which line brings that sum? What does the backward of g do?",
+    ),
+    Question(
+        has_kind("dweight", FOREIGN_IN_ROW_0),
+        "The output is right, but row 0 learns from ids that are not here. Does the gradient of a foreign place still "
+        "reach the row that stood in for it?",
+    ),
+    Question(
+        lambda d: bool(d.names) and d.names <= {"forward traffic", "backward traffic"},
+        "The numbers are right, the communication is not: one all-reduce of the vectors [..., h] forward, nothing "
+        "backward. Which call sends more, and what for?",
+    ),
+    Question(
+        lambda d: "out" in d.names,
+        "Write down for one id: on which rank is its row, which row of that rank's shard is it, what do the others "
+        "add, what comes out of the sum?",
+    ),
+    Question(
+        "dweight", "Add by hand: an id that occurs twice gives its row the sum of two gradients. What do you get?"
+    ),
+)

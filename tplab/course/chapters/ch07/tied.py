@@ -1,51 +1,41 @@
-"""The check of exercise 7.5: a model whose look-up and output layer share one table."""
+"""The check of exercise 7.5: a model in which the lookup and the output layer share one table."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from tplab.course.chapters.ch07.tables import HIDDEN, VOCAB, border_ids, padded, part, random_table, rows_per_rank
-from tplab.course.chapters.ch07.tied_questions import (
-    CRASH,
-    GIVEN_BODY,
-    ONLY_LOOKUP,
-    ONLY_OUTPUT,
-    QUESTIONS,
-    WHOSE_GROUP,
-    WITHOUT_BODY,
-    WITHOUT_F,
-)
+from tplab.course.chapters.ch07.tables import HIDDEN, VOCAB, border_ids, padded, random_table, rows_per_rank
 from tplab.course.checks import (
     GROUPS,
-    IN_GROUPS,
-    WORLD_SIZES,
+    Case,
     Claim,
+    Expected,
     NotRun,
     Observed,
-    Traffic,
+    Place,
+    Question,
     Verdict,
-    ask_about_group,
-    by_name,
+    check_cases,
     exercise,
-    fresh_generator,
-    group_question,
-    make_group,
-    member_of,
+    has_kind,
+    has_no_gradient,
     observe,
     random_tensor,
-    run_cases,
-    verify,
 )
 from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict
 
+ONLY_LOOKUP = "the gradient of the look-up alone"
+ONLY_OUTPUT = "the gradient of the output layer alone"
+WITHOUT_F = "the gradient when the look-up learns through this rank's own logits only"
+GIVEN_BODY = "the body is the module that was given"
+WITHOUT_BODY = "what comes out when the body is left out"
+
 
 class Body(nn.Module):
-    """What stands between the two uses here: a replicated layer, [..., h] to [..., h]."""
+    """A replicated layer that stands between the two uses of the table, [..., h] to [..., h]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,50 +46,90 @@ class Body(nn.Module):
 
 
 @dataclass(frozen=True)
-class Case:
+class Use(Case):
     """One way to build and call the model."""
 
     gather: bool = False
-    groups: tuple[tuple[int, ...], ...] | None = None
 
-    def note(self) -> str:
-        group = ", group=group" if self.groups else ""
-        called = f"TiedModel({VOCAB}, {HIDDEN}, body, multiple=1{group})(ids{', gather=True' if self.gather else ''})"
-        return called + (f" {IN_GROUPS}" if self.groups else "")
-
-    def crash(self) -> str:
-        return ask_about_group(WHOSE_GROUP) if self.groups else CRASH
+    def describe(self, name: str) -> str:
+        group = ", group=group" * bool(self.groups)
+        return f"TiedModel({VOCAB}, {HIDDEN}, body, multiple=1{group})(ids{', gather=True' * self.gather})"
 
 
-CASES = (Case(), Case(gather=True), Case(groups=GROUPS), Case(gather=True, groups=GROUPS))
+CASES = (Use(), Use(gather=True), Use(groups=GROUPS), Use(gather=True, groups=GROUPS))
 
 
-def run_model(model_class: Any, cases: Sequence[Case], data: Sequence[Any]) -> list[Observed]:
-    """On a rank: the learner's model in every case."""
-    return [_run_model(model_class, case, data[i][dist.get_rank()]) for i, case in enumerate(cases)]
+class Problem(NamedTuple):
+    """The model on one process, with its table padded for the ranks of a group, and its gradients use by use."""
+
+    table: Tensor  # [v, h], padded
+    body: Tensor  # [h, h]
+    ids: Tensor  # [b, s]
+    dlogits: Tensor  # [b, s, v]
+    logits: Tensor
+    without_body: Tensor  # the logits of the vectors themselves
+    dbody: Tensor
+    lookup: Tensor  # the table's gradient from the lookup alone
+    output: Tensor  # the table's gradient from the output layer alone
+    lookup_through: list[Tensor]  # for each rank: `lookup`, but only through that rank's logits
 
 
-def _run_model(model_class: Any, case: Case, mine: dict[str, Any]) -> Observed:
-    group = make_group(case.groups)
+def draw(case: Use, generator: torch.Generator, size: int) -> Problem:
+    table, body = padded(random_table(generator), size), random_tensor(generator, HIDDEN, HIDDEN)
+    ids = border_ids(generator, size, (3, 4))
+    dlogits = random_tensor(generator, 3, 4, len(table))
+    if case.gather:
+        dlogits[..., VOCAB:] = 0
+    first, second, weight = (tensor.clone().requires_grad_() for tensor in (table, table, body))
+    logits = torch.tanh(first[ids] @ weight) @ second.T  # two copies of the table, to tell its two uses apart
+    dbody, lookup, output = torch.autograd.grad(logits, (weight, first, second), dlogits, retain_graph=True)
+    through = [
+        torch.autograd.grad(mine, first, dmine, retain_graph=True)[0]
+        for mine, dmine in zip(logits.chunk(size, -1), dlogits.chunk(size, -1), strict=True)
+    ]
+    without_body = table[ids] @ table.T
+    return Problem(table, body, ids, dlogits, logits.detach(), without_body, dbody, lookup, output, through)
+
+
+def returned(case: Use, logits: Tensor, place: Place) -> Tensor:
+    """What the rank at this place returns of the logits [..., v], padding included."""
+    return logits[..., :VOCAB] if case.gather else place.part(logits, -1)
+
+
+def parameters_on(place: Place) -> str:
+    return f"body.weight {[HIDDEN, HIDDEN]}, embedding.weight {[rows_per_rank(place.size), HIDDEN]}"
+
+
+def give(case: Use, problem: Problem, place: Place) -> dict[str, Any]:
+    return {
+        "table": problem.table[:VOCAB],
+        "body": problem.body,
+        "ids": problem.ids,
+        "dy": returned(case, problem.dlogits, place),
+        "parameters": parameters_on(place),
+    }
+
+
+def run(model_class: Any, case: Use, given: dict[str, Any], group: Any) -> Observed:
     options: dict[str, Any] = {"group": group} if case.groups else {}
     body = Body()
     model = model_class(VOCAB, HIDDEN, body, multiple=1, **options, device=device(), dtype=torch.float64)
     params = own_names(model)
     seen: Observed = {"parameters": ", ".join(f"{name} {list(params[name].shape)}" for name in sorted(params))}
-    if seen["parameters"] != mine["parameters"]:
+    if seen["parameters"] != given["parameters"]:
         names = ("out", "dE", "dbody", "forward traffic", "backward traffic")
         return seen | dict.fromkeys(names, NotRun("the parameters are others"))
-    full = {"embedding.weight": mine["table"].to(device()), "body.weight": mine["body"].to(device())}
-    load_full_state_dict(model, full, group, strict=False)  # not strict: there may be second names
+    full = {"embedding.weight": given["table"].to(device()), "body.weight": given["body"].to(device())}
+    load_full_state_dict(model, full, group, strict=False)  # not strict, since a parameter may have a second name
     seen[GIVEN_BODY] = Claim("" if params["body.weight"] is body.weight else "`self.body` is another one")
-    ids = mine["ids"].to(device())
+    ids = given["ids"].to(device())
     watched = {"E": params["embedding.weight"], "body": params["body.weight"]}
     called = {"gather": True} if case.gather else {}
-    return seen | observe(lambda: model(ids, **called), mine["dy"].to(device()), inputs={}, parameters=watched)
+    return seen | observe(lambda: model(ids, **called), given["dy"].to(device()), inputs={}, parameters=watched)
 
 
 def own_names(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters by name, each once. A second name for the table, such as that of an output layer, is no fault."""
+    """The parameters by name, each of them once. The table may have a second name, that of an output layer."""
     named = dict(model.named_parameters(remove_duplicate=False))
     found: dict[str, nn.Parameter] = {}
     for name in sorted(named, key=lambda name: name not in ("embedding.weight", "body.weight")):
@@ -108,100 +138,103 @@ def own_names(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The model on one process, with the table padded for q ranks: its logits, and its gradients use by use."""
-
-    table: Tensor
-    body: Tensor
-    ids: Tensor
-    dlogits: Tensor
-    logits: Tensor
-    without_body: Tensor
-    dbody: Tensor
-    lookup: Tensor
-    output: Tensor
-    lookup_through: list[Tensor]  # the look-up's gradient through the logits of each rank alone
-
-
-def reference(case: Case, generator: torch.Generator, q: int) -> Reference:
-    table, body = padded(random_table(generator), q), random_tensor(generator, HIDDEN, HIDDEN)
-    ids = border_ids(generator, q, (3, 4))
-    dlogits = random_tensor(generator, 3, 4, len(table))
-    if case.gather:
-        dlogits[..., VOCAB:] = 0
-    first, second, weight = (tensor.clone().requires_grad_() for tensor in (table, table, body))
-    logits = torch.tanh(first[ids] @ weight) @ second.T  # two copies, to tell the two uses apart
-    dbody, lookup, output = torch.autograd.grad(logits, (weight, first, second), dlogits, retain_graph=True)
-    through = []
-    for index in range(q):
-        rows = rows_per_rank(q)
-        mine = slice(index * rows, (index + 1) * rows)
-        through.append(torch.autograd.grad(logits[..., mine], first, dlogits[..., mine], retain_graph=True)[0])
-    plain = table[ids] @ table.T
-    return Reference(table, body, ids, dlogits, logits.detach(), plain, dbody, lookup, output, through)
-
-
-def expect(case: Case, plain: Reference, index: int, ranks: tuple[int, ...], p: int) -> tuple[dict, dict, dict]:
-    """What a rank is given, what is right there, and what known mistakes give."""
-    q, size = len(ranks), plain.ids.numel() * HIDDEN
-
-    def mine(whole: Tensor) -> Tensor:
-        return part(whole[:VOCAB], index, q) if len(whole) == VOCAB else whole.chunk(q)[index]
-
-    def shown(logits: Tensor) -> Tensor:
-        return logits[..., :VOCAB] if case.gather else logits.chunk(q, -1)[index]
-
-    parameters = f"body.weight {[HIDDEN, HIDDEN]}, embedding.weight {[rows_per_rank(q), HIDDEN]}"
-    gathered = [("all_gather", plain.logits.numel())] if case.gather else []
-    held = {
-        "table": plain.table[:VOCAB],
-        "body": plain.body,
-        "ids": plain.ids,
-        "dy": shown(plain.dlogits),
-        "parameters": parameters,
-    }
+def expect(case: Use, problem: Problem, place: Place) -> Expected:
+    vectors = problem.ids.numel() * HIDDEN
     right = {
-        "parameters": parameters,
-        "out": shown(plain.logits),
-        "dE": mine(plain.lookup + plain.output),
-        "dbody": plain.dbody,
-        "forward traffic": Traffic.expected(p, ("all_reduce", size), *gathered, group=ranks),
-        "backward traffic": Traffic.expected(p, ("all_reduce", size), group=ranks),
+        "parameters": parameters_on(place),
+        "out": returned(case, problem.logits, place),
+        "dE": place.part(problem.lookup + problem.output),
+        "dbody": problem.dbody,
+        "forward traffic": place.traffic(
+            ("all_reduce", vectors), *[("all_gather", problem.logits.numel())] * case.gather
+        ),
+        "backward traffic": place.traffic(("all_reduce", vectors)),
     }
-    alike = {
-        "out": {WITHOUT_BODY: shown(plain.without_body)},
-        "dE": {ONLY_LOOKUP: mine(plain.lookup), ONLY_OUTPUT: mine(plain.output)},
+    mistakes = {
+        "out": {WITHOUT_BODY: returned(case, problem.without_body, place)},
+        "dE": {ONLY_LOOKUP: place.part(problem.lookup), ONLY_OUTPUT: place.part(problem.output)},
     }
-    if q > 1:
-        alike["dE"][WITHOUT_F] = mine(plain.lookup_through[index] + plain.output)
-    return held, right, alike
+    if place.size > 1:
+        mistakes["dE"][WITHOUT_F] = place.part(problem.lookup_through[place.index] + problem.output)
+    return Expected(right, mistakes)
 
 
 @exercise("7.5", "The tied model")
 def tied_model(model_class: Any) -> Verdict:
-    for p in WORLD_SIZES:
-        generator = fresh_generator()
-        here = [case for case in CASES if case.groups is None or p == 4]
-        table = []
-        for case in here:
-            members = member_of(p, case.groups)
-            plain = [reference(case, generator, len(members[0][1])) for _ in case.groups or (0,)]
-            table.append([expect(case, plain[i], ranks.index(r), ranks, p) for r, (i, ranks) in enumerate(members)])
-        for batch in (slice(0, 1), slice(1, None)):
-            runs = run_cases(
-                run_model,
-                p,
-                model_class,
-                here[batch],
-                [[row[0] for row in rows] for rows in table[batch]],
-                note=Case.note,
-                question=Case.crash,
-                stuck=lambda case: case.crash() if case.groups else None,
-            )
-            for case, rows, seen in zip(here[batch], table[batch], runs, strict=True):
-                asked = [group_question(WHOSE_GROUP), *QUESTIONS] if case.groups else QUESTIONS
-                expected = [row[1] for row in rows]
-                alike = by_name([row[2] for row in rows])
-                verify("7.5", p, seen, expected, questions=asked, lookalikes=alike, note=case.note())
+    check_cases(
+        "7.5", model_class, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
+        whose_group=WHOSE_GROUP,
+    )  # fmt: skip
     return Verdict("One table, two uses: both add to its gradient on the rank that has the row, and nothing is sent.")
+
+
+WHOSE_GROUP = "The group goes to two places, the embedding and the logits. Which of them did not get it?"
+CRASH = (
+    "Follow the shapes: ids [b, s], vectors [b, s, h], the body's output [b, s, h], logits [b, s, v/p]. Which line "
+    "gets another shape than it expects, or an argument that it doesn't know? "
+    "(If the error is about dtypes: `device` and `dtype` are for the embedding.)"
+)
+
+QUESTIONS = (
+    Question(
+        lambda d: "parameters" in d.names,
+        "The model has two parameters here: `embedding.weight`, this rank's rows, and that of `self.body`. Which of "
+        "yours is one too many, missing, or has another shape or name?",
+    ),
+    Question(
+        GIVEN_BODY,
+        "The caller holds that module, and may have given its parameters to an optimizer. Which line makes another one "
+        "of it?",
+    ),
+    Question(
+        has_kind("out", "none", "type", "structure"),
+        "What does forward return? The logits, one tensor.",
+    ),
+    Question(
+        has_kind("out", WITHOUT_BODY),
+        "These are the logits of the vectors themselves. Where does the body come in?",
+    ),
+    Question(
+        has_kind("out", "shape", "whole", "part"),
+        "Without gather the logits are [b, s, v/p], with gather [b, s, v], without the padding. What do `gather` and "
+        "`vocab_size` have to reach for that?",
+    ),
+    Question(
+        has_kind("dE", ONLY_LOOKUP),
+        "The gradient of the output layer is missing. Does it use the parameter itself, or a copy that autograd keeps "
+        "apart?",
+    ),
+    Question(
+        has_kind("dE", ONLY_OUTPUT),
+        "The gradient of the look-up is missing. Where, between the vectors and the body, does autograd lose the way?",
+    ),
+    Question(
+        has_kind("dE", WITHOUT_F),
+        "What comes back through the logits to the body is only this rank's part: dbody differs from rank to rank as "
+        "well. Which operator sums it, and does your way to the logits go round it?",
+    ),
+    Question(
+        has_no_gradient("dE", "dbody"),
+        "A parameter gets no gradient. Which line does autograd not know about?",
+    ),
+    Question(
+        lambda d: {"dE", "backward traffic"} <= d.names and not d.names & {"out", "dbody"},
+        "What comes back from the body is whole on every rank, and so is the gradient of a row on the rank that has "
+        "it. Which line adds one of them up over the ranks once more?",
+    ),
+    Question(
+        has_kind("dbody", "p times"),
+        "The body's gradient is summed over the ranks twice: f is in `parallel_logits` already. Which line does it "
+        "again?",
+    ),
+    Question(
+        lambda d: bool(d.names) and d.names <= {"forward traffic", "backward traffic"},
+        "The numbers are right, the communication is not: g forward, f backward, and the gather only if asked for. "
+        "Which call sends more?",
+    ),
+    Question(
+        lambda d: "out" in d.names,
+        "The logits are the body's output times the rows of the table: no scale, no bias. What else happens to them, "
+        "or to the vectors before?",
+    ),
+)

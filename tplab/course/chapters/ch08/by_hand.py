@@ -1,31 +1,30 @@
 """The check of exercise 8.4: the loss of each token as an autograd function, with its backward by hand."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from tplab.course.chapters.ch08.sharded import COLUMNS, Case, Sample, check_cases
+from tplab.course.chapters.ch08.sharded import CASES, COLUMNS, WHOSE_GROUP, Logits, Sample, draw, give, on_device
 from tplab.course.checks import (
     INPUTS_QUESTION,
     Call,
     Claim,
+    Expected,
     Observed,
+    Place,
     Question,
     Traffic,
     Verdict,
     called_as,
     changed,
+    check_cases,
     exercise,
     has_kind,
     has_no_gradient,
-    make_group,
     observe,
 )
 from tplab.memory.meter import saved_for_backward
-from tplab.runtime import device
 
 SECOND = "dlogits of a second backward"
 KEPT = "at most one tensor [.., v/p] is kept for the backward"
@@ -44,28 +43,23 @@ _NOT_SCALED = "what comes out if dloss scales the softmax but not the 1"
 _MEAN_UPSTREAM = "what comes out if every token is scaled by the mean of dloss"
 
 
-def run_by_hand(answer: Any, cases: Sequence[Case], data: Sequence[Sequence[Any]]) -> list[Observed]:
-    """On a rank: every case, one after the other."""
-    seen = []
-    for case, held in zip(cases, data, strict=True):
-        group = make_group(case.groups)
-        logits, target, dy = (tensor.to(device()) for tensor in held[dist.get_rank()])
+def run(answer: Any, case: Logits, given: Sample, group: Any) -> Observed:
+    logits, target, dy = on_device(given)
 
-        def run(z: Tensor, target: Tensor = target, group: Any = group) -> Any:
-            return answer.apply(z, target, group)
+    def apply(z: Tensor) -> Any:
+        return answer.apply(z, target, group)
 
-        with called_as(f"apply(logits {list(logits.shape)}, target {list(target.shape)}, group)"):
-            noted = observe(run, dy, inputs={"logits": logits})
-            noted["forward traffic"] = one_by_one(noted["forward traffic"], 2 * target.numel())
-            seen.append(noted | two_backwards(run, logits, dy))
-    return seen
+    with called_as(f"apply(logits {list(logits.shape)}, target {list(target.shape)}, group)"):
+        noted = observe(apply, dy, inputs={"logits": logits})
+        noted["forward traffic"] = one_by_one(noted["forward traffic"], 2 * target.numel())
+        return noted | two_backwards(apply, logits, dy)
 
 
-def two_backwards(run: Any, logits: Tensor, dy: Tensor) -> Observed:
+def two_backwards(apply: Any, logits: Tensor, dy: Tensor) -> Observed:
     """What a second backward gives, and whether more was kept for it than has to be."""
     leaf = logits.clone().requires_grad_()
     with saved_for_backward() as kept:
-        out = run(leaf)
+        out = apply(leaf)
     shapes = [torch.Size(shape) for shape, _, _ in kept.pieces] + [t.shape for t in on_context(out)]
     large = [shape for shape in shapes if shape.numel() >= logits.numel()]
     noted: Observed = {KEPT: Claim(f"{len(large)} are kept" if len(large) > 1 else "")}
@@ -82,7 +76,7 @@ def on_context(out: Any) -> list[Tensor]:
 
 
 def one_by_one(traffic: Any, both: int) -> Any:
-    """An all-reduce of two numbers a token counts as two of one: the sums may travel together."""
+    """The traffic, with an all-reduce of two numbers per token as two of one: the two sums may share a message."""
     calls: list[Call] = []
     for call in traffic:
         halves = call.kind == "all_reduce" and call.numel == both
@@ -90,12 +84,13 @@ def one_by_one(traffic: Any, both: int) -> Any:
     return Traffic(calls)
 
 
-def expect(s: Sample, index: int, p: int, ranks: tuple[int, ...]) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    lse = s.logits.logsumexp(-1)
-    picked = s.logits.gather(-1, s.target.unsqueeze(-1)).squeeze(-1)
-    softmax = s.mine((s.logits - lse.unsqueeze(-1)).exp(), index)
-    one_hot = s.mine(torch.zeros_like(s.logits).scatter(-1, s.target.unsqueeze(-1), 1.0), index)
-    dy = s.dy.unsqueeze(-1)
+def expect(case: Logits, sample: Sample, place: Place) -> Expected:
+    logits, target = sample.logits, sample.target
+    lse = logits.logsumexp(-1)
+    picked = logits.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    softmax = place.part((logits - lse.unsqueeze(-1)).exp(), -1)
+    one_hot = place.part(torch.zeros_like(logits).scatter(-1, target.unsqueeze(-1), 1.0), -1)
+    dy = sample.dy.unsqueeze(-1)
 
     def in_column(column: Tensor) -> Tensor:
         return torch.zeros_like(softmax).scatter(-1, column.unsqueeze(-1), 1.0)
@@ -109,24 +104,30 @@ def expect(s: Sample, index: int, p: int, ranks: tuple[int, ...]) -> tuple[dict[
         _NOT_SCALED: softmax * dy - one_hot,
         _MEAN_UPSTREAM: (softmax - one_hot) * dy.mean(),
     }
-    if s.q > 1:
-        out |= {_OWN_LSE: s.shards[index].logsumexp(-1) - picked}
+    if place.size > 1:
+        own = sample.shards[place.index]
+        out |= {_OWN_LSE: own.logsumexp(-1) - picked}
         gradients |= {
-            _EVERYWHERE: (softmax - in_column(torch.where(s.owner() == index, s.target % COLUMNS, 0))) * dy,
-            _MODULO: (softmax - in_column(s.target % COLUMNS)) * dy,
-            _OWN_SOFTMAX: (s.shards[index].softmax(-1) - one_hot) * dy,
+            _EVERYWHERE: (softmax - in_column(sample.column_on(place.index))) * dy,
+            _MODULO: (softmax - in_column(target % COLUMNS)) * dy,
+            _OWN_SOFTMAX: (own.softmax(-1) - one_hot) * dy,
         }
-    n = lse.numel()
     right = (softmax - one_hot) * dy
     expected = {
         "out": lse - picked,
         "dlogits": right,
-        "forward traffic": Traffic.expected(p, *[("all_reduce", n)] * 3, group=ranks),
-        "backward traffic": Traffic(),
+        "forward traffic": place.traffic(*[("all_reduce", lse.numel())] * 3),
+        "backward traffic": place.traffic(),
         SECOND: right,
     }
-    return expected, {"out": out, "dlogits": gradients}
+    return Expected(expected, {"out": out, "dlogits": gradients})
 
+
+CRASH = (
+    "Write the shapes: logits [.., v/p], log-sum-exp [..], dloss [..]. Which line fails? backward gives one value for "
+    "each argument of forward: None for target and group. Is every tensor that it reads still what was saved, also "
+    "the second time?"
+)
 
 QUESTIONS = (
     Question(
@@ -201,13 +202,7 @@ QUESTIONS = (
 @exercise("8.4", "The backward by hand")
 def by_hand(answer: Any) -> Verdict:
     check_cases(
-        "8.4",
-        answer,
-        run_by_hand,
-        expect,
-        QUESTIONS,
-        crash="Write the shapes: logits [.., v/p], log-sum-exp [..], dloss [..]. Which line fails? backward gives one "
-        "value for each argument of forward: None for target and group. Is every tensor that it reads still what was "
-        "saved, also the second time?",
-    )
+        "8.4", answer, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
+        whose_group=WHOSE_GROUP,
+    )  # fmt: skip
     return Verdict("Softmax minus one-hot, without a message; a second backward gives the same.")

@@ -1,26 +1,24 @@
 """The check of exercise 8.2: log-sum-exp over the columns of all ranks, and its gradient."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from tplab.course.chapters.ch08.sharded import Case, Sample, check_cases
+from tplab.course.chapters.ch08.sharded import CASES, WHOSE_GROUP, Logits, Sample, draw, give, on_device
 from tplab.course.checks import (
     INPUTS_QUESTION,
+    Expected,
     Observed,
+    Place,
     Question,
-    Traffic,
     Verdict,
     called_as,
+    check_cases,
     exercise,
     has_kind,
     has_no_gradient,
-    make_group,
     observe,
 )
-from tplab.runtime import device
 
 _OWN = "the log-sum-exp of this rank's own columns"
 _NOT_BACK = "the right one without the maximum added back"
@@ -36,45 +34,42 @@ _OWN_SOFTMAX = "dout times a softmax over this rank's own columns"
 _NO_UPSTREAM = "the softmax itself, without dout"
 
 
-def run_logsumexp(answer: Any, cases: Sequence[Case], data: Sequence[Sequence[Any]]) -> list[Observed]:
-    """On a rank: every case, one after the other."""
-    seen = []
-    for case, held in zip(cases, data, strict=True):
-        group = make_group(case.groups)
-        logits, _, dy = (tensor.to(device()) for tensor in held[dist.get_rank()])
-        with called_as(f"vocab_logsumexp(logits {list(logits.shape)}, group)"):
-            seen.append(observe(lambda z, group=group: answer(z, group), dy, inputs={"logits": logits}))
-    return seen
+def run(answer: Any, case: Logits, given: Sample, group: Any) -> Observed:
+    logits, _, dy = on_device(given)
+    with called_as(f"vocab_logsumexp(logits {list(logits.shape)}, group)"):
+        return observe(lambda z: answer(z, group), dy, inputs={"logits": logits})
 
 
-def expect(s: Sample, index: int, p: int, ranks: tuple[int, ...]) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    right, m = s.logits.logsumexp(-1), s.logits.amax(-1)
-    softmax = (s.logits - right.unsqueeze(-1)).exp()
-    own_m = torch.stack([shard.amax(-1) for shard in s.shards])  # [q, ..]
-    own = torch.stack([shard.logsumexp(-1) for shard in s.shards])  # [q, ..]
-    own_sum = (own - own_m).exp()  # [q, ..]: sums with each rank's own maximum subtracted
+def expect(case: Logits, sample: Sample, place: Place) -> Expected:
+    right, m = sample.logits.logsumexp(-1), sample.logits.amax(-1)
+    softmax, dy = (sample.logits - right.unsqueeze(-1)).exp(), sample.dy.unsqueeze(-1)
+    own_m = torch.stack([shard.amax(-1) for shard in sample.shards])  # [p, ...]
+    own = torch.stack([shard.logsumexp(-1) for shard in sample.shards])  # [p, ...]
+    own_sum = (own - own_m).exp()  # [p, ...]: sums with each rank's own maximum subtracted
     alike = {_NOT_BACK: right - m, _NO_LOG: m + (right - m).exp(), _KEPT: right.unsqueeze(-1)}
-    gradients = {_NO_UPSTREAM: s.mine(softmax, index)}
-    if s.q > 1:
+    gradients = {_NO_UPSTREAM: place.part(softmax, -1)}
+    if place.size > 1:
+        log_p = torch.tensor(float(place.size), dtype=right.dtype).log()
         alike |= {
-            _OWN: own[index],
-            _LOCAL_BOTH: own_m[index] + own_sum.sum(0).log(),
+            _OWN: own[place.index],
+            _LOCAL_BOTH: own_m[place.index] + own_sum.sum(0).log(),
             _LOCAL_THEN_M: m + own_sum.sum(0).log(),
             _SUM_OF_LOGS: own.sum(0),
             _LOG_FIRST: m + (own - m).sum(0),
-            _P_TIMES: right + torch.tensor(float(s.q), dtype=right.dtype).log(),
-            _MEAN: right - torch.tensor(float(s.q), dtype=right.dtype).log(),
+            _P_TIMES: right + log_p,
+            _MEAN: right - log_p,
         }
-        gradients |= {_OWN_SOFTMAX: s.shards[index].softmax(-1) * s.dy.unsqueeze(-1)}
-    n = right.numel()
+        gradients |= {_OWN_SOFTMAX: sample.shards[place.index].softmax(-1) * dy}
     expected = {
         "out": right,
-        "dlogits": s.mine(softmax, index) * s.dy.unsqueeze(-1),
-        "forward traffic": Traffic.expected(p, ("all_reduce", n), ("all_reduce", n), group=ranks),
-        "backward traffic": Traffic(),
+        "dlogits": place.part(softmax, -1) * dy,
+        "forward traffic": place.traffic(*[("all_reduce", right.numel())] * 2),
+        "backward traffic": place.traffic(),
     }
-    return expected, {"out": alike, "dlogits": gradients}
+    return Expected(expected, {"out": alike, "dlogits": gradients})
 
+
+CRASH = "Write the shapes: logits [.., v/p], m [..], z - m [.., v/p], its sum [..]. Which line fails?"
 
 QUESTIONS = (
     INPUTS_QUESTION,
@@ -149,11 +144,7 @@ QUESTIONS = (
 @exercise("8.2", "Log-sum-exp")
 def vocab_logsumexp(answer: Any) -> Verdict:
     check_cases(
-        "8.2",
-        answer,
-        run_logsumexp,
-        expect,
-        QUESTIONS,
-        crash="Write the shapes: logits [.., v/p], m [..], z - m [.., v/p], its sum [..]. Which line fails?",
-    )
+        "8.2", answer, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
+        whose_group=WHOSE_GROUP,
+    )  # fmt: skip
     return Verdict("Right with logits of 10000 and -10000 too, and its gradient is the softmax.")

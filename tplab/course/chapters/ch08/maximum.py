@@ -1,24 +1,23 @@
 """The check of exercise 8.1: the largest logit of each token, over the columns of all ranks."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from tplab.course.chapters.ch08.sharded import Case, Sample, check_cases
+from tplab.course.chapters.ch08.sharded import CASES, WHOSE_GROUP, Logits, Sample, draw, give
 from tplab.course.checks import (
     INPUTS_QUESTION,
+    Expected,
     Observed,
+    Place,
     Question,
     Snapshot,
-    Traffic,
     Verdict,
     called_as,
     changed,
+    check_cases,
     exercise,
     has_kind,
-    make_group,
     portable,
     traffic,
 )
@@ -34,38 +33,31 @@ _KEPT = "the right one with one more dimension of size 1"
 _ALL_TOKENS = "the largest logit of all tokens"
 
 
-def run_maximum(answer: Any, cases: Sequence[Case], data: Sequence[Sequence[Any]]) -> list[Observed]:
-    """On a rank: every case, one after the other."""
-    seen = []
-    for case, held in zip(cases, data, strict=True):
-        group = make_group(case.groups)
-        logits = held[dist.get_rank()][0].to(device())
-        snapshot = Snapshot(logits=logits)
-        with record() as section, called_as(f"vocab_max(logits {list(logits.shape)}, group)"):
-            out = answer(logits, group)
-        seen.append({"out": portable(out), "traffic": traffic(section), "inputs unchanged": snapshot.changed()})
-    return seen
+def run(answer: Any, case: Logits, given: Sample, group: Any) -> Observed:
+    logits = given.logits.to(device())
+    snapshot = Snapshot(logits=logits)
+    with record() as section, called_as(f"vocab_max(logits {list(logits.shape)}, group)"):
+        out = answer(logits, group)
+    return {"out": portable(out), "traffic": traffic(section), "inputs unchanged": snapshot.changed()}
 
 
-def expect(s: Sample, index: int, p: int, ranks: tuple[int, ...]) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    right = s.logits.amax(-1)
-    maxima = torch.stack([shard.amax(-1) for shard in s.shards])
-    alike = {
-        _KEPT: right.unsqueeze(-1),
-        _ALL_TOKENS: right.max(),
-    }
-    if s.q > 1:
+def expect(case: Logits, sample: Sample, place: Place) -> Expected:
+    right = sample.logits.amax(-1)
+    maxima = torch.stack([shard.amax(-1) for shard in sample.shards])  # [p, ...]
+    alike = {_KEPT: right.unsqueeze(-1), _ALL_TOKENS: right.max()}
+    if place.size > 1:
         alike |= {
-            _OWN: maxima[index],
+            _OWN: maxima[place.index],
             _RANK_0: maxima[0],
             _SUM: maxima.sum(0),
             _MEAN: maxima.mean(0),
             _SMALLEST: maxima.amin(0),
         }
-    alike |= {_ABSOLUTE: s.logits.abs().amax(-1)}
-    expected = {"out": right, "traffic": Traffic.expected(p, ("all_reduce", right.numel()), group=ranks)}
-    return expected, {"out": alike}
+    alike |= {_ABSOLUTE: sample.logits.abs().amax(-1)}
+    return Expected({"out": right, "traffic": place.traffic(("all_reduce", right.numel()))}, {"out": alike})
 
+
+CRASH = "Write the shapes: logits [.., v/p], and its maximum over the last dimension, [..]. Which line fails?"
 
 QUESTIONS = (
     INPUTS_QUESTION,
@@ -108,11 +100,7 @@ QUESTIONS = (
 @exercise("8.1", "The largest logit")
 def vocab_max(answer: Any) -> Verdict:
     check_cases(
-        "8.1",
-        answer,
-        run_maximum,
-        expect,
-        QUESTIONS,
-        crash="Write the shapes: logits [.., v/p], and its maximum over the last dimension, [..]. Which line fails?",
-    )
+        "8.1", answer, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
+        whose_group=WHOSE_GROUP,
+    )  # fmt: skip
     return Verdict("One number a token. Also where a rank has nothing but padding.")

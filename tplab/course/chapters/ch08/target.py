@@ -1,30 +1,30 @@
 """The check of exercise 8.3: the target's logit, which one rank knows and all need."""
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
 
-from tplab.course.chapters.ch08.sharded import COLUMNS, Case, Sample, check_cases
+from tplab.course.chapters.ch08.sharded import CASES, COLUMNS, WHOSE_GROUP, Logits, Sample, draw, give, on_device
 from tplab.course.checks import (
     INPUTS_QUESTION,
-    WORLD_SIZES,
+    Case,
+    Changed,
+    Expected,
     Observed,
+    Place,
     Question,
-    Traffic,
+    Snapshot,
     Verdict,
     called_as,
+    check_cases,
     exercise,
-    fresh_generator,
     has_kind,
     has_no_gradient,
-    make_group,
     observe,
     random_tensor,
-    run_ranks,
     traffic,
-    verify,
 )
 from tplab.runtime import device, record
 
@@ -37,51 +37,40 @@ _KEPT = "the right one with one more dimension of size 1"
 _D_UNMASKED = "dout in one column of every token, also where another rank has the target"
 
 
-def run_target(answer: Any, cases: Sequence[Case], data: Sequence[Sequence[Any]]) -> list[Observed]:
-    """On a rank: every case, one after the other."""
-    seen = []
-    for case, held in zip(cases, data, strict=True):
-        group = make_group(case.groups)
-        logits, target, dy = (tensor.to(device()) for tensor in held[dist.get_rank()])
-        before = target.clone()
-        with called_as(f"target_logit(logits {list(logits.shape)}, target {list(target.shape)}, group)"):
-            noted = observe(
-                lambda z, t=target, group=group: answer(z, t, group),
-                dy,
-                inputs={"logits": logits},
-            )
-        if not torch.equal(before, target):
-            noted["inputs unchanged"] = type(noted["inputs unchanged"])([*noted["inputs unchanged"], "target"])
-        seen.append(noted)
-    return seen
+def run(answer: Any, case: Logits, given: Sample, group: Any) -> Observed:
+    logits, target, dy = on_device(given)
+    snapshot = Snapshot(target=target)
+    with called_as(f"target_logit(logits {list(logits.shape)}, target {list(target.shape)}, group)"):
+        noted = observe(lambda z: answer(z, target, group), dy, inputs={"logits": logits})
+    return noted | {"inputs unchanged": Changed([*noted["inputs unchanged"], *snapshot.changed()])}
 
 
-def expect(s: Sample, index: int, p: int, ranks: tuple[int, ...]) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    right = s.logits.gather(-1, s.target.unsqueeze(-1)).squeeze(-1)
-    gradient = torch.zeros_like(s.logits).scatter(-1, s.target.unsqueeze(-1), s.dy.unsqueeze(-1))
+def expect(case: Logits, sample: Sample, place: Place) -> Expected:
+    logits, target, dy = sample.logits, sample.target.unsqueeze(-1), sample.dy.unsqueeze(-1)
+    right = logits.gather(-1, target).squeeze(-1)
     alike = {_KEPT: right.unsqueeze(-1)}
-    gradients: dict[str, torch.Tensor] = {}
-    if s.q > 1:
-        picked = torch.stack([s.picked(rank) for rank in range(s.q)])
-        column = (s.target % COLUMNS).unsqueeze(-1)
-        first = torch.where(s.owner() == index, s.target % COLUMNS, 0).unsqueeze(-1)
-        owned = torch.stack([torch.where(s.owner() == rank, right, 0) for rank in range(s.q)])
+    gradients: dict[str, Tensor] = {}
+    if place.size > 1:
+        columns = [sample.column_on(rank).unsqueeze(-1) for rank in range(place.size)]
+        found = torch.stack([shard.gather(-1, c).squeeze(-1) for shard, c in zip(sample.shards, columns, strict=True)])
+        owned = torch.stack([torch.where(sample.owner == rank, right, 0) for rank in range(place.size)])
+        modulo = torch.stack([shard.gather(-1, target % COLUMNS).squeeze(-1) for shard in sample.shards])
         alike |= {
             _LARGEST: owned.amax(0),  # before _OWN: three tokens may have such signs that the two are one
-            _OWN: owned[index],
-            _OWN_UNMASKED: picked[index],
-            _UNMASKED: picked.sum(0),
-            _MODULO: sum(shard.gather(-1, column) for shard in s.shards).squeeze(-1),  # type: ignore[union-attr]
+            _OWN: owned[place.index],
+            _OWN_UNMASKED: found[place.index],
+            _UNMASKED: found.sum(0),
+            _MODULO: modulo.sum(0),
         }
-        zeros = torch.zeros_like(s.shards[index])
-        gradients |= {_D_UNMASKED: zeros.scatter(-1, first, s.dy.unsqueeze(-1))}
+        zeros = torch.zeros_like(sample.shards[place.index])
+        gradients |= {_D_UNMASKED: zeros.scatter(-1, columns[place.index], dy)}
     expected = {
         "out": right,
-        "dlogits": s.mine(gradient, index),
-        "forward traffic": Traffic.expected(p, ("all_reduce", right.numel()), group=ranks),
-        "backward traffic": Traffic(),
+        "dlogits": place.part(torch.zeros_like(logits).scatter(-1, target, dy), -1),
+        "forward traffic": place.traffic(("all_reduce", right.numel())),
+        "backward traffic": place.traffic(),
     }
-    return expected, {"out": alike, "dlogits": gradients}
+    return Expected(expected, {"out": alike, "dlogits": gradients})
 
 
 QUESTIONS = (
@@ -135,28 +124,46 @@ QUESTIONS = (
     ),
 )
 
-_CRASH = (
+CRASH = (
     "Each rank can look only into its own v/p columns. What is the target's column here, what is it where another rank "
     "has the target, and can `gather` look that up? The index has as many dimensions as the logits."
 )
-_OUTSIDE = (
+OUTSIDE = (
     "An id below 0, or of v and more, belongs to nobody: every rank would add 0, and the loss would be a number like "
     "any other. Raise IndexError, with the id in the message, on every rank and before any collective. All ranks see "
     "the same targets."
 )
-_OUTSIDE_STUCK = (
+STUCK = (
     "Not every rank raises: one stops, and the others wait for it in a collective. All ranks see the same targets, so "
     "each can find out by itself, before any collective. What is v, if each rank has v/p columns?"
 )
 
 
-def outside(answer: Any, logits: torch.Tensor, bad: Mapping[str, int]) -> Observed:
-    """On a rank: what it says to ids that are not in the vocabulary."""
+@dataclass(frozen=True)
+class Outside(Case):
+    """Targets that are not in the vocabulary of v ids."""
+
+    v: int
+
+    @property
+    def ids(self) -> dict[str, int]:
+        return {"a target of -1": -1, "of v": self.v, "of -100": -100, "of v + 7": self.v + 7}
+
+    def describe(self, name: str) -> str:
+        return f"with a target outside the vocabulary of {self.v} ids"
+
+
+def draw_any(case: Outside, generator: torch.Generator, size: int) -> Tensor:
+    return random_tensor(generator, 3, COLUMNS)
+
+
+def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> Observed:
+    """On a rank: what the answer says to each of the ids."""
     seen: Observed = {}
-    for name, number in bad.items():
+    for name, number in case.ids.items():
         try:
             with record() as section:
-                answer(logits.to(device()), torch.tensor([0, number, COLUMNS - 1], device=device()), None)
+                answer(logits.to(device()), torch.tensor([0, number, COLUMNS - 1], device=device()), group)
         except IndexError as error:
             said = "IndexError" if str(number) in str(error) else "IndexError, but without the id in its message"
             said = "IndexError, but after a collective" if traffic(section) else said
@@ -170,14 +177,18 @@ def outside(answer: Any, logits: torch.Tensor, bad: Mapping[str, int]) -> Observ
     return seen
 
 
+def expect_refusal(case: Outside, logits: Tensor, place: Place) -> Expected:
+    return Expected(dict.fromkeys(case.ids, "IndexError"))
+
+
 @exercise("8.3", "The target's logit")
 def target_logit(answer: Any) -> Verdict:
-    check_cases("8.3", answer, run_target, expect, QUESTIONS, crash=_CRASH)
-    for p in WORLD_SIZES:
-        logits, v = random_tensor(fresh_generator(), 3, COLUMNS), p * COLUMNS
-        bad = {"a target of -1": -1, "of v": v, "of -100": -100, "of v + 7": v + 7}
-        note = f"with a target outside the vocabulary of {v} ids"
-        seen = run_ranks(outside, p, answer, logits, bad, question=_OUTSIDE, stuck=_OUTSIDE_STUCK, note=note)
-        expected = dict.fromkeys(bad, "IndexError")
-        verify("8.3", p, seen, [expected] * p, questions=[Question(lambda d: True, _OUTSIDE)], note=note)
+    check_cases(
+        "8.3", answer, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
+        whose_group=WHOSE_GROUP,
+    )  # fmt: skip
+    check_cases(
+        "8.3", answer, lambda p: [Outside(p * COLUMNS)], draw=draw_any, run=run_outside, expect=expect_refusal,
+        questions=[Question(lambda d: True, OUTSIDE)], crash=OUTSIDE, stuck=STUCK,
+    )  # fmt: skip
     return Verdict("Each number comes from the one rank that has it. Ids that nobody has are refused.")

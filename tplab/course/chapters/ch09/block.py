@@ -1,54 +1,34 @@
-"""The check of exercise 9.4: a block with dropout in a sharded and in a replicated place.
+"""The check of exercise 9.4: a block with dropout in a sharded place and in a replicated one.
 
-Right is the same block on one process, in float64: inside it drops what all ranks drop of their own columns, at the end
-what every rank drops alike.
+Right is the same block on one process, in float64. Inside, it drops what each rank drops of its own columns. At the
+end, it drops what all ranks drop.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.chapters.ch09.block_questions import (
-    AFTERWARDS,
-    BEFORE_GELU,
-    CRASH,
-    EVAL,
-    NO_INNER,
-    NO_OUTER,
-    NONE,
-    NOT_SCALED,
-    OUT,
-    QUESTIONS,
-    RESIDUAL_TOO,
-    SECOND,
-    STREAMS,
-    WHOSE_GROUP,
-)
-from tplab.course.chapters.ch09.masks import REPLICATED, SHARDED, draw_masks
+from tplab.course.chapters.ch09.masks import CURRENT, REPLICATED, SHARDED, draw_masks
 from tplab.course.checks import (
     GROUPS,
-    IN_GROUPS,
-    WORLD_SIZES,
+    INPUTS_QUESTION,
+    Case,
+    Differences,
+    Expected,
     Observed,
-    Traffic,
+    Place,
+    Question,
     Verdict,
-    ask_about_group,
-    by_name,
     called_as,
+    check_cases,
     exercise,
-    fresh_generator,
-    group_question,
-    make_group,
-    member_of,
+    has_kind,
     observe,
     random_tensor,
-    run_ranks,
-    verify,
 )
 from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict
@@ -56,132 +36,205 @@ from tplab.tensor.rng import seed_all
 
 HIDDEN, FFN, LEADING, RATE = 8, 16, (4, 5), 0.4
 NAMES = {"A": "up.weight", "a": "up.bias", "B": "down.weight", "c": "down.bias"}
-CUTS = {"A": 0, "a": 0, "B": 1}
+SHARDED_DIM = {"A": 0, "a": 0, "B": 1}
+MASKS = "masks"
+RIGHT_STREAMS = (SHARDED, REPLICATED)  # the state that each mask is drawn from: (inside, at the end)
+
+OUT, SECOND, EVAL, AFTERWARDS = "out", "out of a second pass", "out in eval mode", "numbers drawn afterwards"
+NONE = "what comes out without any dropout"
+NO_INNER = "what comes out without dropout inside"
+NO_OUTER = "what comes out without dropout at the end"
+RESIDUAL_TOO = "what comes out when x is dropped as well"
+NOT_SCALED = "what comes out when the places that are kept stay as they are, not divided by 1 - rate"
+BEFORE_GELU = "what comes out when the first dropout stands before GELU"
+WRONG_STREAMS = {  # the state that each mask is drawn from: (inside, at the end)
+    (REPLICATED, REPLICATED): "what comes out when both masks are drawn from 'replicated'",
+    (SHARDED, SHARDED): "what comes out when both masks are drawn from 'sharded'",
+    (REPLICATED, SHARDED): "what comes out when 'sharded' and 'replicated' change places",
+    (CURRENT, CURRENT): "what comes out when both masks are drawn from torch's current state",
+    (CURRENT, REPLICATED): "what comes out when the mask inside is drawn from torch's current state",
+    (SHARDED, CURRENT): "what comes out when the mask at the end is drawn from torch's current state",
+}
 
 
-@dataclass(frozen=True)
-class Problem:
-    """The full weights, inputs and an upstream gradient of one group of ranks, and the seed of its tracker."""
+class Passes(Case):
+    """Two passes while training, with one in eval mode between them."""
 
-    full: Mapping[str, Tensor]
-    xs: tuple[Tensor, Tensor]
-    dy: Tensor
-    seed: int
+    def describe(self, name: str) -> str:
+        return ""
 
 
-def problem(generator: torch.Generator) -> Problem:
+CASES = (Passes(), Passes(groups=GROUPS))
+
+
+class Problem(NamedTuple):
+    full: dict[str, Tensor]  # the weights: A [m, h], a [m], B [h, m], c [h]
+    x: Tensor  # [..., h]
+    second: Tensor  # [..., h], the input of the second pass
+    dy: Tensor  # [..., h]
+    seed: int  # of the tracker
+
+
+def draw(case: Passes, generator: torch.Generator, size: int) -> Problem:
     shapes = {"A": (FFN, HIDDEN), "a": (FFN,), "B": (HIDDEN, FFN), "c": (HIDDEN,)}
     full = {name: random_tensor(generator, *shape) for name, shape in shapes.items()}
     x, second, dy = (random_tensor(generator, *LEADING, HIDDEN) for _ in range(3))
-    return Problem(full, (x, second), dy, int(torch.randint(10**6, (), generator=generator)))
+    return Problem(full, x, second, dy, int(torch.randint(10**6, (), generator=generator)))
 
 
-def run_block(block_class: Any, problems: Sequence[Problem], groups: Sequence[Sequence[int]] | None) -> Observed:
-    """On a rank: two passes while training and one in eval mode."""
-    group = make_group(groups)
-    given = problems[member_of(dist.get_world_size(), groups)[dist.get_rank()][0]]
+def run(block_class: Any, case: Passes, given: Problem, group: Any) -> Observed:
     tracker = seed_all(given.seed, group)
     state = torch.get_rng_state()
     with called_as(f"ParallelBlock({HIDDEN}, {FFN}, {RATE}, tracker, group=group)"):
         block = block_class(HIDDEN, FFN, RATE, tracker, group=group, device=device(), dtype=torch.float64)
     load_full_state_dict(block, {NAMES[name]: value.to(device()) for name, value in given.full.items()}, group)
     torch.set_rng_state(state)
-    x, second = (tensor.to(device()) for tensor in given.xs)
+    x = given.x.to(device())
     params = dict(block.named_parameters())
     watched = {letter: params[name] for letter, name in NAMES.items()}
     seen = observe(block, given.dy.to(device()), inputs={"x": x}, parameters=watched)
     block.eval()
     seen[EVAL] = block(x)
     block.train()
-    seen[SECOND] = block(second)
+    seen[SECOND] = block(given.second.to(device()))
     seen[AFTERWARDS] = torch.rand(4)
-    return seen
+    return seen | {MASKS: masks(given.seed, group)}
 
 
-def masks_on_rank(
-    problems: Sequence[Problem], groups: Sequence[Sequence[int]] | None
-) -> dict[tuple[str, str], list[Tensor]]:
-    """On a rank: for each choice of streams the masks inside and at the end, of the first and the second pass."""
-    group = make_group(groups)
-    index, q = dist.get_rank(group), dist.get_world_size(group)
-    given = problems[member_of(dist.get_world_size(), groups)[dist.get_rank()][0]]
-    inner, outer = (*LEADING, FFN // q), (*LEADING, HIDDEN)
+def masks(seed: int, group: Any) -> dict[tuple[str, str], list[Tensor]]:
+    """What plain torch draws on this rank: for each choice of states, the masks inside and at the end, pass by pass."""
+    index, size = dist.get_rank(group), dist.get_world_size(group)
+    inner, outer = (*LEADING, FFN // size), (*LEADING, HIDDEN)
     return {
-        (inside, end): draw_masks([(inside, inner), (end, outer)] * 2, given.seed, index, RATE)
-        for inside, end in [(SHARDED, REPLICATED), *STREAMS]
+        (inside, end): draw_masks([(inside, inner), (end, outer)] * 2, seed, index, RATE)
+        for inside, end in (RIGHT_STREAMS, *WRONG_STREAMS)
     }
 
 
 def forward(
     w: Mapping[str, Tensor], x: Tensor, inner: Tensor | float, outer: Tensor | float, before_gelu: bool = False
 ) -> Tensor:
-    """The block on one process: `inner` is the mask of all columns, `outer` that of the output."""
-    z = F.linear(x, w["A"], w["a"])  # [b, s, m]
+    """The block on one process: `inner` [..., m] is the mask of all columns, `outer` [..., h] that of the output."""
+    z = F.linear(x, w["A"], w["a"])  # [..., m]
     z = F.gelu(z * inner) if before_gelu else F.gelu(z) * inner
-    return x + F.linear(z, w["B"], w["c"]) * outer  # [b, s, h]
+    return x + F.linear(z, w["B"], w["c"]) * outer  # [..., h]
 
 
-def expect(
-    given: Problem, drawn: Sequence[Mapping[tuple[str, str], list[Tensor]]], index: int, ranks: tuple[int, ...], p: int
-) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """What is right on rank `index` of the group, and what known mistakes give there. drawn: the masks of its ranks."""
+def expect(case: Passes, problem: Problem, place: Place) -> Expected:
+    full, x, second, dy, seed = problem
 
-    def outcome(streams: tuple[str, str], weights: Mapping[str, Tensor], x: Tensor, second: bool = False) -> Tensor:
-        inner = torch.cat([mine[streams][2 * second] for mine in drawn], -1)  # [b, s, m]
-        return forward(weights, x, inner, drawn[index][streams][2 * second + 1])
+    def drawn(streams: tuple[str, str], number: int = 0) -> tuple[Tensor, Tensor]:
+        """The masks of a pass: those of all ranks side by side [..., m], and this rank's [..., h]."""
+        ranks = [seen[MASKS][streams] for seen in place.observed]
+        return torch.cat([rank[2 * number] for rank in ranks], -1), ranks[place.index][2 * number + 1]
 
-    right_streams = (SHARDED, REPLICATED)
-    x, second = given.xs
-    leaves = {name: value.clone().requires_grad_() for name, value in {"x": x, **given.full}.items()}
-    out = outcome(right_streams, leaves, leaves["x"])
-    out.backward(given.dy)
-    gradients: dict[str, Tensor] = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-    right: dict[str, Any] = {OUT: out.detach(), SECOND: outcome(right_streams, given.full, second, second=True)}
-    right[EVAL] = forward(given.full, x, 1.0, 1.0)
-    right |= {
-        f"d{name}": gradients[name].chunk(len(ranks), CUTS[name])[index] if name in CUTS else gradients[name]
-        for name in gradients
+    inner, outer = drawn(RIGHT_STREAMS)
+    leaves = {name: value.clone().requires_grad_() for name, value in {"x": x, **full}.items()}
+    out = forward(leaves, leaves["x"], inner, outer)
+    out.backward(dy)
+    right: Observed = {
+        OUT: out.detach(),
+        SECOND: forward(full, second, *drawn(RIGHT_STREAMS, 1)),
+        EVAL: forward(full, x, 1.0, 1.0),
     }
-    right[AFTERWARDS] = torch.rand(4, generator=torch.Generator().manual_seed(given.seed))
-    for direction in ("forward", "backward"):
-        right[f"{direction} traffic"] = Traffic.expected(p, ("all_reduce", x.numel()), group=ranks)
-    inner, outer = (torch.cat([mine[right_streams][0] for mine in drawn], -1), drawn[index][right_streams][1])
-    alike = {label: outcome(streams, given.full, x) for streams, label in STREAMS.items()}
-    alike |= {
-        NONE: forward(given.full, x, 1.0, 1.0),
-        NO_INNER: forward(given.full, x, 1.0, outer),
-        NO_OUTER: forward(given.full, x, inner, 1.0),
-        RESIDUAL_TOO: forward(given.full, x, inner, 1.0) * outer,
-        NOT_SCALED: forward(given.full, x, inner * (1 - RATE), outer * (1 - RATE)),
-        BEFORE_GELU: forward(given.full, x, inner, outer, before_gelu=True),
+    for name, leaf in leaves.items():
+        assert leaf.grad is not None
+        right[f"d{name}"] = place.part(leaf.grad, SHARDED_DIM[name]) if name in SHARDED_DIM else leaf.grad
+    right[AFTERWARDS] = torch.rand(4, generator=torch.Generator().manual_seed(seed))
+    right["forward traffic"] = right["backward traffic"] = place.traffic(("all_reduce", x.numel()))
+    mistakes = {label: forward(full, x, *drawn(streams)) for streams, label in WRONG_STREAMS.items()}
+    mistakes |= {
+        NONE: forward(full, x, 1.0, 1.0),
+        NO_INNER: forward(full, x, 1.0, outer),
+        NO_OUTER: forward(full, x, inner, 1.0),
+        RESIDUAL_TOO: forward(full, x, inner, 1.0) * outer,
+        NOT_SCALED: forward(full, x, inner * (1 - RATE), outer * (1 - RATE)),
+        BEFORE_GELU: forward(full, x, inner, outer, before_gelu=True),
     }
-    return right, {OUT: alike}
+    return Expected(right, {OUT: mistakes})
 
 
 @exercise("9.4", "A block that drops in both kinds of places")
 def block(block_class: Any) -> Verdict:
-    for p in WORLD_SIZES:
-        for groups in (None, GROUPS) if p == 4 else (None,):
-            generator = fresh_generator()
-            problems = [problem(generator) for _ in groups or (0,)]
-            members = member_of(p, groups)
-            drawn = run_ranks(masks_on_rank, p, problems, groups)
-            table = [
-                expect(problems[number], [drawn[other] for other in ranks], ranks.index(rank), ranks, p)
-                for rank, (number, ranks) in enumerate(members)
-            ]
-            whose = ask_about_group(WHOSE_GROUP) if groups else None
-            note = IN_GROUPS if groups else ""
-            seen = run_ranks(
-                run_block, p, block_class, problems, groups, question=whose or CRASH, stuck=whose, note=note
-            )
-            verify(
-                "9.4",
-                p,
-                seen,
-                [right for right, _ in table],
-                questions=[group_question(WHOSE_GROUP)] if groups else QUESTIONS,
-                lookalikes=by_name([alike for _, alike in table]),
-                note=note,
-            )
+    check_cases(
+        "9.4", block_class, CASES, draw=draw, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
+        whose_group=WHOSE_GROUP,
+    )  # fmt: skip
     return Verdict("Inside the MLP each rank drops its own places, at the end all ranks drop the same ones.")
+
+
+def out_is(*labels: str) -> Callable[[Differences], bool]:
+    return has_kind(OUT, *labels)
+
+
+WHOSE_GROUP = "Which layer was not given `group`, and so works with all ranks?"
+CRASH = (
+    "Write the shape of one rank's tensor next to each line: [..., h], [..., m/p], [..., m/p], [..., h]. And what does "
+    "`fork` want: a `with`, and the name of a state?"
+)
+QUESTIONS = (
+    INPUTS_QUESTION,
+    Question(
+        out_is(WRONG_STREAMS[REPLICATED, SHARDED]),
+        "The two names have changed places. Which of the two tensors is the same on all ranks: the one inside, "
+        "[..., m/p], or the one after g, [..., h]?",
+    ),
+    Question(
+        out_is(WRONG_STREAMS[REPLICATED, REPLICATED]),
+        "Inside the MLP all ranks drop the same places of different columns. Is [..., m/p] the same tensor on all "
+        "ranks, or has each rank its own part?",
+    ),
+    Question(
+        out_is(WRONG_STREAMS[SHARDED, SHARDED]),
+        "After g every rank holds the same [..., h], and each drops other places of it: from here on they hold "
+        "different tensors. Which state is alike on all ranks?",
+    ),
+    Question(
+        out_is(*(label for streams, label in WRONG_STREAMS.items() if CURRENT in streams)),
+        "A mask comes from torch's current state, outside of any fork. Does the dropout stand within the `with`?",
+    ),
+    Question(
+        out_is(RESIDUAL_TOO),
+        "Only what the MLP adds is dropped; x itself goes on as it is. Where does the last dropout stand?",
+    ),
+    Question(
+        out_is(NOT_SCALED),
+        "The right places are dropped, but what is kept has to be divided by 1 - rate, so that the mean stays what it "
+        "was. `F.dropout` does that.",
+    ),
+    Question(
+        out_is(BEFORE_GELU),
+        "The first dropout works on GELU's output. On which side of GELU does yours stand?",
+    ),
+    Question(
+        out_is(NONE, NO_INNER, NO_OUTER),
+        "A dropout is missing while the block trains. There are two: one behind GELU, one behind `down`.",
+    ),
+    Question(
+        lambda d: EVAL in d.names and not has_kind(OUT, "value")(d),
+        "In eval mode nothing is dropped. Which argument of `F.dropout` says whether the block is training?",
+    ),
+    Question(
+        lambda d: d.names == {SECOND},
+        "The first pass is right, the second is not: its masks have to go on where the first pass, and nothing else, "
+        "left the states. What draws more than once in a pass, or in eval mode, or seeds anew?",
+    ),
+    Question(
+        lambda d: AFTERWARDS in d.names and OUT not in d.names,
+        "The outputs are right, but torch's current state has moved or was seeded anew. Who draws outside of the "
+        "forks?",
+    ),
+    Question(
+        lambda d: bool({"forward traffic", "backward traffic"} & d.names) and OUT not in d.names,
+        "The numbers are right, the communication is not. Random numbers need none: what is sent beside g and f?",
+    ),
+    Question(
+        lambda d: bool({"dx", "dA", "dB", "da", "dc"} & d.names) and OUT not in d.names,
+        "The output is right, a gradient is not. Which step does autograd not know about?",
+    ),
+    Question(
+        lambda d: OUT in d.names and not has_kind(OUT, "zeros")(d) and not d.malformed,
+        "x + dropout(down(dropout(GELU(up(x))))), each dropout in its own state, with the rate `self.rate`, which is "
+        "the part that is dropped. Where do your steps, or their order, differ?",
+    ),
+)

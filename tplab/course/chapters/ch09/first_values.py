@@ -1,7 +1,7 @@
-"""The check of exercise 9.1: a rank draws its own shard, with the standard deviation of the whole weight.
+"""The check of exercise 9.1: a rank draws its own shard, with the standard deviation of the full weight.
 
-Right is what a generator with the rank's seed draws, times Xavier's standard deviation. The current random state has to
-be as it was, nothing is sent, and nobody makes a tensor as large as the whole weight.
+Right is what a generator with the rank's seed draws, times Xavier's standard deviation. The current random state must
+not change, nothing may be sent, and no rank may make a tensor as large as the full weight.
 """
 
 import math
@@ -16,34 +16,37 @@ from torch.utils._pytree import tree_leaves
 
 from tplab.course.checks import (
     GROUPS,
-    IN_GROUPS,
-    WORLD_SIZES,
+    Case,
     Claim,
     Differences,
+    Expected,
     Observed,
+    Place,
     Question,
     Traffic,
     Verdict,
-    ask_about_group,
-    by_name,
     called_as,
+    check_cases,
     exercise,
-    fresh_generator,
-    group_question,
     has_kind,
-    make_group,
-    member_of,
-    run_ranks,
     traffic,
-    verify,
 )
 from tplab.runtime import record
 
-CASES = {  # the whole weight [out, in], and where it is cut
+
+class Shards(Case):
+    """One shard of each weight, drawn one after the other."""
+
+    def describe(self, name: str) -> str:
+        return ""
+
+
+CASES = (Shards(), Shards(groups=GROUPS))
+WEIGHTS = {  # shape of the full weight [out, in], and the dimension that is sharded
     "weight cut by rows": ((48, 20), 0),
     "weight cut by columns": ((24, 64), 1),
 }
-ELSEWHERE = 10**7  # from the seed of the shards to that of the current state
+ELSEWHERE = 10**7  # the seed of the current state is this far from the seed of the shards
 AFTERWARDS = "numbers drawn afterwards"
 SMALL = "nobody makes a tensor as large as the whole weight"
 
@@ -53,14 +56,16 @@ SAME_SEED_AND_STD = (
     "what is drawn from the same seed on every rank, with the standard deviation of the shard's own shape"
 )
 CURRENT = "what is drawn from torch's current state, which is the same on every rank"
+CURRENT_AND_STD = f"{CURRENT}, with another std"
 FROM_MASTER = "the shard of a master weight that was drawn whole"
+FROM_OWN_MASTER = f"{FROM_MASTER} from a seed of this rank's own"
 NO_STD = "what is drawn with standard deviation 1"
 VARIANCE = "what is scaled by the variance, not by its square root"
 FAN_IN = "what is scaled by sqrt(1 / in)"
 
 
 class Largest(TorchDispatchMode):
-    """Within it, `numel` is the size of the largest tensor that was made, but for those without memory."""
+    """Notes in `numel` how large the largest tensor is that is made within it; tensors without memory don't count."""
 
     numel = 0
 
@@ -71,20 +76,23 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def draw(draw_shard: Callable[..., Any], groups: Sequence[Sequence[int]] | None, seed: int) -> Observed:
-    """On a rank: one shard after the other, then some numbers from the current state."""
-    group = make_group(groups)
+def draw(case: Shards, generator: torch.Generator, size: int) -> int:
+    """The seed of the shards."""
+    return int(torch.randint(10**6, (), generator=generator))
+
+
+def run(draw_shard: Callable[..., Any], case: Shards, seed: int, group: Any) -> Observed:
     torch.manual_seed(seed + ELSEWHERE)
     seen: Observed = {}
     with record() as section, Largest() as largest:
-        for number, (name, (shape, dim)) in enumerate(CASES.items()):
+        for number, (name, (shape, dim)) in enumerate(WEIGHTS.items()):
             with called_as(f"draw_shard({shape}, {dim}, seed={seed + 100 * number}, group=group)"):
                 out = draw_shard(shape, dim, seed=seed + 100 * number, group=group)
             seen[name] = out.detach().clone() if isinstance(out, Tensor) else out
     seen[AFTERWARDS] = torch.rand(4)
     seen["traffic"] = traffic(section)
-    whole = min(math.prod(shape) for shape, _ in CASES.values())
-    too_large = dist.get_world_size(group) > 1 and largest.numel >= whole
+    full = min(math.prod(shape) for shape, _ in WEIGHTS.values())
+    too_large = dist.get_world_size(group) > 1 and largest.numel >= full
     seen[SMALL] = Claim(f"one has room for {largest.numel} numbers" if too_large else "")
     return seen
 
@@ -93,58 +101,37 @@ def normal(shape: Sequence[int], seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def expect(seed: int, index: int, q: int) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """What is right on a rank of q, and what known mistakes give there."""
+def expect(case: Shards, seed: int, place: Place) -> Expected:
     generator = torch.Generator().manual_seed(seed + ELSEWHERE)
-    right: dict[str, Any] = {AFTERWARDS: torch.rand(4, generator=generator), "traffic": Traffic()}
-    alike: dict[str, dict[str, Tensor]] = {}
+    right: Observed = {AFTERWARDS: torch.rand(4, generator=generator), "traffic": Traffic()}
+    mistakes: dict[str, dict[str, Tensor]] = {}
     generator = torch.Generator().manual_seed(seed + ELSEWHERE)
-    for number, (name, (whole, dim)) in enumerate(CASES.items()):
-        shape = [size // q if d == dim else size for d, size in enumerate(whole)]
-        mine, same = (normal(shape, seed + 100 * number + offset) for offset in (index, 0))
-        std, shard_std = math.sqrt(2 / sum(whole)), math.sqrt(2 / sum(shape))
-        right[name] = mine * std
-        alike[name] = {NO_STD: mine, VARIANCE: mine * std**2, FAN_IN: mine / math.sqrt(whole[1])}
+    for number, (name, (full, dim)) in enumerate(WEIGHTS.items()):
+        shape = [size // place.size if d == dim else size for d, size in enumerate(full)]
+        mine, same = (normal(shape, seed + 100 * number + offset) for offset in (place.index, 0))
+        std, shard_std = math.sqrt(2 / sum(full)), math.sqrt(2 / sum(shape))
         current = torch.randn(shape, generator=generator)
-        if q > 1:
-            masters = {FROM_MASTER: 0, f"{FROM_MASTER} from a seed of this rank's own": index}
-            alike[name] |= {
-                SHARD_STD: mine * shard_std,
-                SAME_SEED: same * std,
-                SAME_SEED_AND_STD: same * shard_std,
-            }
-            for label, offset in masters.items():
-                master = normal(whole, seed + 100 * number + offset) * std
-                alike[name][label] = master.chunk(q, dim)[index]
-        alike[name] |= {CURRENT: current * std, f"{CURRENT}, with another std": current * shard_std}
-    return right, alike
+        right[name] = mine * std
+        made = {NO_STD: mine, VARIANCE: mine * std**2, FAN_IN: mine / math.sqrt(full[1])}
+        if place.size > 1:
+            made |= {SHARD_STD: mine * shard_std, SAME_SEED: same * std, SAME_SEED_AND_STD: same * shard_std}
+            for label, offset in ((FROM_MASTER, 0), (FROM_OWN_MASTER, place.index)):
+                made[label] = place.part(normal(full, seed + 100 * number + offset) * std, dim)
+        mistakes[name] = made | {CURRENT: current * std, CURRENT_AND_STD: current * shard_std}
+    return Expected(right, mistakes)
 
 
 @exercise("9.1", "A shard drawn by its own rank")
 def first_values(draw_shard: Callable[..., Any]) -> Verdict:
-    for p in WORLD_SIZES:
-        for groups in (None, GROUPS) if p == 4 else (None,):
-            seed = int(torch.randint(10**6, (), generator=fresh_generator()))
-            members = member_of(p, groups)
-            table = [expect(seed, ranks.index(rank), len(ranks)) for rank, (_, ranks) in enumerate(members)]
-            whose = ask_about_group(WHOSE_GROUP) if groups else None
-            note = IN_GROUPS if groups else ""
-            seen = run_ranks(draw, p, draw_shard, groups, seed, question=whose, stuck=whose, note=note)
-            verify(
-                "9.1",
-                p,
-                seen,
-                [right for right, _ in table],
-                questions=[group_question(WHOSE_GROUP), *QUESTIONS] if groups else QUESTIONS,
-                lookalikes=by_name([alike for _, alike in table]),
-                tol=1e-6,
-                note=note,
-            )
+    check_cases(
+        "9.1", draw_shard, CASES, draw=draw, run=run, expect=expect, questions=QUESTIONS, whose_group=WHOSE_GROUP,
+        tol=1e-6,
+    )  # fmt: skip
     return Verdict("The right standard deviation, other numbers on every rank, and nothing else has moved.")
 
 
 def in_any(*kinds: str) -> Callable[[Differences], bool]:
-    return lambda d: any(has_kind(name, *kinds)(d) for name in CASES)
+    return lambda d: any(has_kind(name, *kinds)(d) for name in WEIGHTS)
 
 
 WHOSE_GROUP = "Which call for a rank or a size was not given `group`, and so counts all four ranks?"
@@ -163,7 +150,7 @@ QUESTIONS = (
         "counted within `group`.",
     ),
     Question(
-        in_any(CURRENT, f"{CURRENT}, with another std"),
+        in_any(CURRENT, CURRENT_AND_STD),
         "The numbers come from torch's current state, and that is the same on every rank: all shards are equal. "
         "From which generator does `normal_` draw, if nobody tells it? It takes `generator=`.",
     ),
@@ -177,7 +164,7 @@ QUESTIONS = (
         "shape must the standard deviation come?",
     ),
     Question(
-        in_any(FROM_MASTER, f"{FROM_MASTER} from a seed of this rank's own"),
+        in_any(FROM_MASTER, FROM_OWN_MASTER),
         "These numbers were drawn for the whole weight and then cut. This exercise is about the weight that is too "
         "large for that: which shape has the only tensor that a rank may make?",
     ),

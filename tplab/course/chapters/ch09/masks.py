@@ -1,6 +1,6 @@
-"""What plain torch draws on a rank: the masks that the checks of 9.4 and 9.5 multiply with.
+"""The dropout masks that plain torch draws on a rank. The checks of 9.4 and 9.5 multiply by them.
 
-They are drawn on the ranks, since a GPU draws other numbers than a CPU.
+They are drawn on the ranks, because a GPU draws different numbers than a CPU.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Draw = tuple[str, tuple[int, ...]]  # from which stream, how large
 
 
 def draw_masks(draws: Sequence[Draw], seed: int, index: int, rate: float) -> list[Tensor]:
-    """One dropout mask after the other, each from its stream, as `seed_all(seed)` seeds them on rank `index`."""
+    """The mask of each draw, in order, from streams seeded as `seed_all(seed)` seeds them on rank `index`."""
     seeds = {CURRENT: seed, REPLICATED: seed + REPLICATED_OFFSET, SHARDED: seed + SHARDED_OFFSET + index}
     masks: list[Tensor] = [torch.empty(0)] * len(draws)
     for stream in dict.fromkeys(name for name, _ in draws):

@@ -8,9 +8,9 @@ Right are the gradients of the same formula on one process, with the masks that 
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,22 +19,19 @@ from torch.nn import functional as F
 
 from tplab.course.chapters.ch09.masks import CURRENT, REPLICATED, SHARDED, draw_masks
 from tplab.course.checks import (
-    WORLD_SIZES,
+    Case,
     Claim,
+    Expected,
     Observed,
+    Place,
     Question,
-    Traffic,
     Verdict,
-    by_name,
     called_as,
+    check_cases,
     exercise,
-    fresh_generator,
     has_kind,
     random_tensor,
-    run_cases,
-    run_ranks,
     traffic,
-    verify,
 )
 from tplab.runtime import device, record
 from tplab.tensor.mappings import copy_to_region, reduce_from_region
@@ -44,26 +41,46 @@ SIZE, RATE = 300, 0.4
 TWICE, FREED = "the function runs once forward and once backward", "nothing but the inputs is kept until backward"
 AFTERWARDS = "masks drawn afterwards"
 LATER = "what comes out when the second run drops other places"
-SECOND_RUN = "what comes out when the states stay where the second run left them"
-ONE, TWO, NO_DX = "one function", "two functions, one after the other", "an x that needs no gradient"
-SCENES = (ONE, TWO, NO_DX)
+MASKS = "masks"
 
 
-@dataclass(frozen=True)
-class Problem:
-    """The inputs of up to two calls, each rank's own weight, and an upstream gradient."""
+@dataclass(frozen=True, kw_only=True)
+class Scene(Case):
+    """How many times the answer is called before one backward pass, and whether x needs a gradient."""
 
-    xs: tuple[Tensor, Tensor]
-    weights: Sequence[Tensor]
-    dy: Tensor
-    seed: int
+    title: str
+    calls: int = 1
+    x_needs_grad: bool = True
+
+    def describe(self, name: str) -> str:
+        return self.title
+
+    @property
+    def dx_names(self) -> list[str]:
+        """The name of dx, call by call."""
+        return ["dx"] if self.calls == 1 else [f"dx{call + 1}" for call in range(self.calls)]
+
+
+SCENES = (
+    Scene(title="one function"),
+    Scene(title="two functions, one after the other", calls=2),
+    Scene(title="an x that needs no gradient", x_needs_grad=False),
+)
+
+
+class Problem(NamedTuple):
+    xs: list[Tensor]  # the input [n] of each call
+    weights: list[Tensor]  # each rank's own weight [n]
+    dy: Tensor  # [n], of every output
+    seed: int  # of the tracker
 
 
 class Body:
     """The function that is run twice, with a count of its runs and an eye on what it makes."""
 
     def __init__(self, weight: Tensor, tracker: RNGTracker) -> None:
-        self.weight, self.tracker, self.made = weight, tracker, []  # type: ignore[var-annotated]
+        self.weight, self.tracker = weight, tracker
+        self.made: list[weakref.ref[Tensor]] = []
 
     def __call__(self, x: Tensor) -> Tensor:
         a = dropout(self.weight * copy_to_region(x), RATE, sharded=True, rng=self.tracker)
@@ -72,19 +89,20 @@ class Body:
         return F.dropout(y, RATE) ** 2
 
 
-def run_scenes(checkpoint: Any, scenes: Sequence[str], problems: Sequence[Problem]) -> list[Observed]:
-    """On a rank: every scene."""
-    return [run_scene(checkpoint, *pair) for pair in zip(scenes, problems, strict=True)]
+def draw(case: Scene, generator: torch.Generator, size: int) -> Problem:
+    dy, *tensors = (random_tensor(generator, SIZE) for _ in range(1 + case.calls + size))
+    seed = int(torch.randint(10**6, (), generator=generator))
+    return Problem(tensors[: case.calls], tensors[case.calls :], dy, seed)
 
 
-def run_scene(checkpoint: Callable[..., Any], scene: str, given: Problem) -> Observed:
+def run(checkpoint: Callable[..., Any], case: Scene, given: Problem, group: Any) -> Observed:
     tracker = seed_all(given.seed)
     weight = given.weights[dist.get_rank()].to(device()).requires_grad_()
     body = Body(weight, tracker)
-    xs = [x.to(device()).requires_grad_(scene != NO_DX) for x in given.xs[: 1 + (scene == TWO)]]
+    xs = [x.to(device()).requires_grad_(case.x_needs_grad) for x in given.xs]
     with record() as forward, called_as("checkpoint(function, x, tracker=tracker)"):
         outs = [checkpoint(body, x, tracker=tracker) for x in xs]
-    seen: Observed = {"out": outs[0] if scene != TWO else outs, "forward traffic": traffic(forward)}
+    seen: Observed = {"out": outs if case.calls > 1 else outs[0], "forward traffic": traffic(forward)}
     kept = sum(ref() is not None for ref in body.made)
     seen[FREED] = Claim(f"of {len(body.made)} tensors made inside, {kept} are still there" if kept else "")
     runs = len(body.made)
@@ -95,9 +113,9 @@ def run_scene(checkpoint: Callable[..., Any], scene: str, given: Problem) -> Obs
     seen["backward traffic"] = traffic(backward)
     both = (runs, len(body.made) - runs)
     seen[TWICE] = Claim("" if both == (len(xs), len(xs)) else f"{both[0]} runs forward, {both[1]} backward")
-    seen |= {"dw": weight.grad} | {f"dx{i + 1}" if scene == TWO else "dx": x.grad for i, x in enumerate(xs)}
+    seen |= {"dw": weight.grad} | {name: x.grad for name, x in zip(case.dx_names, xs, strict=True)}
     seen[AFTERWARDS] = next_masks(tracker)
-    return seen
+    return seen | {MASKS: masks(given.seed, runs=2 * case.calls)}
 
 
 def next_masks(tracker: RNGTracker) -> list[Tensor]:
@@ -106,70 +124,50 @@ def next_masks(tracker: RNGTracker) -> list[Tensor]:
     return [F.dropout(ones, RATE), *(dropout(ones, RATE, sharded=sharded, rng=tracker) for sharded in (False, True))]
 
 
-def masks_on_rank(problems: Sequence[Problem]) -> list[list[dict[str, Tensor]]]:
-    """On a rank: for each scene the masks of one run of the function after the other."""
+def masks(seed: int, runs: int) -> list[dict[str, Tensor]]:
+    """What plain torch draws on this rank: the three masks of one run of the function after the other."""
     names = (SHARDED, REPLICATED, CURRENT)
-    scenes = []
-    for given in problems:
-        drawn = draw_masks([(name, (SIZE,)) for name in names] * 6, given.seed, dist.get_rank(), RATE)
-        scenes.append([dict(zip(names, drawn[3 * run : 3 * run + 3], strict=True)) for run in range(6)])
-    return scenes
+    drawn = draw_masks([(name, (SIZE,)) for name in names] * runs, seed, dist.get_rank(), RATE)
+    return [dict(zip(names, drawn[3 * run : 3 * run + 3], strict=True)) for run in range(runs)]
 
 
-def gradients(given: Problem, masks: Sequence[dict[str, Tensor]], x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """out, dx and the dw of every rank, on one process. masks: those of each rank."""
-    leaf, weights = x.clone().requires_grad_(), [weight.clone().requires_grad_() for weight in given.weights]
-    a = torch.stack([mine[SHARDED] * weight * leaf for mine, weight in zip(masks, weights, strict=True)])  # [p, n]
+def gradients(problem: Problem, call: int, masks: Sequence[Mapping[str, Tensor]], rank: int) -> tuple[Tensor, ...]:
+    """The out and dx of a call and the dw of a rank, each [n], on one process. masks: those of each rank."""
+    x = problem.xs[call].clone().requires_grad_()
+    weights = [weight.clone().requires_grad_() for weight in problem.weights]
+    a = torch.stack([mine[SHARDED] * weight * x for mine, weight in zip(masks, weights, strict=True)])  # [p, n]
     out = (a.sum(0) * masks[0][REPLICATED] * masks[0][CURRENT]) ** 2
-    out.backward(given.dy)
-    return out.detach(), leaf.grad, [weight.grad for weight in weights]  # type: ignore[return-value,misc]
+    return out.detach(), *torch.autograd.grad(out, (x, weights[rank]), problem.dy)
 
 
-def expect(scene: str, given: Problem, drawn: Sequence[list[dict[str, Tensor]]]) -> tuple[list[dict], list[dict]]:
-    """What is right on every rank, and what known mistakes give. drawn: each rank's masks, run by run."""
-    p, calls = len(drawn), 1 + (scene == TWO)
+def expect(case: Scene, problem: Problem, place: Place) -> Expected:
+    drawn = [seen[MASKS] for seen in place.observed]  # each rank's masks, run by run
 
-    def run(call: int, second_run: bool = False) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The function's values and gradients; `second_run`: backward meets the tracker's next masks, not the same."""
-        masks = [mine[call] for mine in drawn]
-        if second_run:  # torch lays its own current state back, the tracker's states go on
-            place = calls + (calls - 1 - call)
-            masks = [drawn[r][place] | {CURRENT: drawn[r][call][CURRENT]} for r in range(p)]
-        return gradients(given, masks, given.xs[call])
+    def of_second_run(call: int) -> list[dict[str, Tensor]]:
+        """Backward begins with the last call. Torch puts its current state back, but the tracker's states go on."""
+        return [mine[2 * case.calls - 1 - call] | {CURRENT: mine[call][CURRENT]} for mine in drawn]
 
-    right_runs, later = [run(call) for call in range(calls)], [run(call, second_run=True) for call in range(calls)]
-    outs = [out for out, _, _ in right_runs]
-    forward = Traffic.expected(p, *[("all_reduce", SIZE)] * calls)
-    backward = Traffic.expected(p, *[("all_reduce", SIZE)] * calls * (1 if scene == NO_DX else 2))
-    rights, alikes = [], []
-    for rank in range(p):
-        right: dict[str, Any] = {"out": outs if scene == TWO else outs[0], "forward traffic": forward}
-        right["backward traffic"] = backward
-        alike = {"dw": {LATER: torch.stack([dws[rank] for _, _, dws in later]).sum(0)}}
-        right["dw"] = torch.stack([dws[rank] for _, _, dws in right_runs]).sum(0)
-        for call in range(calls):
-            name = f"dx{call + 1}" if scene == TWO else "dx"
-            right[name] = right_runs[call][1] if scene != NO_DX else None
-            alike[name] = {LATER: later[call][1]}
-        right[AFTERWARDS] = [drawn[rank][calls][name] for name in (CURRENT, REPLICATED, SHARDED)]
-        rights.append(right)
-        alikes.append(alike)
-    return rights, alikes
+    calls = range(case.calls)
+    same = [gradients(problem, call, [mine[call] for mine in drawn], place.index) for call in calls]
+    later = [gradients(problem, call, of_second_run(call), place.index) for call in calls]
+    outs, dxs, dws = zip(*same, strict=True)
+    _, later_dxs, later_dws = zip(*later, strict=True)
+    all_reduces = [("all_reduce", SIZE)] * case.calls
+    right: Observed = {
+        "out": list(outs) if case.calls > 1 else outs[0],
+        "forward traffic": place.traffic(*all_reduces),
+        "backward traffic": place.traffic(*all_reduces * (2 if case.x_needs_grad else 1)),
+        "dw": sum(dws),
+        **{name: dx if case.x_needs_grad else None for name, dx in zip(case.dx_names, dxs, strict=True)},
+        AFTERWARDS: [drawn[place.index][case.calls][name] for name in (CURRENT, REPLICATED, SHARDED)],
+    }
+    mistakes = {name: {LATER: dx} for name, dx in zip(case.dx_names, later_dxs, strict=True)}
+    return Expected(right, {"dw": {LATER: sum(later_dws)}, **mistakes})
 
 
 @exercise("9.5", "Run again with the same dropout")
 def replay(checkpoint: Callable[..., Any]) -> Verdict:
-    for p in WORLD_SIZES:
-        generator = fresh_generator()
-        problems = []
-        for _ in SCENES:
-            x, second, dy, *weights = (random_tensor(generator, SIZE) for _ in range(3 + p))
-            problems.append(Problem((x, second), weights, dy, int(torch.randint(10**6, (), generator=generator))))
-        drawn = run_ranks(masks_on_rank, p, problems)
-        runs = run_cases(run_scenes, p, checkpoint, SCENES, problems, note=str, question=lambda scene: CRASH)
-        for number, (scene, seen) in enumerate(zip(SCENES, runs, strict=True)):
-            rights, alikes = expect(scene, problems[number], [rank[number] for rank in drawn])
-            verify("9.5", p, seen, rights, questions=QUESTIONS, lookalikes=by_name(alikes), note=scene)
+    check_cases("9.5", checkpoint, SCENES, draw=draw, run=run, expect=expect, questions=QUESTIONS, crash=CRASH)
     return Verdict("The second run drops what the first has dropped, and leaves no trace in any state.")
 
 

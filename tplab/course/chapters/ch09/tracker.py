@@ -1,61 +1,47 @@
 """The check of exercise 9.3: random states with names, and `fork`.
 
 Every scene draws dropout masks and compares them, place by place, with those that plain torch draws after
-`torch.manual_seed` with the seed of the name. Outside the forks torch must draw as if there were no tracker.
+`torch.manual_seed` with the seed of the name. Outside the forks, torch must draw as if there were no tracker.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tplab.course.chapters.ch09.tracker_questions import (
-    AGAIN,
-    CRASHES,
-    CURRENT,
-    CURRENT_AGAIN,
-    OTHER_STREAM,
+from tplab.course.chapters.ch09.tracker_scenes import (
+    COMES_OUT,
+    NOTHING_LEFT,
     OUTSIDE,
     REPLICATED,
+    SAME_NAME,
+    SAME_SEED,
+    SCENES,
     SHARDED,
-    questions,
+    Scene,
+    Script,
+    in_turn,
+    mask,
 )
-from tplab.course.chapters.ch09.tracker_scenes import SCENES, Script, in_turn, mask
-from tplab.course.checks import WORLD_SIZES, Verdict, by_name, exercise, fresh_generator, run_cases, verify
+from tplab.course.checks import (
+    Differences,
+    Expected,
+    Observed,
+    Place,
+    Question,
+    Verdict,
+    check_cases,
+    exercise,
+    has_kind,
+)
 
-
-def run_scenes(tracker_class: Any, scenes: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """On a rank: what each scene drew, what is right, and what known mistakes draw."""
-    return [run_scene(tracker_class, *pair) for pair in zip(scenes, seeds, strict=True)]
-
-
-def run_scene(tracker_class: Any, scene: str, seed: int) -> dict[str, Any]:
-    program, order = SCENES[scene]
-    script = Script(tracker_class, seed)
-    program(script)
-    seen = {name: torch.stack(masks) for name, masks in script.drawn.items() if masks}
-    streams = {
-        OUTSIDE: plain(seed),
-        REPLICATED: plain(script.seeds["replicated"]),
-        SHARDED: plain(script.seeds["sharded"]),
-    }
-    right = {name: torch.stack([streams[name][index] for index in draws]) for name, draws in order.items()}
-    alike: dict[str, dict[str, Tensor]] = {
-        name: {
-            AGAIN: torch.stack([streams[name][0]] * len(draws)),
-            OTHER_STREAM: torch.stack(streams[SHARDED if name == REPLICATED else REPLICATED][: len(draws)]),
-        }
-        for name, draws in order.items()
-    }
-    if program is in_turn:
-        for idle in (Idle, IdleAndBack):
-            mistaken = Script(idle, seed)
-            program(mistaken)
-            for name in order:
-                alike[name][idle.gives] = torch.stack(mistaken.drawn[name])
-    return {"seen": seen | script.claims, "right": right, "alike": alike}
+CURRENT = "what torch's current state draws"
+CURRENT_AGAIN = "what torch's current state draws, put back after each fork"
+AGAIN = "the same mask every time"
+OTHER_STREAM = "what the other state draws"
+STREAMS, IDLE = "what plain torch draws", "what a tracker draws that does nothing"
 
 
 class Idle:
@@ -72,7 +58,7 @@ class Idle:
 
 
 class IdleAndBack(Idle):
-    """One that puts the current state back, but never another one in its place."""
+    """A tracker that puts the current state back after each fork, but never puts another state in its place."""
 
     gives = CURRENT_AGAIN
 
@@ -82,36 +68,158 @@ class IdleAndBack(Idle):
             yield
 
 
+def draw(case: Scene, generator: torch.Generator, size: int) -> int:
+    """The seed of torch's current state. The seeds of the names are near it."""
+    return int(torch.randint(1000, 10**6, (), generator=generator))
+
+
+def run(tracker_class: Any, case: Scene, seed: int, group: Any) -> Observed:
+    script = Script(tracker_class, seed)
+    case.program(script)
+    seen = {name: torch.stack(masks) for name, masks in script.drawn.items() if masks} | script.claims
+    seeds = {OUTSIDE: seed, REPLICATED: script.seeds["replicated"], SHARDED: script.seeds["sharded"]}
+    streams = {name: plain(value) for name, value in seeds.items()}
+    idle: dict[str, dict[str, list[Tensor]]] = {}
+    for kind in (Idle, IdleAndBack) if case.program is in_turn else ():
+        mistaken = Script(kind, seed)
+        case.program(mistaken)
+        idle[kind.gives] = mistaken.drawn
+    return {**seen, STREAMS: streams, IDLE: idle}
+
+
 def plain(seed: int) -> list[Tensor]:
     """The first masks that torch draws after a seed."""
     torch.manual_seed(seed)
     return [mask() for _ in range(9)]
 
 
+def expect(case: Scene, seed: int, place: Place) -> Expected:
+    mine = place.observed[place.index]
+    streams, idle = mine[STREAMS], mine[IDLE]
+    right, mistakes = {}, {}
+    for name, draws in case.order.items():
+        right[name] = torch.stack([streams[name][index] for index in draws])
+        other = streams[SHARDED if name == REPLICATED else REPLICATED]
+        mistakes[name] = {
+            AGAIN: torch.stack([streams[name][0]] * len(draws)),
+            OTHER_STREAM: torch.stack(other[: len(draws)]),
+            **{gives: torch.stack(masks[name]) for gives, masks in idle.items()},
+        }
+    return Expected(right, mistakes)
+
+
 @exercise("9.3", "A tracker of random states")
 def tracker(tracker_class: Any) -> Verdict:
-    scenes = list(SCENES)
-    for p in WORLD_SIZES:
-        generator = fresh_generator()
-        seeds = [int(torch.randint(1000, 10**6, (), generator=generator)) for _ in scenes]
-        for batch in (slice(0, 1), slice(1, None)):  # the plain scene first: its message is the clearest
-            runs = run_cases(
-                run_scenes,
-                p,
-                tracker_class,
-                scenes[batch],
-                seeds[batch],
-                note=lambda scene: scene,
-                question=lambda scene: CRASHES.get(scene),
-            )
-            for scene, ranks in zip(scenes[batch], runs, strict=True):
-                verify(
-                    "9.3",
-                    p,
-                    [rank["seen"] for rank in ranks],
-                    [rank["right"] for rank in ranks],
-                    questions=questions(scene),
-                    lookalikes=by_name([rank["alike"] for rank in ranks]),
-                    note=scene,
-                )
+    check_cases(
+        "9.3", tracker_class, SCENES, draw=draw, run=run, expect=expect,
+        questions=lambda case, observed: [*SPECIAL_QUESTIONS.get(case.title, ()), *QUESTIONS],
+        crash=lambda case: CRASHES.get(case.title),
+    )  # fmt: skip
     return Verdict("Every state goes on where it was left, also after an exception, and torch's own is untouched.")
+
+
+CRASHES = {
+    "an exception within the fork": "The block within `fork` raises here, as it may. What of yours still has to run, "
+    "and which statement makes sure that it does?",
+    "states saved and loaded": "`state_dict()` returns a dictionary from names to states, and `load_state_dict(state)` "
+    "takes it back, also in a second tracker that has states under the same names. What do yours return and take, and "
+    "what belongs to a tracker, what to its class?",
+    "fork() without a name": 'fork(name="sharded"): the name has a default.',
+    "names and seeds that are taken": "What does `add` raise for a name or a seed that is there already? ValueError.",
+}
+MASKS = (REPLICATED, SHARDED)
+
+
+def drawn(*kinds: str) -> Callable[[Differences], bool]:
+    return lambda d: any(has_kind(name, *kinds)(d) for name in MASKS)
+
+
+SPECIAL_QUESTIONS: dict[str, tuple[Question, ...]] = {
+    "an exception within the fork": (
+        Question(
+            lambda d: COMES_OUT in d.names,
+            "The exception belongs to the caller, who has to see it. Which line of yours swallows or replaces it?",
+        ),
+        Question(
+            lambda d: OUTSIDE in d.names,
+            "After an exception torch still draws from the state of the fork. Which lines are skipped when the "
+            "block raises, and which statement runs them all the same?",
+        ),
+        Question(
+            lambda d: SHARDED in d.names,
+            "Before the exception a mask was drawn, and the next fork draws it again. When do you keep where the "
+            "state has got to: at the end of a block that went well, or always?",
+        ),
+    ),
+    "a fork within a fork of another name": (
+        Question(
+            lambda d: bool(d.names & {*MASKS, OUTSIDE}),
+            "A fork stands within another one, and when the inner one ends, torch has to draw from the outer one's "
+            "state again. Where do you keep what has to come back: in the tracker, where the inner fork overwrites "
+            "it, or in a local variable of this fork?",
+        ),
+    ),
+    "states saved and loaded": (
+        Question(
+            lambda d: bool(d.names & {*MASKS}),
+            "What was saved once can be loaded again and again, in any tracker. Does a later draw change the "
+            "dictionary that `state_dict` has returned, or the one that `load_state_dict` was given? Whose "
+            "dictionary is it, and whose are the tensors in it, if a load writes into them?",
+        ),
+    ),
+    "names and seeds that are taken": (
+        Question(
+            lambda d: SAME_NAME in d.names,
+            "A second `add` with a name that is there would start its state anew. What should it raise?",
+        ),
+        Question(
+            lambda d: SAME_SEED in d.names,
+            "Two names with one seed draw the same numbers. What does `add` have to remember?",
+        ),
+        Question(
+            lambda d: NOTHING_LEFT in d.names,
+            "Either the name was taken or the seed, not both, and the other one is still free: another state may "
+            "have it. Do you look at both before you keep anything?",
+        ),
+    ),
+    "fork() without a name": (
+        Question(
+            lambda d: SHARDED in d.names,
+            '`fork()` without a name draws other places than "sharded" would. Which name is the default?',
+        ),
+    ),
+    "a fork in which nothing is drawn": (
+        Question(
+            lambda d: bool(d.names & {*MASKS}),
+            "Nothing was drawn in this fork, so the state must be where it was. Who draws, or seeds, within your "
+            "`fork`?",
+        ),
+    ),
+}
+QUESTIONS = (
+    Question(
+        drawn(AGAIN),
+        "Every fork draws the same mask as the first, so each training step would drop the same places. When the "
+        "block ends, where has the state got to, and who keeps that?",
+    ),
+    Question(
+        drawn(CURRENT, CURRENT_AGAIN),
+        "Within the fork torch still draws from its own current state. Which call puts the state of the name into "
+        "torch's generator?",
+    ),
+    Question(
+        drawn(OTHER_STREAM),
+        "One name draws what belongs to another. Under which key do you keep a state, and under which do you look "
+        "it up?",
+    ),
+    Question(
+        lambda d: OUTSIDE in d.names and not d.names & {*MASKS},
+        "The masks are right, but what torch draws outside is not what it draws without a tracker. Is the state "
+        "from before put back when a fork ends? And what does `torch.manual_seed` within `add` do to it?",
+    ),
+    Question(
+        lambda d: bool(d.names & {*MASKS}),
+        "A state has to go on exactly where its last fork left it. Follow the state of one name through two forks: "
+        "where is it before, within, between and after them?",
+    ),
+)

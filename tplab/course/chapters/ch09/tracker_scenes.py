@@ -1,6 +1,7 @@
 """The scenes of the check of exercise 9.3: what a learner's tracker is asked to do, and which draws are right."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,18 +9,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.chapters.ch09.tracker_questions import (
-    COMES_OUT,
-    NOTHING_LEFT,
-    OUTSIDE,
-    REPLICATED,
-    SAME_NAME,
-    SAME_SEED,
-    SHARDED,
-)
-from tplab.course.checks import Claim, Observed, called_as
+from tplab.course.checks import Case, Claim, Observed, called_as
 from tplab.runtime import device
 
+REPLICATED, SHARDED, OUTSIDE = "masks of 'replicated'", "masks of 'sharded'", "numbers drawn outside"
+COMES_OUT = "the exception comes out of the fork"
+SAME_NAME, SAME_SEED = "a second state of the same name is refused", "a second state with the same seed is refused"
+NOTHING_LEFT = "what was refused leaves nothing behind"
 PLACES = 256  # two masks that are not meant to be equal are so once in 2**256
 
 
@@ -152,14 +148,37 @@ def refused(script: Script) -> None:
     script.outside()
 
 
-Scene = tuple[Callable[[Script], None], dict[str, list[int]]]
-SCENES: dict[str, Scene] = {  # and which draw of its stream each mask has to be
-    "forks in turn": (in_turn, {REPLICATED: [0, 1, 2], SHARDED: [0, 1, 2], OUTSIDE: [0, 1, 2]}),
-    "fork() without a name": (default_name, {SHARDED: [0, 1]}),
-    "several draws in one fork": (several_draws, {SHARDED: [0, 1, 2, 3], OUTSIDE: [0, 1]}),
-    "a fork in which nothing is drawn": (nothing_drawn, {SHARDED: [0, 1], OUTSIDE: [0]}),
-    "an exception within the fork": (exception, {REPLICATED: [0], SHARDED: [0, 1], OUTSIDE: [0, 1]}),
-    "a fork within a fork of another name": (nested, {REPLICATED: [0, 1, 2], SHARDED: [0, 1], OUTSIDE: [0]}),
-    "states saved and loaded": (saved, {REPLICATED: [0, *[1, 2] * 4, 3], SHARDED: [0, *[1, 2] * 4, 3], OUTSIDE: [0]}),
-    "names and seeds that are taken": (refused, {SHARDED: [0], OUTSIDE: [0]}),
-}
+@dataclass(frozen=True, kw_only=True)
+class Scene(Case):
+    """What the tracker is asked to do. order: for each row of masks, which draws of their state they have to be."""
+
+    title: str
+    program: Callable[[Script], None]
+    order: Mapping[str, Sequence[int]]
+
+    def describe(self, name: str) -> str:
+        return self.title
+
+
+SCENES = (
+    Scene(
+        title="forks in turn", program=in_turn,
+        order={REPLICATED: [0, 1, 2], SHARDED: [0, 1, 2], OUTSIDE: [0, 1, 2]},
+    ),
+    Scene(title="fork() without a name", program=default_name, order={SHARDED: [0, 1]}),
+    Scene(title="several draws in one fork", program=several_draws, order={SHARDED: [0, 1, 2, 3], OUTSIDE: [0, 1]}),
+    Scene(title="a fork in which nothing is drawn", program=nothing_drawn, order={SHARDED: [0, 1], OUTSIDE: [0]}),
+    Scene(
+        title="an exception within the fork", program=exception,
+        order={REPLICATED: [0], SHARDED: [0, 1], OUTSIDE: [0, 1]},
+    ),
+    Scene(
+        title="a fork within a fork of another name", program=nested,
+        order={REPLICATED: [0, 1, 2], SHARDED: [0, 1], OUTSIDE: [0]},
+    ),
+    Scene(
+        title="states saved and loaded", program=saved,
+        order={REPLICATED: [0, *[1, 2] * 4, 3], SHARDED: [0, *[1, 2] * 4, 3], OUTSIDE: [0]},
+    ),
+    Scene(title="names and seeds that are taken", program=refused, order={SHARDED: [0], OUTSIDE: [0]}),
+)  # fmt: skip

@@ -1,5 +1,4 @@
-"""What chapter 10 asks: the layer (10.1), the whole GPT (10.2), a checkpoint's shards (10.3), greedy "
-"generation (10.4).
+"""What chapter 10 asks: the layer (10.1), the whole GPT (10.2), a checkpoint's shards (10.3), generation (10.4).
 
 Importing it registers the checks of its exercises. Here also: its predictions and its table of symptoms.
 """

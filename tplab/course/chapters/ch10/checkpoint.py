@@ -14,6 +14,7 @@ from tplab.course.checks import (
     Question,
     Snapshot,
     Verdict,
+    by_name,
     calling,
     exercise,
     fresh_generator,
@@ -52,7 +53,7 @@ def their_name(ours: str) -> str:
 
 
 def in_their_format(whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under GPT-2's names, linear weights [in, out], an output layer and masks of old files."""
+    """The weights under GPT-2's names, linear ones as [in, out], with the output layer and the masks of old files."""
     state = {}
     for name, value in whole.items():
         linear = name.startswith("layers.") and value.dim() == 2
@@ -117,10 +118,7 @@ def gpt2_checkpoint(gpt2_shards: Callable[..., Any]) -> Verdict:
                 seen.append(observed(mine, expected[-1]) | claims)
             right = [{NAMES_QUESTION: "yes", "result": "a dictionary"} | mine for mine in expected]
             note = f"{layers} layers, v = {vocab_size}, multiple = {multiple}"
-            lookalikes = {
-                name: {label: [row[name][label] for row in alike] for label in alike[0][name]} for name in whole
-            }
-            verify("10.3", p, seen, right, questions=questions(seen), lookalikes=lookalikes, note=note)
+            verify("10.3", p, seen, right, questions=questions(seen), lookalikes=by_name(alike), note=note)
     return Verdict("Every tensor under its name, turned where it lay [in, out], cut where it is sharded.")
 
 

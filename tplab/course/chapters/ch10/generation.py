@@ -1,180 +1,284 @@
-"""The check of exercise 10.4: the best token of a split vocabulary, and greedy generation with a cache."""
+"""The check of exercise 10.4: the best token of a sharded vocabulary, and greedy generation with a cache.
+
+`generate` is called with a model without weights. Its logits depend on every token so far and on its position, so a
+wrong token, a wrong position, or a token that the cache lacks or holds twice changes everything that follows.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tplab.course.chapters.ch10.generation_questions import (
-    CRASH,
-    GENERATE_CRASH,
-    GENERATE_QUESTIONS,
-    LITTLE,
-    best_questions,
-)
-from tplab.course.chapters.ch10.scripted import CALLS, Scripted, greedy, text_mistakes
+from tplab.collectives.by_hand import rank_and_size
 from tplab.course.checks import (
     GROUPS,
-    IN_GROUPS,
     WORLD_SIZES,
+    Case,
     Claim,
+    Expected,
     Observed,
+    Place,
+    Question,
     Snapshot,
     Verdict,
-    ask_about_group,
-    by_name,
+    check_cases,
     exercise,
-    fresh_generator,
-    group_question,
-    make_group,
-    member_of,
-    run_ranks,
+    has_kind,
+    kind_is,
     traffic,
-    verify,
 )
+from tplab.memory.config import GPTConfig
 from tplab.runtime import device, record
 
-BATCH, WIDTH = 3, 320  # ids a rank
-Groups = Sequence[Sequence[int]] | None
+BATCH, WIDTH = 3, 320  # texts, and ids per rank
+LITTLE = "only a few numbers for each token travel"
+CALLS = "the prompt is read once, then each new token once"
+
+FIRST, LAST = "the largest logit on rank 0", "the largest logit on the last rank"
+RANDOM, EQUAL = "random logits", "equal logits"
+NEGATIVE = "negative logits, and zeros in the padding"
+ONE_RANK = "a vocabulary so small that rank 0 holds all of it"
+BFLOAT16 = "logits in bfloat16"
+
+OWN_ID = "this rank's own best, as an id of the whole vocabulary"
+OWN_PLACE = "this rank's own best, as a place in its shard"
+NO_OFFSET = "the right place, but in the shard: the ids of the ranks before are not counted"
+WITH_PADDING = "the id of the largest logit, the padding included"
+LARGEST_ID, SUM = "every rank's best id, the largest of them", "the sum of the ranks' choices"
+
+NO_PROMPT = "the new tokens alone, without their prompt"
+TOO_MANY, TOO_FEW = "the text with one token too many", "the text with one token too few"
+FROM_ZERO = "what is written when the places begin at 0 again in each call"
+
+Script = tuple[int, int]  # what the model without weights writes: seed, size of the vocabulary
 
 
-def scenes(q: int, generator: torch.Generator) -> dict[str, tuple[Tensor, int]]:
-    """Whole logits [b, v] with their padding, and the true vocabulary, by what is special about them."""
-    whole = q * WIDTH
-    plain = torch.randn(BATCH, whole, generator=generator, dtype=torch.float64)
-    first, last = plain.clone(), plain.clone()
-    for row, (left, right) in enumerate(((0, WIDTH - 1), (WIDTH // 2, WIDTH - 5), (7, 9))):
-        first[row, left] = 9.0
-        last[row, whole - WIDTH + right] = 9.0
-    ties = plain.clamp(max=4.0)
-    ties[0, [3, WIDTH - 1, whole - 1]] = 5.0
-    ties[1, [whole - WIDTH, whole - 2]] = 5.0
-    ties[2] = -1.0
-    low = -1e4 - plain.abs()  # lower than any number that one might put in their place
-    low[:, whole - WIDTH // 2 :] = 0.0  # the padding
-    few = -1 - plain.abs()
-    few[:, WIDTH // 4 :] = 50.0
-    return {
-        "the largest logit on rank 0": (first, whole),
-        "the largest logit on the last rank": (last, whole),
-        "random logits": (plain, whole),
-        "equal logits": (ties, whole),
-        "negative logits, and zeros in the padding": (low, whole - WIDTH // 2),
-        "a vocabulary so small that rank 0 holds all of it": (few, WIDTH // 4),
-        "logits in bfloat16": (last.to(torch.bfloat16), whole),
+@dataclass(frozen=True)
+class Choice(Case):
+    """One call of best_token."""
+
+    scene: str
+
+    def describe(self, name: str) -> str:
+        return f"best_token, {self.scene}"
+
+
+SCENES = (FIRST, LAST, RANDOM, EQUAL, NEGATIVE, ONE_RANK, BFLOAT16)
+CHOICES = tuple(Choice(scene, groups=groups) for groups in (None, GROUPS) for scene in SCENES)
+
+
+def draw_logits(case: Choice, generator: torch.Generator, size: int) -> tuple[Tensor, int]:
+    """The logits [b, v] of all ranks with their padding, and the true size of the vocabulary."""
+    full = size * WIDTH
+    logits = torch.randn(BATCH, full, generator=generator, dtype=torch.float64)
+    if case.scene in (FIRST, LAST, BFLOAT16):
+        for row, (first, last) in enumerate(((0, WIDTH - 1), (WIDTH // 2, WIDTH - 5), (7, 9))):
+            logits[row, first if case.scene == FIRST else full - WIDTH + last] = 9.0
+    if case.scene == BFLOAT16:
+        return logits.to(torch.bfloat16), full
+    if case.scene == EQUAL:
+        logits = logits.clamp(max=4.0)
+        logits[0, [3, WIDTH - 1, full - 1]] = 5.0
+        logits[1, [full - WIDTH, full - 2]] = 5.0
+        logits[2] = -1.0
+    if case.scene == NEGATIVE:
+        logits = -1e4 - logits.abs()  # lower than any number that one might put in their place
+        logits[:, full - WIDTH // 2 :] = 0.0  # the padding
+        return logits, full - WIDTH // 2
+    if case.scene == ONE_RANK:
+        logits = -1 - logits.abs()
+        logits[:, WIDTH // 4 :] = 50.0
+        return logits, WIDTH // 4
+    return logits, full
+
+
+def give_logits(case: Choice, problem: tuple[Tensor, int], place: Place) -> tuple[Tensor, int]:
+    return place.part(problem[0], -1).contiguous(), problem[1]
+
+
+def run_best(best_token: Callable[..., Any], case: Choice, given: tuple[Tensor, int], group: Any) -> Observed:
+    logits, vocab_size = given[0].to(device()), given[1]
+    snapshot = Snapshot(logits=logits)
+    with record() as section:
+        ids = best_token(logits, vocab_size, group)
+    numbers = sum(call.numel for call in traffic(section))
+    much = f"messages of {numbers} numbers for {BATCH} texts"
+    limit = 4 * dist.get_world_size(group) * BATCH
+    return {"ids": ids, LITTLE: Claim(much if numbers > limit else ""), "inputs unchanged": snapshot.changed()}
+
+
+def expect_ids(case: Choice, problem: tuple[Tensor, int], place: Place) -> Expected:
+    logits, vocab_size = problem
+    real = logits.masked_fill(torch.arange(logits.shape[-1]) >= vocab_size, -torch.inf)
+    values, places = real.unflatten(-1, (place.size, WIDTH)).transpose(0, 1).max(-1)  # [p, b] each
+    ids = places + WIDTH * torch.arange(place.size)[:, None]  # [p, b]: each rank's best
+    mistakes = {
+        WITH_PADDING: logits.argmax(-1),
+        "the highest of the ids with the largest logit": real.shape[-1] - 1 - real.flip(-1).argmax(-1),
     }
+    if place.size > 1:
+        mistakes |= {
+            OWN_ID: ids[place.index],
+            OWN_PLACE: places[place.index],
+            NO_OFFSET: places.gather(0, values.argmax(0)[None])[0],
+            LARGEST_ID: ids.amax(0),
+            SUM: ids.sum(0),
+        }
+    return Expected({"ids": logits[:, :vocab_size].argmax(-1)}, {"ids": mistakes})
 
 
-def run_best(best_token: Callable[..., Any], groups: Groups, data: Sequence[Any]) -> list[Observed]:
-    """On a rank: its choice in every scene."""
-    group = make_group(groups)
-    rank, q = dist.get_rank(group), dist.get_world_size(group)
-    seen = []
-    for whole, vocab_size in data[dist.get_rank()]:
-        logits = whole.chunk(q, -1)[rank].contiguous().to(device())
-        snapshot = Snapshot(logits=logits)
-        with record() as section:
-            ids = best_token(logits, vocab_size, group)
-        numbers = sum(call.numel for call in traffic(section))
-        much = f"messages of {numbers} numbers for {BATCH} texts" if numbers > 4 * q * BATCH else ""
-        seen.append({"ids": ids, LITTLE: Claim(much), "inputs unchanged": snapshot.changed()})
-    return seen
+_PRIME = 2**31 - 1
 
 
-def id_mistakes(whole: Tensor, vocab_size: int, rank: int, q: int) -> dict[str, Tensor]:
-    """What well-known mistakes choose on a rank."""
-    real = whole.masked_fill(torch.arange(whole.shape[-1]) >= vocab_size, -torch.inf)
-    parts = real.chunk(q, -1)
-    value, place = torch.stack([part.max(-1).values for part in parts]), [part.argmax(-1) for part in parts]
-    winner = value.argmax(0)  # [b]
-    local = torch.stack(place).gather(0, winner[None])[0]
-    backwards = real.shape[-1] - 1 - real.flip(-1).argmax(-1)
-    made = {"the id of the largest logit, the padding included": whole.argmax(-1)}
-    made["the highest of the ids with the largest logit"] = backwards
-    if q > 1:
-        made["this rank's own best, as an id of the whole vocabulary"] = place[rank] + rank * WIDTH
-        made["this rank's own best, as a place in its shard"] = place[rank]
-        made["the right place, but in the shard: the ids of the ranks before are not counted"] = local
-        made["every rank's best id, the largest of them"] = torch.stack(
-            [p + i * WIDTH for i, p in enumerate(place)]
-        ).amax(0)
-        made["the sum of the ranks' choices"] = torch.stack([p + i * WIDTH for i, p in enumerate(place)]).sum(0)
+def next_logits(seen: list[tuple[int, int]], script: Script) -> Tensor:
+    """The logits [v] after the tokens that were seen, (place, token) each. All are negative, and some are equal."""
+    seed, vocab_size = script
+    state = seed
+    for place, token in seen:
+        state = (state * 48271 + 1009 * place + token + 1) % _PRIME
+    drawn = torch.randint(-9, -1, (vocab_size,), generator=torch.Generator().manual_seed(state))
+    return drawn.double()
+
+
+class Scripted:
+    """Takes the place of ParallelGPT, with new_cache, config and group, and notes how it is called."""
+
+    def __init__(self, script: Script, group: Any) -> None:
+        self.script, self.group = script, group
+        self.rank, self.q = rank_and_size(group)
+        self.config = GPTConfig(
+            num_layers=1, hidden_size=4, num_heads=2, vocab_size=script[1], seq_length=64, dropout=0.0
+        )
+        self.caches: list[list] = []
+        self.calls: list[tuple[int, int, bool]] = []  # tokens, past, with the cache
+        self.training = False
+
+    def new_cache(self, batch_size: int, max_length: int) -> list:
+        self.caches.append([[] for _ in range(batch_size)])
+        self.calls.append((-1, max_length, True))
+        return self.caches[-1]
+
+    def eval(self) -> "Scripted":
+        return self
+
+    def train(self, mode: bool = True) -> "Scripted":
+        return self
+
+    def __call__(
+        self, ids: Tensor, targets: Any = None, *, cache: Any = None, past: int = 0, rng: Any = None
+    ) -> Tensor:
+        self.calls.append((ids.shape[1], int(past), any(cache is mine for mine in self.caches)))
+        lines: list = cache if isinstance(cache, list) and len(cache) == len(ids) else [[] for _ in ids]
+        width = -(-self.script[1] // (8 * self.q)) * 8
+        out = torch.zeros(*ids.shape, width * self.q, dtype=torch.float64)  # the padding: zeros
+        for line, (kept, tokens) in enumerate(zip(lines, ids.tolist(), strict=True)):
+            for offset, token in enumerate(tokens):
+                kept.append((past + offset, token))
+                out[line, offset, : self.script[1]] = next_logits(kept, self.script)
+        return out[..., self.rank * width : (self.rank + 1) * width].contiguous().to(device())
+
+    def wrong_calls(self, length: int, new: int) -> str:
+        """What is wrong with how it was called, in words; empty if nothing is."""
+        calls = [call for call in self.calls if call[0] >= 0]
+        rooms = [call[1] for call in self.calls if call[0] < 0]
+        if not new:
+            return ""
+        if not rooms or not all(with_cache for _, _, with_cache in calls):
+            return "the model was called without the cache"
+        if len(rooms) > 1:
+            return f"{len(rooms)} caches were made"
+        if rooms[0] < length + new - 1:
+            return f"the cache has room for {rooms[0]} tokens, and {length + new - 1} are read"
+        read = 0
+        for tokens, past, _ in calls:
+            if past != read:
+                return f"{tokens} tokens were read with past={past}, when the cache held {read}"
+            read += tokens
+        if read != length + new - 1:
+            return f"{read} tokens were read, for a prompt of {length} and {new} new ones {length + new - 1} are enough"
+        return "" if len(calls) == new else f"{len(calls)} calls for {new} new tokens"
+
+
+def greedy(prompt: Tensor, new: int, script: Script, *, restart: bool = False) -> Tensor:
+    """The texts [b, s + new] that the model writes, on one process. restart: places begin at 0 again in each call."""
+    lines = []
+    for tokens in prompt.tolist():
+        seen = list(enumerate(tokens))
+        text = list(tokens)
+        for _ in range(new):
+            text.append(int(next_logits(seen, script).argmax()))
+            seen.append((0 if restart else len(text) - 1, text[-1]))
+        lines.append(text)
+    return torch.tensor(lines).view(len(prompt), -1)
+
+
+def text_mistakes(prompt: Tensor, new: int, script: Script) -> dict[str, Tensor]:
+    """What well-known mistakes write."""
+    longer = greedy(prompt, new + 1, script)
+    made = {NO_PROMPT: longer[:, prompt.shape[1] : -1], TOO_MANY: longer}
+    if new:
+        made |= {TOO_FEW: longer[:, :-2], FROM_ZERO: greedy(prompt, new, script, restart=True)}
     return made
 
 
-def run_generate(generate: Callable[..., Any], groups: Groups, data: Sequence[Any]) -> list[Observed]:
-    """On a rank: the texts that a scripted model is made to write."""
-    group = make_group(groups)
-    seen = []
-    for prompt, new, script in data[dist.get_rank()]:
-        model = Scripted(script, group)
-        ids = prompt.to(device())
-        snapshot = Snapshot(prompt=ids)
-        with record() as section:
-            text = generate(model, ids, new)
-        numbers = sum(call.numel for call in traffic(section))
-        much = f"messages of {numbers} numbers for {new} tokens of {len(prompt)} texts"
-        limit = 4 * dist.get_world_size(group) * len(prompt) * max(new, 1)
-        claims = {CALLS: Claim(model.wrong_calls(prompt.shape[1], new)), LITTLE: Claim(much if numbers > limit else "")}
-        seen.append({"text": text, **claims, "inputs unchanged": snapshot.changed()})
-    return seen
+@dataclass(frozen=True)
+class Text(Case):
+    """One call of generate, for `batch` prompts [length]."""
+
+    batch: int
+    length: int
+    new: int
+
+    def describe(self, name: str) -> str:
+        return f"generate, prompt {[self.batch, self.length]}, {self.new} new tokens"
+
+
+TEXTS = tuple(Text(*sizes, groups=groups) for groups in (None, GROUPS) for sizes in ((1, 4, 5), (2, 1, 4), (2, 3, 0)))
+
+
+def draw_prompt(case: Text, generator: torch.Generator, size: int) -> tuple[Tensor, Script]:
+    vocab_size = int(torch.randint(17, 23, (), generator=generator))
+    prompt = torch.randint(vocab_size, (case.batch, case.length), generator=generator)
+    return prompt, (int(torch.randint(10**6, (), generator=generator)), vocab_size)
+
+
+def run_generate(generate: Callable[..., Any], case: Text, given: tuple[Tensor, Script], group: Any) -> Observed:
+    model, prompt = Scripted(given[1], group), given[0].to(device())
+    snapshot = Snapshot(prompt=prompt)
+    with record() as section:
+        text = generate(model, prompt, case.new)
+    numbers = sum(call.numel for call in traffic(section))
+    much = f"messages of {numbers} numbers for {case.new} tokens of {case.batch} texts"
+    limit = 4 * dist.get_world_size(group) * case.batch * max(case.new, 1)
+    return {
+        "text": text,
+        CALLS: Claim(model.wrong_calls(case.length, case.new)),
+        LITTLE: Claim(much if numbers > limit else ""),
+        "inputs unchanged": snapshot.changed(),
+    }
+
+
+def expect_text(case: Text, problem: tuple[Tensor, Script], place: Place) -> Expected:
+    prompt, script = problem
+    return Expected({"text": greedy(prompt, case.new, script)}, {"text": text_mistakes(prompt, case.new, script)})
 
 
 @exercise("10.4", "Greedy generation on p ranks")
 def greedy_generation(best_token: Callable[..., Any], generate: Callable[..., Any]) -> Verdict:
-    for p in WORLD_SIZES:
-        for groups in (None, GROUPS) if p == 4 else (None,):
-            check_best(best_token, p, groups)
-            check_generate(generate, p, groups)
+    for world_size in WORLD_SIZES:  # both functions at one world size before the next
+        check_cases(
+            "10.4", best_token, CHOICES, draw=draw_logits, give=give_logits, run=run_best, expect=expect_ids,
+            questions=best_questions, crash=CRASH, whose_group=WHOSE_GROUP, world_sizes=[world_size],
+        )  # fmt: skip
+        check_cases(
+            "10.4", generate, TEXTS, draw=draw_prompt, run=run_generate, expect=expect_text,
+            questions=GENERATE_QUESTIONS, crash=GENERATE_CRASH, stuck=GENERATE_STUCK, whose_group=WHOSE_GROUP,
+            world_sizes=[world_size],
+        )  # fmt: skip
     return Verdict("Each rank offers its best: a few numbers for each token travel, and all ranks write the same text.")
-
-
-def check_best(best_token: Callable[..., Any], p: int, groups: Groups) -> None:
-    generator = fresh_generator()
-    members = member_of(p, groups)
-    made = [scenes(len(ranks), generator) for ranks in groups or (range(p),)]
-    data = [list(made[i].values()) for i, _ in members]
-    special = {"question": ask_about_group(WHOSE_GROUP), "stuck": ask_about_group(WHOSE_GROUP), "note": IN_GROUPS}
-    options = special if groups else {"question": CRASH, "note": "best_token"}
-    seen = run_ranks(run_best, p, best_token, groups, data, **options)
-    for index, note in enumerate(made[0]):
-        rows, alike = [], []
-        for rank, (i, ranks) in enumerate(members):
-            whole, vocab_size = made[i][note]
-            rows.append({"ids": whole[:, :vocab_size].argmax(-1)})
-            alike.append({"ids": id_mistakes(whole, vocab_size, ranks.index(rank), len(ranks))})
-        verify(
-            "10.4", p, [mine[index] for mine in seen], rows, lookalikes=by_name(alike),
-            questions=[group_question(WHOSE_GROUP)] if groups else best_questions(note),
-            note=f"best_token, {note}" + (f" {IN_GROUPS}" if groups else ""),
-        )  # fmt: skip
-
-
-def check_generate(generate: Callable[..., Any], p: int, groups: Groups) -> None:
-    generator = fresh_generator()
-    members = member_of(p, groups)
-    runs = []
-    for batch, length, new in ((1, 4, 5), (2, 1, 4), (2, 3, 0)):
-        for _ in groups or (0,):
-            vocab_size = int(torch.randint(17, 23, (), generator=generator))
-            prompt = torch.randint(vocab_size, (batch, length), generator=generator)
-            runs.append((prompt, new, (int(torch.randint(10**6, (), generator=generator)), vocab_size)))
-    count = len(groups or (0,))
-    data = [runs[i::count] for i, _ in members]
-    special = {"question": ask_about_group(WHOSE_GROUP), "stuck": ask_about_group(WHOSE_GROUP), "note": IN_GROUPS}
-    options = special if groups else {"question": GENERATE_CRASH, "stuck": GENERATE_STUCK, "note": "generate"}
-    seen = run_ranks(run_generate, p, generate, groups, data, **options)
-    for index in range(len(data[0])):
-        rows = [{"text": greedy(*mine[index])} for mine in data]
-        alike = [{"text": text_mistakes(*mine[index])} for mine in data]
-        prompt, new, _ = data[0][index]
-        verify(
-            "10.4", p, [mine[index] for mine in seen], rows, lookalikes=by_name(alike),
-            questions=[group_question(WHOSE_GROUP)] if groups else GENERATE_QUESTIONS,
-            note=f"generate, prompt {list(prompt.shape)}, {new} new tokens" + (f" {IN_GROUPS}" if groups else ""),
-        )  # fmt: skip
 
 
 WHOSE_GROUP = (
@@ -183,4 +287,99 @@ WHOSE_GROUP = (
 )
 GENERATE_STUCK = (
     "Do all ranks run the same number of steps? A rank that stops, or chooses, by itself leaves the others waiting."
+)
+CRASH = (
+    "logits are this rank's [b, v/p]. Which shape and which dtype has each tensor that you send, and is it contiguous?"
+)
+GENERATE_CRASH = (
+    "text grows by one column [b, 1] in each step, and the model gives logits [b, s, v/p] for the s tokens that it "
+    "was given. Which of them is the next token chosen from?"
+)
+CHANGED = Question(
+    lambda d: "changed" in d.kinds(),
+    "The logits and the prompt belong to the caller. `dist.all_reduce`, and functions of torch with a `_` at their "
+    "end, write into the tensor they are given. Which of yours gets the caller's?",
+)
+
+
+SCENE_QUESTIONS = {
+    EQUAL: "Several ids have the largest logit here, on one rank or on several. All ranks take the lowest of these "
+    "ids. Which one do yours take, and do all take the same?",
+    NEGATIVE: "All real logits are far below 0 here, and the padding holds zeros. What keeps the padding from being "
+    "chosen? (The shard of a rank begins at its rank times its width.)",
+    ONE_RANK: "Some ranks hold nothing but padding here. What do they offer, and can it win?",
+    BFLOAT16: "The same logits in bfloat16, which has 8 bits for the digits of a number: 256 + 1 is 256 there. In "
+    "which dtype do your ids travel?",
+}
+FORM_QUESTIONS = (
+    CHANGED,
+    Question(
+        has_kind("ids", "none", "type", "structure", "dtype"),
+        "The result is a tensor of ids [b], int64. What does yours return?",
+    ),
+    Question(
+        has_kind("ids", "shape"),
+        "The result has one id for each text, [b]. Which dimension is left over or missing?",
+    ),
+)
+BEST_QUESTIONS = (
+    Question(
+        kind_is("ids", OWN_ID, OWN_PLACE),
+        "Each rank has chosen for itself. Which of the ranks holds the largest logit of all, and how do the others "
+        "learn of it?",
+    ),
+    Question(
+        has_kind("ids", NO_OFFSET),
+        "Place 3 in the shard of rank 1 is not id 3. Which id does the shard of a rank begin with?",
+    ),
+    Question(
+        has_kind("ids", LARGEST_ID, SUM),
+        "Only the ranks that hold the largest logit may offer an id. What do the others put in?",
+    ),
+    Question(
+        lambda d: LITTLE in d.names and "ids" not in d.names,
+        "The right ids, but too much was sent for them. How many of a rank's logits can be the largest of all?",
+    ),
+    Question(
+        lambda d: True,
+        "Every rank has one candidate: its largest logit and its id. By which rule does one of p win?",
+    ),
+)
+
+
+def best_questions(case: Choice, observed: Sequence[Observed]) -> tuple[Question, ...]:
+    ask = SCENE_QUESTIONS.get(case.scene)
+    return *FORM_QUESTIONS, *([Question(lambda d: "ids" in d.names, ask)] if ask else []), *BEST_QUESTIONS
+
+
+GENERATE_QUESTIONS = (
+    CHANGED,
+    Question(
+        has_kind("text", "none", "type", "structure"),
+        "The result is a tensor of ids [b, s + max_new_tokens]. What does yours return?",
+    ),
+    Question(has_kind("text", NO_PROMPT), "The result is the whole text, with its prompt."),
+    Question(
+        has_kind("text", TOO_MANY, TOO_FEW),
+        "How many tokens are wanted, and how many steps does your loop make?",
+    ),
+    Question(
+        has_kind("text", FROM_ZERO),
+        "`past` says at which place of the text the first of `ids` stands. What is it in the second call?",
+    ),
+    Question(
+        lambda d: LITTLE in d.names and d.names <= {LITTLE},
+        "The right text, but too much was sent for it. Does `generate` use `best_token`, and what else does it send?",
+    ),
+    Question(
+        lambda d: CALLS in d.names,
+        "Each token is read once: its keys and values are in the cache then, at the places past, past + 1, ... Which "
+        "tokens do you hand to the model in the second step, with which `past`, and with which cache? And is the last "
+        "new token read, though nobody asks for what follows it?",
+    ),
+    Question(
+        lambda d: True,
+        "The next token is chosen from the logits of the last place. Which place do you take, and from which texts of "
+        "the batch?",
+    ),
 )

@@ -1,113 +1,211 @@
 """The check of exercise 10.2: the forward pass of a whole GPT, with tied logits and loss."""
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tplab.course.chapters.ch10 import plain
-from tplab.course.chapters.ch10.gpt_cases import (
-    BATCH,
-    CASES,
-    HEADS,
-    HIDDEN,
-    LAYERS,
-    LENGTH,
-    PIECES,
-    VOCAB,
-    Case,
-    run_gpt,
-    stand_in,
-)
-from tplab.course.chapters.ch10.gpt_questions import CACHE, CRASH, DROPOUT, QUESTIONS, WHOSE_GROUP
 from tplab.course.checks import (
+    GROUPS,
     INPUTS_QUESTION,
-    WORLD_SIZES,
+    Case,
+    Claim,
+    Expected,
+    Observed,
+    Place,
     Question,
-    Traffic,
     Verdict,
-    ask_about_group,
-    by_name,
+    check_cases,
     exercise,
-    fresh_generator,
-    group_question,
-    member_of,
-    run_cases,
-    verify,
+    has_kind,
+    observe,
+    random_tensor,
+)
+from tplab.memory.config import GPTConfig
+from tplab.runtime import device
+from tplab.tensor.full_state import load_full_state_dict
+from tplab.tensor.rng import seed_all
+
+LAYERS, HIDDEN, HEADS, VOCAB, BATCH, LENGTH, RATE = 2, 8, 4, 37, 2, 6, 0.4
+PIECES = (3, 1, 2)
+MASK = "mask"
+GETS_RNG = "the layers get rng"
+GETS_CACHE = "each layer fills its cache"
+NO_NORM = "what comes out without the final norm"
+NO_POSITIONS = "what comes out without the positions"
+PADDING_TOO = "what comes out when the padding enters the softmax"
+SUM = "the sum of the losses, not their mean"
+IGNORED_TOO = "what comes out when the ignored token counts in the mean"
+
+
+@dataclass(frozen=True)
+class Call(Case):
+    """What the model is asked for: "logits", "loss", "dropout" with a stand-in for the layers, or "cache"."""
+
+    what: str
+    training: bool = True
+
+    def describe(self, name: str) -> str:
+        calls = {
+            "logits": "model(ids)",
+            "loss": "model(ids, targets)",
+            "dropout": "model(ids, rng=rng) with dropout, and a layer of the check's",
+            "cache": f"model(ids, cache=cache, past=past) with {', '.join(map(str, PIECES))} tokens",
+        }
+        return calls[self.what] + ("" if self.training else ", in eval mode")
+
+
+CASES = (
+    Call("logits"),
+    Call("loss"),
+    Call("dropout"),
+    Call("dropout", training=False),
+    Call("cache", training=False),
+    Call("loss", groups=GROUPS),
 )
 
 
-def twin(generator: torch.Generator) -> dict[str, Any]:
-    """A text with an ignored target, all weights, and the gradients to send back, for one process."""
+def stand_in(x: Tensor) -> Tensor:
+    """Takes the place of a layer, [b, s, h] to [b, s, h]."""
+    return 2 * x.tanh() + x.roll(1, -1)
+
+
+class StandIn(nn.Module):
+    """Takes the place of a layer: notes what it is called with, and sends nothing."""
+
+    def __init__(self, hidden_size: int, num_heads: int, **options: Any) -> None:
+        super().__init__()
+        self.given: list[dict[str, Any]] = []
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        self.given.append(options)
+        return stand_in(x)
+
+    def new_cache(self, batch_size: int, max_length: int) -> None:
+        return None
+
+
+class Problem(NamedTuple):
+    full: dict[str, Tensor]  # the weights of one process, by name
+    ids: Tensor  # [b, s]
+    targets: Tensor  # [b, s], one of them ignored
+    dlogits: Tensor  # [b, s, v]; a rank is given its shard, [b, s, padded v / p]
+    dloss: Tensor  # []
+    seed: int  # of the tracker
+
+
+def draw(case: Call, generator: torch.Generator, size: int) -> Problem:
     full = plain.gpt_weights(generator, LAYERS, HIDDEN, VOCAB, LENGTH)
     ids, targets = (torch.randint(VOCAB, (BATCH, LENGTH), generator=generator) for _ in range(2))
     ids[0, 0], ids[1, -1], targets[0, 1], targets[1, 2] = 0, VOCAB - 1, VOCAB - 1, -100
-    seed = int(torch.randint(10**6, (), generator=generator))
-    whole = torch.randn(BATCH, LENGTH, 64, generator=generator, dtype=torch.float64)
-    dloss = torch.randn((), generator=generator, dtype=torch.float64)
-    return {"full": full, "ids": ids, "targets": targets, "seed": seed, "whole": whole, "dloss": dloss}
+    dlogits, (dloss,) = random_tensor(generator, BATCH, LENGTH, VOCAB), random_tensor(generator, 1)
+    return Problem(full, ids, targets, dlogits, dloss, int(torch.randint(10**6, (), generator=generator)))
 
 
-def rows(q: int) -> int:
-    return -(-VOCAB // (8 * q)) * 8
+def padded(logits: Tensor, size: int) -> Tensor:
+    """Logits [..., v] with zeros up to a multiple of 8 columns per rank."""
+    return F.pad(logits, (0, -VOCAB % (8 * size)))
 
 
-def given_to(mine: dict[str, Any], index: int, q: int) -> dict[str, Any]:
-    """A rank's inputs: of the gradient of the logits its own columns."""
-    start = index * rows(q)
-    part = F.pad(mine["whole"][..., :VOCAB], (0, 64 - VOCAB))[..., start : start + rows(q)]
-    return {**mine, "dlogits": F.pad(part, (0, rows(q) - part.shape[-1]))}
+def shard_of(logits: Tensor, place: Place) -> Tensor:
+    return place.part(padded(logits, place.size), -1)
 
 
-def shard_of(logits: Tensor, index: int, q: int) -> Tensor:
-    return F.pad(logits, (0, rows(q) * q - VOCAB))[..., index * rows(q) : (index + 1) * rows(q)]
+def give(case: Call, problem: Problem, place: Place) -> Problem:
+    return problem._replace(dlogits=shard_of(problem.dlogits, place))
 
 
-def expect(case: Case, mine: dict[str, Any], mask: Any, index: int, ranks: tuple[int, ...], p: int) -> tuple:
-    """What is right on a rank, and what known mistakes give."""
-    q = len(ranks)
-    leaves = {name: value.clone().requires_grad_() for name, value in mine["full"].items()}
-    ids, targets = mine["ids"], mine["targets"]
+def run(gpt_class: Any, case: Call, given: Problem, group: Any) -> Observed:
+    replaced = case.what == "dropout"
+    config = GPTConfig(
+        num_layers=LAYERS, hidden_size=HIDDEN, num_heads=HEADS, vocab_size=VOCAB, seq_length=LENGTH,
+        activation="gelu_tanh", dropout=RATE if replaced else 0.0,
+    )  # fmt: skip
+    place: dict[str, Any] = {"device": device(), "dtype": torch.float64}
+    model = gpt_class(config, StandIn if replaced else None, group=group, **place)
+    full = {k: v.to(device()) for k, v in given.full.items() if not (replaced and k.startswith("layers."))}
+    load_full_state_dict(model, full, group)
+    model.train(case.training)
+    ids, targets = given.ids.to(device()), given.targets.to(device())
+    if case.what == "cache":
+        return in_pieces(model, ids)
+    tracker, twin = seed_all(given.seed, group), seed_all(given.seed, group)
+    with twin.fork("replicated"):
+        mask = F.dropout(torch.ones(BATCH, LENGTH, HIDDEN, **place), RATE)
+    torch.manual_seed(dist.get_rank())
+    watched = {name: param for name, param in model.named_parameters() if name in full}
+    arguments = {"ids": ids, "targets": targets} if case.what == "loss" else {"ids": ids}
+    upstream = given.dloss if case.what == "loss" else given.dlogits
+    seen = observe(
+        lambda *inputs: model(*inputs, rng=tracker), upstream.to(device()), inputs=arguments, parameters=watched
+    )
+    if replaced:
+        calls = [options for layer in model.layers for options in layer.given]
+        missed = any(options.get("rng") is not tracker for options in calls)
+        seen[GETS_RNG] = Claim("a layer was called without rng=rng" if missed else "")
+    return seen | {MASK: mask}
+
+
+def in_pieces(model: Any, ids: Tensor) -> Observed:
+    """The logits when the text comes in pieces, with a cache."""
+    cache, outs, past = model.new_cache(BATCH, LENGTH), [], 0
+    with torch.no_grad():
+        for piece in ids.split(PIECES, dim=1):
+            outs.append(model(piece, cache=cache, past=past))
+            past += piece.shape[1]
+    kept = [layer.text.length for layer in cache]
+    wrong = f"after {LENGTH} tokens the layers' caches hold {kept}" if set(kept) != {LENGTH} else ""
+    fits = all(isinstance(out, Tensor) and out.dim() == 3 for out in outs)
+    return {"out": torch.cat(outs, 1) if fits else outs[0], GETS_CACHE: Claim(wrong)}
+
+
+def expect(case: Call, problem: Problem, place: Place) -> Expected:
+    full, ids = problem.full, problem.ids
+    leaves = {name: value.clone().requires_grad_() for name, value in full.items()}
     if case.what == "dropout":
         x = leaves["embedding.weight"][ids] + leaves["positions.weight"][:LENGTH]
-        x = stand_in(stand_in(x * mask.cpu() if case.training else x))
+        x = stand_in(stand_in(x * place.observed[place.index][MASK].cpu() if case.training else x))
     else:
         x = plain.features(leaves, ids, LAYERS, HEADS)
-    whole = plain.final_norm(leaves, x) @ leaves["embedding.weight"].t()  # [b, s, v]
-    logits = shard_of(whole, index, q)
-    if case.what == "loss":
-        loss = F.cross_entropy(whole.flatten(0, 1), targets.flatten())
-        loss.backward(mine["dloss"])
-        right: dict[str, Any] = {"out": loss.detach()}
-    else:
-        whole.backward(mine["whole"][..., :VOCAB])
-        right = {"out": logits.detach()}
+    logits = plain.final_norm(leaves, x) @ leaves["embedding.weight"].t()  # [b, s, v]
     if case.what == "cache":
-        return right, {"out": logits_mistakes(mine, index, q, cached=True)}
-    names = [n for n in leaves if case.what != "dropout" or not n.startswith("layers.")]
-    right |= {f"d{name}": plain.cut(name, leaves[name].grad, index, q) for name in names}
+        return Expected(
+            {"out": shard_of(logits.detach(), place)}, {"out": logits_mistakes(problem, place, cached=True)}
+        )
+    mistakes: dict[str, dict[str, Tensor]] = {}
+    if case.what == "loss":
+        out = F.cross_entropy(logits.flatten(0, 1), problem.targets.flatten())
+        out.backward(problem.dloss)
+        mistakes["out"] = loss_mistakes(problem, place.size)
+    else:
+        out = shard_of(logits, place)
+        logits.backward(problem.dlogits)
+        mistakes |= {"out": logits_mistakes(problem, place)} if case.what == "logits" else {}
+    right: Observed = {"out": out.detach()}
+    for name, leaf in leaves.items():
+        if case.what == "dropout" and name.startswith("layers."):
+            continue  # a stand-in takes their place
+        assert leaf.grad is not None
+        right[f"d{name}"] = plain.cut(name, leaf.grad, place.index, place.size)
     tokens = BATCH * LENGTH
     blocks = [("all_reduce", tokens * HIDDEN)] * (1 if case.what == "dropout" else 1 + 2 * LAYERS)
     loss_calls = [("all_reduce", tokens), ("all_reduce", tokens + 1)] if case.what == "loss" else []
-    right["forward traffic"] = Traffic.expected(p, *blocks, *loss_calls, group=ranks)
-    right["backward traffic"] = Traffic.expected(p, *blocks, group=ranks)
-    if case.what == "dropout":
-        return right, {}
-    wrong = loss_mistakes(mine, q) if case.what == "loss" else logits_mistakes(mine, index, q)
-    return right, {"out": wrong}
+    right["forward traffic"] = place.traffic(*blocks, *loss_calls)
+    right["backward traffic"] = place.traffic(*blocks)
+    return Expected(right, mistakes)
 
 
-def logits_mistakes(mine: dict[str, Any], index: int, q: int, cached: bool = False) -> dict[str, Tensor]:
-    w, ids = mine["full"], mine["ids"]
-    x = plain.features(w, ids, LAYERS, HEADS)
+def logits_mistakes(problem: Problem, place: Place, cached: bool = False) -> dict[str, Tensor]:
+    w, ids = problem.full, problem.ids
     table = w["embedding.weight"].t()
     made = {
-        "what comes out without the final norm": x @ table,
-        "what comes out without the positions": plain.final_norm(
-            w, plain.features(w, ids, LAYERS, HEADS, positions=False)
-        )
-        @ table,
+        NO_NORM: plain.features(w, ids, LAYERS, HEADS) @ table,
+        NO_POSITIONS: plain.final_norm(w, plain.features(w, ids, LAYERS, HEADS, positions=False)) @ table,
     }
     if cached:
         again = {**w, "positions.weight": torch.cat([w["positions.weight"][:n] for n in PIECES])}
@@ -116,60 +214,104 @@ def logits_mistakes(mine: dict[str, Any], index: int, q: int, cached: bool = Fal
         )
         parts = [plain.logits(w, piece, LAYERS, HEADS) for piece in ids.split(PIECES, 1)]
         made["what comes out when no call knows of those before"] = torch.cat(parts, 1)
-    return {label: shard_of(value, index, q) for label, value in made.items()}
+    return {label: shard_of(value, place) for label, value in made.items()}
 
 
-def loss_mistakes(mine: dict[str, Any], q: int) -> dict[str, Tensor]:
-    logits, targets = plain.logits(mine["full"], mine["ids"], LAYERS, HEADS).flatten(0, 1), mine["targets"].flatten()
-    padded = F.pad(logits, (0, rows(q) * q - VOCAB))
+def loss_mistakes(problem: Problem, size: int) -> dict[str, Tensor]:
+    logits = plain.logits(problem.full, problem.ids, LAYERS, HEADS).flatten(0, 1)
+    targets = problem.targets.flatten()
+    total = F.cross_entropy(logits, targets, reduction="sum")
     return {
-        "what comes out when the padding enters the softmax": F.cross_entropy(padded, targets),
-        "the sum of the losses, not their mean": F.cross_entropy(logits, targets, reduction="sum"),
-        "what comes out when the ignored token counts in the mean": F.cross_entropy(logits, targets, reduction="sum")
-        / len(targets),
+        PADDING_TOO: F.cross_entropy(padded(logits, size), targets),
+        SUM: total,
+        IGNORED_TOO: total / len(targets),
     }
 
 
 @exercise("10.2", "ParallelGPT")
 def gpt(gpt_class: Any) -> Verdict:
-    name = getattr(gpt_class, "__name__", "the model")
-    for p in WORLD_SIZES:
-        generator = fresh_generator()
-        here = [case for case in CASES if case.groups is None or p == 4]
-        members = [member_of(p, case.groups) for case in here]
-        twins = [[twin(generator) for _ in case.groups or (0,)] for case in here]
-        data = [
-            [given_to(t[i], ranks.index(rank), len(ranks)) for rank, (i, ranks) in enumerate(member)]
-            for t, member in zip(twins, members, strict=True)
-        ]
-        for batch in (slice(0, 1), slice(1, None)):  # the plain case alone first: its message is the clearest
-            runs = run_cases(
-                run_gpt, p, gpt_class, here[batch], data[batch],
-                note=lambda case: case.note(name), question=crash,
-                stuck=lambda case: crash(case) if case.groups else None,
-            )  # fmt: skip
-            for case, mine, member, seen in zip(here[batch], twins[batch], members[batch], runs, strict=True):
-                made = [
-                    expect(case, mine[i], seen[rank].get("mask"), ranks.index(rank), ranks, p)
-                    for rank, (i, ranks) in enumerate(member)
-                ]
-                verify(
-                    "10.2", p, seen, [row[0] for row in made], lookalikes=by_name([row[1] for row in made]),
-                    questions=questions(case), note=case.note(name),
-                )  # fmt: skip
+    check_cases(
+        "10.2", gpt_class, CASES, draw=draw, give=give, run=run, expect=expect, questions=questions,
+        crash=lambda case: CACHE if case.what == "cache" else CRASH, whose_group=WHOSE_GROUP,
+    )  # fmt: skip
     return Verdict(
         "One all-reduce for the embedding, one for the logits' backward, four a layer, two small ones for the loss."
     )
 
 
-def crash(case: Case) -> str:
-    if case.groups:
-        return ask_about_group(WHOSE_GROUP)
-    return CACHE if case.what == "cache" else CRASH
+CRASH = (
+    "Write the shape next to each line: ids [b, s], both embeddings [b, s, h], every layer [b, s, h], logits [b, s, "
+    "v/p], loss a single number. Which line gets another one?"
+)
+CACHE = (
+    "Here the text comes in several calls. At which place of the text does the first of `ids` stand, and which of the "
+    "caches belongs to which layer?"
+)
+DROPOUT = (
+    "With the rate config.dropout, what is dropped in front of the first layer, and from which state of `rng`? The "
+    "layers draw from the same `rng`: do they get it? In eval mode nothing is dropped."
+)
+WHOSE_GROUP = "Which call works over the ranks and was not given `group=self.group`?"
 
 
-def questions(case: Case) -> list[Question]:
-    if case.groups:
-        return [group_question(WHOSE_GROUP)]
+def _ask(ask: str, *kinds: str) -> Question:
+    return Question(has_kind("out", *kinds), ask)
+
+
+QUESTIONS = (
+    INPUTS_QUESTION,
+    _ask(
+        "What does forward return? Logits [b, s, v/p], or with targets the loss, a single number.",
+        "none",
+        "type",
+        "structure",
+        "shape",
+    ),
+    _ask(
+        "The logits of a rank are those of its own rows of the table, [b, s, v/p]. Which option gathered them?", "whole"
+    ),
+    _ask("Behind the last layer stands a norm. What do your logits read?", NO_NORM),
+    _ask(
+        "Attention does not know the order of its tokens. Which vector tells a token its place?",
+        NO_POSITIONS,
+    ),
+    _ask(
+        "The table is padded until p divides it, and the padding is no token. Which argument tells the loss how many "
+        "tokens there are?",
+        PADDING_TOO,
+    ),
+    _ask(
+        "The mean is over the tokens that have a target. What does the loss of chapter 08 return without further "
+        "options?",
+        SUM,
+        IGNORED_TOO,
+    ),
+    Question(
+        lambda d: (
+            "out" not in d.names and {"forward traffic", "backward traffic"} & d.names != set() and len(d.names) < 3
+        ),
+        "The numbers are right, the communication is not. The modules send what is needed. Which call of yours sends "
+        "more?",
+    ),
+    Question(
+        lambda d: "dembedding.weight" in d.names and d.names <= {"dembedding.weight", "backward traffic"},
+        "The table is used twice, for the look-up and for the logits, and both uses add to its gradient. Is the "
+        "weight that your logits read the parameter itself, and does its f, which parallel_logits has inside, see "
+        "your x?",
+    ),
+    Question(
+        lambda d: "out" not in d.names,
+        "The output is right, gradients are not. Where in your forward pass does autograd lose the way, or where is "
+        "the f in front of the logits?",
+    ),
+    Question(
+        lambda d: True,
+        "Embedding + positions -> layers -> final norm -> logits with the embedding's rows -> loss. Go through your "
+        "lines: does each layer read what the one before it has left?",
+    ),
+)
+
+
+def questions(case: Call, observed: Sequence[Observed]) -> tuple[Question, ...]:
     special = {"dropout": DROPOUT, "cache": CACHE}.get(case.what)
-    return [INPUTS_QUESTION, Question(lambda d: True, special)] if special else list(QUESTIONS)
+    return (INPUTS_QUESTION, Question(lambda d: True, special)) if special else QUESTIONS

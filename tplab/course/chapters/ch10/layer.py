@@ -1,8 +1,8 @@
 """The check of exercise 10.1: the forward pass of a transformer layer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -10,39 +10,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tplab.course.chapters.ch10 import plain
-from tplab.course.chapters.ch10.layer_questions import (
-    CACHE,
-    CRASH,
-    DROPOUT,
-    GETS_CACHE,
-    GETS_RNG,
-    NO_MASK,
-    QUESTIONS,
-    RANKS_DISAGREE,
-    WHOSE_GROUP,
-    before_the_sum,
-    dropout_mistakes,
-)
 from tplab.course.checks import (
     GROUPS,
-    IN_GROUPS,
+    INPUTS_QUESTION,
     WORLD_SIZES,
+    Case,
     Claim,
+    Expected,
     Observed,
+    Place,
     Question,
-    Traffic,
     Verdict,
-    ask_about_group,
-    by_name,
+    check_cases,
     exercise,
-    fresh_generator,
-    group_question,
-    make_group,
-    member_of,
+    has_kind,
+    has_no_gradient,
     observe,
     random_tensor,
-    run_cases,
-    verify,
 )
 from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict
@@ -50,179 +34,281 @@ from tplab.tensor.rng import seed_all
 
 HIDDEN, HEADS, BATCH, LENGTH, RATE = 8, 4, 2, 5, 0.4
 PIECES = (3, 1, 1)
+MASKS = "masks"
+
+GETS_RNG = "the attention gets rng"
+GETS_CACHE = "the attention gets the cache"
+P_RESIDUALS = "what comes out when the residuals are added on every rank before the sum: p residuals"
+P_BIASES = "what comes out when the last biases are added on every rank before the sum: p biases"
+ONLY_MLP = " (in the MLP's block)"
+P_OF_BOTH = f"{P_RESIDUALS}, and p biases{ONLY_MLP}"
+NO_BIASES = "what comes out without the blocks' last biases"
+TWO_BIASES = "what comes out with the blocks' last biases added twice"
+NO_DROPOUT = "what comes out without dropout"
+BEFORE_BIAS = "what comes out when dropout works on the blocks' outputs before their biases are added"
+ON_THE_SUM = "what comes out when dropout works on the sums, the residuals included"
 
 
 @dataclass(frozen=True)
-class Case:
-    """One way to build and run the layer."""
+class Call(Case):
+    """One way to build and run the layer. cached: the text comes in pieces, with a cache."""
 
     post: bool = False
     causal: bool = True
     rate: float = 0.0
     training: bool = True
     cached: bool = False
-    groups: tuple[tuple[int, ...], ...] | None = None
 
+    @property
     def options(self) -> dict[str, Any]:
         made: dict[str, Any] = {"hidden_dropout": self.rate} if self.rate else {}
         made |= {} if self.causal else {"causal": False}
         return made | ({"apply_residual_connection_post_layernorm": True} if self.post else {})
 
-    def note(self, name: str) -> str:
-        options = [f"{key}={value}" for key, value in self.options().items()] + ["group=group"] * bool(self.groups)
+    def describe(self, name: str) -> str:
+        options = [f"{key}={value}" for key, value in self.options.items()] + ["group=group"] * bool(self.groups)
         call = f"{name}({', '.join([str(HIDDEN), str(HEADS), *options])})"
         extra = "" if self.training else " in eval mode"
-        extra += f" with a cache, {' then '.join(map(str, PIECES))} tokens" if self.cached else ""
-        return call + extra + (f" {IN_GROUPS}" if self.groups else "")
+        return call + extra + (f" with a cache, {' then '.join(map(str, PIECES))} tokens" if self.cached else "")
 
 
 CASES = (
-    Case(),
-    Case(post=True),
-    Case(causal=False),
-    Case(rate=RATE),
-    Case(rate=RATE, training=False),
-    Case(cached=True, training=False),
-    Case(groups=GROUPS, post=True),
+    Call(),
+    Call(post=True),
+    Call(causal=False),
+    Call(cached=True, training=False),
+    Call(post=True, groups=GROUPS),
 )
+DROPPING = (Call(rate=RATE), Call(rate=RATE, training=False))
 
 
-def run_layer(layer_class: Any, cases: Sequence[Case], data: Sequence[Sequence[dict[str, Any]]]) -> list[Observed]:
-    """On a rank: every case, one after the other."""
-    return [run_case(layer_class, case, mine[dist.get_rank()]) for case, mine in zip(cases, data, strict=True)]
+class Problem(NamedTuple):
+    full: dict[str, Tensor]  # the weights of one process, by name
+    x: Tensor  # [b, s, h]
+    dy: Tensor  # [b, s, h]
+    seed: int  # of the tracker
 
 
-def run_case(layer_class: Any, case: Case, mine: dict[str, Any]) -> Observed:
-    group = make_group(case.groups)
+def draw(case: Call, generator: torch.Generator, size: int) -> Problem:
+    x, dy = (random_tensor(generator, BATCH, LENGTH, HIDDEN) for _ in range(2))
+    seed = int(torch.randint(10**6, (), generator=generator))
+    return Problem(plain.layer_weights(generator, HIDDEN), x, dy, seed)
+
+
+def run(layer_class: Any, case: Call, given: Problem, group: Any) -> Observed:
     place: dict[str, Any] = {"device": device(), "dtype": torch.float64}
-    layer = layer_class(HIDDEN, HEADS, **case.options(), group=group, **place)
-    load_full_state_dict(layer, {name: value.to(device()) for name, value in mine["full"].items()}, group)
+    layer = layer_class(HIDDEN, HEADS, **case.options, group=group, **place)
+    load_full_state_dict(layer, {name: value.to(device()) for name, value in given.full.items()}, group)
     layer.train(case.training)
-    tracker, twin = seed_all(mine["seed"], group), seed_all(mine["seed"], group)
+    tracker, twin = seed_all(given.seed, group), seed_all(given.seed, group)
     with twin.fork("replicated"):
         masks = [F.dropout(torch.ones(BATCH, LENGTH, HIDDEN, **place), RATE) for _ in range(2)]
     torch.manual_seed(dist.get_rank())  # a rank that draws from the current state draws for itself
-    given: list[dict[str, Any]] = []
-    layer.attention.register_forward_pre_hook(lambda _, __, options: given.append(dict(options)), with_kwargs=True)
-    x = mine["x"].to(device())
+    calls: list[dict[str, Any]] = []
+    layer.attention.register_forward_pre_hook(lambda _, __, options: calls.append(dict(options)), with_kwargs=True)
+    x = given.x.to(device())
     if case.cached:
-        seen = in_pieces(layer, x, given)
-    else:
-        params = dict(layer.named_parameters())
-        watched = {name: params.get(name) for name in mine["full"]}
-        seen = observe(lambda x: layer(x, rng=tracker), mine["dy"].to(device()), inputs={"x": x}, parameters=watched)
-        missed = any(options.get("rng") is not tracker for options in given)
-        seen[GETS_RNG] = Claim("self.attention was called without rng=rng" if missed else "")
-    return {**seen, "masks": masks}
+        return in_pieces(layer, x, calls) | {MASKS: masks}
+    params = dict(layer.named_parameters())
+    watched = {name: params.get(name) for name in given.full}
+    seen = observe(lambda x: layer(x, rng=tracker), given.dy.to(device()), inputs={"x": x}, parameters=watched)
+    missed = any(options.get("rng") is not tracker for options in calls)
+    return seen | {GETS_RNG: Claim("self.attention was called without rng=rng" if missed else ""), MASKS: masks}
 
 
-def in_pieces(layer: Any, x: Tensor, given: list[dict[str, Any]]) -> Observed:
+def in_pieces(layer: Any, x: Tensor, calls: list[dict[str, Any]]) -> Observed:
     """The layer's output when the text comes in pieces, with a cache."""
     layer_cache = layer.new_cache(BATCH, LENGTH)
     with torch.no_grad():
         outs = [layer(piece, cache=layer_cache) for piece in x.split(PIECES, dim=1)]
-    missed = any(options.get("cache") is not layer_cache for options in given)
+    missed = any(options.get("cache") is not layer_cache for options in calls)
     claim = Claim("self.attention was called without cache=cache" if missed else "")
     fits = all(isinstance(out, Tensor) for out in outs)
     return {"out": torch.cat(outs, 1) if fits else outs[0], GETS_CACHE: claim}
 
 
-@dataclass
-class Twin:
-    """One process: its inputs, and the layer in plain torch."""
-
-    x: Tensor
-    dy: Tensor
-    full: dict[str, Tensor]
-    seed: int
-
-
-def twin(generator: torch.Generator) -> Twin:
-    x, dy = (random_tensor(generator, BATCH, LENGTH, HIDDEN) for _ in range(2))
-    seed = int(torch.randint(10**6, (), generator=generator))
-    return Twin(x, dy, plain.layer_weights(generator, HIDDEN), seed)
-
-
-def expect(case: Case, mine: Twin, masks: Sequence[Tensor], index: int, ranks: tuple[int, ...], p: int) -> tuple:
-    """What is right on a rank, and what known mistakes give."""
-    q = len(ranks)
-    used = tuple(mask.cpu() for mask in masks) if case.rate and case.training else (1.0, 1.0)
-    leaves = {name: value.clone().requires_grad_() for name, value in {"x": mine.x, **mine.full}.items()}
-    right_layer = plain.Layer(leaves, HEADS, case.causal, case.post, used)  # type: ignore[arg-type]
-    out = right_layer(leaves["x"])
-    out.backward(mine.dy)
-    right: dict[str, Any] = {"out": out.detach()}
+def expect(case: Call, problem: Problem, place: Place) -> Expected:
+    full, x, dy, _ = problem
+    first, second = (mask.cpu() for mask in place.observed[place.index][MASKS])
+    masks = (first, second) if case.rate and case.training else (1.0, 1.0)
+    fixed: dict[str, Any] = {"w": full, "heads": HEADS, "causal": case.causal, "post": case.post, "masks": masks}
+    leaves = {name: value.clone().requires_grad_() for name, value in {"x": x, **full}.items()}
+    out = plain.Layer(**{**fixed, "w": leaves})(leaves["x"])
+    out.backward(dy)
+    right: Observed = {"out": out.detach()}
     if not case.cached:
-        right |= {f"d{name}": plain.cut(name, leaf.grad, index, q) for name, leaf in leaves.items()}  # type: ignore[arg-type]
-        calls = [("all_reduce", mine.x.numel())] * 2
-        right["forward traffic"] = right["backward traffic"] = Traffic.expected(p, *calls, group=ranks)
-    fixed: dict[str, Any] = {"w": mine.full, "heads": HEADS, "causal": case.causal, "post": case.post, "masks": used}
-    wrong = plain.Layer(**fixed)
-    alike = {label: mistake(wrong, mine.x) for label, mistake in plain.MISTAKES.items()}
-    for label, times in (("without the blocks' last biases", 0.0), ("with the blocks' last biases added twice", 2.0)):
-        alike[f"what comes out {label}"] = plain.Layer(**fixed, bias=times)(mine.x)
-    if q > 1:
-        alike |= before_the_sum(fixed, mine.x, q)
+        for name, leaf in leaves.items():
+            assert leaf.grad is not None
+            right[f"d{name}"] = plain.cut(name, leaf.grad, place.index, place.size)
+        right["forward traffic"] = right["backward traffic"] = place.traffic(*[("all_reduce", x.numel())] * 2)
+    mistakes = {label: mistake(plain.Layer(**fixed), x) for label, mistake in plain.MISTAKES.items()}
+    mistakes |= {label: plain.Layer(**fixed, bias=times)(x) for label, times in ((NO_BIASES, 0.0), (TWO_BIASES, 2.0))}
+    if place.size > 1:
+        mistakes |= before_the_sum(fixed, x, place.size)
     if case.rate:
-        alike |= dropout_mistakes(fixed, mine.x, masks)
-    return right, {"out": alike}
+        mistakes |= dropout_mistakes({**fixed, "masks": (first, second)}, x)
+    return Expected(right, {"out": mistakes})
+
+
+def before_the_sum(fixed: Mapping[str, Any], x: Tensor, q: int) -> dict[str, Tensor]:
+    """What q ranks compute that add the residuals or the last biases before the sum over the ranks."""
+    layer = plain.Layer(**fixed)
+    normed = layer.norm1(x)
+    after = layer.keep(x, normed) + layer.attention(normed)
+    normed = layer.norm2(after)
+    right, more, bias = layer(x), (q - 1) * layer.keep(after, normed), (q - 1) * layer.w["mlp.down.bias"]
+    return {
+        P_RESIDUALS: plain.Layer(**fixed, residual=float(q))(x),
+        P_BIASES: plain.Layer(**fixed, bias=float(q))(x),
+        P_RESIDUALS + ONLY_MLP: right + more,
+        P_BIASES + ONLY_MLP: right + bias,
+        P_OF_BOTH: right + more + bias,
+    }
+
+
+def dropout_mistakes(fixed: Mapping[str, Any], x: Tensor) -> dict[str, Tensor]:
+    """What a layer computes that drops in the wrong place, with the masks that it should have drawn."""
+    layer, bare = plain.Layer(**fixed), plain.Layer(**{**fixed, "masks": (1.0, 1.0)})
+    normed = bare.norm1(x)
+    first = (bare.keep(x, normed) + bare.attention(normed)) * layer.masks[0]
+    second = bare.norm2(first)
+    return {
+        NO_DROPOUT: bare(x),
+        BEFORE_BIAS: plain.Layer(**fixed, drop=lambda y, bias, mask: y * mask + bias)(x),
+        ON_THE_SUM: (bare.keep(first, second) + bare.mlp(second)) * layer.masks[1],
+        "what comes out when it drops in eval mode too": layer(x),
+    }
 
 
 @exercise("10.1", "ParallelTransformerLayer")
 def transformer_layer(layer_class: Any) -> Verdict:
-    dropping = [case for case in CASES if case.rate]
-    plain_ones = [case for case in CASES if not case.rate]
-    for p in WORLD_SIZES:
-        check_cases(layer_class, p, [case for case in plain_ones if case.groups is None or p == 4])
-    for p in (2, 4, 1):  # with several ranks first, where a wrong state shows as ranks that disagree
-        check_cases(layer_class, p, dropping)
+    def check(cases: Sequence[Call], world_sizes: Sequence[int]) -> None:
+        check_cases(
+            "10.1", layer_class, cases, draw=draw, run=run, expect=expect, questions=questions,
+            crash=lambda case: CACHE if case.cached else CRASH, whose_group=WHOSE_GROUP, world_sizes=world_sizes,
+        )  # fmt: skip
+
+    check(CASES, WORLD_SIZES)
+    check(DROPPING, (2, 4, 1))  # with several ranks first, where a wrong state shows as ranks that disagree
     return Verdict("Two all-reduces of b·s·h numbers forward and two backward; norms, biases and dropout send nothing.")
 
 
-def check_cases(layer_class: Any, p: int, here: Sequence[Case]) -> None:
-    name = getattr(layer_class, "__name__", "the layer")
-    generator = fresh_generator()
-    members = [member_of(p, case.groups) for case in here]
-    twins = [[twin(generator) for _ in case.groups or (0,)] for case in here]
-    data = [[vars(t[i]) for i, _ in member] for t, member in zip(twins, members, strict=True)]
-    for batch in (slice(0, 1), slice(1, None)):  # the plain case alone first: its message is the clearest
-        runs = run_cases(
-            run_layer, p, layer_class, here[batch], data[batch],
-            note=lambda case: case.note(name), question=crash,
-            stuck=lambda case: crash(case) if case.groups else None,
-        )  # fmt: skip
-        for case, mine, member, seen in zip(here[batch], twins[batch], members[batch], runs, strict=True):
-            rows = [
-                expect(case, mine[i], seen[rank]["masks"], ranks.index(rank), ranks, p)
-                for rank, (i, ranks) in enumerate(member)
-            ]
-            verify(
-                "10.1", p, seen, [row[0] for row in rows], lookalikes=by_name([row[1] for row in rows]),
-                questions=questions(case, seen), note=case.note(name),
-            )  # fmt: skip
+CRASH = (
+    "With skip_bias_add=True a block returns two things, (y [b, s, h], bias [h]). What does each of your lines get, "
+    "and what shape has it?"
+)
+CACHE = (
+    "A cache holds the keys and values of the tokens before. Who reads it and writes into it, and which argument of "
+    "your forward has to reach it?"
+)
+WHOSE_GROUP = "Which collective, or which call for a rank or a size, did you write that was not given `group`?"
 
 
-def crash(case: Case) -> str:
-    if case.groups:
-        return ask_about_group(WHOSE_GROUP)
-    return CACHE if case.cached else CRASH
+def _ask(ask: str, *kinds: str) -> Question:
+    return Question(has_kind("out", *kinds), ask)
 
 
-def questions(case: Case, seen: Sequence[Observed]) -> list[Question]:
-    if case.groups:
-        return [group_question(WHOSE_GROUP)]
+QUESTIONS = (
+    INPUTS_QUESTION,
+    _ask("What does forward return? One tensor [b, s, h].", "none", "type", "structure"),
+    _ask(
+        "p residuals have been added up. g sums over the ranks whatever it gets. On which side of g must a tensor be "
+        "added that every rank holds whole?",
+        P_RESIDUALS,
+        P_RESIDUALS + ONLY_MLP,
+        P_OF_BOTH,
+    ),
+    _ask(
+        "How many times does the sum over the ranks contain the bias? On which side of g is it added?",
+        P_BIASES,
+        P_BIASES + ONLY_MLP,
+    ),
+    _ask(
+        "With apply_residual_connection_post_layernorm the residual is what the norm returned, without it what the "
+        "norm was given. Which of the two do you keep, and when?",
+        plain.OTHER_LN,
+    ),
+    _ask(
+        "Here a norm stands before its block, for both settings; the setting only says which side of the norm the "
+        "residual is taken from. Where does your norm stand?",
+        plain.VASWANI,
+        plain.NORM_OF_BLOCK,
+    ),
+    _ask("The residual around the MLP starts behind the attention. To which tensor do you add it?", plain.ONE_RESIDUAL),
+    _ask("The MLP reads what the attention has left, x + attention. What does yours read?", plain.BESIDE),
+    _ask(
+        "Each block has a norm of its own: attention_norm before the attention, mlp_norm before the MLP. Which block "
+        "reads a tensor that went through another norm, or through none?",
+        plain.NO_SECOND_NORM,
+        plain.NO_FIRST_NORM,
+        plain.SAME_NORM,
+        plain.SWAPPED_NORMS,
+    ),
+    _ask(
+        "A residual is missing: what goes in is added to what comes out, around each of the two blocks. Around which "
+        "one do you leave it out?",
+        plain.NO_RESIDUAL,
+        plain.NO_FIRST_RESIDUAL,
+        plain.NO_SECOND_RESIDUAL,
+    ),
+    _ask("First the attention, then the MLP. In which order do yours run?", plain.MLP_FIRST),
+    Question(
+        has_kind("dmlp.down.bias", "1/p"),
+        "A last bias is whole on every rank and added once, behind g, where nothing is summed any more. What of yours "
+        "divides it by the number of ranks?",
+    ),
+    _ask(
+        "A block returns its output without its last bias, and the bias beside it. How often do you add it?",
+        NO_BIASES,
+        TWO_BIASES,
+    ),
+    Question(
+        lambda d: GETS_RNG in d.names and "out" not in d.names,
+        "The attention has a dropout inside, of its probabilities, in which each rank drops for itself. From what "
+        "shall it draw?",
+    ),
+    Question(
+        lambda d: "out" not in d.names and {"forward traffic", "backward traffic"} & d.names != set(),
+        "The output is right, the communication is not. Two all-reduces forward and two backward are in the blocks "
+        "already; norms, biases, dropout and residuals need none. Which call of yours sends something?",
+    ),
+    Question(
+        lambda d: "out" not in d.names and has_no_gradient("dx", *(f"d{name}.weight" for name in plain.LINEAR))(d),
+        "The output is right and a gradient does not arrive. Which line does autograd not know about?",
+    ),
+    Question(
+        lambda d: "out" not in d.names,
+        "The output is right, a gradient is not. Which part of your forward pass is cut off from autograd?",
+    ),
+    Question(
+        lambda d: True,
+        "x -> norm -> attention, + bias, + residual -> norm -> MLP, + bias, + residual. Go through your lines one by "
+        "one with p = 1: which tensor does each of them read?",
+    ),
+)
+
+RANKS_DISAGREE = Question(
+    lambda d: "out" in d.names,
+    "The ranks hold different outputs now. The residual stream is replicated: all ranks must drop the same places of "
+    "it. "
+    'From which state of the tracker do you draw, "replicated" or "sharded", or from none of them?',
+)
+NO_MASK = Question(
+    lambda d: "out" in d.names, "The layer is in eval mode, where nothing is dropped. What tells dropout so?"
+)
+DROPOUT = Question(
+    lambda d: True,
+    "dropout(y + bias) is added to the residual, for the attention first and then for the MLP, drawn from the state "
+    '"replicated" of `rng`. Which of the three is different in your lines: what is dropped, the order, or the state?',
+)
+
+
+def questions(case: Call, observed: Sequence[Observed]) -> tuple[Question, ...]:
     if case.cached:
-        return [*QUESTIONS[:1], CACHE_QUESTION]
-    if case.rate:
-        outs = [rank["out"] for rank in seen]
-        alike = all(isinstance(out, Tensor) and torch.equal(out, outs[0]) for out in outs)
-        return [
-            *QUESTIONS[:1],
-            *([NO_MASK] if not case.training else []),
-            *([] if alike else [RANKS_DISAGREE]),
-            DROPOUT,
-        ]
-    return list(QUESTIONS)
-
-
-CACHE_QUESTION = Question(lambda d: True, CACHE)
+        return INPUTS_QUESTION, Question(lambda d: True, CACHE)
+    if not case.rate:
+        return QUESTIONS
+    outs = [rank["out"] for rank in observed]
+    ranks_agree = all(isinstance(out, Tensor) and torch.equal(out, outs[0]) for out in outs)
+    special = [*[NO_MASK] * (not case.training), *[RANKS_DISAGREE] * (not ranks_agree)]
+    return INPUTS_QUESTION, *special, DROPOUT

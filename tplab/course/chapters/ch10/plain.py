@@ -1,6 +1,6 @@
 """A GPT on one process, written out in plain torch: what is right, and what well-known mistakes give.
 
-Its weights are a dictionary of whole tensors under the names of the chapter's modules, [out, in] as nn.Linear stores
+Its weights are a dictionary of full tensors under the names of the chapter's modules, [out, in] as nn.Linear stores
 them. Nothing here is taken from tplab's layers.
 """
 
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from tplab.course.checks import random_tensor
 
 Weights = Mapping[str, Tensor]
+Masks = tuple[Tensor | float, Tensor | float]  # what dropout multiplies by: the attention's output, then the MLP's
 LINEAR = {"attention.qkv": (3, 1), "attention.out": (1, 1), "mlp.up": (4, 1), "mlp.down": (1, 4)}  # times h: [out, in]
 
 
@@ -39,8 +40,10 @@ def gpt_weights(generator: torch.Generator, layers: int, h: int, vocab_size: int
 
 
 def cut(name: str, whole: Tensor, rank: int, p: int, multiple: int = 8) -> Tensor:
-    """What `rank` of p must hold of a tensor, by its name: whole heads of q, of k and of v; padded rows of the "
-    "table."""
+    """The shard of a tensor that `rank` of p must hold, by the tensor's name.
+
+    Of the fused weight of Q, K and V that is the rank's heads of each, and of the table it is rows with padding.
+    """
     if name.endswith("embedding.weight"):
         rows = -(-len(whole) // (multiple * p)) * multiple * p
         return torch.cat([whole, whole.new_zeros(rows - len(whole), whole.shape[1])]).chunk(p)[rank]
@@ -55,13 +58,13 @@ def cut(name: str, whole: Tensor, rank: int, p: int, multiple: int = 8) -> Tenso
 
 @dataclass
 class Layer:
-    """The steps of one layer, for right and wrong orders of them. Masks are what dropout multiplies by."""
+    """The steps of one layer, which right and wrong layers take in different orders."""
 
     w: Weights
     heads: int
     causal: bool = True
     post: bool = False
-    masks: tuple[Tensor | float, Tensor | float] = (1.0, 1.0)
+    masks: Masks = (1.0, 1.0)
     bias: float = 1.0  # how many times the blocks' last biases are added
     residual: float = 1.0  # how many times the residual is
     drop: Callable[[Tensor, Tensor | float, Tensor | float], Tensor] = lambda y, bias, mask: (y + bias) * mask
