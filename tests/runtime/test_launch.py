@@ -94,6 +94,22 @@ fibonacci(10)
 """
 
 
+HAS_A_CONFIG = """
+import torch.distributed as dist
+class Model:
+    config = 7
+def rank_and_config():
+    return dist.get_rank(), Model.config
+"""
+
+
+def test_a_notebooks_function_may_name_an_attribute_as_torch_names_a_module() -> None:
+    """cloudpickle takes `.config` for torch.distributed.config, a module of a class of its own."""
+    notebook = {"__name__": "__main__"}
+    exec(HAS_A_CONFIG, notebook)
+    assert tplab.launch(notebook["rank_and_config"], 2) == [(0, 7), (1, 7)]  # type: ignore[arg-type]
+
+
 def test_a_notebooks_cached_function_travels_without_its_cache() -> None:
     notebook = {"__name__": "__main__"}
     exec(CACHED, notebook)

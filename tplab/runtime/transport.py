@@ -7,9 +7,11 @@ detached, since its graph stays behind.
 """
 
 import functools
+import importlib
 import io
 import pickle
 import sys
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -49,6 +51,8 @@ class _Pickler(cloudpickle.Pickler):
             and not (obj.is_quantized or obj.is_meta)
         ):
             return _reduce_tensor(obj)
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)  # torch.distributed.config is one: of a class of its own
         if isinstance(obj, functools._lru_cache_wrapper) and not _has_a_name(obj):
             return functools.lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)
         return super().reducer_override(obj)
