@@ -14,7 +14,9 @@ SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?=
 LAB_ARGS ?=
-JOBS ?= 2
+JOBS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+TURN ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
+SINCE ?= HEAD
 SEED ?= 0
 TESTS ?= tests
 
@@ -22,7 +24,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help lab test notebooks stale lint format book links picture bench capstone clean
+.PHONY: help lab test quick nightly rest notebooks stale lint format book links picture bench capstone clean
 
 help: ## list the targets
 	@sed -n -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -30,8 +32,17 @@ help: ## list the targets
 lab: $(STAMP) ## open the course in JupyterLab, on this machine only
 	@exec $(BIN)/python -m tplab lab $(LAB_ARGS)
 
-test: $(VENV)/.installed-test ## run every test
-	TPLAB_TEST_SEED=$(SEED) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(TESTS)
+test: $(VENV)/.installed-test ## run the tests, in a few minutes (tests/selection.py says which are left to the night)
+	$(PYTEST) --part daily $(TESTS)
+
+quick: $(VENV)/.installed-test ## run the tests that your change can reach
+	$(PYTEST) --part daily -m "not slow" --reached $(SINCE) $(TESTS) || [ $$? -eq 5 ] # 5: it reaches no test
+
+nightly: $(VENV)/.installed-test ## run every test there is
+	$(PYTEST) $(TESTS)
+
+rest: $(VENV)/.installed-test ## run what `make test` leaves out and the changes since SINCE can reach
+	$(PYTEST) --part nightly --reached $(SINCE) $(TESTS) || [ $$? -eq 5 ]
 
 notebooks: $(STAMP) ## execute solutions/*.py and write the solution notebooks and the blank chapters
 	$(BIN)/python -m tplab build
@@ -76,6 +87,8 @@ capstone: $(STAMP) ## train a GPT on two ranks of this machine and write its rep
 clean: ## remove the environment and everything that the tools leave
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+PYTEST = TPLAB_TEST_SEED=$(SEED) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --turn $(TURN)
 
 # The environment. Each stamp file is newer than the files that the installed versions were read from.
 

@@ -208,7 +208,7 @@ def report(outcome: Outcome) -> str:
 def settings_for(folder: Path, **changes: Any) -> Settings:
     """A GPT as small as one can be, on text that is here: a step takes milliseconds."""
     tiny: dict[str, Any] = {
-        "data": str(Path(tplab.__file__).parent / "course" / "ch05"), "vocab_size": 300, "num_layers": 2,
+        "data": str(Path(tplab.__file__).parent / "tensor"), "vocab_size": 300, "num_layers": 2,
         "hidden_size": 32, "num_heads": 4, "seq_length": 32, "dropout": 0.1, "batch_size": 8, "micro_batch_size": 4,
         "warmup_steps": 2, "evaluate_every": 0, "evaluation_batches": 1, "sample_tokens": 0,
     }  # fmt: skip

@@ -238,7 +238,7 @@ def test_skips_without_a_gpu():
 def without_plugins() -> dict[str, str]:
     """The environment of a pytest that imports no plugin which it isn't told of: they take longer than these tests."""
     rest = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    return rest | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return rest | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("true", "1 failed, 1 skipped"), ("", "2 skipped")])

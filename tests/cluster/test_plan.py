@@ -252,7 +252,7 @@ def test_other_words_are_no_number(text):
 
 
 def test_the_help_needs_no_torch():
-    program = "import sys; from tplab.course import cli\ntry: cli.main(['plan', '--help'])\n"
+    program = "import sys; from tplab.course.tools import cli\ntry: cli.main(['plan', '--help'])\n"
     program += "finally: assert 'torch' not in sys.modules"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr

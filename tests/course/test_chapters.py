@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import nbformat
@@ -16,11 +17,13 @@ from tests.course.chapter_cells import that_need_answers, with_what_they_need
 from tests.wrong_answers import (
     chapter,
     load_chapter_namespace,
+    plain,
     run_check,
     run_prediction,
     run_wrong_answer,
     wrong_answers,
 )
+from tplab.course.checks import Question
 from tplab.course.checks.failures import NOTHING_FAILED
 from tplab.course.grading.cell_dependencies import has_side_effects
 from tplab.course.grading.check_notebook import Note, Verdict, check_notebook
@@ -49,7 +52,7 @@ def results(stem: str, folder: str, only: Collection[str] = ()) -> tuple[dict[st
     reference = [cell for cell in read_notebook(ROOT / "solutions" / f"{stem}.ipynb") if not only or cell.id in only]
     path = ROOT / folder / f"{stem}.ipynb"
     learner = [cell for cell in read_notebook(path) if not only or cell.id in only]
-    stream = list(check_notebook(reference, path, int(stem[:2]), learner=learner, everything=True))
+    stream = list(check_notebook(reference, path, learner=learner, everything=True))
     statuses = {said.number: f"{said.status} {said.text}".strip() for said in stream if isinstance(said, Verdict)}
     return statuses, [said.text for said in stream if isinstance(said, Note)]
 
@@ -89,7 +92,15 @@ def test_programs_that_are_wrong_on_purpose_do_fail(stem):
     assert not any(NOTHING_FAILED in text for text in shown)
 
 
+@pytest.mark.parametrize("exercise", spread(EXERCISES))
+def test_right_answer_passes(exercise):
+    verdict = run_check(exercise, load_chapter_namespace(exercise, {}))
+    assert verdict.exercise == exercise
+    assert verdict.compared
+
+
 @pytest.mark.slow
+@pytest.mark.share(len(STEMS))
 @pytest.mark.parametrize("stem", spread(STEMS))
 def test_solution_passes(stem):
     """And every cell runs that needs an answer. The others run the same in the blank chapter, below."""
@@ -103,6 +114,7 @@ def test_solution_passes(stem):
 
 
 @pytest.mark.slow
+@pytest.mark.share(5)
 @pytest.mark.parametrize("stem", spread(STEMS))
 def test_blank_chapter_is_to_do_and_nothing_else_fails(stem):
     statuses, notes = results(stem, "chapters")
@@ -136,6 +148,7 @@ def compared_by_nbval(stem: str) -> nbformat.NotebookNode:
 
 
 @pytest.mark.slow
+@pytest.mark.share(len(STEMS))
 @pytest.mark.parametrize("stem", spread(STEMS))
 def test_solved_chapter_passes_plain_nbval(stem, tmp_path):
     """`pytest --nbval-lax` on a chapter whose answers were typed in but never run: the stored outputs are compared."""
@@ -162,6 +175,7 @@ def test_check_fails_where_only_its_exercise_is_blank(exercise):
         run_check(exercise, namespace)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("wrong", spread(WRONG, lambda wrong: f"{wrong.exercise} {wrong.name}"))
 def test_wrong_answer_is_caught(wrong):
     run_wrong_answer(wrong)
@@ -180,6 +194,29 @@ def test_prediction_accepts_the_answer_and_asks_for_the_dots(number):
     assert "right" in str(run_prediction(number)).splitlines()[0]
     assert "not" not in str(run_prediction(number)).splitlines()[0]
     assert "Replace the dots" in str(run_prediction(number, blank=True))
+
+
+def questions_in(value: object, depth: int = 0) -> Iterator[Question]:
+    """The questions in a value of a module: itself, or in a tuple, a mapping or a dataclass, however deep."""
+    if isinstance(value, Question):
+        yield value
+    elif depth < 4 and isinstance(value, tuple | list):
+        for item in value:
+            yield from questions_in(item, depth + 1)
+    elif depth < 4 and isinstance(value, dict):
+        yield from questions_in(list(value.values()), depth)
+    elif depth < 4 and is_dataclass(value) and not isinstance(value, type):
+        yield from questions_in(list(vars(value).values()), depth)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_every_question_is_what_some_wrong_answer_must_be_asked(number):
+    """By the words that the wrong answers of the chapter must get; `test_wrong_answer_is_caught` sees that they do."""
+    package = importlib.import_module(f"tplab.course.chapters.ch{number:02d}")
+    modules = [module for name, module in sys.modules.items() if f"{name}.".startswith(f"{package.__name__}.")]
+    asked = {question.ask for module in modules for value in vars(module).values() for question in questions_in(value)}
+    expected = [plain(wrong.says) for wrong in WRONG if wrong.exercise.startswith(f"{number}.")]
+    assert [ask for ask in asked if not any(words in plain(ask) for words in expected)] == []
 
 
 def test_every_wrong_answer_belongs_to_an_exercise():

@@ -1,10 +1,12 @@
 """ColumnParallelLinear and RowParallelLinear: `tplab.tensor.linear`, against nn.Linear on one process, in float64.
 
-The ranks run the layer; the test runs the plain twin, cuts its gradients and parameters with torch.chunk and compares
-every rank with its part. The bias is never zero and upstream gradients are random: both hide mistakes otherwise.
+`SPECIFICATION` has a row for each set of options. The ranks run the layer; the test runs the plain twin, cuts its
+values with torch.chunk as the row says, and compares every rank with its part. The bias is never zero and upstream
+gradients are random, because both would hide mistakes otherwise.
 """
 
 import pickle
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,8 +22,57 @@ from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
 WORLD_SIZES = (1, 2, 4)
 IN, OUT = 12, 24  # each divisible by stride * p for the strides and p used here, and different, so that a mix-up shows
+ROWS = 5
+X, Y, B = ROWS * IN, ROWS * OUT, OUT  # elements of x, y and the bias
 STEPS = 3
 LEARNING_RATE = 0.1
+SLICE, FULL = -1, None  # the dimension along which a rank has its part of x or y, or none
+
+
+class Spec(NamedTuple):
+    """One way to build a layer: what a rank is given and returns, and the collectives it enters if p > 1."""
+
+    layer: type
+    options: dict
+    x: int | None
+    y: int | None
+    forward: tuple = ()
+    backward: tuple = ()
+
+    def __str__(self) -> str:
+        return f"{self.layer.__name__}({', '.join(f'{name}={value}' for name, value in self.options.items())})"
+
+
+COLUMN, ROW = ColumnParallelLinear, RowParallelLinear
+SUM_X, SUM_Y, GATHER_X, GATHER_Y = ("all_reduce", X), ("all_reduce", Y), ("all_gather", X), ("all_gather", Y)
+GATHER_B = ("all_gather", B)
+# fmt: off
+SPECIFICATION = [
+    #    layer   options                                                        x      y      forward      backward
+    Spec(COLUMN, {},                                                            FULL,  SLICE, (),          (SUM_X,)),
+    Spec(COLUMN, {"bias": False},                                               FULL,  SLICE, (),          (SUM_X,)),
+    Spec(COLUMN, {"gather_output": True},                                       FULL,  FULL,  (GATHER_Y,), (SUM_X,)),
+    Spec(COLUMN, {"stride": 2},                                                 FULL,  SLICE, (),          (SUM_X,)),
+    Spec(COLUMN, {"stride": 3},                                                 FULL,  SLICE, (),          (SUM_X,)),
+    Spec(COLUMN, {"stride": 2, "gather_output": True},                          FULL,  FULL,  (GATHER_Y,), (SUM_X,)),
+    Spec(COLUMN, {"stride": 3, "gather_output": True, "skip_bias_add": True},   FULL,  FULL,  (GATHER_Y, GATHER_B), (SUM_X,)),  # noqa: E501
+    Spec(COLUMN, {"skip_bias_add": True},                                       FULL,  SLICE, (),          (SUM_X,)),
+    Spec(COLUMN, {"skip_bias_add": True, "bias": False},                        FULL,  SLICE, (),          (SUM_X,)),
+    Spec(COLUMN, {"async_grad_allreduce": True},                                FULL,  SLICE, (),          (SUM_X,)),
+    Spec(COLUMN, {"async_grad_allreduce": True, "bias": False},                 FULL,  SLICE, (),          (SUM_X,)),
+    Spec(COLUMN, {"async_grad_allreduce": True, "stride": 2, "gather_output": True}, FULL, FULL, (GATHER_Y,), (SUM_X,)),
+    Spec(COLUMN, {"async_grad_allreduce": True, "skip_bias_add": True},         FULL,  SLICE, (),          (SUM_X,)),
+    Spec(ROW,    {},                                                            SLICE, FULL,  (SUM_Y,),    ()),
+    Spec(ROW,    {"bias": False},                                               SLICE, FULL,  (SUM_Y,),    ()),
+    Spec(ROW,    {"input_is_parallel": False},                                  FULL,  FULL,  (SUM_Y,),    (GATHER_X,)),
+    Spec(ROW,    {"stride": 3},                                                 SLICE, FULL,  (SUM_Y,),    ()),
+    Spec(ROW,    {"stride": 3, "input_is_parallel": False, "bias": False},      FULL,  FULL,  (SUM_Y,),    (GATHER_X,)),
+    Spec(ROW,    {"skip_bias_add": True},                                       SLICE, FULL,  (SUM_Y,),    ()),
+    Spec(ROW,    {"skip_bias_add": True, "bias": False},                        SLICE, FULL,  (SUM_Y,),    ()),
+    Spec(ROW,    {"skip_bias_add": True, "input_is_parallel": False},           FULL,  FULL,  (SUM_Y,),    (GATHER_X,)),
+]
+# fmt: on
+PARAMETERS = {COLUMN: {"W": 0, "b": 0}, ROW: {"W": 1, "b": FULL}}  # along which dimension a rank has its part
 
 
 def weights(bias: bool = True, in_features: int = IN, out_features: int = OUT) -> dict[str, Tensor]:
@@ -29,53 +80,61 @@ def weights(bias: bool = True, in_features: int = IN, out_features: int = OUT) -
     return {**state, "bias": random((out_features,), "bias")} if bias else state
 
 
-def _train(layer_class, options, batch_shape=(5,), dtype=torch.float64, group=None):
-    """A few SGD steps on this rank: out, dx, dW, db and traffic of the first step, parameters at the end."""
-    rank, p = dist.get_rank(group), dist.get_world_size(group)
-    options = dict(options)
-    in_features, out_features = options.pop("features", (IN, OUT))
-    layer = layer_class(in_features, out_features, **options, group=group, dtype=dtype)
-    load_full_state_dict(layer, weights(options.get("bias", True), in_features, out_features), group)
+class Run(NamedTuple):
+    """How a layer is run: the sizes, the leading dimensions of x, the dtype."""
+
+    features: tuple[int, int] = (IN, OUT)
+    batch_shape: tuple[int, ...] = (ROWS,)
+    dtype: torch.dtype = torch.float64
+
+
+USUAL = Run()
+
+
+def _train(spec, run=USUAL, group=None):
+    """A few SGD steps on this rank: out, dx, dW, db and traffic of the first step, W and b at the end."""
+    rank, p, stride = dist.get_rank(group), dist.get_world_size(group), spec.options.get("stride", 1)
+    layer = spec.layer(*run.features, **spec.options, group=group, dtype=run.dtype)
+    load_full_state_dict(layer, weights(spec.options.get("bias", True), *run.features), group)
     optimizer = torch.optim.SGD(layer.parameters(), lr=LEARNING_RATE)
-    stride = options.get("stride", 1)
-    cut_in = layer_class is RowParallelLinear and options.get("input_is_parallel", True)
-    cut_out = layer_class is ColumnParallelLinear and not options.get("gather_output", False)
+
+    def given(name, size, dim, step):
+        tensor = random((*run.batch_shape, size), name, step)
+        return (tensor if dim is FULL else cut(tensor, dim, rank, p, stride)).to(run.dtype)
+
     result = {}
     for step in range(STEPS):
-        x, dy = random((*batch_shape, in_features), "x", step), random((*batch_shape, out_features), "dy", step)
-        x = (cut(x, -1, rank, p, stride) if cut_in else x).to(dtype).requires_grad_()
-        dy = (cut(dy, -1, rank, p, stride) if cut_out else dy).to(dtype)
+        x = given("x", run.features[0], spec.x, step).requires_grad_()
+        dy = given("dy", run.features[1], spec.y, step)
         x_before, dy_before = x.detach().clone(), dy.clone()
         with record() as forward:
             out = layer(x)
-        y = out[0] + out[1] if options.get("skip_bias_add") and out[1] is not None else out
-        y = y[0] if isinstance(y, tuple) else y
+        y, bias = out if spec.options.get("skip_bias_add") else (out, None)
+        y = y if bias is None else y + bias
         with record() as backward:
             y.backward(dy)
         if step == 0:
             result = {"out": y.detach(), "dx": x.grad, "dW": layer.weight.grad.clone()}
             result["db"] = None if layer.bias is None else layer.bias.grad.clone()
-            result["traffic"] = [[(c.kind, c.bytes // dtype.itemsize) for c in s] for s in (forward, backward)]
+            sent = [tuple((c.kind, c.bytes // run.dtype.itemsize) for c in section) for section in (forward, backward)]
+            result["traffic"] = sent
         assert torch.equal(x, x_before)
         assert torch.equal(dy, dy_before)
         optimizer.step()
         optimizer.zero_grad()
-    result["W"] = layer.weight.detach()
-    result["b"] = None if layer.bias is None else layer.bias.detach()
-    return result
+    return {**result, "W": layer.weight.detach(), "b": None if layer.bias is None else layer.bias.detach()}
 
 
-def train_plain(options, batch_shape=(5,), dtype=torch.float64):
-    in_features, out_features = options.get("features", (IN, OUT))
-    state = weights(options.get("bias", True), in_features, out_features)
-    layer = nn.Linear(in_features, out_features, bias="bias" in state, dtype=dtype)
+def train_plain(spec, run=USUAL):
+    state = weights(spec.options.get("bias", True), *run.features)
+    layer = nn.Linear(*run.features, bias="bias" in state, dtype=run.dtype)
     layer.load_state_dict(state)
     optimizer = torch.optim.SGD(layer.parameters(), lr=LEARNING_RATE)
     result = {}
     for step in range(STEPS):
-        x = random((*batch_shape, in_features), "x", step, dtype=dtype).requires_grad_()
+        x = random((*run.batch_shape, run.features[0]), "x", step, dtype=run.dtype).requires_grad_()
         out = layer(x)
-        out.backward(random((*batch_shape, out_features), "dy", step, dtype=dtype))
+        out.backward(random((*run.batch_shape, run.features[1]), "dy", step, dtype=run.dtype))
         if step == 0:
             result = {"out": out.detach(), "dx": x.grad, "dW": layer.weight.grad.clone()}
             result["db"] = None if layer.bias is None else layer.bias.grad.clone()
@@ -84,129 +143,70 @@ def train_plain(options, batch_shape=(5,), dtype=torch.float64):
     return {**result, "W": layer.weight.detach(), "b": None if layer.bias is None else layer.bias.detach()}
 
 
-def assert_equals_plain(results, layer_class, options, batch_shape=(5,), tolerance=1e-12):
+def assert_equals_plain(results, spec, run=USUAL, tolerance=1e-12):
     """`results`: of `_train` on the ranks of one group."""
-    plain = train_plain(options, batch_shape, results[0]["out"].dtype)
-    p, stride = len(results), options.get("stride", 1)
-    column = layer_class is ColumnParallelLinear
-    cut_dims = {"W": 0, "dW": 0, "b": 0, "db": 0} if column else {"W": 1, "dW": 1}
-    if column and not options.get("gather_output", False):
-        cut_dims["out"] = -1
-    if not column and options.get("input_is_parallel", True):
-        cut_dims["dx"] = -1
-    for rank, result in enumerate(results):
-        for name, expected in plain.items():
+    dims = {"out": spec.y, "dx": spec.x} | PARAMETERS[spec.layer]
+    dims |= {f"d{name}": dim for name, dim in PARAMETERS[spec.layer].items()}
+    stride = spec.options.get("stride", 1)
+    for name, expected in train_plain(spec, run).items():
+        for rank, result in enumerate(results):
             if expected is None:
                 assert result[name] is None
-                continue
-            if name in cut_dims:
-                expected = cut(expected, cut_dims[name], rank, p, stride)
-            assert_close(result[name], expected, tolerance)
-
-
-def expected_traffic(layer_class, options, p, rows=5):
-    if p == 1:
-        return [[], []]
-    if layer_class is ColumnParallelLinear:
-        gather = options.get("gather_output", False)
-        gathers = [("all_gather", rows * OUT)] if gather else []
-        if gather and options.get("skip_bias_add") and options.get("bias", True):
-            gathers.append(("all_gather", OUT))
-        return [gathers, [("all_reduce", rows * IN)]]
-    return [[("all_reduce", rows * OUT)], [] if options.get("input_is_parallel", True) else [("all_gather", rows * IN)]]
-
-
-COLUMN = [
-    {},
-    {"bias": False},
-    {"gather_output": True},
-    {"stride": 2},
-    {"stride": 3},
-    {"stride": 2, "gather_output": True},
-    {"stride": 3, "gather_output": True, "skip_bias_add": True},
-    {"skip_bias_add": True},
-    {"skip_bias_add": True, "bias": False},
-    {"async_grad_allreduce": True},
-    {"async_grad_allreduce": True, "bias": False},
-    {"async_grad_allreduce": True, "stride": 2, "gather_output": True},
-    {"async_grad_allreduce": True, "skip_bias_add": True},
-]
-ROW = [
-    {},
-    {"bias": False},
-    {"input_is_parallel": False},
-    {"stride": 3},
-    {"stride": 3, "input_is_parallel": False, "bias": False},
-    {"skip_bias_add": True},
-    {"skip_bias_add": True, "bias": False},
-    {"skip_bias_add": True, "input_is_parallel": False},
-]
-CASES = [(ColumnParallelLinear, options) for options in COLUMN] + [(RowParallelLinear, options) for options in ROW]
+            else:
+                part = expected if dims[name] is FULL else cut(expected, dims[name], rank, len(results), stride)
+                assert_close(result[name], part, tolerance)
 
 
 def _train_all(cases):
     return [_train(*case) for case in cases]
 
 
-def _case_name(case):
-    return f"{case[0].__name__}({', '.join(f'{key}={value}' for key, value in case[1].items())})"
-
-
 @pytest.mark.parametrize("p", WORLD_SIZES)
 def test_outputs_gradients_steps_and_traffic_equal_a_plain_linear_for_all_options(p):
-    results = launch(_train_all, p, args=(CASES,))
+    results = launch(_train_all, p, args=([(spec,) for spec in SPECIFICATION],))
     assert len(results) == p
-    for number, (layer_class, options) in enumerate(CASES):
-        of_case = [result[number] for result in results]
-        assert_equals_plain(of_case, layer_class, options)
-        for result in of_case:
-            assert result["traffic"] == expected_traffic(layer_class, options, p), _case_name(CASES[number])
+    for number, spec in enumerate(SPECIFICATION):
+        assert_equals_plain([result[number] for result in results], spec)
+        for result in results:
+            assert result[number]["traffic"] == ([spec.forward, spec.backward] if p > 1 else [(), ()]), spec
 
 
-@pytest.mark.parametrize("layer_class", [ColumnParallelLinear, RowParallelLinear])
-def test_stride_2_cuts_rows_too(layer_class):
-    options = {"stride": 2, "features": (8, 8)}
-    results = launch(_train_all, 2, args=([(layer_class, options)],))
-    assert_equals_plain([result[0] for result in results], layer_class, options)
+@pytest.mark.parametrize("spec", [Spec(COLUMN, {"stride": 2}, FULL, SLICE), Spec(ROW, {"stride": 2}, SLICE, FULL)])
+def test_stride_2_cuts_rows_too(spec):
+    run = Run(features=(8, 8))
+    results = launch(_train_all, 2, args=([(spec, run)],))
+    assert_equals_plain([result[0] for result in results], spec, run)
 
 
 @pytest.mark.parametrize("p", [2, 4])
 def test_inputs_of_one_two_and_three_dimensions_and_empty_batches_work(p):
-    batch_shapes = [(), (5,), (2, 3), (0,), (2, 0)]
-    cases = [
-        (layer_class, options, batch_shape)
-        for layer_class, options in [
-            (ColumnParallelLinear, {}),
-            (ColumnParallelLinear, {"async_grad_allreduce": True}),
-            (ColumnParallelLinear, {"gather_output": True}),
-            (RowParallelLinear, {}),
-            (RowParallelLinear, {"input_is_parallel": False}),
-        ]
-        for batch_shape in batch_shapes
-    ]
+    options = ({}, {"async_grad_allreduce": True}, {"gather_output": True}, {"input_is_parallel": False})
+    specs = [spec for spec in SPECIFICATION if spec.options in options]
+    assert len(specs) == 5
+    cases = [(spec, Run(batch_shape=shape)) for spec in specs for shape in [(), (5,), (2, 3), (0,), (2, 0)]]
     results = launch(_train_all, p, args=(cases,))
-    for number, (layer_class, options, batch_shape) in enumerate(cases):
-        assert_equals_plain([result[number] for result in results], layer_class, options, batch_shape)
+    for number, case in enumerate(cases):
+        assert_equals_plain([result[number] for result in results], *case)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-6)])
 def test_lower_precisions_differ_from_plain_by_rounding_only(dtype, tolerance):
-    cases = [(layer_class, options, (5,), dtype) for layer_class, options in CASES]
-    results = launch(_train_all, 4, args=(cases,))
-    for number, (layer_class, options) in enumerate(CASES):
-        assert_equals_plain([result[number] for result in results], layer_class, options, tolerance=tolerance)
+    run = Run(dtype=dtype)
+    results = launch(_train_all, 4, args=([(spec, run) for spec in SPECIFICATION],))
+    for number, spec in enumerate(SPECIFICATION):
+        assert_equals_plain([result[number] for result in results], spec, run, tolerance)
 
 
-def _train_in_groups(cases):
+def _train_in_groups(specs):
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    return [_train(*case, group=groups[dist.get_rank() % 2]) for case in cases]
+    return [_train(spec, group=groups[dist.get_rank() % 2]) for spec in specs]
 
 
 def test_two_groups_side_by_side_are_two_layers():
-    results = launch(_train_in_groups, 4, args=(CASES,))
+    results = launch(_train_in_groups, 4, args=(SPECIFICATION,))
     for members in ([0, 2], [1, 3]):
-        for number, (layer_class, options) in enumerate(CASES):
-            assert_equals_plain([results[rank][number] for rank in members], layer_class, options)
+        for number, spec in enumerate(SPECIFICATION):
+            assert_equals_plain([results[rank][number] for rank in members], spec)
 
 
 def _bias_returned(layer_class, options):

@@ -47,6 +47,7 @@ _BEFORE_LAUNCH = 0.1  # seconds that a launch may wait for what each of its rank
 _STATUS = struct.Struct("<q")
 _DESCRIPTORS = 6  # control, output, crash, board, rendezvous, setup (see rank.main), after the status pipe
 _PR_SET_PDEATHSIG = 1
+_LOOK = socket.MSG_PEEK | socket.MSG_DONTWAIT
 
 
 # In the notebook's process
@@ -77,8 +78,15 @@ class ForkServer:
 
     @property
     def usable(self) -> bool:
-        """Whether it runs, and was started by this very process (not by the one we were forked from)."""
-        return os.getpid() == self._owner and self._process.poll() is None
+        """Whether it runs and is this process's own: not that of the one we were forked from, unless we adopted it."""
+        try:
+            return os.getpid() == self._owner and self._socket.recv(1, _LOOK) != b""
+        except BlockingIOError:  # it has said nothing, as always, and its end of the socket is open
+            return True
+
+    def adopt(self) -> None:
+        """Make the server that was inherited by a fork this process's own. One process at a time may launch with it."""
+        self._owner = os.getpid()
 
     def fork(self, descriptors: list[int]) -> int:
         """Fork a rank that gets copies of the descriptors; returns the read end of its status pipe."""
@@ -121,6 +129,12 @@ def fork_server() -> ForkServer:
     if _server is None or not _server.usable:
         _server = ForkServer()
     return _server
+
+
+def adopt() -> None:
+    """Launch with the fork server of the process that this one was forked from, instead of starting another one."""
+    if _server is not None:
+        _server.adopt()
 
 
 def read_status(descriptor: int) -> int | None:

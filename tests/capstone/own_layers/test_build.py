@@ -19,7 +19,7 @@ from tplab.capstone.training.build_model import backward, copy_shards, finish_gr
 from tplab.course.notebooks.source import parse_code
 from tplab.runtime import RankError
 
-SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
+SOLUTIONS = Path(__file__).resolve().parents[3] / "solutions"
 
 
 def with_answer(answers, exercise, source):

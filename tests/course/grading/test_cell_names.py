@@ -31,7 +31,7 @@ def test_check_names_the_exercise_and_the_line_of_its_cell(root, monkeypatch) ->
     mine.answer(2, "y = 2\n    return helper(x)")
     mine.insert(mine.place("exercise-90-2"), "def helper(x):\n    return x + None")
     path = mine.save(root / "chapters" / "mine.ipynb")
-    said = check_notebook(read_notebook(root / "solutions" / "90_tiny.ipynb"), path, 90)
+    said = check_notebook(read_notebook(root / "solutions" / "90_tiny.ipynb"), path)
     first, second = [" ".join(verdict.text.split()) for verdict in said if getattr(verdict, "status", "") == "failed"]
     assert "your cell of exercise 90.1, line 2, in double_1 return x + None" in first
     assert "your cell of exercise 90.2, line 3, in double_2 return helper(x)" in second

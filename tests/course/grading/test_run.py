@@ -94,7 +94,7 @@ def test_kernel_that_never_starts_is_told_as_that(kernels, tmp_path: Path) -> No
     source = {"exercise-90-1": "x = 1", "check-90-1": "x"}
     marks = {"exercise-90-1": {"exercise": "90.1"}, "check-90-1": {"check": "90.1", "title": "One"}}
     cells = [Cell("code", source[id], id, {"tplab": marks[id]}) for id in source]
-    said = list(check_notebook(cells, tmp_path / "mine.ipynb", 90, learner=cells))
+    said = list(check_notebook(cells, tmp_path / "mine.ipynb", learner=cells))
     assert [(one.status, one.text) for one in said if isinstance(one, Verdict)] == [("not run", NO_START)]
     assert [one for one in said if isinstance(one, Note)] == []
     assert starts.read_text() == "xxx"

@@ -119,9 +119,9 @@ sys.setprofile(trace)
 
 # The body of the function itself, which runs inside the check: {right} returns the right number or a wrong one
 BODIES = {
-    "patches from inside": "import tplab.course.checks.exercises as c; c.fail = lambda *a, **k: None; return {right}",
+    "patches from inside": "import tplab.course.checks.run_answer as c; c.fail = lambda *a, **k: None; return {right}",
     "patches the code from inside": (
-        "import tplab.course.checks.exercises as c; c.fail.__code__ = (lambda *a, **k: None).__code__; return {right}"
+        "import tplab.course.checks.run_answer as c; c.fail.__code__ = (lambda *a, **k: None).__code__; return {right}"
     ),
     "prints the expected output": f"print('{TEXT}'); return {{right}}",
 }
@@ -145,7 +145,7 @@ def check(root, right: str) -> dict[str, Verdict]:
     for k, body in enumerate(BODIES.values(), len(OWN_CELLS) + 1):
         mine.answer(k, body.replace("{k}", str(k)).replace("{right}", right))
     reference = read_notebook(root / "solutions" / "90_tiny.ipynb")
-    stream = list(check_notebook(reference, mine.save(root / "chapters" / "mine.ipynb"), 90))
+    stream = list(check_notebook(reference, mine.save(root / "chapters" / "mine.ipynb")))
     assert [said.text for said in stream if isinstance(said, Note)] == []
     said = [said for said in stream if isinstance(said, Verdict)]
     assert said.pop().status == "to do"
@@ -157,7 +157,7 @@ def test_no_trick_lets_a_wrong_answer_pass(root, monkeypatch):
     said = check(root, "x + 2")
     assert {verdict.status for verdict in said.values()} == {"failed"}
     changed = {trick: verdict.text for trick, verdict in said.items() if "is 5." not in verdict.text}
-    assert set(changed) == FROM_INSIDE, "the others fail because the answer is wrong, and hear so"
+    assert set(changed) == {"patches the code from inside"}, "the others fail because the answer is wrong, and hear so"
 
 
 def test_no_trick_costs_a_right_answer_its_verdict(root, monkeypatch):
@@ -210,7 +210,7 @@ def test_patches_of_torch_and_launch_change_no_verdict_of_a_real_chapter(tmp_pat
     said = {
         verdict.number: verdict.status
         for number in ("2.1", "2.3")
-        for verdict in check_notebook(reference, path, 2, exercises=[number])
+        for verdict in check_notebook(reference, path, exercises=[number])
         if isinstance(verdict, Verdict)
     }
     assert said == {"2.1": status, "2.3": status}

@@ -207,7 +207,7 @@ def test_right_answers_pass_and_wrong_ones_fail_when_run(root, mine, change, mon
     change(mine.content)
     path = mine.save(root / "chapters" / "mine.ipynb")
     before = path.read_bytes()
-    stream = list(check_notebook(read_notebook(root / "solutions" / "90_tiny.ipynb"), path, 90))
+    stream = list(check_notebook(read_notebook(root / "solutions" / "90_tiny.ipynb"), path))
     said = {verdict.number: verdict.status for verdict in stream if isinstance(verdict, Verdict)}
     assert said == {"90.1": "passed", "90.2": "failed", "90.3": "passed", "90.4": "to do"}
     assert path.read_bytes() == before
@@ -247,7 +247,7 @@ def test_moved_cells_run(root, mine, spoil, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(root))
     spoil(mine)
     reference = read_notebook(root / "solutions" / "90_tiny.ipynb")
-    stream = list(check_notebook(reference, mine.save(tmp_path / "mine.ipynb"), 90))
+    stream = list(check_notebook(reference, mine.save(tmp_path / "mine.ipynb")))
     said = {verdict.number: verdict.status for verdict in stream if isinstance(verdict, Verdict)}
     assert said == {"90.1": "passed", "90.2": "failed", "90.3": "passed", "90.4": "to do"}
 

@@ -37,7 +37,7 @@ class Said:
         self.mark = f"spoiled-{os.getpid()}-{time.monotonic_ns()}"
         os.environ["SPOILED"] = self.mark
         reference = read_notebook(root / "solutions" / "90_tiny.ipynb")
-        stream = list(check_notebook(reference, path, 90, **options))
+        stream = list(check_notebook(reference, path, **options))
         self.status = {said.number.removeprefix("90."): said.status for said in stream if isinstance(said, Verdict)}
         self.text = {said.number.removeprefix("90."): said.text for said in stream if isinstance(said, Verdict)}
         self.notes = [said.text for said in stream if isinstance(said, Note)]

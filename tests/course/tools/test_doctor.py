@@ -350,6 +350,7 @@ def test_the_ranks_of_a_chapter_are_read_from_its_code():
     assert chapters.ranks_of(["launch(f, 8)\n", "x"]) == {1, 2, 4, 8}
     assert chapters.ranks_of(["%%ranks 3\nx"]) == {1, 2, 3, 4}
     assert chapters.ranks_of(["run_ranks(f, p)"]) == {1, 2, 4}
+    assert chapters.ranks_of(["check_cases(number, answer, CASES)"]) == {1, 2, 4}
 
 
 def test_how_a_chapter_runs():

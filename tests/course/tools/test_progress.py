@@ -134,6 +134,20 @@ def checks_module_edited(root, learner):
     (root / "tplab" / "course" / "chapters" / "ch90" / "double.py").write_text("# stricter\n")
 
 
+def shared_checks_module_edited(root, learner):
+    (root / "tplab" / "course" / "checks" / "verification.py").write_text("TOLERANCE = 1e9\n")
+
+
+def module_that_a_shared_module_needs_edited(root, learner):
+    (root / "tplab" / "runtime.py").write_text("RANKS = 0\n")
+
+
+TPLAB = {
+    "course/chapters/ch90/double.py": "from tplab.course.checks.verification import TOLERANCE\n",
+    "course/checks/verification.py": "from tplab import runtime\nTOLERANCE = 1e-9\n",
+    "runtime.py": "RANKS = 2\n",
+    "viz.py": "",
+}
 EDITED, STRICTER = "edited since it was checked", "the course's check has changed since; check it again"
 CHANGES = {
     answer_edited: EDITED,
@@ -148,6 +162,8 @@ CHANGES = {
     course_expects_more: STRICTER,
     course_calls_differently: STRICTER,
     checks_module_edited: STRICTER,
+    shared_checks_module_edited: STRICTER,
+    module_that_a_shared_module_needs_edited: STRICTER,
 }
 
 
@@ -155,7 +171,9 @@ CHANGES = {
 def passed(root, learner, monkeypatch):
     """Exercise 90.1 passed, by an answer that uses a helper in a cell of the learner's own, and a file beside."""
     monkeypatch.setattr(fingerprint, "PACKAGE_ROOT", root)
-    (root / "tplab" / "course" / "chapters" / "ch90").mkdir(parents=True)
+    for name, source in TPLAB.items():
+        (root / "tplab" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "tplab" / name).write_text(source)
     (root / "chapters" / "mine.py").write_text("factor = 2\n")
     learner.insert(learner.place("exercise-90-1"), "def twice(x):\n    return 2 * x", id="helper")
     learner.answer(1, "return twice(x)")
@@ -196,7 +214,13 @@ def lost_ids(learner):
         del cell["id"]
 
 
-@pytest.mark.parametrize("change", [experiment, another_answer, cleared, prose, lost_ids])
+def module_that_no_check_needs_edited(learner):
+    (fingerprint.PACKAGE_ROOT / "tplab" / "viz.py").write_text("COLORS = 3\n")
+
+
+@pytest.mark.parametrize(
+    "change", [experiment, another_answer, cleared, prose, lost_ids, module_that_no_check_needs_edited]
+)
 def test_a_pass_outlives_what_does_not_touch_it(change, root, passed):
     change(passed)
     save(root, passed)

@@ -64,7 +64,7 @@ class Found:
         verdicts = [
             said
             for said in check_notebook(
-                self.reference, self.path, self.files.number, learner=self.learner, exercises=self.unknown
+                self.reference, self.path, learner=self.learner, exercises=self.unknown
             )
             if isinstance(said, Verdict)
         ]

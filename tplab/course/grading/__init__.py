@@ -4,7 +4,8 @@ merge               find the answers in the learner's notebook, and put them in 
 cell_dependencies   which cells have to run for an exercise
 run                 run nbval in a process of its own
 nbval_plugin        nbval, with its faults repaired
-guard, snapshots    nothing that a notebook does may change a check
+handover            take the answers out of the notebook's kernel
+clean_check         the process in which checks run; no cell has run in it
 check_notebook      a verdict for each exercise
 check_output        what the terminal shows
 """

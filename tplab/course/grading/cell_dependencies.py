@@ -82,16 +82,12 @@ def cells_that_need_answers(pieces: list[Piece]) -> set[str]:
     return found
 
 
-def to_notebook(pieces: list[Piece], chapter: int) -> list[Cell]:
-    """The cells that nbval runs: the pieces, and between them the hidden cells that guard the checks."""
-    asked = {name for piece in pieces if piece.role == "check" for name in uses(piece.source)}
-    cells = [_hidden("start", f"start({chapter})")]
+def to_notebook(pieces: list[Piece]) -> list[Cell]:
+    """The cells that nbval runs: the pieces, and between them hidden cells that keep the answers."""
+    asked = {name for piece in pieces if piece.role == "check" for name in answers_in(piece.source)}
+    cells = [_hidden("start", "start()")]
     for piece in pieces:
-        if piece.role == "check":
-            cells.append(_hidden(f"before-{piece.id}", f"before_check({piece.number!r})", piece.number))
         cells.append(_runnable(piece))
-        if piece.role == "check":
-            cells.append(_hidden(f"after-{piece.id}", f"after_check({piece.number!r})", piece.number))
         if piece.role == "setup":
             names = sorted(asked & binds(piece.source))
             cells.append(_hidden(f"after-{piece.id}", f"remember({names})"))
@@ -107,12 +103,23 @@ def _runnable(piece: Piece) -> Cell:
         marks["timeout"] = OWN_TIMEOUT
     if piece.role != "check" or piece.reference is None:
         return Cell("code", piece.source, piece.id, {"tplab": marks, "tags": ["nbval-ignore-output"]})
+    marks["answers"] = answers_in(piece.source)
     metadata = {"tplab": marks, "tags": ["nbval-check-output"]}
     return Cell("code", piece.source, piece.id, metadata, piece.reference.outputs, piece.reference.execution_count)
 
 
-def _hidden(id: str, call: str, number: str = "") -> Cell:
-    """A step of ours between two cells. It is an expression, which nbval_plugin.py runs beside the cells."""
-    source = f'__import__("tplab.course.grading.guard", fromlist=["guard"]).{call}'
-    metadata = {"tplab": {"role": "guard", "number": number}, "tags": ["nbval-ignore-output"]}
-    return Cell("code", source, f"guard-{id}"[:64], metadata)
+def answers_in(check: str) -> list[str]:
+    """The names that a check cell hands over: ["shard", "unshard"] for check("2.1", shard, unshard)."""
+    call = next(node for node in ast.walk(parse_code(check)) if isinstance(node, ast.Call))
+    return [argument.id for argument in call.args if isinstance(argument, ast.Name)]
+
+
+def _hidden(id: str, call: str) -> Cell:
+    """A step of ours between two cells."""
+    metadata = {"tplab": {"role": "hidden"}, "tags": ["nbval-ignore-output"]}
+    return Cell("code", handover(call), f"hidden-{id}"[:64], metadata)
+
+
+def handover(call: str) -> str:
+    """An expression that calls a function of handover.py, which nbval_plugin.py has the kernel evaluate."""
+    return f'__import__("tplab.course.grading.handover", fromlist=["handover"]).{call}'

@@ -55,7 +55,6 @@ def exercises_of(reference: list[Cell]) -> dict[str, str]:
 def check_notebook(
     reference: list[Cell],
     path: Path,
-    chapter: int,
     *,
     learner: list[Cell] | None = None,
     exercises: list[str] | None = None,
@@ -71,7 +70,7 @@ def check_notebook(
     titles = exercises_of(reference)
     wanted = exercises or list(titles)
     pieces = select(merged, wanted, everything=everything, whole=exercises is None)
-    notebook = to_notebook(pieces, chapter)
+    notebook = to_notebook(pieces)
     folder = path.resolve().parent
     merged.notes += [
         f"{name}.py beside your notebook has the name of a module that others import: they get yours. Rename it."
@@ -90,14 +89,11 @@ def _verdicts(run: Run, merged: Merged, reference: list[Cell], wanted: list[str]
     judge = Judge(merged, reference)
     titles = exercises_of(reference)
     said = set()
-    checked: dict | None = None  # the row of a check whose guard has not spoken yet
     for row in run:
         judge.see(row)
-        if checked and row.get("role") == "guard" and row["number"] == checked["number"]:
-            status, text = judge.verdict(checked, row)
-            said.add(checked["number"])
-            yield Verdict(checked["number"], titles[checked["number"]], status, text)
-        checked = row if row.get("role") == "check" and row["number"] in wanted else None
+        if row.get("role") == "check" and row["number"] in wanted:
+            said.add(row["number"])
+            yield Verdict(row["number"], titles[row["number"]], *judge.verdict(row))
     for number in wanted:
         if number not in said:
             yield Verdict(number, titles[number], "not run", judge.stopped or "nbval did not reach it.")
@@ -113,7 +109,7 @@ class Judge:
         self.all_passed = True
         self.notes: list[str] = []
         self.stopped = ""  # why nothing after this point was run
-        self._broken: dict[str, str] = {}  # exercise -> why its own cell or its guard failed
+        self._broken: dict[str, str] = {}  # exercise -> why its own cell failed
         self._wrote: dict[str, str] = {}  # name -> the exercise whose cell defines it
         for cell in code_cells(reference):
             role, number = role_of(cell)
@@ -123,12 +119,10 @@ class Judge:
     def see(self, row: dict) -> None:
         if row["outcome"] == "passed" or self.stopped:
             return
-        self.all_passed = self.all_passed and row.get("role") not in ("exercise", "check", "guard")
+        self.all_passed = self.all_passed and row.get("role") not in ("exercise", "check")
         role, number = row.get("role"), row.get("number", "")
         if role == "exercise":
             self._broken[number] = "Its own cell does not run. " + explain(row)
-        elif role == "guard" and number:
-            self._broken.setdefault(number, row.get("evalue") or explain(row))
         elif role == "own" and not _asks_for(row):
             self.notes.append(f"One of your own cells failed: {explain(row)}")
         elif role in ("setup", "given") and (self.all_passed or row["id"] not in self.need_answers):
@@ -137,8 +131,8 @@ class Judge:
             ended = "had to be stopped" if _out_of_time(row) else "ended"
             self.stopped = NO_START if DIED in row["message"] else f"The kernel {ended} in {_place(row)}."
 
-    def verdict(self, row: dict, guard: dict) -> tuple[str, str]:
-        """Status and text for the row of a check cell and that of the guard after it."""
+    def verdict(self, row: dict) -> tuple[str, str]:
+        """Status and text for the row of a check cell."""
         number = row["number"]
         if number in self.missing:
             return "failed", self.missing[number]
@@ -147,7 +141,7 @@ class Judge:
         if number in self._broken:
             return "failed", self._broken[number]
         if row["outcome"] == "passed":
-            return ("passed", "") if guard["outcome"] == "passed" else ("failed", explain(guard))
+            return "passed", ""
         asked = _asks_for(row)
         if asked == number:
             return "to do", ""
@@ -164,7 +158,7 @@ class Judge:
 def _place(row: dict) -> str:
     """Where a kernel ended, as the learner knows it."""
     role = row.get("role")
-    if role == "check" or row["id"].startswith("guard-after-check"):
+    if role == "check":
         return f"the check of exercise {row['number']}"
     if role == "exercise":
         return f"the cell of exercise {row['number']}"

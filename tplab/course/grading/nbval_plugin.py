@@ -10,9 +10,11 @@ subclasses mend
 4. errors that come without an error message on iopub (unknown magics), which nbval lets pass,
 5. one cell out of time, after which nbval expects every later cell to fail.
 
-Of a check cell only its result is compared, as text: what a learner prints while debugging does no harm.
+A check cell is not run in the kernel. Its answers are taken out of the kernel, checked in a clean process (see
+`clean_check`), and the verdict is compared with the reference's, as text.
 """
 
+import ast
 import collections
 import ctypes
 import json
@@ -20,21 +22,23 @@ import os
 import re
 import sys
 import time
+from pathlib import Path
 from queue import Empty
 
 import nbval.plugin as nbval
 import psutil
 import pytest
-from nbformat import NotebookNode
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
 
+from tplab.course.grading.cell_dependencies import handover
+from tplab.course.grading.clean_check import Checker
 from tplab.course.grading.run import end_all
 from tplab.course.notebooks.kernels import CELL_TIMEOUT, started
 
 PRINT_LIMIT = 5_000_000  # characters that a cell may print before it is interrupted
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 KEPT_TEXT = 200_000  # characters of it that are kept
-GUARD_MISSING = "A cell above has changed how this kernel runs cells, so that the check can't be trusted."
+NOT_EVALUATED = "A cell above has changed how this kernel runs cells, so that its answers can't be taken out."
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -90,17 +94,15 @@ class Kernel(RunningKernel):
     def execute_cell_input(self, cell_input, allow_stdin=None):
         self.reply, self.printed, self.flooded = {}, 0, False
         if self.beside:  # evaluated by the kernel beside a cell, where no hook of IPython's can rewrite it
-            step = {"guard": cell_input}
+            step = {"hidden": cell_input}
             return self.kc.execute("", store_history=False, user_expressions=step, stop_on_error=False)
         return super().execute_cell_input(cell_input, allow_stdin)
 
     @property
-    def guard_error(self) -> dict:
-        """What the guard's step raised, or that it did not run: {} where all is well."""
-        answer = self.reply.get("user_expressions", {}).get("guard", {})
-        if answer.get("status") == "ok":
-            return {}
-        return {"ename": answer.get("ename", "RuntimeError"), "evalue": answer.get("evalue", GUARD_MISSING)}
+    def evaluated(self) -> dict:
+        """What became of an expression beside the cells: its "data", or the "ename" and "evalue" of its error."""
+        answer = self.reply.get("user_expressions", {}).get("hidden", {})
+        return answer or {"status": "error", "ename": "RuntimeError", "evalue": NOT_EVALUATED}
 
     def await_reply(self, msg_id, timeout=None):
         """Wait for the reply, keeping what the cell shows meanwhile. Raises Empty when time is up, and KernelDied."""
@@ -152,11 +154,16 @@ class ChapterFile(nbval.IPyNbFile):
         test = os.environ.pop("PYTEST_CURRENT_TEST", None)
         try:
             folder = self.config.option.tplab_folder or str(self.path.parent)
+            self.checker = Checker(dict(os.environ), Path(folder))  # first: it imports torch while the kernel starts
             patience = self.config.option.nbval_kernel_startup_timeout
             self.kernel = started(lambda: Kernel(CURRENT_ENV_KERNEL_NAME, cwd=folder, startup_timeout=patience))
         finally:
             if test is not None:
                 os.environ["PYTEST_CURRENT_TEST"] = test
+
+    def teardown(self):
+        self.checker.stop()
+        super().teardown()
 
     def collect(self):
         for item in super().collect():
@@ -172,6 +179,7 @@ class ChapterCell(nbval.IPyNbCell):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.output_timeout = 15  # seconds that an interrupted cell has to clean up
+        self.verdict: dict = {}  # of a check: what it ended with, or the expected text and another one
 
     @property
     def marks(self) -> dict:
@@ -187,9 +195,9 @@ class ChapterCell(nbval.IPyNbCell):
         kernel = self.parent.kernel
         asked = self.config.option.nbval_cell_timeout
         limit = self.config.option.nbval_cell_timeout = self.limit(asked)
-        kernel.beside = self.marks.get("role") == "guard"
+        kernel.beside = self.marks.get("role") in ("hidden", "check")
         try:
-            super().runtest()
+            self.run_check(limit) if self.marks.get("role") == "check" else super().runtest()
         except nbval.NbCellError:
             if kernel.flooded:
                 millions = PRINT_LIMIT // 1_000_000
@@ -201,21 +209,37 @@ class ChapterCell(nbval.IPyNbCell):
                 self.parent.timed_out = False
         if not kernel.reply:  # it says that it is idle and has never answered, as without sys.stderr
             self.raise_cell_error(f"Timeout of {limit:g} seconds exceeded: no answer from the kernel")
-        if kernel.beside and kernel.guard_error:
-            self.raise_cell_error("{ename}: {evalue}".format(**kernel.guard_error))
         if kernel.reply.get("status") == "error" and not self.options["check_exception"]:
             self.raise_cell_error(f"{kernel.reply.get('ename')}: {kernel.reply.get('evalue')}")
 
-    def compare_outputs(self, test, ref, skip_compare=None):
-        if self.marks.get("role") == "check" or "check" in self.marks:
-            test, ref = results_only(test), results_only(ref)
-        return super().compare_outputs(test, ref, skip_compare)
+    def run_check(self, limit: float) -> None:
+        """Take the answers out of the kernel, have them checked, and compare the verdict with the reference's."""
+        number, kernel = self.marks["number"], self.parent.kernel
+        self.cell.source = handover(f"hand_over({number!r}, {self.marks['answers']!r})")
+        self.options["check"] = False  # the outputs of this step
+        super().runtest()
+        if kernel.reply and kernel.evaluated["status"] != "ok":
+            self.fail_check(ename=kernel.evaluated["ename"], evalue=kernel.evaluated["evalue"])
+        answers = ast.literal_eval(kernel.evaluated["data"]["text/plain"])
+        reply = self.parent.checker.ask(number, answers, limit)
+        if reply.ended == "timeout":
+            self.raise_cell_error(f"Timeout of {limit:g} seconds exceeded: no verdict")
+        if reply.ended:
+            self.raise_cell_error("Your answer ended the process that checked it, with os._exit for example.")
+        if not reply.passed:
+            self.fail_check(ename=reply.error, evalue=reply.message)
+        expected = "\n".join(result_texts(self.cell.outputs))
+        if reply.text != expected:
+            self.fail_check(expected=expected, got=reply.text)
+
+    def fail_check(self, **verdict: str) -> None:
+        self.verdict = verdict
+        self.raise_cell_error(": ".join(verdict.values()))
 
 
-def results_only(outputs: list) -> list[NotebookNode]:
+def result_texts(outputs: list) -> list[str]:
     """The results of a cell, as text."""
-    results = [output for output in outputs if output["output_type"] == "execute_result"]
-    return [NotebookNode(output_type="execute_result", text=output["data"].get("text/plain", "")) for output in results]
+    return [output["data"].get("text/plain", "") for output in outputs if output["output_type"] == "execute_result"]
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -233,15 +257,11 @@ def row(item: ChapterCell, report: pytest.TestReport, call: pytest.CallInfo) -> 
     error = call.excinfo.value
     told["problem"] = "kernel died" if _kernel_is_gone(item, error) else type(error).__name__
     told["message"] = _ANSI.sub("", str(error))
-    if item.marks.get("role") == "guard" and item.parent.kernel is not None:
-        told |= item.parent.kernel.guard_error
+    told |= item.verdict
     shown = next((output for output in item.test_outputs or [] if output["output_type"] == "error"), None)
     if shown:
         told["ename"], told["evalue"] = shown["ename"], _ANSI.sub("", shown["evalue"])
         told["traceback"] = _ANSI.sub("", "\n".join(shown["traceback"]))
-    elif "outputs differ" in told["message"]:
-        for side, outputs in (("expected", item.cell.outputs), ("got", item.test_outputs or [])):
-            told[side] = "\n".join(output["text"] for output in results_only(outputs))
     return told
 
 

@@ -24,7 +24,7 @@ MARK = "TPLAB_CHECK_RUN"
 POLL = 0.1  # seconds between two looks at whether nbval has ended
 # pytest without 1.5 s of importing a grammar for e-mail addresses, which nbformat's own needs don't include
 PYTEST = "import sys; sys.modules['rfc3987_syntax'] = None; import pytest; sys.exit(pytest.main())"
-OURS = ("tplab.runtime", "ipykernel_launcher")  # in the command lines of what a run itself starts
+OURS = ("tplab.runtime", "tplab.course.grading", "ipykernel_launcher")  # command lines of what a run itself starts
 GRACE = 2.0  # seconds that ended processes have to go
 
 

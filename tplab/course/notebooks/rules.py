@@ -79,6 +79,8 @@ def _validate_call(cell: Cell) -> None:
     if not isinstance(first, ast.Constant) or first.value != cell.number:
         said = ast.unparse(first) if first else "nothing"
         raise cell.refuse(f'the cell line says {role} "{cell.number}", but its call says {said}; make them the same')
+    if role == "check" and (call.keywords or not all(isinstance(answer, ast.Name) for answer in call.args[1:])):
+        raise cell.refuse(f'hand answers to a check by their names alone: check("{cell.number}", my_function)')
 
 
 def _validate_exercise(cell: Cell) -> None:

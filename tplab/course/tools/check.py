@@ -97,7 +97,6 @@ def _check_chapter(options: argparse.Namespace, console: Console, files: Chapter
     stream = check_notebook(
         reference,
         path,
-        files.number,
         learner=learner,
         exercises=numbers if options.exercise else None,
         everything=options.all_cells,

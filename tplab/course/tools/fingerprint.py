@@ -3,7 +3,7 @@
 answer    the cells that `tplab check --exercise` runs for it (the answer, earlier answers and helper cells that it
           uses, own cells that change modules, paths or the environment), and Python files beside the notebook.
           Experiments in cells that the exercise doesn't use change nothing
-check     its cell, the result it has to show, the chapter's package `tplab/course/chapters/chNN/`, the version of tplab
+check     its cell, the result it has to show, every file of tplab that the checks of its chapter need, the version
 output    what the check's cell shows in the notebook; this decides nothing, but tells an old output from a new one
 
 Change the answer or the check, and an earlier verdict no longer speaks of this code.
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tplab
+from tplab.common.imports import ImportGraph
 from tplab.course.grading.cell_dependencies import select
 from tplab.course.grading.check_notebook import exercises_of
 from tplab.course.grading.merge import merge
@@ -35,8 +36,8 @@ class Fingerprint:
 def fingerprints(reference: list[Cell], learner: list[Cell], files: ChapterFiles) -> dict[str, Fingerprint]:
     """The fingerprint of every exercise that the learner's notebook holds an answer to."""
     merged = merge(reference, learner)
-    package = list(_texts(PACKAGE_ROOT / "tplab" / "course" / "chapters" / f"ch{files.number:02d}"))
-    beside = list(_texts(files.learner.parent))
+    checker = list(_texts(checker_files(files.number)))
+    beside = list(_texts(files.learner.parent.glob("*.py")))
     found = {}
     for number in exercises_of(reference):
         if number in merged.missing:
@@ -48,15 +49,21 @@ def fingerprints(reference: list[Cell], learner: list[Cell], files: ChapterFiles
         shows = their_cell(learner, "check", number)
         found[number] = Fingerprint(
             answer=_hash([*beside, *(part for piece in learners for part in (piece.number, piece.source.strip()))]),
-            check=_hash([tplab.__version__, *package, "", *(piece.source for piece in given), "", *expected]),
+            check=_hash([tplab.__version__, *checker, "", *(piece.source for piece in given), "", *expected]),
             output=_hash([json.dumps([shows.execution_count, shows.outputs])] if shows else []),
         )
     return found
 
 
-def _texts(folder: Path) -> Iterator[str]:
-    """Names and contents of the Python files of a folder."""
-    for path in sorted(path for path in folder.glob("*.py") if path.is_file()):
+def checker_files(chapter: int) -> set[Path]:
+    """The files that the checks of a chapter consist of: its package, and all of tplab that it needs."""
+    package = PACKAGE_ROOT / "tplab" / "course" / "chapters" / f"ch{chapter:02d}"
+    return ImportGraph(PACKAGE_ROOT, "tplab").closure(package.glob("*.py"))
+
+
+def _texts(files: Iterable[Path]) -> Iterator[str]:
+    """Names and contents of files, in order."""
+    for path in sorted(path for path in files if path.is_file()):
         yield from (path.name, path.read_bytes().hex())
 
 

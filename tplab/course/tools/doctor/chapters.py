@@ -12,7 +12,7 @@ from tplab.course.tools.doctor.probe import Torch
 # What has to be in order for a chapter that starts ranks, and for one that doesn't
 EVERYTHING = ("Python", "PyTorch", "packages", "kernel", "memory", "shared memory", "loopback", "ranks")
 WITHOUT_RANKS = ("Python", "PyTorch", "packages", "kernel")
-_STARTS = re.compile(r"\blaunch\(|\brun_ranks\(|^%%ranks\b", re.MULTILINE)
+_STARTS = re.compile(r"\b(launch|run_ranks|check_cases)\(|^%%ranks\b", re.MULTILINE)
 _NUMBERS = re.compile(r"\blaunch\(\w+, *(\d+)|^%%ranks +(\d+)", re.MULTILINE)
 CHECKED = {1, 2, 4}  # the numbers of ranks on which every check runs an answer
 

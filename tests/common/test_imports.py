@@ -1,0 +1,58 @@
+"""`tplab.common.imports`: the graph of imports of a small project, and of this one."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tplab.common.imports import ImportGraph
+
+FILES = {
+    "pack/__init__.py": "",
+    "pack/low.py": "import os\n",
+    "pack/room/__init__.py": "from pack.room.one import One\n",
+    "pack/room/one.py": "from pack import low as lowest  # the ground floor\n",
+    "pack/room/two.py": "def late():\n    from pack.room import (\n        one,  # a module\n        missing,\n    )\n",
+    "pack/user.py": "from pack.room import One\n",
+    "pack/whole.py": "import pack.room.two\n",
+    "pack/names.py": "NAME = 'pack.low'\n",
+    "other/__init__.py": "from pack import low\n",
+    "checks/test_names.py": "command = ['-m', 'pack.names.NAME', 'pack']\n",
+}
+EXPECTED = {
+    "pack/low.py": set(),
+    "pack/room/one.py": {"pack/low.py"},
+    "pack/room/two.py": {"pack/room/__init__.py", "pack/room/one.py", "pack/low.py"},
+    "pack/user.py": {"pack/room/__init__.py", "pack/room/one.py", "pack/low.py"},
+    "pack/whole.py": {"pack/room/two.py", "pack/room/__init__.py", "pack/room/one.py", "pack/low.py"},
+    "pack/names.py": set(),
+    "checks/test_names.py": {"pack/names.py"},
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_file_needs_what_it_imports_and_what_that_imports(project, name):
+    graph = ImportGraph(project, "pack", mentions=project / "checks")
+    needed = {str(path.relative_to(project)) for path in graph.closure([project / name])}
+    assert needed == EXPECTED[name] | {name}
+
+
+def test_names_in_strings_count_only_where_asked(project):
+    assert ImportGraph(project, "pack").imports(project / "checks/test_names.py") == set()
+
+
+def test_our_own_graph_agrees_with_what_is_known_of_it():
+    """The column-parallel layer needs the operators; the operators need no layer; a room brings all its modules."""
+    graph = ImportGraph(ROOT, "tplab")
+    tensor = ROOT / "tplab" / "tensor"
+    assert tensor / "mappings.py" in graph.closure([tensor / "linear.py"])
+    assert tensor / "linear.py" not in graph.closure([tensor / "mappings.py"])
+    assert set(tensor.glob("*.py")) <= graph.closure([tensor / "__init__.py"])

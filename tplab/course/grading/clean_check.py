@@ -1,0 +1,196 @@
+"""A process in which no cell has run: here `tplab check` runs the checks, on the answers that a kernel hands over.
+
+    checker = Checker(environment, folder)     starts to import torch, while the kernel starts too
+    checker.ask("4.1", answers, limit=120)     -> Reply: what the check said
+
+The process imports the checks once and forks for each of them, so every check begins in the same clean state. It starts
+one fork server (see `tplab.runtime.forkserver`), which the ranks of all checks come from.
+"""
+
+import base64
+import builtins
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+# Others' code that checks build on; of these modules the public functions and classes must stay what they are
+OTHERS = ("builtins", "importlib", "math", "torch", "torch.nn", "torch.nn.functional", "torch.autograd",
+          "torch.distributed", "torch.testing")  # fmt: skip
+# torch wraps these itself: the first when it loads its compiler, which an optimizer or device "meta" may do in a check,
+# the others when it first compiles.
+WRAPPED_BY_TORCH = ("torch.manual_seed", "torch.nn.Module.__init__", "torch.nn.Module.__setstate__")
+POLL = 0.05  # seconds between two looks at whether a check has ended
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What became of a check: `text` of the verdict where it passed, else the exception that it ended with."""
+
+    passed: bool = False
+    text: str = ""
+    error: str = ""  # class of the exception
+    message: str = ""
+    ended: str = ""  # why there is no verdict: "timeout" or "died"
+
+
+class Checker:
+    """The clean process, as nbval's process sees it."""
+
+    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+        self._connection, theirs = Pipe()
+        start = f"from tplab.course.grading.clean_check import serve; serve({theirs.fileno()})"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", start], env=environment, cwd=folder, pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def ask(self, number: str, answers: str, limit: float) -> Reply:
+        """Run the check of an exercise on what `handover.hand_over` returned; `limit`: seconds that it may take."""
+        try:
+            self._connection.send_bytes(json.dumps([number, answers, limit]).encode())
+            return Reply(**json.loads(self._connection.recv_bytes()))
+        except (EOFError, OSError):
+            return Reply(ended="died")
+
+    def stop(self) -> None:
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+
+# In the clean process
+
+
+def serve(descriptor: int) -> None:
+    """Answer requests until the other side is gone."""
+    from tplab.runtime.forkserver import fork_server
+
+    fork_server()
+    importlib.import_module("tplab.course.checks")
+    connection = Connection(descriptor)
+    while True:
+        try:
+            number, answers, limit = json.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        reply = _in_a_fork(number, answers, limit)
+        connection.send_bytes(json.dumps(asdict(reply)).encode())
+
+
+def _in_a_fork(number: str, answers: str, limit: float) -> Reply:
+    with suppress(ModuleNotFoundError):  # `check` says so
+        importlib.import_module(f"tplab.course.chapters.ch{int(number.partition('.')[0]):02d}")
+    ours, theirs = Pipe(duplex=False)
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setsid()
+            ours.close()
+            theirs.send_bytes(json.dumps(asdict(_check(number, answers))).encode())
+        finally:
+            os._exit(0)
+    theirs.close()
+    end = time.monotonic() + limit
+    try:
+        while not ours.poll(POLL):
+            if time.monotonic() > end:
+                return Reply(ended="timeout")
+        return Reply(**json.loads(ours.recv_bytes()))
+    except EOFError:
+        return Reply(ended="died")
+    finally:
+        ours.close()
+        for kill in (os.killpg, os.kill):
+            with suppress(ProcessLookupError, PermissionError):
+                kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _check(number: str, answers: str) -> Reply:
+    from tplab.course.checks.exercises import check
+    from tplab.runtime import forkserver
+
+    forkserver.adopt()
+    try:
+        given = _receive(number, answers)
+        before = _code()
+        verdict = repr(check(number, *given))
+        if changed := _changed(before, _code()):
+            raise AssertionError(
+                f"While the check of exercise {number} ran, your code changed {changed[0]}. "
+                "A check that was changed says nothing about the answer; leave it as it is."
+            )
+    except SystemExit:
+        return Reply(ended="died")
+    except BaseException as error:
+        return Reply(error=type(error).__name__, message=str(error))
+    return Reply(passed=True, text=verdict)
+
+
+def _receive(number: str, answers: str) -> list[Any]:
+    """The answers, as objects of this process. Raises AssertionError for one that is the course's own."""
+    import linecache
+
+    from tplab.runtime import transport
+    from tplab.runtime.report import name_cell
+
+    about, given = transport.loads(base64.b64decode(answers))
+    sys.path[:] = about["path"]
+    os.chdir(about["folder"])
+    for file, name in about["cells"].items():
+        name_cell(file, name)
+    for file, lines in about["sources"].items():
+        linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
+    for name, value in given.items():
+        origin = str(getattr(value, "__module__", ""))
+        if origin.startswith("tplab."):
+            raise AssertionError(
+                f"{name} is the course's own, from {origin}. Write yours in the cell of exercise {number}."
+            )
+    return list(given.values())
+
+
+def _code() -> dict[str, Any]:
+    """What the course's modules, and those that checks build on, consist of: functions, their code, classes, constants.
+
+    {"tplab.course.checks.verification.verify": ..., "torch.nn.Module.__init__": ...}
+    """
+    found: dict[str, Any] = {}
+    for name, module in list(sys.modules.items()):
+        ours = name == "tplab" or name.startswith("tplab.")
+        if not (ours or name in OTHERS) or not isinstance(module, ModuleType):
+            continue
+        for key, value in list(vars(module).items()):
+            if isinstance(value, FunctionType | BuiltinFunctionType | type) or (ours and key.isupper()):
+                found[f"{name}.{key}"] = value
+            if ours and isinstance(value, FunctionType):
+                found[f"{name}.{key}."] = value.__code__
+            if isinstance(value, type) and (ours or value.__name__ in ("Tensor", "Module")):
+                found |= {f"{name}.{key}.{part}": code for part, code in vars(value).items() if callable(code)}
+    return found
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Names that stand for something else than before, or newly stand in front of one of Python's builtins."""
+    modules = {name.rpartition(".")[0] for name in before}
+    changed = [name for name, code in before.items() if after.get(name) is not code]
+    new = [name.rpartition(".") for name in after.keys() - before.keys()]
+    hiding = [f"{module}.{key}" for module, _, key in new if module in modules and hasattr(builtins, key)]
+    return [name.rstrip(".") for name in changed if not _is_torchs_own(name, after.get(name))] + hiding
+
+
+def _is_torchs_own(name: str, found: Any) -> bool:
+    """Whether torch itself has put `found`, a wrapper from one of its own files, in that place."""
+    file = found.__code__.co_filename if isinstance(found, FunctionType) else ""
+    return name in WRAPPED_BY_TORCH and f"{os.sep}torch{os.sep}" in file

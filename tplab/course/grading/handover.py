@@ -1,0 +1,83 @@
+"""Runs in the kernel of `tplab check`, beside the cells: takes the answers out, so that they are checked elsewhere.
+
+    start()                            before the first cell
+    remember(["Layer"], "4.1")         after an exercise's cell (and the setup): keeps what its names stand for
+    hand_over("4.1", ["Layer"])        the answers as text, which `clean_check` turns into objects again
+
+No check runs in this kernel. So it makes no difference to a verdict what a notebook does to itself here: define a
+`check` of its own, patch tplab or torch, rewrite cells by an IPython hook, or import the course's layer over the
+learner's. Out of scope are the files on the disk, and a notebook that deceives this very module: whoever does that
+knows that the answer is wrong.
+"""
+
+import base64
+import builtins
+import linecache
+import re
+import sys
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+_CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$")  # the file name that IPython gives the source of a cell
+_builtins: dict[str, Any] = {}
+_answers: dict[str, Any] = {}
+_cells: dict[str, str] = {}  # file -> what reports call it
+
+
+def start() -> None:
+    """Keep Python's builtins, and refuse to end the kernel from within, which would stop all later checks."""
+    _builtins.update(vars(builtins))
+    shell = InteractiveShell.instance()
+    shell.ask_exit = _refuse_to_end  # type: ignore[attr-defined]  # what exit() and quit() call
+    if hasattr(shell, "kernel"):
+        shell.kernel.do_shutdown = _refuse_to_end
+
+
+def _refuse_to_end(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("this line would end the kernel, and with it all that the notebook has computed: take it out")
+
+
+def remember(names: list[str], exercise: str = "") -> None:
+    """Keep what these names of the notebook stand for now, whatever a later cell binds to them."""
+    namespace = InteractiveShell.instance().user_ns
+    for name in names:
+        if name in namespace:
+            _answers[name] = namespace[name]
+            if exercise:
+                _name_its_cell(namespace[name], exercise)
+
+
+def _name_its_cell(value: Any, exercise: str) -> None:
+    """Reports say "your cell of exercise 4.2, line 7": here cells have other numbers than in the learner's notebook."""
+    for part in [value, *vars(value).values()] if isinstance(value, type) else [value]:
+        function = getattr(part, "__func__", part)  # of a static or a class method
+        if isinstance(function, FunctionType):
+            _cells[function.__code__.co_filename] = f"your cell of exercise {exercise}"
+
+
+def hand_over(number: str, names: list[str]) -> str:
+    """The answers to an exercise, with the sources of the cells that they come from.
+
+    Raises NameError for a name that no cell has bound, TypeError for an answer that can't leave this process.
+    """
+    vars(builtins).update(_builtins)
+    sys.settrace(None)
+    sys.setprofile(None)
+    from tplab.runtime import transport  # not earlier: the setup imports torch anyway
+
+    namespace = InteractiveShell.instance().user_ns
+    known = {name: _answers.get(name, namespace.get(name)) for name in names if name in _answers or name in namespace}
+    if missing := [name for name in names if name not in known]:
+        raise NameError(f"name '{missing[0]}' is not defined")
+    sources = {file: entry[2] for file, entry in linecache.cache.items() if _CELL.search(file) and len(entry) == 4}
+    about = {"path": list(sys.path), "folder": str(Path.cwd()), "cells": _cells, "sources": sources}
+    try:
+        return base64.b64encode(transport.dumps((about, known))).decode()
+    except Exception as error:
+        raise TypeError(
+            f"{' and '.join(names)} can't be handed to the process that checks exercise {number}: {error}. "
+            "Does a function of yours use an open file, a lock or a generator from another cell?"
+        ) from None
