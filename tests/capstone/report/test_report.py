@@ -122,8 +122,10 @@ def test_markdown_has_its_pictures_beside_it(folder: Path):
 
 
 def test_every_figure_says_what_to_see(page: Page):
-    figures = [tag for tag, _ in page.tags if tag == "figure"]
-    assert len(figures) == len([tag for tag, _ in page.tags if tag == "figcaption"]) >= 8
+    pictures = [place for place, (_, attrs) in enumerate(page.tags) if attrs.get("class") == "picture"]
+    assert len(pictures) >= 8
+    for place in pictures:  # a paragraph with the picture, and one with what it says
+        assert [tag for tag, _ in page.tags[place : place + 3]] == ["p", "img", "p"]
 
 
 def test_what_was_not_measured_is_named_with_the_command_for_it(tmp_path: Path):

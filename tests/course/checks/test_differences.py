@@ -3,12 +3,11 @@
 import pytest
 import torch
 
+from tplab.course.checks import Call, Changed, Differences, NotRun, Question, Traffic
 from tplab.course.checks.describe import Foreign
 from tplab.course.checks.differences import MISSING, compare
 from tplab.course.checks.mistake_kinds import Context
-from tplab.course.checks.observation import Changed, NotRun
-from tplab.course.checks.recorded_traffic import Call, Traffic
-from tplab.course.checks.verification import Difference, Differences, Question
+from tplab.course.checks.verification import Difference
 
 P = 4
 GENERATOR = torch.Generator().manual_seed(5)

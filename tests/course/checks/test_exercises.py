@@ -7,15 +7,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tplab.course.checks import exercises as checking
-from tplab.course.checks import run_answer as trying
-from tplab.course.checks.exercises import (
+from tplab.course.checks import (
     WORLD_SIZES,
     CheckFailed,
     Question,
     Traffic,
     Verdict,
-    check,
     exercise,
     fail,
     fresh_generator,
@@ -24,6 +21,9 @@ from tplab.course.checks.exercises import (
     run_ranks,
     verify,
 )
+from tplab.course.checks import exercises as checking
+from tplab.course.checks import run_answer as trying
+from tplab.course.checks.exercises import check
 from tplab.runtime import RankError
 
 pytestmark = pytest.mark.usefixtures("chapter")

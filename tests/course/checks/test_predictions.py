@@ -4,7 +4,8 @@ from types import ModuleType
 
 import pytest
 
-from tplab.course.checks.predictions import Prediction, predict
+from tplab.course.checks import Prediction
+from tplab.course.checks.predictions import predict
 
 
 @pytest.fixture(autouse=True)

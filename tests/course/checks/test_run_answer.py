@@ -8,18 +8,8 @@ import torch
 import torch.distributed as dist
 
 from tplab import launch
-from tplab.course.checks.exercises import (
-    CheckFailed,
-    Claim,
-    Verdict,
-    called_as,
-    calling,
-    check,
-    exercise,
-    run_cases,
-    run_ranks,
-    verify,
-)
+from tplab.course.checks import CheckFailed, Claim, Verdict, called_as, calling, exercise, run_cases, run_ranks, verify
+from tplab.course.checks.exercises import check
 
 pytestmark = pytest.mark.usefixtures("chapter")
 

@@ -63,9 +63,7 @@ class Found:
         say(f"chapter {self.files.number:02d}: checking your answers to {', '.join(self.unknown)} ...")
         verdicts = [
             said
-            for said in check_notebook(
-                self.reference, self.path, learner=self.learner, exercises=self.unknown
-            )
+            for said in check_notebook(self.reference, self.path, learner=self.learner, exercises=self.unknown)
             if isinstance(said, Verdict)
         ]
         for verdict in verdicts:

@@ -7,7 +7,7 @@ measured is named, with the command that measures it.
 
 run        what lies in the folder
 sections   what the log says; study_sections: what the study adds
-page, plain    the same blocks as HTML and as Markdown
+markdown   the report as Markdown; page: the same, rendered as HTML
 """
 
 from collections.abc import Callable, Mapping
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tplab.capstone.report import sections, study_sections
 from tplab.capstone.report.blocks import Block, Missing, Report, Section, Words
+from tplab.capstone.report.markdown import write_markdown
 from tplab.capstone.report.page import to_html
-from tplab.capstone.report.plain import write_markdown
 from tplab.capstone.report.run import Run
 from tplab.capstone.report.words import listed
 from tplab.common.units import count

@@ -6,7 +6,7 @@ STYLE = """
 }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #dfe3e6; --soft: #9aa3aa; --line: #34393d; --paper: #171717; --shade: #202325; }
-  figure img { filter: invert(0.91) hue-rotate(180deg); }
+  img { filter: invert(0.91) hue-rotate(180deg); }
 }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
@@ -21,30 +21,30 @@ h2 {
   border-top: 1px solid var(--line);
 }
 p { margin: 0.7rem 0; max-width: 42rem; }
-.about { color: var(--soft); margin: 0 0 1rem; }
+h1 + p { color: var(--soft); margin: 0 0 1rem; }
 nav { font-size: 0.9rem; color: var(--soft); line-height: 1.9; }
 nav a {
   color: inherit; margin-right: 0.9rem; white-space: nowrap; text-decoration: none;
   border-bottom: 1px solid var(--line);
 }
-.numbers {
+ul {
   display: grid; grid-template-columns: repeat(auto-fit, minmax(7.6rem, 1fr)); gap: 1.2rem 1rem; margin: 1.2rem 0;
+  padding: 0; list-style: none; font-size: 0.82rem; line-height: 1.35; color: var(--soft);
 }
-.numbers b {
-  display: block; font-size: 1.6rem; line-height: 1.15; font-weight: 600; font-variant-numeric: tabular-nums;
+ul strong {
+  display: block; color: var(--ink); font-size: 1.6rem; line-height: 1.15; font-weight: 600; font-variant-numeric: tabular-nums;
   white-space: nowrap;
 }
-.numbers span { display: block; font-size: 0.85rem; }
-.numbers small { display: block; color: var(--soft); font-size: 0.8rem; line-height: 1.35; margin-top: 0.2rem; }
-.wide { overflow-x: auto; margin: 0.9rem 0; }
-table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
+table {
+  display: block; overflow-x: auto; margin: 0.9rem 0; border-collapse: collapse; font-size: 0.9rem;
+  font-variant-numeric: tabular-nums;
+}
 th { font-weight: 600; color: var(--soft); text-align: left; vertical-align: bottom; }
 th, td { padding: 0.3rem 1.4rem 0.3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-.r, .n { white-space: nowrap; }
-.r { text-align: right; }
-figure { margin: 1.6rem 0; }
-figure img { display: block; width: 100%; min-width: 34rem; height: auto; }
-figcaption { font-size: 0.92rem; color: var(--soft); margin-top: 0.5rem; max-width: 42rem; }
+td:first-child, [style*="right"] { white-space: nowrap; }
+.picture { overflow-x: auto; max-width: none; margin: 1.6rem 0 0; }
+.picture img { display: block; width: 100%; min-width: 34rem; height: auto; }
+.picture + p { font-size: 0.92rem; color: var(--soft); margin: 0.5rem 0 1.6rem; }
 pre, code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 pre {
   background: var(--shade); padding: 0.8rem 1rem; border-radius: 6px; font-size: 0.82rem; line-height: 1.5;
@@ -53,8 +53,7 @@ pre {
 code {
   font-size: 0.88em; background: var(--shade); padding: 0.1em 0.3em; border-radius: 4px; overflow-wrap: anywhere;
 }
-.step { font-size: 0.88rem; color: var(--soft); margin: 1.1rem 0 0; }
-.missing { border-left: 3px solid var(--line); padding: 0.1rem 0 0.1rem 1rem; color: var(--soft); margin: 1rem 0; }
+blockquote { border-left: 3px solid var(--line); padding: 0.1rem 0 0.1rem 1rem; color: var(--soft); margin: 1rem 0; }
 details { margin: 0.9rem 0; }
 summary { cursor: pointer; color: var(--soft); font-size: 0.92rem; }
 @media (max-width: 480px) {
@@ -64,10 +63,10 @@ summary { cursor: pointer; color: var(--soft); font-size: 0.92rem; }
 }
 @media print {
   :root { --ink: #000; --soft: #444; --line: #bbb; --paper: #fff; --shade: #f4f4f4; }
-  figure img { filter: none; min-width: 0; }
+  img { filter: none; min-width: 0; }
   main { max-width: none; padding: 0; }
   nav { display: none; }
-  figure, table, pre, .numbers { break-inside: avoid; }
+  .picture, table, pre, ul { break-inside: avoid; }
   h2 { break-after: avoid; }
 }
 """

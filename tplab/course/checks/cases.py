@@ -134,14 +134,9 @@ def check_cases(
             given = [[give(case, *problem) for problem in rows] for case, rows in zip(batch, problems, strict=True)]
             runs = run_cases(
                 _on_a_rank, world_size, (run, answer), batch, given,
-                note=note, question=asked(crash), stuck=asked(stuck),
+                note=note, question=asked(crash), stuck=asked(stuck), ask_instead=ask_instead,
             )  # fmt: skip
-            for case, rows in zip(batch, problems, strict=True):
-                try:
-                    observed = next(runs)
-                except CheckFailed as failure:
-                    failure.question = ask_instead(failure) or failure.question
-                    raise
+            for case, rows, observed in zip(batch, problems, runs, strict=True):
                 expected = [
                     expect(case, problem, replace(place, observed=tuple(observed[rank] for rank in place.ranks)))
                     for problem, place in rows

@@ -83,22 +83,29 @@ def run_cases(
     note: Callable[[Any], str],
     question: Callable[[Any], str | None] = lambda case: None,
     stuck: Callable[[Any], str | None] = lambda case: None,
+    ask_instead: Callable[[CheckFailed], str | None] = lambda failure: None,
 ) -> Iterator[list[Any]]:
     """Run `program(answer, cases, data)`, which returns a list, on p ranks; yields what each case gave on every rank.
 
     All cases go in one launch. If the answer fails in it, each goes in a launch of its own: so the failure names the
-    case with `note`, and asks the `question` that fits it, or `stuck` where the ranks wait for each other.
+    case with `note`, and asks the `question` that fits it, or `stuck` where the ranks wait for each other. What
+    `ask_instead` makes of the failure, if anything, is asked first. An answer that fails only when the cases run one
+    after another has failed, too: exhaust the iterator.
     """
 
-    def options(case: Any) -> dict[str, Any]:
-        return {"question": question(case), "stuck": stuck(case)}
+    def run(some: Sequence[Any], theirs: Sequence[Any], said: str) -> Any:
+        asked = {"question": question(some[0]), "stuck": stuck(some[0])}
+        try:
+            return run_ranks(program, p, answer, some, theirs, **asked, note=said)
+        except CheckFailed as failure:
+            failure.question = ask_instead(failure) or failure.question
+            raise
 
     try:
-        seen = run_ranks(program, p, answer, cases, data, **options(cases[0]))
+        seen = run(cases, data, note(cases[0]) if len(cases) == 1 else "")
     except CheckFailed:
-        for case, mine in zip(cases, data, strict=True):
-            alone = run_ranks(program, p, answer, [case], [mine], **options(case), note=note(case))
-            yield [on_rank[0] for on_rank in alone]
+        for case, mine in zip(cases, data, strict=True) if len(cases) > 1 else ():
+            yield [on_rank[0] for on_rank in run([case], [mine], note(case))]
         raise
     for index in range(len(cases)):
         yield [on_rank[index] for on_rank in seen]

@@ -1,0 +1,129 @@
+"""`check_cases`: every case runs at every world size and in groups, every rank is compared, no failure is swallowed."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch.distributed as dist
+
+from tplab.course.checks import (
+    GROUPS,
+    Case,
+    CheckFailed,
+    Expected,
+    Question,
+    Verdict,
+    check_cases,
+    exercise,
+    observe,
+    random_tensor,
+)
+from tplab.course.checks.exercises import check
+
+pytestmark = pytest.mark.usefixtures("chapter")
+
+
+@dataclass(frozen=True)
+class Length(Case):
+    n: int = 3
+
+    def describe(self, name: str) -> str:
+        return f"{name} of {self.n} numbers"
+
+
+CASES = (Length(), Length(n=5), Length(n=2, groups=GROUPS))
+WHOSE = "Which call was not given its group?"
+
+
+def draw(case, generator, size):
+    return random_tensor(generator, size, case.n)
+
+
+def give(case, problem, place):
+    return problem[place.index]
+
+
+def run(answer, case, given, group):
+    return observe(lambda x: answer(x, group), None, inputs={"x": given})
+
+
+def expect(case, problem, place):
+    right = {"out": problem.sum(0), "forward traffic": place.traffic(("all_reduce", case.n))}
+    return Expected(right, {"out": {"this rank's own numbers": problem[place.index]}})
+
+
+@exercise("90.71", "a sum")
+def checked(answer) -> Verdict:
+    questions = [Question(("out", "forward traffic"), "Whose numbers are missing?")]
+    check_cases(
+        "90.71", answer, CASES, draw=draw, give=give, run=run, expect=expect, questions=questions, crash="What raised?",
+        whose_group=WHOSE, ask_instead=lambda failure: "Twice?" if "second call" in failure.report else None,
+    )  # fmt: skip
+    return Verdict()
+
+
+def total(x, group):
+    y = x.detach().clone()
+    dist.all_reduce(y, group=group)
+    return y + 0 * x
+
+
+def refused(answer) -> CheckFailed:
+    with pytest.raises(CheckFailed) as failure:
+        check("90.71", answer)
+    return failure.value
+
+
+def test_the_right_answer_is_run_on_all_sizes_and_in_groups():
+    assert "out, forward traffic, inputs unchanged, on every rank at p = 1, 2, 4" in check("90.71", total).compared
+
+
+def test_a_mistake_is_named_with_its_case_and_asked_about():
+    failure = refused(lambda x, group: total(x, group) if len(x) == 3 else 1 * x)
+    assert failure.headline == "Exercise 90.71, p = 2, <lambda> of 5 numbers: wrong on every rank (right at p = 1)."
+    assert "equals this rank's own numbers" in str(failure)
+    assert failure.question == "Whose numbers are missing?"
+
+
+def test_a_group_that_was_ignored_is_asked_about():
+    failure = refused(lambda x, group: total(x, None))
+    assert failure.headline.startswith(
+        "Exercise 90.71, p = 4, <lambda> of 2 numbers in groups [0, 2] and [1, 3]: wrong"
+    )
+    assert failure.question.endswith(WHOSE)
+
+
+def test_a_crash_names_its_case():
+    failure = refused(lambda x, group: total(x, group) if len(x) == 3 else x + None)
+    assert failure.headline.startswith("Exercise 90.71, p = 1, <lambda> of 5 numbers: your code fails on rank 0")
+    assert failure.question == "What raised?"
+
+
+def test_an_answer_that_fails_only_when_cases_follow_one_another_is_refused():
+    def answer(x, group, calls=[]):  # noqa: B006 (that is the mistake)
+        calls.append(x)
+        if len(calls) > 1:
+            raise RuntimeError("the second call in a process")
+        return total(x, group)
+
+    failure = refused(answer)
+    assert "the second call in a process" in failure.report
+    assert failure.question == "Twice?"
+
+
+def test_what_is_expected_may_depend_on_what_the_group_observed():
+    seen = []
+
+    def drawn_by_ranks(case, problem, place):
+        seen.append((place.ranks, [observed["out"].tolist() for observed in place.observed]))
+        return Expected({"out": place.observed[place.index]["out"]})
+
+    @exercise("90.72", "anything")
+    def anything(answer) -> Verdict:
+        check_cases(
+            "90.72", answer, [Length(n=1, groups=GROUPS)], draw=draw, give=give, run=run, expect=drawn_by_ranks,
+            questions=(), world_sizes=[4],
+        )  # fmt: skip
+        return Verdict()
+
+    check("90.72", lambda x, group: 0 * x + dist.get_rank())
+    assert seen == [((0, 2), [[0], [2]]), ((1, 3), [[1], [3]])] * 2
