@@ -119,7 +119,7 @@ def run_prediction(number: str, *, blank: bool = False) -> Any:
     return eval((blank_prediction(source) if blank else source).strip(), namespace)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Without line breaks and capitals, which depend on where in the message the words stand."""
     return " ".join(text.split()).casefold()
 
@@ -140,6 +140,6 @@ def run_wrong_answer(wrong: WrongAnswer) -> str:
         message = str(failure)
     else:
         raise AssertionError(f"the wrong answer {wrong.name!r} passes the check of {wrong.exercise}: {verdict}")
-    if _plain(wrong.says) not in _plain(message):
+    if plain(wrong.says) not in plain(message):
         raise AssertionError(f"{wrong.name!r} is told something else than {wrong.says!r}:\n{message}")
     return message

@@ -452,6 +452,23 @@ def gather(x, dst):
         GATHER.replace("        if other != dst:\n            dist.recv", "        dist.recv"),
         "with itself",
     ),
+    wrong_gather(
+        "receives into the caller's tensor",
+        """
+def gather(x, dst):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if rank != dst:
+        dist.send(x, dst)
+        return None
+    parts = [x.clone() for _ in range(world_size)]
+    for other in range(world_size):
+        if other != dst:
+            dist.recv(x, other)
+            parts[other].copy_(x)
+    return parts
+""",
+        "Which line writes into a tensor that the caller still needs",
+    ),
     # ------------------------------------------------------------------ 1.2
     wrong_reduce_scatter(
         "starts with its own row",
@@ -487,6 +504,21 @@ def gather(x, dst):
         "one step too many",
         reduce_scatter(START, GO, steps="p"),
         "Write the table for p = 3",
+    ),
+    wrong_reduce_scatter(
+        "goes round the ring twice",
+        reduce_scatter(START, GO, steps="2 * p - 1"),
+        "How many steps does it take until every rank has added its own",
+    ),
+    wrong_reduce_scatter(
+        "its own row is added once more at the end",
+        reduce_scatter(START, GO, "return total + x[rank] if p > 1 else total"),
+        "One rank's term is in the sum twice",
+    ),
+    wrong_reduce_scatter(
+        "its own row takes the place of what comes in",
+        reduce_scatter(START, "pass_on(total, received); row = (row - 1) % p; total = x[row].clone()"),
+        "No sum was made",
     ),
     wrong_reduce_scatter(
         "passes on without adding",
@@ -972,6 +1004,17 @@ def fit_line(points):
         "What did the other points say",
     ),
     wrong_fit(
+        "the mean slope from the first point to every point",
+        """
+def fit_line(points):
+    n = torch.tensor([float(size) for size, _ in points], dtype=torch.float64)
+    t = torch.tensor([seconds for _, seconds in points], dtype=torch.float64)
+    beta = ((t - t[0]) / (n - n[0])).mean()
+    return (t[0] - beta * n[0]).item(), beta.item()
+""",
+        "What is divided by what",
+    ),
+    wrong_fit(
         "the right side left as it was",
         FIT.replace("torch.ones(len(points), 1, dtype=torch.float64)", "t[:, None]"),
         "Divide both sides",
@@ -1022,12 +1065,28 @@ def ring_seconds(n, world_size, alpha, beta):
         "Which is one too many",
     ),
     wrong_costs(
+        "ring of a single step",
+        """
+def ring_seconds(n, world_size, alpha, beta):
+    return alpha + beta * n / world_size
+""",
+        "That is one step. How many follow one another",
+    ),
+    wrong_costs(
         "ring with a single alpha",
         """
 def ring_seconds(n, world_size, alpha, beta):
     return alpha + 2 * (world_size - 1) * beta * n / world_size
 """,
         "every message costs alpha",
+    ),
+    wrong_costs(
+        "a star, in which rank 0 talks to one rank after another",
+        """
+def tree_seconds(n, world_size, alpha, beta):
+    return 2 * (world_size - 1) * (alpha + beta * n)
+""",
+        "Count the steps that follow one another",
     ),
     wrong_costs(
         "tree of parts",

@@ -306,7 +306,7 @@ def shard(tensor, dim, rank, world_size):
         raise ValueError(f"{tensor.shape[dim]} can't be divided over {world_size} ranks")
     return torch.tensor(tensor.chunk(world_size, dim)[rank].tolist())
 """,
-        "float32, right is float64",
+        "What changed their dtype",
     ),
     wrong_shard(
         "clears the whole tensor after the cut",
@@ -530,7 +530,7 @@ def column_product(x, a_shard):
     dist.all_gather(parts, y_shard, async_op=True)
     return torch.cat(parts, dim=-1)
 """,
-        "never waited for",
+        "From when on may its result be read",
     ),
     wrong_column(
         "one broadcast from each rank",
@@ -815,7 +815,7 @@ def row_product(x_shard, a_shard):
     dist.all_reduce(y, async_op=True)
     return y
 """,
-        "never waited for",
+        "From when on may its result be read",
     ),
     wrong_row(
         "one all-reduce for every row",

@@ -219,7 +219,7 @@ WRONG = [
     wrong(
         "3.1",
         "does not wait for the sum",
-        "never waited for",
+        "From when on may its result be read",
         backward="""
         dx = grad_output.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(dx, async_op=True)
@@ -430,7 +430,7 @@ WRONG = [
     wrong(
         "3.2",
         "does not wait for the sum",
-        "never waited for",
+        "From when on may its result be read",
         forward="""
         y = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(y, async_op=True)
@@ -632,7 +632,7 @@ WRONG = [
     wrong(
         "3.3",
         "does not wait for the parts",
-        "never waited for",
+        "From when on may its result be read",
         backward="""
         mine = grad_output.contiguous()
         parts = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
@@ -820,7 +820,7 @@ WRONG = [
     wrong(
         "3.4",
         "does not wait for the parts",
-        "never waited for",
+        "From when on may its result be read",
         forward="""
         mine = x.contiguous()
         parts = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]

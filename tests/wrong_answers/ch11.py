@@ -55,6 +55,8 @@ LAYERS = [
     ("recomputes without the all-reduces", layer(swap(LAYER, "2 * forwards + 2", "4")), "Here the activations are recomputed"),
     ("recompute doubles everything", layer(swap(LAYER, "(forwards + 2) * forward", "3 * forwards * forward")), "What is done a second time"),
     ("two all-reduces", layer(swap(LAYER, "2 * forwards + 2", "2")), "How many all-reduces are that"),
+    ("three all-reduces: one f for both blocks", layer(swap(LAYER, "2 * forwards + 2", "2 * forwards + 1")), "The layer's compute time is right, its communication is not"),
+    ("a ring with a step even for one rank", layer(swap(LAYER, "all_reduce(link, bytes_per_number * b * s * h, p)", "2 * max(p - 1, 1) * link.seconds(bytes_per_number * b * s * h / p)")), "With one rank f and g do nothing"),
     ("f and g in both directions", layer(swap(LAYER, "2 * forwards + 2", "8")), "How many all-reduces are that"),
     ("numbers for bytes", layer(swap(LAYER, "bytes_per_number * b", "b")), "How many bytes has each of them"),
     ("always two bytes", layer(swap(LAYER, "bytes_per_number * b", "2 * b")), "which argument says so"),
@@ -112,6 +114,11 @@ BACKWARDS = [
     ("no gradient of the weight", backward(DX + START + DW + WAIT + "return dx, None, None"), "one gradient for each argument of forward"),
     ("writes into dy", backward(DX + START + DW + WAIT + "dy.zero_()\n" + BACK), "The caller goes on using the tensors"),
     ("rank 0 alone", backward(DX + "if dist.get_rank() == 0:\n    dist.all_reduce(dx, group=ctx.group)\n" + DW + BACK), "Does every rank start the all-reduce of dx"),
+    ("forward forgets to return", swap(backward(DX + START + DW + WAIT + BACK), "return x @ weight.T", "y = x @ weight.T"), "forward is given. What does it return"),
+    ("a barrier after the wait, to be safe", backward(DX + START + DW + WAIT + "dist.barrier(group=ctx.group)\n" + BACK), "Which call sends more, or something else"),
+    ("the old line of dW still stands behind the wait", backward(DX + START + DW + WAIT + DW + BACK), "In which order should the rank compute dx"),
+    ("the mean over the tokens in dx", backward(DX + START + DW + WAIT + "return dx / dy.shape[:-1].numel(), dw, None"), "dW is right. dx is dy times weight"),
+    ("the first sequence only in dW", backward(DX + START + "dw = dy[0].reshape(-1, dy.shape[-1]).T @ x[0].reshape(-1, x.shape[-1])\n" + WAIT + BACK), "dx is right. dW is the sum over all tokens"),
 ]  # fmt: skip
 
 

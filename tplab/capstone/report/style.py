@@ -32,7 +32,8 @@ ul {
   padding: 0; list-style: none; font-size: 0.82rem; line-height: 1.35; color: var(--soft);
 }
 ul strong {
-  display: block; color: var(--ink); font-size: 1.6rem; line-height: 1.15; font-weight: 600; font-variant-numeric: tabular-nums;
+  display: block; color: var(--ink); font-size: 1.6rem; line-height: 1.15; font-weight: 600;
+  font-variant-numeric: tabular-nums;
   white-space: nowrap;
 }
 table {

@@ -1,23 +1,18 @@
 """The check of exercise 1.3: a ring all-gather."""
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
 
 from tplab.course.chapters.ch01.rings import (
-    CHANGED,
+    COMMON,
     FAR,
-    NOT_WAITED,
-    ROUNDED,
-    SILENT,
-    TORCH_DID_IT,
-    ZEROS,
+    Input,
     Ring,
+    Tensors,
     check_ring,
     only_traffic,
+    ring_traffic,
 )
-from tplab.course.checks import Lookalikes, Question, Verdict, exercise, kind_is
+from tplab.course.checks import Expected, Place, Question, Verdict, exercise, kind_is
 
 _COPIES = "p copies of this rank's own part"
 _ARRIVAL = "the parts in the order in which they came, this rank's own first"
@@ -27,12 +22,7 @@ _SUM = "the sum of the parts"
 _NEIGHBOUR = "this rank's own part and its left neighbour's, the latter in all other places"
 
 _QUESTIONS = (
-    NOT_WAITED,
-    TORCH_DID_IT,
-    CHANGED,
-    ROUNDED,
-    SILENT,
-    ZEROS,
+    *COMMON,
     Question(
         kind_is("out", _ARRIVAL, _ARRIVAL_LAST, "order"),
         "All parts are there, in another order. Row i belongs to rank i, on every rank. What comes in at step s was "
@@ -72,33 +62,24 @@ _QUESTIONS = (
 )
 
 
-def gathered(xs: Sequence[Tensor]) -> list[Tensor]:
-    """Every rank has the parts of all, one below another."""
-    return [torch.stack(list(xs))] * len(xs)
-
-
-def _lookalikes(xs: Sequence[Tensor]) -> Lookalikes:
-    p, whole = len(xs), torch.stack(list(xs))
-    ways = {
-        _COPIES: [torch.stack([x] * p) for x in xs],
-        _FLAT: [torch.cat(list(xs))] * p,
-        _SUM: [whole.sum(0)] * p,
-        _NEIGHBOUR: [torch.stack([x if i == rank else xs[rank - 1] for i in range(p)]) for rank, x in enumerate(xs)],
-        _ARRIVAL: [torch.stack([xs[rank - step] for step in range(p)]) for rank in range(p)],
-        _ARRIVAL_LAST: [torch.stack([xs[rank - 1 - step] for step in range(p)]) for rank in range(p)],
+def expect(case: Input, xs: Tensors, place: Place) -> Expected:
+    """Every rank gets the parts of all, stacked."""
+    p, rank, gathered = place.size, place.index, torch.stack(xs)
+    mistakes = {
+        _COPIES: torch.stack([xs[rank]] * p),
+        _FLAT: torch.cat(xs),
+        _SUM: gathered.sum(0),
+        _NEIGHBOUR: torch.stack([xs[rank] if i == rank else xs[rank - 1] for i in range(p)]),
+        _ARRIVAL: torch.stack([xs[rank - step] for step in range(p)]),
+        _ARRIVAL_LAST: torch.stack([xs[rank - 1 - step] for step in range(p)]),
     }
-    return {"out": ways if p > 2 else {label: way for label, way in ways.items() if label != _NEIGHBOUR}}
+    if p == 2:
+        del mistakes[_NEIGHBOUR]  # with two ranks that is right
+    right = {"out": gathered, "traffic": ring_traffic(place, p - 1, xs[rank].numel())}
+    return Expected(right, {"out": mistakes} if p > 1 else {})
 
 
 @exercise("1.3", "an all-gather in a ring")
 def ring_all_gather(function: Ring) -> Verdict:
-    check_ring(
-        "1.3",
-        function,
-        shapes=lambda p: ((5,), (2, 3)),
-        expected=gathered,
-        messages=lambda x, p: (p - 1, x.numel()),
-        lookalikes=_lookalikes,
-        questions=_QUESTIONS,
-    )
+    check_ring("1.3", function, lambda p: ((5,), (2, 3)), expect, _QUESTIONS)
     return Verdict("p - 1 messages of one part: (p-1)/p of the whole.")

@@ -1,22 +1,9 @@
 """The check of exercise 1.4: an all-reduce from a reduce-scatter and an all-gather."""
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
 
-from tplab.course.chapters.ch01.rings import (
-    CHANGED,
-    NOT_WAITED,
-    ROUNDED,
-    SILENT,
-    TORCH_DID_IT,
-    ZEROS,
-    Ring,
-    check_ring,
-    only_traffic,
-)
-from tplab.course.checks import Differences, Lookalikes, Question, Verdict, exercise, kind_is
+from tplab.course.chapters.ch01.rings import COMMON, Input, Ring, Tensors, check_ring, only_traffic, ring_traffic
+from tplab.course.checks import Differences, Expected, Place, Question, Verdict, exercise, kind_is
 
 _OWN = "this rank's own x"
 _FLAT = "the right one as one long row"
@@ -38,12 +25,7 @@ def _largest(text: str, seen: bool = True) -> int:
 
 
 _QUESTIONS = (
-    NOT_WAITED,
-    TORCH_DID_IT,
-    CHANGED,
-    ROUNDED,
-    SILENT,
-    ZEROS,
+    *COMMON,
     Question(
         kind_is("out", _OWN),
         "Every rank returns what it had. Which of your two functions gives the sum, and what did you do with what it "
@@ -82,29 +64,22 @@ _QUESTIONS = (
 )
 
 
-def _lookalikes(xs: Sequence[Tensor]) -> Lookalikes:
-    p, total = len(xs), torch.stack(list(xs)).sum(0)
+def expect(case: Input, xs: Tensors, place: Place) -> Expected:
+    """Every rank gets the sum, in the shape of x."""
+    p, rank, total = place.size, place.index, torch.stack(xs).sum(0)
     parts = total.reshape(p, -1)
-    return {
-        "out": {
-            _OWN: list(xs),
-            _FLAT: [total.reshape(-1)] * p,
-            _ROWS: [parts] * p,
-            _COLUMNS: [total.reshape(-1, p).T.reshape(total.shape)] * p,
-            _PART: [torch.stack([parts[rank]] * p).reshape(total.shape) for rank in range(p)],
-        }
+    mistakes = {
+        _OWN: xs[rank],
+        _FLAT: total.reshape(-1),
+        _ROWS: parts,
+        _COLUMNS: total.reshape(-1, p).T.reshape(total.shape),
+        _PART: torch.stack([parts[rank]] * p).reshape(total.shape),
     }
+    right = {"out": total, "traffic": ring_traffic(place, 2 * (p - 1), total.numel() // p)}
+    return Expected(right, {"out": mistakes} if p > 1 else {})
 
 
 @exercise("1.4", "an all-reduce in a ring")
 def ring_all_reduce(function: Ring) -> Verdict:
-    check_ring(
-        "1.4",
-        function,
-        shapes=lambda p: ((4 * p, 3), (3, p, 2), (5 * p,)),
-        expected=lambda xs: [torch.stack(list(xs)).sum(0)] * len(xs),
-        messages=lambda x, p: (2 * (p - 1), x.numel() // p),
-        lookalikes=_lookalikes,
-        questions=_QUESTIONS,
-    )
+    check_ring("1.4", function, lambda p: ((4 * p, 3), (3, p, 2), (5 * p,)), expect, _QUESTIONS)
     return Verdict("2(p-1) messages of a p-th of x: 2(p-1)/p of x from each rank.")

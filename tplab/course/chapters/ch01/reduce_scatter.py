@@ -1,23 +1,11 @@
 """The check of exercise 1.2: a ring reduce-scatter."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
-from tplab.course.chapters.ch01.rings import (
-    CHANGED,
-    FAR,
-    NOT_WAITED,
-    ROUNDED,
-    SILENT,
-    TORCH_DID_IT,
-    ZEROS,
-    Ring,
-    check_ring,
-    only_traffic,
-)
-from tplab.course.checks import Differences, Lookalikes, Question, Verdict, exercise, kind_is
+from tplab.course.chapters.ch01.rings import COMMON, FAR, Input, Ring, Tensors, check_ring, only_traffic, ring_traffic
+from tplab.course.checks import Differences, Expected, Place, Question, Verdict, exercise, kind_is
 
 _WHOLE = "all rows of the sum"
 _NEXT = "the row of the sum that belongs to the right neighbour"
@@ -38,13 +26,8 @@ def _begins(label: str) -> Callable[[Differences], bool]:
     return lambda d: d.kind("out").startswith(label)
 
 
-QUESTIONS = (
-    NOT_WAITED,
-    TORCH_DID_IT,
-    CHANGED,
-    ROUNDED,
-    SILENT,
-    ZEROS,
+_QUESTIONS = (
+    *COMMON,
     Question(
         kind_is("out", _WHOLE),
         "Every rank holds all rows of the sum; it should own one. What is the difference between a reduce-scatter and "
@@ -84,36 +67,19 @@ QUESTIONS = (
 )
 
 
-def reduced(xs: Sequence[Tensor]) -> list[Tensor]:
-    """Row r of the sum for rank r."""
-    return list(torch.stack(list(xs)).sum(0))
-
-
-def _lookalikes(xs: Sequence[Tensor]) -> Lookalikes:
-    p, total = len(xs), torch.stack(list(xs)).sum(0)
-    rows = {
-        _WHOLE: [total] * p,
-        _NEXT: [total[(rank + 1) % p] for rank in range(p)],
-        _LAST: [total[rank - 1] for rank in range(p)],
-    }
+def expect(case: Input, xs: Tensors, place: Place) -> Expected:
+    """Rank r gets row r of the sum."""
+    p, rank, total = place.size, place.index, torch.stack(xs).sum(0)
+    mistakes = {_WHOLE: total, _NEXT: total[(rank + 1) % p], _LAST: total[rank - 1]}
     for off in range(p):  # the rank whose term is missing, doubled or alone stands so many ranks to the left
-        term = [xs[rank - off][rank] for rank in range(p)]
+        term = xs[rank - off][rank]
         who = f" ({_WHO.get(off, f'the one {off} to the left')})"
-        rows[_MISSING + who] = [total[rank] - term[rank] for rank in range(p)]
-        rows[_TWICE + who] = [total[rank] + term[rank] for rank in range(p)]
-        rows[_ALONE + who] = term
-    return {"out": rows}
+        mistakes |= {_MISSING + who: total[rank] - term, _TWICE + who: total[rank] + term, _ALONE + who: term}
+    right = {"out": total[rank], "traffic": ring_traffic(place, p - 1, total[rank].numel())}
+    return Expected(right, {"out": mistakes} if p > 1 else {})
 
 
 @exercise("1.2", "a reduce-scatter in a ring")
 def ring_reduce_scatter(function: Ring) -> Verdict:
-    check_ring(
-        "1.2",
-        function,
-        shapes=lambda p: ((p, 5), (p, 2, 3)),
-        expected=reduced,
-        messages=lambda x, p: (p - 1, x.numel() // p),
-        lookalikes=_lookalikes,
-        questions=QUESTIONS,
-    )
+    check_ring("1.2", function, lambda p: ((p, 5), (p, 2, 3)), expect, _QUESTIONS)
     return Verdict("p - 1 messages of one row: (p-1)/p of x.")

@@ -1,42 +1,106 @@
-"""Run a ring of exercises 1.2 to 1.4 on 2, 3, 4 and 1 ranks, against plain sums, with every message counted.
+"""How the rings of exercises 1.2 to 1.4 are checked: on 2, 3, 4 and 1 ranks, against plain sums, message by message.
 
-Three ranks are the smallest ring with a direction. A ring to the left is as good as one to the right.
+Three ranks are the smallest ring with a direction. A ring that runs to the left is as good as one to the right.
+
+A message that nobody waits for can stop whatever comes after it, even in the next case. Such a message already shows
+in the first case, which has a launch of its own.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
+import torch
 from torch import Tensor
 
 from tplab.course.checks import (
     Call,
+    Case,
     CheckFailed,
     Differences,
-    Lookalikes,
+    Expected,
     Observed,
+    Place,
     Question,
     Snapshot,
     Traffic,
-    fresh_generator,
+    check_cases,
     random_tensor,
-    run_ranks,
     traffic,
-    verify,
 )
-from tplab.runtime import Deadlock, Results, device, record
+from tplab.runtime import Deadlock, device, record
 
 ORDER = (2, 3, 4, 1)  # two ranks tell most about a mistake, three are the first to have a left and a right
 Ring = Callable[[Tensor], Tensor]
+Tensors = list[Tensor]
 TORCHS_OWN = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "gather", "scatter", "reduce")
+
+
+@dataclass(frozen=True)
+class Input(Case):
+    shape: tuple[int, ...]  # of x
+
+    def describe(self, name: str) -> str:
+        return f"x of shape {list(self.shape)}"
+
+
+def draw(case: Input, generator: torch.Generator, size: int) -> Tensors:
+    """The x of every rank."""
+    return [random_tensor(generator, *case.shape) for _ in range(size)]
+
+
+def give(case: Input, xs: Tensors, place: Place) -> Tensor:
+    return xs[place.index]
+
+
+def run(ring: Ring, case: Input, given: Tensor, group: Any) -> Observed:
+    x = given.to(device())
+    before = Snapshot(x=x)
+    with record() as section:
+        out = ring(x)
+    return {"out": out, "traffic": traffic(section), "inputs unchanged": before.changed()}
+
+
+def check_ring(
+    number: str,
+    ring: Ring,
+    shapes: Callable[[int], Sequence[tuple[int, ...]]],
+    expect: Callable[[Input, Tensors, Place], Expected],
+    questions: Sequence[Question],
+) -> None:
+    """Run a ring with an x of each of shapes(p), a different one on every rank."""
+    check_cases(
+        number, ring, lambda p: [Input(shape) for shape in shapes(p)], draw=draw, give=give, run=run, expect=expect,
+        questions=questions, ask_instead=about_messages, world_sizes=ORDER,
+    )  # fmt: skip
+
+
+def ring_traffic(place: Place, count: int, numel: int) -> Traffic:
+    """`count` messages of `numel` elements to the next rank of the ring, and as many from the one before."""
+    if place.size == 1:
+        return Traffic()
+    rank, p, step = place.index, place.size, direction(place.observed)
+    return Traffic(
+        [Call("send", numel, "float64", (rank, (rank + step) % p))] * count
+        + [Call("recv", numel, "float64", ((rank - step) % p, rank))] * count
+    )
+
+
+def direction(observed: Sequence[Observed]) -> int:
+    """-1 where rank 0 sends to its left neighbor, else 1."""
+    sends = [call for call in observed[0]["traffic"] if call.kind == "send"]
+    p = len(observed)
+    return -1 if p > 2 and sends and sends[0].group == (0, p - 1) else 1
+
+
+# What to ask where a run does not end
+
 
 STUCK = (
     "What does each rank wait for in the line that the report names, and which call of its neighbour would let it go "
     "on? Can the neighbour come to that call? (A send may wait for its receiver: start both with "
     "dist.batch_isend_irecv, then wait for both.)"
 )
-
-
 LOST = (
     "Both halves of a message were started, and yet it does not arrive. Does every isend "
     "and irecv have its wait()? A request that is thrown away may take its message with it."
@@ -48,86 +112,11 @@ TO_ITSELF = (
 _SELF_SAID = ("destination rank should not be the same", "Pair is not connected")  # torch of a send, gloo of a recv
 
 
-def check_ring(
-    number: str,
-    function: Ring,
-    shapes: Callable[[int], Sequence[tuple[int, ...]]],
-    expected: Callable[[Sequence[Tensor]], Sequence[Tensor]],
-    messages: Callable[[Tensor, int], tuple[int, int]],
-    lookalikes: Callable[[Sequence[Tensor]], Lookalikes],
-    questions: Sequence[Question],
-) -> None:
-    """Random inputs of shapes(p), another on each rank; expected(xs) is what the ranks should return.
-
-    messages(x, p): how many messages each rank sends, and of how many elements
-    """
-    for p in ORDER:
-        generator = fresh_generator()
-        cases = [[random_tensor(generator, *shape) for _ in range(p)] for shape in shapes(p)]
-        seen = run_on_ranks(run_cases, p, function, cases)
-        for index, xs in enumerate(cases):
-            observed = [noted[index] for noted in seen]
-            moved = ring_traffic(p, *messages(xs[0], p), direction(observed))
-            verify(
-                number,
-                p,
-                observed,
-                [{"out": out, "traffic": moved[rank]} for rank, out in enumerate(expected(xs))],
-                questions=questions,
-                lookalikes=lookalikes(xs) if p > 1 else {},
-                note=f"x of shape {list(xs[0].shape)}",
-            )
-
-
-def run_cases(function: Ring, cases: Sequence[Sequence[Tensor]]) -> list[Observed]:
-    """On a rank: function(x) for every case; cases[i][rank] is what this rank is given."""
-    noted = []
-    for case in cases:
-        x = case[dist.get_rank()].to(device())
-        before = Snapshot(x=x)
-        with record() as section:
-            out = function(x)
-        noted.append({"out": out, "traffic": traffic(section), "inputs unchanged": before.changed()})
-        if unwaited(noted[-1]):
-            break  # what comes next might wait for it for ever
-    return noted
-
-
-def unwaited(noted: Observed) -> bool:
-    """Whether a message was started that nobody waited for."""
-    return any(not call.waited for value in noted.values() if isinstance(value, Traffic) for call in value)
-
-
-def run_on_ranks(program: Callable[..., Any], p: int, *args: Any) -> Results:
-    """`run_ranks`, with a question about sends and receives where ranks wait for each other, or one for itself."""
-    try:
-        return run_ranks(program, p, *args)
-    except CheckFailed as failure:
-        if isinstance(failure.__cause__, Deadlock):
-            failure.question = LOST if failure.report.startswith(("not finished", "a message was lost")) else STUCK
-        elif any(words in failure.report for words in _SELF_SAID):
-            failure.question = TO_ITSELF
-        raise
-
-
-def direction(observed: Sequence[Observed]) -> int:
-    """-1 where rank 0 sends to its left neighbour, else 1."""
-    sends = [call for call in observed[0]["traffic"] if call.kind == "send"]
-    p = len(observed)
-    return -1 if p > 2 and sends and sends[0].group == (0, p - 1) else 1
-
-
-def ring_traffic(p: int, count: int, numel: int, step: int) -> list[Traffic]:
-    """For each rank: `count` messages of `numel` elements to the next rank of the ring, as many from the one before."""
-    if p == 1:
-        return [Traffic()]
-    return [
-        Traffic(
-            [Call("send", numel, "float64", (rank, (rank + step) % p))] * count
-            + [Call("recv", numel, "float64", ((rank - step) % p, rank))] * count
-        )
-        for rank in range(p)
-    ]
+def about_messages(failure: CheckFailed) -> str | None:
+    """A question about sends and receives where ranks wait for each other, or where one waits for itself."""
+    if isinstance(failure.__cause__, Deadlock):
+        return LOST if failure.report.startswith(("not finished", "a message was lost")) else STUCK
+    return TO_ITSELF if any(words in failure.report for words in _SELF_SAID) else None
 
 
 # When to ask
@@ -185,3 +174,5 @@ ROUNDED = Question(
     lambda d: bool({"rounded", "dtype"} & d.kinds()),
     "Which step leaves the dtype of x? torch.empty and torch.zeros give float32 unless they are told otherwise.",
 )
+
+COMMON = (NOT_WAITED, TORCH_DID_IT, CHANGED, ROUNDED, SILENT, ZEROS)  # what every ring asks first

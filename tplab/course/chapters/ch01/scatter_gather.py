@@ -1,10 +1,11 @@
 """The check of exercise 1.1: scatter and gather, by send and recv."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tplab.course.chapters.ch01.rings import (
@@ -12,38 +13,139 @@ from tplab.course.chapters.ch01.rings import (
     ORDER,
     SILENT,
     TORCHS_OWN,
+    Tensors,
+    about_messages,
     only_traffic,
-    run_on_ranks,
     sent,
-    unwaited,
 )
 from tplab.course.checks import (
     Call,
+    Case,
+    Expected,
     Observed,
+    Place,
     Question,
     Snapshot,
     Traffic,
     Verdict,
+    check_cases,
     exercise,
-    fresh_generator,
     has_kind,
     kind_is,
     random_tensor,
     traffic,
-    verify,
 )
 from tplab.runtime import device, record
 
-Scatter = Callable[[Tensor, list[Tensor] | None, int], Tensor]
-Gather = Callable[[Tensor, int], list[Tensor] | None]
-Case = tuple[int, list[Tensor], list[Tensor]]  # root, what it scatters, what is gathered
+Scatter = Callable[[Tensor, Tensors | None, int], Tensor]
+Gather = Callable[[Tensor, int], Tensors | None]
 SHAPES = ((5,), (2, 3))
-_OF_SCATTER = ("out", "returned", "scatter traffic")
-_OF_GATHER = ("gathered", "gather traffic")
 
 _FIRST = "the first one of the parts"
 _NEXT = "the part of the next rank"
 _BEFORE = "the part of the rank before"
+
+
+@dataclass(frozen=True)
+class Root(Case):
+    """Scattering from rank `root`, then gathering to it; or only one of the two.
+
+    shape: of what each rank gets, and of what each rank gives
+    """
+
+    root: int
+    shape: tuple[int, ...]
+    scatters: bool = True
+    gathers: bool = True
+
+    def describe(self, name: str) -> str:
+        return " = ".join([*["src"] * self.scatters, *["dst"] * self.gathers, str(self.root)])
+
+
+FIRST = (Root(0, SHAPES[0], gathers=False), Root(0, SHAPES[0], scatters=False))
+
+
+def cases(p: int) -> list[Root]:
+    roots = sorted({0, p - 1, p // 2})
+    return [Root(root, SHAPES[index % len(SHAPES)]) for index, root in enumerate(roots)]
+
+
+class Problem(NamedTuple):
+    parts: Tensors  # what the root scatters
+    xs: Tensors  # what is gathered
+
+
+class Given(NamedTuple):
+    parts: Tensors | None  # only on the root
+    x: Tensor
+
+
+def draw(case: Root, generator: torch.Generator, size: int) -> Problem:
+    parts, xs = ([random_tensor(generator, *case.shape) for _ in range(size)] for _ in range(2))
+    return Problem(parts, xs)
+
+
+def give(case: Root, problem: Problem, place: Place) -> Given:
+    return Given(problem.parts if place.index == case.root else None, problem.xs[place.index])
+
+
+def run(answers: tuple[Scatter, Gather], case: Root, given: Given, group: Any) -> Observed:
+    scatter, gather = answers
+    parts = None if given.parts is None else [part.to(device()) for part in given.parts]
+    out = torch.full(case.shape, 7.0, dtype=torch.float64, device=device())
+    x = given.x.to(device())
+    before = Snapshot(x=x, **{f"parts[{index}]": part for index, part in enumerate(parts or [])})
+    seen: Observed = {}
+    if case.scatters:
+        with record() as section:
+            returned = scatter(out, parts, case.root)
+        seen |= {"out": out, "returned": returned, "scatter traffic": traffic(section)}
+    if case.gathers:
+        with record() as section:
+            gathered = gather(x, case.root)
+        seen |= {"gathered": gathered, "gather traffic": traffic(section)}
+    return seen | {"inputs unchanged": before.changed()}
+
+
+def expect(case: Root, problem: Problem, place: Place) -> Expected:
+    parts, rank, p = problem.parts, place.index, place.size
+    at_root, numel = rank == case.root, parts[rank].numel()
+    partners = [other for other in range(p) if other != case.root] if at_root else [rank]  # of the root
+    right: Observed = {}
+    if case.scatters:
+        right |= {
+            "out": parts[rank],
+            "returned": parts[rank],
+            "scatter traffic": Traffic(
+                Call("send" if at_root else "recv", numel, "float64", (case.root, other)) for other in partners
+            ),
+        }
+    if case.gathers:
+        right |= {
+            "gathered": problem.xs if at_root else None,
+            "gather traffic": Traffic(
+                Call("recv" if at_root else "send", numel, "float64", (other, case.root)) for other in partners
+            ),
+        }
+    mistakes = {
+        _FIRST: parts[0] if rank else parts[0] + float("nan"),  # on rank 0 that is right
+        _NEXT: parts[(rank + 1) % p],
+        _BEFORE: parts[rank - 1],
+    }
+    return Expected(right, {"out": mistakes} if p > 1 else {})
+
+
+@exercise("1.1", "scatter and gather by send and recv")
+def scatter_and_gather(scatter: Scatter, gather: Gather) -> Verdict:
+    check = partial(
+        check_cases, "1.1", (scatter, gather), draw=draw, give=give, run=run, expect=expect, questions=_QUESTIONS,
+        ask_instead=about_messages,
+    )  # fmt: skip
+    for case in FIRST:  # each alone: a message that nobody waits for can stop whatever comes after it
+        check([case], world_sizes=ORDER[:1])
+    check(cases, world_sizes=ORDER)
+    return Verdict("From and to any rank, with p - 1 messages each.")
+
 
 _QUESTIONS = (
     NOT_WAITED,
@@ -105,85 +207,3 @@ _QUESTIONS = (
         "how often?",
     ),
 )
-
-
-@exercise("1.1", "scatter and gather by send and recv")
-def scatter_and_gather(scatter: Scatter, gather: Gather) -> Verdict:
-    for p in ORDER:
-        generator = fresh_generator()
-        roots = sorted({0, p - 1, p // 2})
-        cases = [
-            (
-                root,
-                [random_tensor(generator, *shape) for _ in range(p)],
-                [random_tensor(generator, *shape) for _ in range(p)],
-            )
-            for root, shape in zip(roots, (SHAPES * 2)[: len(roots)], strict=True)
-        ]
-        if p == ORDER[0]:  # first each alone: a message that nobody waits for can stop whatever comes after it
-            _check(p, scatter, None, cases[:1])
-            _check(p, None, gather, cases[:1])
-        _check(p, scatter, gather, cases)
-    return Verdict("From and to any rank, with p - 1 messages each.")
-
-
-def _check(p: int, scatter: Scatter | None, gather: Gather | None, cases: Sequence[Case]) -> None:
-    """Either may be None: then only the other is called."""
-    seen = run_on_ranks(_run, p, scatter, gather, cases)
-    for index, (root, parts, xs) in enumerate(cases):
-        expected = [_right(root, parts, xs, rank, p) for rank in range(p)]
-        names = (_OF_SCATTER if scatter else ()) + (_OF_GATHER if gather else ())
-        verify(
-            "1.1",
-            p,
-            [noted[index] for noted in seen],
-            [{name: right[name] for name in names} for right in expected],
-            questions=_QUESTIONS,
-            lookalikes={"out": _lookalikes(parts)} if p > 1 else {},
-            note=" = ".join(["src"] * bool(scatter) + ["dst"] * bool(gather) + [str(root)]),
-        )
-
-
-def _run(scatter: Scatter | None, gather: Gather | None, cases: Sequence[Case]) -> list[Observed]:
-    rank, noted = dist.get_rank(), []
-    for root, parts, xs in cases:
-        given = [part.to(device()) for part in parts] if rank == root else None
-        out = torch.full_like(parts[0], 7.0, device=device())
-        x = xs[rank].to(device())
-        before = Snapshot(x=x, **{f"parts[{index}]": part for index, part in enumerate(given or [])})
-        case: dict[str, Any] = {}
-        if scatter:
-            with record() as section:
-                returned = scatter(out, given, root)
-            case |= {"out": out, "returned": returned, "scatter traffic": traffic(section)}
-        if gather:
-            with record() as section:
-                gathered = gather(x, root)
-            case |= {"gathered": gathered, "gather traffic": traffic(section)}
-        noted.append(case | {"inputs unchanged": before.changed()})
-        if unwaited(noted[-1]):
-            break  # what comes next might wait for it for ever
-    return noted
-
-
-def _right(root: int, parts: list[Tensor], xs: list[Tensor], rank: int, p: int) -> dict[str, Any]:
-    others = [other for other in range(p) if other != root] if rank == root else [rank] if p > 1 else []
-    numel = parts[0].numel()
-    kinds = ("send", "recv") if rank == root else ("recv", "send")
-    out, back = [(root, other) for other in others], [(other, root) for other in others]
-    return {
-        "out": parts[rank],
-        "returned": parts[rank],
-        "scatter traffic": Traffic(Call(kinds[0], numel, "float64", pair) for pair in out),
-        "gathered": xs if rank == root else None,
-        "gather traffic": Traffic(Call(kinds[1], numel, "float64", pair) for pair in back),
-    }
-
-
-def _lookalikes(parts: list[Tensor]) -> dict[str, list[Tensor]]:
-    p = len(parts)
-    return {
-        _FIRST: [parts[0] if rank else parts[0] + float("nan") for rank in range(p)],
-        _NEXT: [parts[(rank + 1) % p] for rank in range(p)],
-        _BEFORE: [parts[rank - 1] for rank in range(p)],
-    }

@@ -3,8 +3,8 @@
 Importing it registers the checks of its exercises. Here also: its predictions and its table of symptoms.
 """
 
-from tplab.course.chapters.ch02 import column_product, gelu, row_product, shards
+from tplab.course.chapters.ch02 import gelu, products, shards
 from tplab.course.chapters.ch02.predictions import PREDICTIONS
 from tplab.course.chapters.ch02.symptoms import SYMPTOMS
 
-__all__ = ["PREDICTIONS", "SYMPTOMS", "column_product", "gelu", "row_product", "shards"]
+__all__ = ["PREDICTIONS", "SYMPTOMS", "gelu", "products", "shards"]

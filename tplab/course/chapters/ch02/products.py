@@ -1,92 +1,173 @@
-"""Run one of the two products of exercises 2.2 and 2.3 on 1, 2 and 4 ranks, against X @ A on one process.
+"""The checks of exercises 2.2 and 2.3: one matmul, Y = X A, with A split by columns or by rows.
 
-The inputs have two and three dimensions; each product may use one collective, of the size of Y.
+Both run on 1, 2 and 4 ranks, and are compared with X @ A on one process. X has two or three dimensions. Each answer
+may use one collective, and its message is as large as Y.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
-import torch.distributed as dist
+import torch
 from torch import Tensor
 
 from tplab.course.checks import (
+    LATE_QUESTION,
+    Case,
     Differences,
-    Lookalikes,
+    Expected,
     Observed,
+    Place,
     Question,
     Snapshot,
-    Traffic,
-    fresh_generator,
+    Verdict,
+    check_cases,
+    exercise,
+    kind_is,
     random_tensor,
-    run_cases,
     traffic,
-    verify,
 )
 from tplab.runtime import device, record
 
 IN, OUT = 8, 12  # divisible by every p, and different, so that a mix-up shows
 Product = Callable[[Tensor, Tensor], Tensor]
 
-
-def run_product(product: Product, notes: Sequence[str], data: Sequence[Any]) -> list[Observed]:
-    """On a rank: product(x, a) for every case; data[case][rank] has what this rank is given."""
-    noted = []
-    for case in data:
-        x, a = (tensor.to(device()) for tensor in case[dist.get_rank()])
-        before = Snapshot(**{"the first argument": x, "the second argument": a})
-        with record() as section:
-            out = product(x, a)
-        noted.append({"out": out, "traffic": traffic(section), "inputs unchanged": before.changed()})
-    return noted
+OWN = "this rank's own product"
+STACKED = "the products of all ranks, one after another along dimension 0"
+RESHAPED = "the products of all ranks along dimension 0, reshaped to the shape of Y"
+SUM = "the sum of the products of all ranks"
+COPIES = "p copies of this rank's product side by side"
+BESIDE = "the products of all ranks, side by side"
+P_TIMES_OWN = "p times this rank's own product"
+LARGEST = "the largest of the ranks' products, entry by entry"
 
 
-def check_product(
-    number: str,
-    product: Product,
-    cut_x: Callable[[Tensor, int], Sequence[Tensor]],
-    dim_of_a: int,
-    collective: str,
-    lookalikes: Callable[[Sequence[Tensor], Tensor], Lookalikes],
-    questions: Sequence[Question],
-) -> None:
-    """Run one of the two products on 1, 2 and 4 ranks; each has one collective of the size of Y."""
-    for p in (2, 4, 1):  # two ranks tell most about a mistake
-        generator = fresh_generator()
-        leading = ((5,), (2, 3))  # x [b, in] and [b, s, in]
-        wholes = [(random_tensor(generator, *shape, IN), random_tensor(generator, IN, OUT)) for shape in leading]
-        cases = [list(zip(cut_x(x, p), a.chunk(p, dim_of_a), strict=True)) for x, a in wholes]
-        cases = [[(x.contiguous(), a.contiguous()) for x, a in case] for case in cases]
-        notes = [f"x of {x.dim()} dimensions" for x, _ in wholes]
-        runs = run_cases(run_product, p, product, notes, cases, note=str)
-        for index, ((x, a), seen) in enumerate(zip(wholes, runs, strict=True)):
-            y = x @ a
-            products = [x_part @ a_part for x_part, a_part in cases[index]]
-            expected = [{"out": y, "traffic": Traffic.expected(p, (collective, y.numel()))}] * p
-            verify(
-                number,
-                p,
-                seen,
-                expected,
-                questions=questions,
-                lookalikes=lookalikes(products, y),
-                note=notes[index],
-            )
+@dataclass(frozen=True)
+class Input(Case):
+    leading: tuple[int, ...] = (5,)  # all dimensions of x but the last
+
+    def describe(self, name: str) -> str:
+        return f"x of {len(self.leading) + 1} dimensions"
+
+
+CASES = (Input(), Input(leading=(2, 3)))
+
+
+@dataclass(frozen=True)
+class Split:
+    """One of the two ways to split the matmul.
+
+    dim_of_x:   the dimension along which x is sharded; None: every rank has the full x
+    dim_of_a:   the dimension along which A is sharded
+    collective: the one that makes Y out of the ranks' matmuls
+    mistakes:   what known mistakes give, from the ranks' matmuls, Y and the index of a rank
+    """
+
+    dim_of_x: int | None
+    dim_of_a: int
+    collective: str
+    mistakes: Callable[[Sequence[Tensor], Tensor, int], Mapping[str, Tensor]]
+
+
+class Problem(NamedTuple):
+    x: Tensor  # [..., IN]
+    a: Tensor  # [IN, OUT]
+
+
+def draw(case: Input, generator: torch.Generator, size: int) -> Problem:
+    return Problem(random_tensor(generator, *case.leading, IN), random_tensor(generator, IN, OUT))
+
+
+def shards(split: Split, problem: Problem, size: int) -> list[Problem]:
+    """What each of `size` ranks has of x and of A."""
+    xs = [problem.x] * size if split.dim_of_x is None else problem.x.chunk(size, split.dim_of_x)
+    rows_or_columns = problem.a.chunk(size, split.dim_of_a)
+    return [Problem(x.contiguous(), a.contiguous()) for x, a in zip(xs, rows_or_columns, strict=True)]
+
+
+def give(split: Split, case: Input, problem: Problem, place: Place) -> Problem:
+    return shards(split, problem, place.size)[place.index]
+
+
+def run(product: Product, case: Input, given: Problem, group: Any) -> Observed:
+    x, a = (tensor.to(device()) for tensor in given)
+    before = Snapshot(**{"the first argument": x, "the second argument": a})
+    with record() as section:
+        out = product(x, a)
+    return {"out": out, "traffic": traffic(section), "inputs unchanged": before.changed()}
+
+
+def expect(split: Split, case: Input, problem: Problem, place: Place) -> Expected:
+    y = problem.x @ problem.a
+    products = [x @ a for x, a in shards(split, problem, place.size)]
+    mistakes = split.mistakes(products, y, place.index) if place.size > 1 else {}
+    return Expected({"out": y, "traffic": place.traffic((split.collective, y.numel()))}, {"out": dict(mistakes)})
+
+
+def column_mistakes(products: Sequence[Tensor], y: Tensor, rank: int) -> dict[str, Tensor]:
+    stacked = torch.cat(list(products))
+    return {
+        OWN: products[rank],
+        STACKED: stacked,
+        RESHAPED: stacked.reshape(y.shape),
+        SUM: torch.stack(list(products)).sum(0),
+        COPIES: torch.cat([products[rank]] * len(products), -1),
+    }
+
+
+def row_mistakes(products: Sequence[Tensor], y: Tensor, rank: int) -> dict[str, Tensor]:
+    return {
+        OWN: products[rank],
+        P_TIMES_OWN: len(products) * products[rank],
+        LARGEST: torch.stack(list(products)).amax(0),
+        BESIDE: torch.cat(list(products), -1),
+        STACKED: torch.cat(list(products)),
+    }
+
+
+COLUMNS = Split(None, 1, "all_gather", column_mistakes)
+ROWS = Split(-1, 0, "all_reduce", row_mistakes)
+
+
+def check_product(number: str, product: Product, split: Split, questions: Sequence[Question]) -> None:
+    check_cases(
+        number, product, CASES, draw=draw, give=partial(give, split), run=run, expect=partial(expect, split),
+        questions=questions, world_sizes=(2, 4, 1),  # two ranks tell most about a mistake
+    )  # fmt: skip
+
+
+@exercise("2.2", "Y = [X A_0, X A_1, ...] on real ranks")
+def column_split(column_product: Product) -> Verdict:
+    check_product("2.2", column_product, COLUMNS, COLUMN_QUESTIONS)
+    return Verdict("One all-gather of b·out numbers. The weights stayed where they were.")
+
+
+@exercise("2.3", "Y = X_0 A_0 + X_1 A_1 + ... on real ranks")
+def row_split(row_product: Product) -> Verdict:
+    check_product("2.3", row_product, ROWS, ROW_QUESTIONS)
+    return Verdict("One all-reduce of b·out numbers. The weights stayed where they were.")
+
+
+# What to ask
 
 
 def only_traffic(differences: Differences) -> bool:
-    """The right numbers came by another way."""
+    """The numbers are right, but they came by another way."""
     return differences.names == {"traffic"}
 
 
 def sent(*words: str) -> Callable[[Differences], bool]:
-    """The right numbers came by another way, and the recorded traffic has all these words in it."""
+    """The numbers are right, but they came by another way, and all these words are in the recorded traffic."""
     return lambda differences: (
         only_traffic(differences) and all(word in d.text.partition("saw")[2] for word in words for d in differences)
     )
 
 
-OWN = "this rank's own product"
-STACKED = "the products of all ranks, one after another along dimension 0"
+ROUNDED = Question(
+    lambda d: bool({"rounded", "dtype"} & d.kinds()),
+    "Which step leaves the dtype of x? Fewer bytes are sent that way, and digits are lost.",
+)
 
 ROOT_ONLY = Question(
     lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"),
@@ -115,7 +196,89 @@ MORE = Question(
     "is enough: which?",
 )
 
-ROUNDED = Question(
-    lambda d: bool({"rounded", "dtype"} & d.kinds()),
-    "Which step leaves the dtype of x? Fewer bytes are sent that way, and digits are lost.",
+COLUMN_QUESTIONS = (
+    LATE_QUESTION,
+    ROUNDED,
+    Question(
+        lambda d: "order" in d.kinds(),
+        "The right columns, in another order. all_gather fills its list in rank order, the same on every rank: what "
+        "did you do with it?",
+    ),
+    ROOT_ONLY,
+    ZEROS,
+    Question(kind_is("out", OWN), "These are this rank's columns of Y. Who has the others, and how do they get here?"),
+    Question(
+        kind_is("out", STACKED, RESHAPED),
+        "The parts of Y are columns. Along which dimension were they put together? (all_gather_into_tensor always uses "
+        "dimension 0, and a reshape doesn't move numbers between rows as you need it.)",
+    ),
+    Question(kind_is("out", SUM), "The parts are different columns of Y, not terms of a sum. Should they be added?"),
+    Question(
+        lambda d: d.names == {"out"} and any(COPIES in row.text for row in d),
+        "One part stands in all p places. Are the p tensors of your list p different ones? ([tensor] * p is p times "
+        "the same.)",
+    ),
+    Question(kind_is("out", COPIES), "Every part came from this rank. Which call brings the other ranks' parts here?"),
+    Question(
+        lambda d: d.kind("out") == "shape",
+        "x is [.., in], with any number of dimensions in front. Which dimension of the product is `out`, counted "
+        "from the end?",
+    ),
+    Question(
+        sent("all_reduce"),
+        "The numbers are right. But an all-reduce adds, and here nothing has to be added: each column of Y is "
+        "finished on one rank. Which collective only brings the parts together, for half of what an all-reduce "
+        "sends?",
+    ),
+    Question(
+        sent("broadcast", "all_gather"),
+        "Who already holds x? (It is replicated: look at the docstring.) What does the broadcast change?",
+    ),
+    WEIGHTS_MOVED,
+    TWICE,
+    MORE,
+)
+
+ROW_QUESTIONS = (
+    LATE_QUESTION,
+    ROUNDED,
+    ROOT_ONLY,
+    ZEROS,
+    Question(
+        kind_is("out", OWN),
+        "Each rank has its own terms of the sum. Who adds up the terms of all ranks? (If you did call all_reduce: "
+        "which tensor did it write to, and which one do you return?)",
+    ),
+    Question(kind_is("out", "1/p"), "Y is the sum of the products. Is it their mean?"),
+    Question(kind_is("out", LARGEST), "Which operation over the ranks makes Y out of the terms: their maximum?"),
+    Question(kind_is("out", "p times"), "How many times is each term added?"),
+    Question(
+        kind_is("out", P_TIMES_OWN),
+        "These are p times this rank's own terms. Where do the other ranks' terms come in?",
+    ),
+    Question(
+        kind_is("out", BESIDE, STACKED),
+        "Each product has the full shape of Y already. Do the products stand side by side, or add up?",
+    ),
+    Question(
+        lambda d: any(d.kind(name) == "changed" for name in d.names) and "out" in d.names,
+        "Y is a sum of products. Is it the product of a sum? What did all_reduce write into?",
+    ),
+    WEIGHTS_MOVED,
+    Question(
+        sent("reduce_scatter", "all_gather"),
+        "The numbers are right, and in a ring the bytes are too: these two together are what an all-reduce does. "
+        "Which single call does both?",
+    ),
+    Question(
+        sent("all_gather"),
+        "The numbers are right, but every rank received p tensors of the size of Y to add them up itself. Which "
+        "collective adds on the way?",
+    ),
+    Question(
+        sent("broadcast", "reduce"),
+        "The numbers are right, in two steps: to one rank, then from it to all. Which single collective does both?",
+    ),
+    TWICE,
+    MORE,
 )

@@ -3,8 +3,8 @@
 Importing it registers the checks of its exercises. Here also: its predictions and its table of symptoms.
 """
 
-from tplab.course.chapters.ch03 import f, g, gather, scatter
+from tplab.course.chapters.ch03 import operators, scatter_gather
 from tplab.course.chapters.ch03.predictions import PREDICTIONS
 from tplab.course.chapters.ch03.symptoms import SYMPTOMS
 
-__all__ = ["PREDICTIONS", "SYMPTOMS", "f", "g", "gather", "scatter"]
+__all__ = ["PREDICTIONS", "SYMPTOMS", "operators", "scatter_gather"]

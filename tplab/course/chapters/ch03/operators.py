@@ -1,41 +1,45 @@
-"""Run one of chapter 03's operators alone, on 1, 2 and 4 ranks, and compare it with what is right.
+"""The checks of exercises 3.1, f, and 3.2, g, and how any of chapter 03's four operators is checked.
 
-Each operator is tested alone. Every rank has its own x and its own upstream gradient, also where the docstring of the
-exercise says that they are replicated: so a wrong sum, a wrong slice or a needless broadcast can't hide. The plain
-cases come first; the second run has an input that autograd has saved, tensors that are not contiguous, and the
-expanded gradient of .sum().
+Each operator runs alone, on 2, 4 and 1 ranks. Every rank has its own x and its own upstream gradient, even where the
+docstring of the exercise says that they are replicated, so that a wrong sum, a wrong slice or a needless broadcast
+can't hide. The plain cases come first. After them come an input that autograd has saved, tensors that are not
+contiguous, and the expanded gradient of .sum().
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
 from tplab.course.checks import (
+    LATE_QUESTION,
+    Case,
     CheckFailed,
-    Lookalikes,
+    Differences,
+    Expected,
     Observed,
+    Place,
     Question,
-    Traffic,
+    Verdict,
+    check_cases,
+    exercise,
     fail,
-    fresh_generator,
+    kind_is,
     observe,
     random_tensor,
-    run_cases,
-    verify,
 )
 from tplab.runtime import device
 
-H = 8  # the last dimension of the whole tensor: divisible by every p
+H = 8  # the last dimension of the full tensor: divisible by every p
 
 
 @dataclass(frozen=True)
-class Case:
-    """One run of an operator.
+class Input(Case):
+    """What one call of an operator gets.
 
     leading:  all dimensions but the last
     layout:   of x and of the upstream gradient in memory: "contiguous", "transposed" or "every second column"
@@ -49,86 +53,91 @@ class Case:
     expanded: bool = False
     exp: bool = False
 
+    def describe(self, name: str) -> str:
+        return self.note
 
-PLAIN = (Case("x of 2 dimensions"), Case("x of 3 dimensions", (2, 3)), Case("x of 1 dimension", ()))
 
-SPECIAL = (
-    Case("x after exp, whose output autograd has saved", exp=True),
-    Case("x and the gradient transposed in memory", layout="transposed"),
-    Case("x and the gradient every second column of a larger tensor", layout="every second column"),
-    Case("the gradient of .sum(), with strides of 0", (2, 3), expanded=True),
+CASES = (
+    Input("x of 2 dimensions"),
+    Input("x of 3 dimensions", (2, 3)),
+    Input("x of 1 dimension", ()),
+    Input("x after exp, whose output autograd has saved", exp=True),
+    Input("x and the gradient transposed in memory", layout="transposed"),
+    Input("x and the gradient every second column of a larger tensor", layout="every second column"),
+    Input("the gradient of .sum(), with strides of 0", (2, 3), expanded=True),
 )
 
-_NOT_CONTIGUOUS = (
-    "A collective wants memory without gaps, and takes what it is given. Is this tensor contiguous in every case? "
-    "(Gradients often are not: that of .sum() is one number with strides of 0.)"
-)
 
-_SHAPE = (
-    "A gradient has the shape of the tensor it belongs to: here, of what went into forward. Is that the whole, [.., "
-    "h], or this rank's part, [.., h/p]? And what do you return?"
-)
+class Half(NamedTuple):
+    """What an operator does in one direction.
 
-_CUT = "Which dimension does the task cut, and in which order does shard take (tensor, dim, rank, world_size)?"
+    right:      what the rank with this index should get, from what all ranks put in
+    collective: the one that it takes, "" for none; its message is as large as the full tensor
+    """
 
-_SAVED = (
-    "x came out of exp, and autograd keeps that output for the derivative of exp. Who wrote into it? (Putting the "
-    "old numbers back is a second write.)"
-)
+    right: Callable[[Sequence[Tensor], int], Tensor]
+    collective: str = ""
+
+
+def own(tensors: Sequence[Tensor], rank: int) -> Tensor:
+    return tensors[rank]
+
+
+def total(tensors: Sequence[Tensor], rank: int = 0) -> Tensor:
+    return torch.stack(list(tensors)).sum(0)
+
+
+def my_part(tensors: Sequence[Tensor], rank: int) -> Tensor:
+    return tensors[rank].chunk(len(tensors), -1)[rank]
+
+
+def all_parts(tensors: Sequence[Tensor], rank: int = 0) -> Tensor:
+    return torch.cat(list(tensors), -1)
+
+
+COPY, ADD = Half(own), Half(total, "all_reduce")
+SPLIT, GATHER = Half(my_part), Half(all_parts, "all_gather")
+
+
+Mistakes = dict[str, dict[str, Tensor]]  # {observation: {what the mistake is: what it gives}}
 
 
 @dataclass(frozen=True)
 class Operator:
-    """What an operator should do.
+    """One of the four.
 
-    sharded_in, sharded_out: the last dimension of x, of the output, is H/p instead of H
-    forward, backward:       the right output and dx on every rank, from everybody's x and everybody's upstream gradient
-    traffic_forward, traffic_backward: the kind of collective, "" for none; its message has the size of the whole tensor
+    mistakes: what known mistakes give on a rank, from every rank's x and upstream gradient and the rank's own index
     """
 
-    sharded_in: bool
-    sharded_out: bool
-    forward: Callable[[Sequence[Tensor]], Sequence[Tensor]]
-    backward: Callable[[Sequence[Tensor]], Sequence[Tensor]]
-    traffic_forward: str
-    traffic_backward: str
+    forward: Half
+    backward: Half
+    mistakes: Callable[[Sequence[Tensor], Sequence[Tensor], int], Mistakes]
 
 
-def same(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    return tensors
+class Problem(NamedTuple):
+    """Every rank's x and upstream gradient."""
+
+    xs: list[Tensor]  # [..., H], or [..., H/p] for an operator that gathers
+    upstream: list[Tensor]  # [..., H], or [..., H/p] for an operator that splits
 
 
-def total(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    return [torch.stack(list(tensors)).sum(0)] * len(tensors)
+def draw(operator: Operator, case: Input, generator: torch.Generator, size: int) -> Problem:
+    def tensors(sharded: bool) -> list[Tensor]:
+        return [random_tensor(generator, *case.leading, H // size if sharded else H) for _ in range(size)]
+
+    xs, upstream = tensors(operator.forward == GATHER), tensors(operator.forward == SPLIT)
+    return Problem(xs, [torch.ones_like(gradient) for gradient in upstream] if case.expanded else upstream)
 
 
-def my_part(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    return [tensor.chunk(len(tensors), -1)[rank] for rank, tensor in enumerate(tensors)]
+def give(case: Input, problem: Problem, place: Place) -> tuple[Tensor, Tensor]:
+    return problem.xs[place.index], problem.upstream[place.index]
 
 
-def all_parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    return [torch.cat(list(tensors), -1)] * len(tensors)
-
-
-F = Operator(False, False, same, total, "", "all_reduce")
-G = Operator(False, False, total, same, "all_reduce", "")
-SCATTER = Operator(False, True, my_part, all_parts, "", "all_gather")
-GATHER = Operator(True, False, all_parts, my_part, "all_gather", "")
-
-
-def run_operator(operator: Any, cases: Sequence[Case], data: Sequence[tuple[Any, Any]]) -> list[Observed]:
-    """On a rank: every case, one after the other; data[case] is (x, upstream gradient), each of every rank."""
-    rank = dist.get_rank()
-    noted = []
-    for case, (x, upstream) in zip(cases, data, strict=True):
-        mine = laid_out(x[rank].to(device()), case.layout)
-        gradient = None if case.expanded else laid_out(upstream[rank].to(device()), case.layout)
-
-        def run(x: Tensor, case: Case = case) -> Any:
-            return operator.apply(x.exp() if case.exp else x)
-
-        noted.append(observe(run, gradient, inputs={"x": mine}))
-    return noted
+def run(operator: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) -> Observed:
+    x, upstream = (laid_out(tensor.to(device()), case.layout) for tensor in given)
+    return observe(
+        lambda x: operator.apply(x.exp() if case.exp else x), None if case.expanded else upstream, inputs={"x": x}
+    )
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
@@ -142,78 +151,218 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
     return tensor
 
 
-def check_operator(
-    number: str,
-    operator: Any,
-    right: Operator,
-    questions: Sequence[Question],
-    lookalikes: Callable[[Sequence[Tensor], Sequence[Tensor]], Lookalikes],
-) -> None:
-    """Run an operator alone, on 2, 4 and 1 ranks, and compare outputs, gradients and traffic with what is right."""
-    if not (isinstance(operator, type) and issubclass(operator, Function)):
+def expect(operator: Operator, case: Input, problem: Problem, place: Place) -> Expected:
+    rank, upstream = place.index, problem.upstream
+    xs = [x.exp() if case.exp else x for x in problem.xs]
+    dx = operator.backward.right(upstream, rank)
+    size = max(xs[0].numel(), upstream[0].numel())
+    forward, backward = (
+        place.traffic(*[(half.collective, size)] * bool(half.collective))
+        for half in (operator.forward, operator.backward)
+    )
+    right = {
+        "out": operator.forward.right(xs, rank),
+        "forward traffic": forward,
+        "dx": dx * xs[rank] if case.exp else dx,
+        "backward traffic": backward,
+    }
+    return Expected(right, operator.mistakes(xs, upstream, rank) if place.size > 1 and not case.exp else {})
+
+
+def check_operator(number: str, answer: Any, operator: Operator, questions: Sequence[Question]) -> None:
+    """Outputs, gradients and traffic of an operator that runs alone, on 2, 4 and 1 ranks."""
+    if not (isinstance(answer, type) and issubclass(answer, Function)):
         fail(
             number,
             "the answer is not a class made from torch.autograd.Function.",
             "Is the line `class ...(Function):` still there?",
         )
-    for p in (2, 4, 1):  # two ranks tell most about a mistake
-        for cases in (PLAIN, SPECIAL):
-            generator = fresh_generator()
-            xs, upstreams = [], []
-            for case in cases:
-                xs.append(_random(generator, p, case.leading, H // p if right.sharded_in else H))
-                shape = (*case.leading, H // p if right.sharded_out else H)
-                ones = [torch.ones(shape, dtype=torch.float64)] * p
-                upstreams.append(ones if case.expanded else _random(generator, p, *_split_shape(shape)))
-            runs = _run(p, operator, cases, list(zip(xs, upstreams, strict=True)))
-            for index, (case, seen) in enumerate(zip(cases, runs, strict=True)):
-                x, upstream = [t.exp() if case.exp else t for t in xs[index]], upstreams[index]
-                dx = [d * e if case.exp else d for d, e in zip(right.backward(upstream), x, strict=True)]
-                size = max(x[0].numel(), upstream[0].numel())
-                expected = [
-                    {
-                        "out": right.forward(x)[rank],
-                        "forward traffic": _traffic(p, right.traffic_forward, size),
-                        "dx": dx[rank],
-                        "backward traffic": _traffic(p, right.traffic_backward, size),
-                    }
-                    for rank in range(p)
-                ]
-                verify(
-                    number,
-                    p,
-                    seen,
-                    expected,
-                    questions=questions,
-                    lookalikes=lookalikes(x, upstream) if p > 1 and not case.exp else {},
-                    note=case.note,
-                )
+    check_cases(
+        number, answer, CASES, draw=partial(draw, operator), give=give, run=run, expect=partial(expect, operator),
+        questions=questions, ask_instead=about_report,
+        world_sizes=(2, 4, 1),  # two ranks tell most about a mistake
+    )  # fmt: skip
 
 
-def _run(p: int, operator: Any, cases: Sequence[Case], data: Sequence[Any]) -> Iterator[list[Observed]]:
-    """What each case gave on p ranks; a failure that these operators are known for gets a question of its own."""
-    try:
-        yield from run_cases(run_operator, p, operator, cases, data, note=lambda case: case.note)
-    except CheckFailed as failure:
-        for words, question in (
-            ("returned an invalid gradient", _SHAPE),
-            ("contiguous", _NOT_CONTIGUOUS),
-            ("modified by an inplace operation", _SAVED),
-            ("can't be divided over", _CUT),
-            ("isn't one of", _CUT),
-        ):
-            if words in failure.report:
-                failure.question = question
-        raise
+_CUT = "Which dimension does the task cut, and in which order does shard take (tensor, dim, rank, world_size)?"
+_ASKED_ABOUT = {  # words of a report: the question
+    "isn't one of": _CUT,
+    "can't be divided over": _CUT,
+    "modified by an inplace operation": (
+        "x came out of exp, and autograd keeps that output for the derivative of exp. Who wrote into it? (Putting the "
+        "old numbers back is a second write.)"
+    ),
+    "contiguous": (
+        "A collective wants memory without gaps, and takes what it is given. Is this tensor contiguous in every case? "
+        "(Gradients often are not: that of .sum() is one number with strides of 0.)"
+    ),
+    "returned an invalid gradient": (
+        "A gradient has the shape of the tensor it belongs to: here, of what went into forward. Is that the whole, "
+        "[.., h], or this rank's part, [.., h/p]? And what do you return?"
+    ),
+}
 
 
-def _random(generator: torch.Generator, p: int, leading: tuple[int, ...], last: int) -> list[Tensor]:
-    return [random_tensor(generator, *leading, last) for _ in range(p)]
+def about_report(failure: CheckFailed) -> str | None:
+    """A question of its own for a failure that these operators are known for."""
+    return next((question for words, question in _ASKED_ABOUT.items() if words in failure.report), None)
 
 
-def _split_shape(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    return shape[:-1], shape[-1]
+# What several operators ask, and the names of mistakes that they share
 
 
-def _traffic(p: int, kind: str, size: int) -> Traffic:
-    return Traffic.expected(p, (kind, size)) if kind else Traffic.expected(p)
+def traffic_too(name: str, kind: str, traffic: str) -> Callable[[Differences], bool]:
+    """`name` is wrong in this way, and `traffic` differs as well."""
+    return lambda differences: differences.kind(name) == kind and traffic in differences.names
+
+
+FORWARD_SENDS = Question(
+    lambda d: "forward traffic" in d.names and d.kind("forward traffic") == "traffic" and not d.malformed,
+    "What does this operator have to send in the forward pass? Read its row in the table again.",
+)
+
+BACKWARD_SENDS = Question(
+    lambda d: d.names == {"backward traffic"},
+    "The gradient is right. What has to be sent for it in the backward pass? Read the operator's row in the table "
+    "again.",
+)
+
+ROUNDED = Question(
+    lambda d: bool({"rounded", "dtype"} & d.kinds()),
+    "Which step leaves the dtype of the tensor? Fewer bytes are sent that way, and digits are lost.",
+)
+
+WROTE = Question(
+    lambda d: any(d.kind(name) == "changed" for name in d.names),
+    "A collective writes into the tensor it is given. Was that one yours? The caller still needs x, and autograd the "
+    "upstream gradient: what has to be made first? (.contiguous() makes no copy of a tensor that is contiguous "
+    "already.)",
+)
+
+NO_GRADIENT = Question(
+    kind_is("dx", "none"),
+    "backward returned nothing for x. What is its last line? (dist.all_reduce changes its argument and returns None.)",
+)
+
+ZERO_GRADIENT = Question(kind_is("dx", "zeros"), "The gradient has the right shape. Which line puts numbers in?")
+ZERO_OUT = Question(kind_is("out", "zeros"), "The output has the right shape. Which line puts numbers in?")
+ONLY_ROOT = "Rank 0 is right, the others are not. Which collective gives its result to one rank only, and which to all?"
+OWN_X = "this rank's own x"
+
+# 3.1
+
+OWN_TERM = "this rank's own upstream gradient, before the sum"
+SUM_X = "the sum of x over all ranks"
+MEAN_X = "the mean of x over all ranks"
+X_OF_0 = "the x of rank 0"
+P_TIMES_OWN = "p times this rank's own upstream gradient"
+LARGEST = "the largest over the ranks, entry by entry"
+
+F_QUESTIONS = (
+    LATE_QUESTION,
+    ROUNDED,
+    WROTE,
+    Question(
+        kind_is("out", SUM_X, X_OF_0, MEAN_X),
+        "Forward, every rank has the right x already. What is left for f to do?",
+    ),
+    ZERO_OUT,
+    FORWARD_SENDS,
+    NO_GRADIENT,
+    ZERO_GRADIENT,
+    Question(lambda d: d.p > 1 and "dx" in d.names and 0 not in d.ranks("dx"), ONLY_ROOT),
+    Question(
+        traffic_too("dx", OWN_TERM, "backward traffic"),
+        "x went to every rank, and the gradient of each rank covers its own path only. Who adds up the paths?",
+    ),
+    Question(
+        kind_is("dx", OWN_TERM),
+        "An all-reduce ran, but the tensor you return does not hold the sum. Which tensor did it write into?",
+    ),
+    Question(
+        kind_is("dx", P_TIMES_OWN),
+        "x went to every rank, and each rank's gradient is a different one. Where do the other ranks' come in?",
+    ),
+    Question(kind_is("dx", "1/p"), "The chain rule adds over all uses of x. Does it take their mean?"),
+    Question(kind_is("dx", LARGEST), "The chain rule adds over all uses of x. Does it take the largest?"),
+    Question(kind_is("dx", "p times"), "How many times is each rank's term added?"),
+    Question(
+        lambda d: d.names == {"backward traffic"} and any("all_gather" in row.text for row in d),
+        "The gradient is right, but every rank received p tensors to add them up itself. Which collective adds on "
+        "the way?",
+    ),
+    BACKWARD_SENDS,
+)
+
+
+def f_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int) -> Mistakes:
+    p = len(xs)
+    return {
+        "out": {SUM_X: total(xs), MEAN_X: total(xs) / p, X_OF_0: xs[0]},
+        "dx": {
+            OWN_TERM: upstream[rank],
+            P_TIMES_OWN: p * upstream[rank],
+            LARGEST: torch.stack(list(upstream)).amax(0),
+        },
+    }
+
+
+@exercise("3.1", "f: copy forward, add backward")
+def copy_to_region(operator: Any) -> Verdict:
+    check_operator("3.1", operator, Operator(COPY, ADD, f_mistakes), F_QUESTIONS)
+    return Verdict(
+        "One all-reduce, backward. Strided and expanded gradients are right too, and nobody's tensor was touched."
+    )
+
+
+# 3.2
+
+SUM_UP = "the sum of the upstream gradients of all ranks"
+UP_OF_0 = "the upstream gradient of rank 0"
+
+G_QUESTIONS = (
+    LATE_QUESTION,
+    ROUNDED,
+    WROTE,
+    ZERO_OUT,
+    Question(lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"), ONLY_ROOT),
+    Question(
+        traffic_too("out", OWN_X, "forward traffic"),
+        "Each rank holds one term of a sum. Who adds them up?",
+    ),
+    Question(
+        kind_is("out", OWN_X),
+        "An all-reduce ran, but the tensor you return does not hold the sum. Which tensor did it write into? "
+        "(.contiguous() makes a copy of a tensor that is not contiguous.)",
+    ),
+    Question(kind_is("out", "1/p"), "The network adds the terms. Does it take their mean?"),
+    Question(kind_is("out", "p times"), "How many times is each rank's term added?"),
+    Question(
+        lambda d: d.names == {"forward traffic"} and any("all_gather" in row.text for row in d),
+        "The sum is right, but every rank received p tensors to add them up itself. Which collective adds on the way?",
+    ),
+    FORWARD_SENDS,
+    NO_GRADIENT,
+    ZERO_GRADIENT,
+    Question(
+        kind_is("dx", SUM_UP),
+        "All ranks share one loss, and each holds its whole gradient already. How often is it counted if you add the "
+        "ranks' copies?",
+    ),
+    Question(
+        kind_is("dx", "1/p", "p times"),
+        "z = z_0 + z_1: how much does z change when one term changes by 1? Is there a p in it?",
+    ),
+    Question(kind_is("dx", UP_OF_0), "Every rank holds the gradient already. Why ask rank 0 for it?"),
+    BACKWARD_SENDS,
+)
+
+
+def g_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int) -> Mistakes:
+    return {"out": {OWN_X: xs[rank]}, "dx": {SUM_UP: total(upstream), UP_OF_0: upstream[0]}}
+
+
+@exercise("3.2", "g: add forward, copy backward")
+def reduce_from_region(operator: Any) -> Verdict:
+    check_operator("3.2", operator, Operator(ADD, COPY, g_mistakes), G_QUESTIONS)
+    return Verdict("One all-reduce, forward. The tensor that autograd saved is still what it was.")

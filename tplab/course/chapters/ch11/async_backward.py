@@ -1,13 +1,13 @@
-"""The check of exercise 11.3: a backward pass that computes dW while the sum of dx travels.
+"""The check of exercise 11.3: a backward pass that computes dW while the all-reduce of dx runs.
 
-What is compared is not how long anything takes but the order in which the rank does things: the products by the shape
-of what they give, the start of the all-reduce, the wait for it.
+The check doesn't compare how long anything takes. It compares the order in which the rank does things: the two matmuls
+(recognized by the sizes of their results), the start of the all-reduce, and the wait for it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,61 +15,55 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tplab.course.chapters.ch11.async_questions import (
-    CRASH,
-    LAST_TOKEN,
-    MEAN,
-    NOT_SUMMED,
-    ORDER,
-    ORDER_QUESTIONS,
-    OWN_TIMES_P,
-    STUCK,
-    SUMMED_WEIGHTS,
-    WHOSE_GROUP,
-)
 from tplab.course.checks import (
     GROUPS,
-    IN_GROUPS,
-    WORLD_SIZES,
+    INPUTS_QUESTION,
+    Case,
+    Differences,
+    Expected,
     Observed,
+    Place,
+    Question,
     Traffic,
     Verdict,
-    ask_about_group,
-    by_name,
+    check_cases,
     exercise,
-    fresh_generator,
-    group_question,
-    make_group,
-    member_of,
+    has_kind,
+    has_no_gradient,
     observe,
     random_tensor,
-    run_cases,
-    verify,
 )
 from tplab.runtime import device
 
 HIDDEN, SHARD = 5, 7  # h, and the rows of weight that a rank holds: sizes by which the products can be told apart
 RIGHT = "dx, all-reduce, dW, wait"
 _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "sum", "linear", "matmul", "einsum"}
+_MAKES = {"dx": _PRODUCTS, "dW": {*_PRODUCTS, "mul"}}  # torch.outer, one token's term of dW, is a mul
 _SENT = {"allreduce_", "all_reduce", "all_reduce_"}
+
+ORDER = "order of the backward pass"
+NOT_SUMMED = "this rank's own part of dx, before the sum"
+MEAN = "the mean over the ranks"
+OWN_TIMES_P = "p times this rank's own part"
+SUMMED_WEIGHTS = "the sum of dW over the ranks, whose shards are different ones"
+LAST_TOKEN = "what the last token alone gives"
 
 
 @dataclass(frozen=True)
-class Case:
-    """An input's leading dimensions, and whether the ranks work in two groups."""
+class Input(Case):
+    """An x of shape [*leading, h]."""
 
     leading: tuple[int, ...] = (3, 2)
-    groups: tuple[tuple[int, ...], ...] | None = None
 
-    def note(self) -> str:
-        return f"x {[*self.leading, HIDDEN]}" + (f" {IN_GROUPS}" if self.groups else "")
+    def describe(self, name: str) -> str:
+        return f"x {[*self.leading, HIDDEN]}"
 
 
-CASES = (Case(), Case(leading=(2,)), Case(groups=GROUPS))
+CASES = (Input(), Input(leading=(2,)), Input(groups=GROUPS))
 
 
 class Watch(TorchDispatchMode):
-    """Notes, in order: what gives a tensor as large as dx or as dW, the start of an all-reduce, the wait for it."""
+    """Notes in order: each matmul whose result is as large as dx or dW, the start of an all-reduce, the wait for it."""
 
     def __init__(self, dx: int, dw: int) -> None:
         super().__init__()
@@ -89,10 +83,10 @@ class Watch(TorchDispatchMode):
         if name == "wait_tensor":
             self.note("wait")
         result = func(*args, **(kwargs or {}))
-        if name in _PRODUCTS:
-            for tensor in tree_leaves(result):
-                if isinstance(tensor, Tensor) and tensor.numel() in self.sizes:
-                    self.note(self.sizes[tensor.numel()])
+        for tensor in tree_leaves(result):
+            what = self.sizes.get(tensor.numel(), "") if isinstance(tensor, Tensor) else ""
+            if name in _MAKES.get(what, ()):
+                self.note(what)
         return result
 
     @contextmanager
@@ -111,14 +105,26 @@ class Watch(TorchDispatchMode):
             dist.Work.wait = original  # type: ignore[method-assign]
 
 
-def run_backward(function: Any, cases: Sequence[Case], data: Sequence[Sequence[dict[str, Any]]]) -> list[Observed]:
-    """On a rank: every case, one after the other."""
-    return [run_case(function, case, mine[dist.get_rank()]) for case, mine in zip(cases, data, strict=True)]
+class Problem(NamedTuple):
+    """The x that all ranks of a group share, and the tensors that belong to one rank each."""
+
+    x: Tensor  # [.., h]
+    weights: list[Tensor]  # of each rank, [m/p, h]
+    dys: list[Tensor]  # of each rank, [.., m/p]
 
 
-def run_case(function: Any, case: Case, mine: dict[str, Any]) -> Observed:
-    group = make_group(case.groups)
-    x, weight, dy = (mine[name].to(device()) for name in ("x", "weight", "dy"))
+def draw(case: Input, generator: torch.Generator, size: int) -> Problem:
+    x = random_tensor(generator, *case.leading, HIDDEN)
+    weights = [random_tensor(generator, SHARD, HIDDEN) for _ in range(size)]
+    return Problem(x, weights, [random_tensor(generator, *case.leading, SHARD) for _ in range(size)])
+
+
+def give(case: Input, problem: Problem, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+    return problem.x, problem.weights[place.index], problem.dys[place.index]
+
+
+def run(function: Any, case: Input, given: tuple[Tensor, Tensor, Tensor], group: Any) -> Observed:
+    x, weight, dy = (tensor.to(device()) for tensor in given)
     weight.requires_grad_()
     watch = Watch(x.numel(), weight.numel())
 
@@ -129,65 +135,119 @@ def run_case(function: Any, case: Case, mine: dict[str, Any]) -> Observed:
                 return function.backward(ctx, *gradients)
 
     seen = observe(lambda leaf: Watched.apply(leaf, weight, group), dy, inputs={"x": x}, parameters={"W": weight})
-    order = ", ".join(watch.events)
-    return seen | ({ORDER: order} if dist.get_world_size(group) > 1 else {})
+    return seen | ({ORDER: ", ".join(watch.events)} if dist.get_world_size(group) > 1 else {})
 
 
-def expect(case: Case, generator: torch.Generator, p: int) -> list[tuple[dict, dict, dict]]:
-    """For each rank: what it is given, what is right there, and what known mistakes give."""
-    members = member_of(p, case.groups)
-    xs = [random_tensor(generator, *case.leading, HIDDEN) for _ in case.groups or (0,)]
-    weights = [random_tensor(generator, SHARD, HIDDEN) for _ in range(p)]
-    dys = [random_tensor(generator, *case.leading, SHARD) for _ in range(p)]
-    own = [torch.tensordot(dy, weight, dims=1) for dy, weight in zip(dys, weights, strict=True)]
-    rows = []
-    for rank, (index, ranks) in enumerate(members):
-        x, q = xs[index], len(ranks)
-        total = torch.stack([own[member] for member in ranks]).sum(0)
-        dw = sum(torch.outer(a, b) for a, b in zip(dys[rank].reshape(-1, SHARD), x.reshape(-1, HIDDEN), strict=True))
-        right = {
-            "out": torch.tensordot(x, weights[rank].T, dims=1),
-            "dx": total,
-            "dW": dw,
-            "forward traffic": Traffic(),
-            "backward traffic": Traffic.expected(p, ("all_reduce", x.numel()), group=ranks),
-            **({ORDER: RIGHT} if q > 1 else {}),
-        }
-        last = torch.outer(dys[rank].reshape(-1, SHARD)[-1], x.reshape(-1, HIDDEN)[-1])
-        alike: dict[str, dict[str, Tensor]] = {"dx": {}, "dW": {LAST_TOKEN: last}}
-        if q > 1:
-            alike["dx"] = {NOT_SUMMED: own[rank], MEAN: total / q, OWN_TIMES_P: q * own[rank]}
-        rows.append(({"x": x, "weight": weights[rank], "dy": dys[rank]}, right, alike))
-    for row, (_, ranks) in zip(rows, members, strict=True):
-        if len(ranks) > 1:
-            row[2]["dW"][SUMMED_WEIGHTS] = torch.stack([rows[member][1]["dW"] for member in ranks]).sum(0)
-    return rows
+def expect(case: Input, problem: Problem, place: Place) -> Expected:
+    x, weights, dys = problem
+    tokens, own_dys = x.reshape(-1, HIDDEN), [dy.reshape(-1, SHARD) for dy in dys]  # [b·s, h], [b·s, m/p]
+    dxs = [torch.tensordot(dy, weight, dims=1) for dy, weight in zip(dys, weights, strict=True)]  # [.., h]
+    dws = [torch.einsum("tm,th->mh", dy, tokens) for dy in own_dys]  # [m/p, h]
+    dx, dw = torch.stack(dxs).sum(0), dws[place.index]
+    right = {
+        "out": torch.tensordot(x, weights[place.index].T, dims=1),
+        "dx": dx,
+        "dW": dw,
+        "forward traffic": Traffic(),
+        "backward traffic": place.traffic(("all_reduce", x.numel())),
+    }
+    mistakes = {"dx": {}, "dW": {LAST_TOKEN: torch.outer(own_dys[place.index][-1], tokens[-1])}}
+    if place.size > 1:
+        own = dxs[place.index]
+        right[ORDER] = RIGHT
+        mistakes["dx"] = {NOT_SUMMED: own, MEAN: dx / place.size, OWN_TIMES_P: place.size * own}
+        mistakes["dW"][SUMMED_WEIGHTS] = torch.stack(dws).sum(0)
+    return Expected(right, mistakes)
 
 
 @exercise("11.3", "a backward pass that does not wait")
 def async_backward(function: Any) -> Verdict:
-    for p in WORLD_SIZES:
-        generator = fresh_generator()
-        here = [case for case in CASES if case.groups is None or p == 4]
-        table = [expect(case, generator, p) for case in here]
-        runs = run_cases(
-            run_backward,
-            p,
-            function,
-            here,
-            [[row[0] for row in rows] for rows in table],
-            note=Case.note,
-            question=lambda case: ask_about_group(WHOSE_GROUP) if case.groups else CRASH,
-            stuck=lambda case: ask_about_group(WHOSE_GROUP) if case.groups else STUCK,
-        )
-        for case, rows, seen in zip(here, table, runs, strict=True):
-            verify(
-                "11.3",
-                p,
-                seen,
-                [row[1] for row in rows],
-                questions=[group_question(WHOSE_GROUP), *ORDER_QUESTIONS] if case.groups else ORDER_QUESTIONS,
-                lookalikes=by_name([row[2] for row in rows]),
-                note=case.note(),
-            )
+    check_cases(
+        "11.3", function, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
+        stuck=STUCK, whose_group=WHOSE_GROUP,
+    )  # fmt: skip
     return Verdict(f"In this order on every rank: {RIGHT}.")
+
+
+WHOSE_GROUP = "Which call was not given the group that forward was given?"
+CRASH = (
+    "Write the shapes next to each line: dy is [.., m/p], weight [m/p, h], x [.., h], and the three that you return "
+    "belong to x, weight and group, in this order. What does dist.all_reduce give back with async_op=True?"
+)
+STUCK = "Does every rank start the all-reduce of dx, with the same shape, and wait for what it started?"
+
+
+def _order(*parts: str) -> Callable[[Differences], bool]:
+    """The order differs, and these events directly follow one another in what was observed."""
+    return lambda d: ORDER in d.names and ", ".join(parts) in d.text(ORDER).partition(", right is")[0]
+
+
+QUESTIONS = (
+    INPUTS_QUESTION,
+    Question(
+        lambda d: d.malformed and "out" in d.names, "forward is given. What does it return, and did you change it?"
+    ),
+    Question(
+        has_no_gradient("dx", "dW"),
+        "backward returns one gradient for each argument of forward: x, weight, group. Which one is None or zero, and "
+        "should not be?",
+    ),
+    Question(
+        lambda d: has_kind("backward traffic", "no traffic")(d),
+        "Each rank's weight gives its own part of dx, and x went to every rank. Who adds the parts up?",
+    ),
+    Question(
+        has_kind("dW", SUMMED_WEIGHTS),
+        "The ranks hold different rows of the weight. Does the gradient of this rank's rows need anything from the "
+        "others?",
+    ),
+    Question(
+        has_kind("dW", LAST_TOKEN),
+        "dW adds up over all tokens. Which of them are in your product, and how do you make x and dy two-dimensional?",
+    ),
+    Question(has_kind("dx", MEAN), "The chain rule adds over all uses of x. Does it take their mean?"),
+    Question(
+        has_kind("backward traffic", "never waited"),
+        "The all-reduce was started and nobody waited for it: what you return may or may not be the sum, and that "
+        "changes from run to run. What did dist.all_reduce give you, and what do you call on it before dx is read?",
+    ),
+    Question(
+        lambda d: has_kind("dx", NOT_SUMMED, OWN_TIMES_P)(d) and "backward traffic" not in d.names,
+        "An all-reduce ran, but the tensor that you return does not hold the sum. Which tensor did it write into?",
+    ),
+    Question(
+        lambda d: "backward traffic" in d.names and ORDER not in d.names,
+        "One all-reduce of dx, as large as x, is all that has to be sent. Which call sends more, or something else?",
+    ),
+    Question(
+        lambda d: has_kind("backward traffic", "traffic")(d),
+        "One all-reduce, of dx, as large as x, is all that has to be sent. What does your backward send?",
+    ),
+    Question(
+        _order("all-reduce, wait, dW"),
+        "The gradients are right, but the rank waits for the sum before it computes dW, so nothing runs beside it. "
+        "Does dW need the sum? Where is the last line at which you may wait?",
+    ),
+    Question(
+        _order("dW, all-reduce"),
+        "The gradients are right, but by the time the all-reduce starts, dW is there already: nothing is left to do "
+        "beside it. Which of the two products can be sent away while the other is computed?",
+    ),
+    Question(
+        _order("dW, dx, all-reduce"),
+        "The gradients are right, but dW was computed before there was anything to send. Which product comes first?",
+    ),
+    Question(
+        lambda d: d.names == {ORDER},
+        "The gradients are right. In which order should the rank compute dx, start its all-reduce, compute dW, wait?",
+    ),
+    Question(
+        lambda d: "dx" in d.names and "dW" not in d.names,
+        "dW is right. dx is dy times weight, [.., m/p] times [m/p, h], summed over the ranks: where does yours differ?",
+    ),
+    Question(
+        lambda d: "dW" in d.names and "dx" not in d.names,
+        "dx is right. dW is the sum over all tokens of dy's row times x's row: [m/p, b·s] times [b·s, h]. Where does "
+        "yours differ?",
+    ),
+)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tplab.collectives.links import Link
-from tplab.course.chapters.ch11.numbers import in_microseconds
 from tplab.course.checks import Question, Verdict, calling, exercise, fresh_generator, kind_is, verify
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -24,33 +24,43 @@ _PART = "the time where `size` is taken for one rank's part"
 _QUESTIONS = (
     Question(lambda d: d.malformed, "A number of seconds is wanted. What does your last line return?"),
     Question(lambda d: d.p == 1, "With one rank nothing is sent. How many steps does your formula count?"),
-    Question(kind_is("all_reduce", _HALF), "That is one way round the ring. What is still missing, once each rank has "
-             "its part of the sum?"),
     Question(
-        lambda d: bool({_TWICE} & (d.kinds())) and "all_reduce" not in d.names,
+        kind_is("all_reduce", _HALF),
+        "That is one way round the ring. What is still missing, once each rank has its part of the sum?",
+    ),
+    Question(
+        lambda d: _TWICE in d.kinds() and "all_reduce" not in d.names,
         "An all-reduce is a reduce-scatter and an all-gather, one after the other. How many steps has each of them?",
     ),
     Question(lambda d: _WHOLE in d.kinds(), "In a ring each message is one part. How many bytes has a p-th of `size`?"),
-    Question(lambda d: _PART in d.kinds(), "`size` is the whole, gathered tensor, for every one of the three. How many "
-             "bytes go over a link in one step?"),
-    Question(lambda d: _ALPHA_ONCE in d.kinds(), "Every step is a message of its own, and each pays alpha. How many "
-             "steps are there?"),
+    Question(
+        lambda d: _PART in d.kinds(),
+        "`size` is the whole, gathered tensor, for every one of the three. How many bytes go over a link in one step?",
+    ),
+    Question(
+        lambda d: _ALPHA_ONCE in d.kinds(),
+        "Every step is a message of its own, and each pays alpha. How many steps are there?",
+    ),
     Question(lambda d: _NO_ALPHA in d.kinds(), "Even an empty message takes a while. Where is alpha in your formula?"),
     Question(lambda d: _ONE_STEP in d.kinds(), "That is one step. How many follow one another?"),
-    Question(lambda d: _P_STEPS in d.kinds(), "A part has p - 1 links to go until every rank has had it. Which step is "
-             "one too many?"),
-    Question(lambda d: _BANDWIDTH in d.kinds(), "link.beta is seconds for each byte, already. By what do you multiply "
-             "or divide it?"),
+    Question(
+        lambda d: _P_STEPS in d.kinds(),
+        "A part has p - 1 links to go until every rank has had it. Which step is one too many?",
+    ),
+    Question(
+        lambda d: _BANDWIDTH in d.kinds(),
+        "link.beta is seconds for each byte, already. By what do you multiply or divide it?",
+    ),
     Question(
         lambda d: True,
         "Count the steps that follow one another, 2(p-1) or p-1, and the bytes of the message in each. A message of m "
         "bytes takes link.seconds(m).",
     ),
-)  # fmt: skip
+)
 
 
 def ring(kind: str, size: float, p: int, alpha: float, beta: float) -> tuple[float, dict[str, float]]:
-    """The right time, and what known mistakes give."""
+    """The right time of a collective, and what known mistakes give."""
     ways = 2 if kind == "all_reduce" else 1
     steps, part, whole = ways * (p - 1), alpha + beta * size / p, alpha + beta * size
     mistakes = {
@@ -66,7 +76,17 @@ def ring(kind: str, size: float, p: int, alpha: float, beta: float) -> tuple[flo
     return steps * part, mistakes
 
 
+def in_microseconds(seconds: Any) -> Any:
+    """A number of seconds as a float64 tensor in microseconds; anything that is not a number stays as it is."""
+    if isinstance(seconds, bool):
+        return seconds
+    if isinstance(seconds, (int, float)) or (isinstance(seconds, Tensor) and seconds.numel() == 1):
+        return torch.as_tensor(seconds, dtype=torch.float64).detach().reshape(()) * 1e6
+    return seconds
+
+
 def lookalikes(rows: Mapping[str, tuple[float, dict[str, float]]]) -> dict[str, dict[str, list[Any]]]:
+    """What known mistakes give for each collective, as `verify` wants it."""
     return {
         kind: {label: [in_microseconds(value)] for label, value in wrong.items()} for kind, (_, wrong) in rows.items()
     }

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tplab.collectives.links import Link
-from tplab.course.chapters.ch11.numbers import in_microseconds
+from tplab.course.chapters.ch11.collective_time import in_microseconds
 from tplab.course.checks import Differences, Question, Verdict, calling, exercise, fresh_generator, verify
 
 _NO_SCORES = "the time without the scores, 4·b·s²·h"
@@ -41,20 +41,32 @@ _QUESTIONS = (
         lambda d: d.malformed or "structure" in d.kinds(),
         "Two numbers of seconds are wanted, compute and communicate, in this order. What does your last line return?",
     ),
-    Question(_kind(_MACS), "A multiplication and an addition are two operations. How many has a product "
-             "[m, k] times [k, n]?"),
-    Question(_kind(_FORWARD), "That is the forward pass. The backward pass has two products, for dX and for dW, where "
-             "the forward pass has one. What is that together?"),
-    Question(_kind(_TWICE), "That is twice the forward pass. Y = X A is one product; how many as large as this one has "
-             "the backward pass, and how many are that together?"),
+    Question(
+        _kind(_MACS), "A multiplication and an addition are two operations. How many has a product [m, k] times [k, n]?"
+    ),
+    Question(
+        _kind(_FORWARD),
+        "That is the forward pass. The backward pass has two products, for dX and for dW, where "
+        "the forward pass has one. What is that together?",
+    ),
+    Question(
+        _kind(_TWICE),
+        "That is twice the forward pass. Y = X A is one product; how many as large as this one has "
+        "the backward pass, and how many are that together?",
+    ),
     Question(_kind(_NOT_SPLIT), "That is all the work of the layer. How much of it has one of p ranks?"),
-    Question(_kind(_NO_SCORES), "Q Kᵀ and P V are products as well, though they have no weights. Where are they in "
-             "your sum?"),
-    Question(_kind(_ONLY_SCORES_HALF), "Q Kᵀ makes [s, s] from [s, h] for each sequence, and P V makes [s, h] from "
-             "[s, s]. Are both in your sum?"),
+    Question(
+        _kind(_NO_SCORES), "Q Kᵀ and P V are products as well, though they have no weights. Where are they in your sum?"
+    ),
+    Question(
+        _kind(_ONLY_SCORES_HALF),
+        "Q Kᵀ makes [s, s] from [s, h] for each sequence, and P V makes [s, h] from [s, s]. Are both in your sum?",
+    ),
     Question(_kind(_MLP_ONLY), "The MLP has 16·b·s·h². What do the products of Q, K, V and of attention's output add?"),
-    Question(_kind(_ALL_TWICE), "What is done a second time when activations are recomputed: all of the layer, or "
-             "only its forward pass?"),
+    Question(
+        _kind(_ALL_TWICE),
+        "What is done a second time when activations are recomputed: all of the layer, or only its forward pass?",
+    ),
     Question(
         lambda d: d.kind("compute") == _NO_RECOMPUTE or d.kind("communicate") == _FOUR,
         "Here the activations are recomputed: before its backward pass the layer's forward pass runs once more, its "
@@ -64,16 +76,26 @@ _QUESTIONS = (
         lambda d: d.kind("compute") == _RECOMPUTE or d.kind("communicate") == _SIX,
         "Here nothing is recomputed. Which term belongs to `recompute` only?",
     ),
-    Question(lambda d: d.p == 1 and "communicate" in d.names, "With one rank f and g do nothing. What does your "
-             "formula say for p = 1?"),
-    Question(_kind(_TWO, _EIGHT), "Attention has f at its input and g at its output, and so has the MLP. g all-reduces "
-             "forward, f backward. How many all-reduces are that?"),
+    Question(
+        lambda d: d.p == 1 and "communicate" in d.names,
+        "With one rank f and g do nothing. What does your formula say for p = 1?",
+    ),
+    Question(
+        _kind(_TWO, _EIGHT),
+        "Attention has f at its input and g at its output, and so has the MLP. g all-reduces "
+        "forward, f backward. How many all-reduces are that?",
+    ),
     Question(_kind(_NUMBERS), "That is how many numbers the messages hold. How many bytes has each of them?"),
     Question(_kind(_ALWAYS_TWO, _ALWAYS_FOUR), "How many bytes has a number here, and which argument says so?"),
-    Question(_kind(_SHARD), "f and g sum whole tensors [b, s, h], whatever p is. Where is the p-th of it taken: here, "
-             "or inside of all_reduce?"),
-    Question(_kind(_INNER), "Which tensors do f and g all-reduce: the inner ones [b, s, 4h/p], or those at the ends of "
-             "the two blocks?"),
+    Question(
+        _kind(_SHARD),
+        "f and g sum whole tensors [b, s, h], whatever p is. Where is the p-th of it taken: here, "
+        "or inside of all_reduce?",
+    ),
+    Question(
+        _kind(_INNER),
+        "Which tensors do f and g all-reduce: the inner ones [b, s, 4h/p], or those at the ends of the two blocks?",
+    ),
     Question(
         _kind(_NOT_RING),
         "That is a message from one rank to another for each of them. What does an all-reduce over p ranks cost, by "
@@ -88,11 +110,11 @@ _QUESTIONS = (
         lambda d: True,
         "The layer's compute time is right, its communication is not. How many all-reduces, of how many bytes each?",
     ),
-)  # fmt: skip
+)
 
 
 def compute_times(b: int, s: int, h: int, p: int, rate: float, recompute: bool) -> tuple[float, dict[str, float]]:
-    """The right time, and what known mistakes give. Built from the products themselves."""
+    """The right compute time, summed over the layer's matmuls, and what known mistakes give."""
     tokens = b * s
     attention = 2 * tokens * h * 3 * h + 2 * tokens * h * h
     mlp = 2 * tokens * h * 4 * h * 2
@@ -118,6 +140,8 @@ def compute_times(b: int, s: int, h: int, p: int, rate: float, recompute: bool) 
 def communication_times(
     b: int, s: int, h: int, p: int, link: Link, recompute: bool, width: int
 ) -> tuple[float, dict[str, float]]:
+    """The right communication time, and what known mistakes give. width: bytes per number."""
+
     def ring(size: float) -> float:
         return 2 * (p - 1) * (link.alpha + link.beta * size / p)
 

@@ -1,62 +1,72 @@
 """The check of exercise 14.1: gradients added up bucket by bucket while the backward pass runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tplab.course.checks import (
     GROUPS,
-    IN_GROUPS,
     LATE_QUESTION,
+    Case,
     Claim,
+    Expected,
     Observed,
+    Place,
     Question,
     Snapshot,
-    Traffic,
     Verdict,
-    ask_about_group,
-    by_name,
     called_as,
     changed,
+    check_cases,
     exercise,
-    fresh_generator,
-    group_question,
     has_kind,
-    make_group,
-    member_of,
     portable,
     random_tensor,
-    run_cases,
     traffic,
-    verify,
 )
 from tplab.runtime import device, record
 
 SIZES = {"W1": (6, 4), "b1": (6,), "W2": (5, 6), "b2": (5,), "W3": (2, 5), "b3": (2,)}  # the gradients of b3 come first
-STEPS = 2
 NO_WAIT = "the backward pass waits for no all-reduce"
 ONLY_A_NUMBER = "finish sends no gradient"
+
+NOT_DIVIDED = "the sum over the ranks, not divided by the tokens"
+MEAN_OF_MEANS = "the mean over the ranks of each rank's mean"
+BY_OWN_TOKENS = "the sum divided by the tokens of this rank"
+BY_RANKS = "the sum divided by the number of ranks"
+OWN = "this rank's own gradient, not added up"
 
 Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Case:
-    """A bucket size, with the numbers in each bucket that it leads to."""
+class Step(Case):
+    """One step of a model with a bucket size, after the steps before it.
+
+    buckets: how many elements each bucket holds
+    number:  counted from 1
+    """
 
     bucket_size: int
     buckets: tuple[int, ...]
-    groups: tuple[tuple[int, ...], ...] | None = None
+    number: int
 
-    def note(self) -> str:
-        return f"buckets of {self.bucket_size} numbers" + (f", {IN_GROUPS}" if self.groups else "")
+    def describe(self, name: str) -> str:
+        return f"buckets of {self.bucket_size} numbers, step {self.number}"
 
 
-CASES = (Case(32, (17, 30, 30)), Case(10**6, (77,)), Case(32, (17, 30, 30), GROUPS))
+CASES = tuple(
+    Step(bucket_size, buckets, number, groups=groups)
+    for bucket_size, buckets, groups in (
+        (32, (17, 30, 30), None),
+        (10**6, (77,), None),
+        (32, (17, 30, 30), GROUPS),
+    )
+    for number in (1, 2)
+)
 
 
 class Net(nn.Module):
@@ -77,17 +87,42 @@ def summed_loss(w: Weights, x: Tensor) -> Tensor:
     return (inner @ w["W3"].T + w["b3"]).square().sum()
 
 
-def run_steps(parallel_class: Callable[..., Any], cases: Sequence[Case], data: Sequence[Any]) -> list[list[Observed]]:
-    """On a rank: what each step of each case leaves in the gradients, and what it sends."""
-    seen = []
-    for case, given in zip(cases, data, strict=True):
-        group = make_group(case.groups)
-        mine = given[dist.get_rank()]
-        model = Net(mine["weights"])
-        with called_as(f"DataParallel(model, {case.bucket_size}, group)"):
-            parallel = parallel_class(model, case.bucket_size, group)
-        seen.append([one_step(model, parallel, x.to(device())) for x in mine["batches"]])
-    return seen
+class Problem(NamedTuple):
+    weights: Weights
+    batches: list[list[Tensor]]  # for each rank x [tokens, 4] of every step; every rank has another number of tokens
+    gradients: list[Weights]  # of each rank's last batch, summed over its tokens
+
+
+class Given(NamedTuple):
+    weights: Weights
+    batches: list[Tensor]  # of this rank
+
+
+def draw(case: Step, generator: torch.Generator, size: int) -> Problem:
+    weights = {name: random_tensor(generator, *shape) for name, shape in SIZES.items()}
+    batches = []
+    for index in range(size):
+        tokens = torch.randperm(6, generator=generator)[: case.number] + 5 + 6 * index
+        batches.append([random_tensor(generator, int(count), 4) for count in tokens])
+    return Problem(weights, batches, [gradients_of(weights, own[-1]) for own in batches])
+
+
+def gradients_of(weights: Weights, x: Tensor) -> Weights:
+    leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
+    values = torch.autograd.grad(summed_loss(leaves, x), list(leaves.values()))
+    return dict(zip(leaves, values, strict=True))
+
+
+def give(case: Step, problem: Problem, place: Place) -> Given:
+    return Given(problem.weights, problem.batches[place.index])
+
+
+def run(parallel_class: Callable[..., Any], case: Step, given: Given, group: Any) -> Observed:
+    """What the last step leaves in the gradients, and what it sends."""
+    model = Net(given.weights)
+    with called_as(f"DataParallel(model, {case.bucket_size}, group)"):
+        parallel = parallel_class(model, case.bucket_size, group)
+    return [one_step(model, parallel, x.to(device())) for x in given.batches][-1]
 
 
 def one_step(model: Net, parallel: Any, x: Tensor) -> Observed:
@@ -110,105 +145,39 @@ def one_step(model: Net, parallel: Any, x: Tensor) -> Observed:
     }
 
 
-@dataclass(frozen=True)
-class Batch:
-    """The summed gradients of each rank of a group in one step, and the tokens of each."""
-
-    gradients: list[Weights]
-    tokens: list[int]
-
-    def total(self, name: str) -> Tensor:
-        return torch.stack([mine[name] for mine in self.gradients]).sum(0)
-
-
-def gradients_of(weights: Weights, x: Tensor) -> Weights:
-    leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
-    values = torch.autograd.grad(summed_loss(leaves, x), list(leaves.values()))
-    return dict(zip(leaves, values, strict=True))
-
-
-def expected(case: Case, batch: Batch, index: int, ranks: tuple[int, ...]) -> tuple[Observed, dict[str, Any]]:
-    """What is right on the rank with this index in its group, and what known mistakes give there."""
-    q, own, tokens = len(ranks), batch.gradients[index], batch.tokens
-    right: Observed = {f"d{name}": batch.total(name) / sum(tokens) for name in SIZES}
-    right["backward traffic"] = Traffic.expected(q, *(("all_reduce", size) for size in case.buckets), group=ranks)
-    alike = {}
+def expect(case: Step, problem: Problem, place: Place) -> Expected:
+    tokens = [len(batches[-1]) for batches in problem.batches]
+    total, mine = sum(tokens), tokens[place.index]
+    right: Observed = {}
+    mistakes = {}
     for name in SIZES:
-        means = torch.stack([g[name] / n for g, n in zip(batch.gradients, tokens, strict=True)])
-        alike[f"d{name}"] = {
-            NOT_DIVIDED: batch.total(name),
+        parts = [gradients[name] for gradients in problem.gradients]
+        summed, own = torch.stack(parts).sum(0), parts[place.index]
+        right[f"d{name}"] = summed / total
+        means = torch.stack([part / count for part, count in zip(parts, tokens, strict=True)])
+        mistakes[f"d{name}"] = {
+            NOT_DIVIDED: summed,
             MEAN_OF_MEANS: means.mean(0),
-            BY_OWN_TOKENS: batch.total(name) / tokens[index],
-            BY_RANKS: batch.total(name) / q,
-            f"{BY_RANKS} ": batch.total(name) / q / sum(tokens),
-            OWN: own[name],
-            f"{OWN} ": own[name] / sum(tokens),
-            f"{OWN}  ": own[name] / tokens[index],
+            BY_OWN_TOKENS: summed / mine,
+            BY_RANKS: summed / place.size,
+            f"{BY_RANKS} ": summed / place.size / total,
+            OWN: own,
+            f"{OWN} ": own / total,
+            f"{OWN}  ": own / mine,
         }
-    return right, alike
-
-
-NOT_DIVIDED = "the sum over the ranks, not divided by the tokens"
-MEAN_OF_MEANS = "the mean over the ranks of each rank's mean"
-BY_OWN_TOKENS = "the sum divided by the tokens of this rank"
-BY_RANKS = "the sum divided by the number of ranks"
-OWN = "this rank's own gradient, not added up"
+    right["backward traffic"] = place.traffic(*(("all_reduce", size) for size in case.buckets))
+    return Expected(right, mistakes)
 
 
 @exercise("14.1", "Gradients in buckets")
 def gradients_in_buckets(parallel_class: Callable[..., Any]) -> Verdict:
-    for p in (2, 1, 4):  # 2 first: with one rank different mistakes give the same numbers
-        generator = fresh_generator()
-        here = [case for case in CASES if case.groups is None or p == 4]
-        data, rights = [], []
-        for case in here:
-            given, right = scene(case, p, generator)
-            data.append(given)
-            rights.append(right)
-        runs = run_cases(
-            run_steps,
-            p,
-            parallel_class,
-            here,
-            data,
-            note=Case.note,
-            question=lambda case: ask_about_group(WHOSE_GROUP) if case.groups else None,
-            stuck=lambda case: ask_about_group(WHOSE_GROUP) if case.groups else STUCK,
-        )
-        for case, right, seen in zip(here, rights, runs, strict=True):
-            for step in range(STEPS):
-                verify(
-                    "14.1",
-                    p,
-                    [on_rank[step] for on_rank in seen],
-                    [row[step][0] for row in right],
-                    questions=[
-                        *([group_question(WHOSE_GROUP)] if case.groups else []),
-                        *([SECOND] if step else []),
-                        *QUESTIONS,
-                    ],
-                    lookalikes=by_name([row[step][1] for row in right]),
-                    note=f"{case.note()}, step {step + 1}",
-                )
+    check_cases(
+        "14.1", parallel_class, CASES, draw=draw, give=give, run=run, expect=expect,
+        questions=lambda case, observed: QUESTIONS if case.number == 1 else (SECOND, *QUESTIONS),
+        stuck=STUCK, whose_group=WHOSE_GROUP,
+        world_sizes=(2, 1, 4),  # 2 first: with one rank different mistakes give the same numbers
+    )  # fmt: skip
     return Verdict("Every token counts the same, however many a rank has, and the messages start during backward.")
-
-
-def scene(case: Case, p: int, generator: torch.Generator) -> tuple[list[Observed], list[list[Any]]]:
-    """For every rank: its weights and batches; and for each step what is right, and what mistakes give."""
-    given: list[Observed] = []
-    rights: list[list[Any]] = [[] for _ in range(p)]
-    members = member_of(p, case.groups)
-    starts = [{n: random_tensor(generator, *size) for n, size in SIZES.items()} for _ in case.groups or (0,)]
-    for rank, (number, _) in enumerate(members):
-        sizes = torch.randperm(6, generator=generator)[:STEPS] + 5 + 2 * rank
-        batches = [random_tensor(generator, int(size), 4) for size in sizes]
-        given.append({"weights": starts[number], "batches": batches})
-    for step in range(STEPS):
-        for rank, (number, ranks) in enumerate(members):
-            batches = [given[other]["batches"][step] for other in ranks]
-            batch = Batch([gradients_of(starts[number], x) for x in batches], [len(x) for x in batches])
-            rights[rank].append(expected(case, batch, ranks.index(rank), ranks))
-    return given, rights
 
 
 WHOSE_GROUP = "Which all-reduce was not given `group`, and so adds up over all ranks?"
@@ -245,11 +214,6 @@ QUESTIONS = (
     Question(
         lambda d: ONLY_A_NUMBER in d.names,
         "The gradients are on their way when `finish` is called. What is left to send is one number. Which?",
-    ),
-    Question(
-        has_kind("dW1", MEAN_OF_MEANS),
-        "A token of a rank with few tokens counts more here than one of a rank with many. By what do you divide, and "
-        "when?",
     ),
     Question(
         has_kind("dW1", NOT_DIVIDED),

@@ -2,79 +2,106 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from tplab.course.checks import (
     GROUPS,
-    IN_GROUPS,
-    WORLD_SIZES,
+    Case,
     Claim,
+    Expected,
     Observed,
+    Place,
     Question,
-    Traffic,
     Verdict,
-    ask_about_group,
-    by_name,
     called_as,
+    check_cases,
     exercise,
-    fresh_generator,
-    group_question,
     has_kind,
-    make_group,
-    member_of,
     portable,
     random_tensor,
-    run_cases,
     traffic,
-    verify,
 )
 from tplab.runtime import device, record
 
 SIZES = ((3, 5), (7,), (3, 3))  # 31 numbers: neither 2 nor 4 divides them
 NUMBERS = 31
-STEPS = 3
 NO_OPTIMIZER = "`self.optimizer` is an optimizer"
 HELD = "numbers in the optimizer's state"
+
+AVERAGED = "what comes out when the gradients are averaged, not added up"
+ALONE = "what comes out with this rank's gradients alone"
+OWN_PART = "the new weights in this rank's part only, the old ones elsewhere"
+UNCHANGED = "the weights before the first step"
 
 Flat = list[Tensor]  # one tensor for each parameter
 
 
 @dataclass(frozen=True)
-class Case:
-    """An optimizer with its options, and how many tensors of a parameter's size it keeps."""
+class Step(Case):
+    """One step of an optimizer, after the steps before it.
+
+    kept:   how many tensors as large as a parameter the optimizer keeps
+    number: counted from 1
+    """
 
     optimizer: type[Optimizer]
     options: tuple[tuple[str, float], ...]
     kept: int
-    groups: tuple[tuple[int, ...], ...] | None = None
+    number: int
 
-    def note(self) -> str:
-        return f"with {self.optimizer.__name__}" + (f", {IN_GROUPS}" if self.groups else "")
-
-
-MOMENTUM = Case(SGD, (("lr", 0.1), ("momentum", 0.9)), 1)
-# Adam hides a factor in the gradients: a large eps shows it
-ADAMW = Case(AdamW, (("lr", 0.1), ("eps", 0.3), ("weight_decay", 0.2)), 2)
-CASES = (MOMENTUM, ADAMW, Case(SGD, (("lr", 0.1), ("momentum", 0.9)), 1, GROUPS))
+    def describe(self, name: str) -> str:
+        return f"with {self.optimizer.__name__}, step {self.number}"
 
 
-def run_steps(zero_class: Callable[..., Any], cases: Sequence[Case], data: Sequence[Any]) -> list[list[Observed]]:
-    """On a rank: weights and traffic after each step of each case, and what the optimizer keeps."""
-    seen = []
-    for case, given in zip(cases, data, strict=True):
-        group = make_group(case.groups)
-        mine = given[dist.get_rank()]
-        params = [nn.Parameter(value.clone().to(device())) for value in mine["weights"]]
-        options = dict(case.options)
-        with called_as(f"ZeRO1(parameters, {case.optimizer.__name__}, group, **{options})"):
-            zero = zero_class(params, case.optimizer, group, **options)
-        seen.append([one_step(zero, params, gradients) for gradients in mine["gradients"]])
-    return seen
+MOMENTUM = (("lr", 0.1), ("momentum", 0.9))
+EPSILON = (
+    ("lr", 0.1),
+    ("eps", 0.3),
+    ("weight_decay", 0.2),
+)  # Adam hides a factor in the gradients: a large eps shows it
+CASES = tuple(
+    Step(optimizer, options, kept, number, groups=groups)
+    for optimizer, options, kept, groups in (
+        (SGD, MOMENTUM, 1, None),
+        (AdamW, EPSILON, 2, None),
+        (SGD, MOMENTUM, 1, GROUPS),
+    )
+    for number in (1, 2, 3)
+)
+
+
+class Problem(NamedTuple):
+    weights: Flat
+    gradients: list[list[Flat]]  # of each rank, for each step
+
+
+class Given(NamedTuple):
+    weights: Flat
+    gradients: list[Flat]  # of this rank, for each step
+
+
+def draw(case: Step, generator: torch.Generator, size: int) -> Problem:
+    def flat() -> Flat:
+        return [random_tensor(generator, *shape) for shape in SIZES]
+
+    return Problem(flat(), [[flat() for _ in range(case.number)] for _ in range(size)])
+
+
+def give(case: Step, problem: Problem, place: Place) -> Given:
+    return Given(problem.weights, problem.gradients[place.index])
+
+
+def run(zero_class: Callable[..., Any], case: Step, given: Given, group: Any) -> Observed:
+    """Weights and traffic of the last step, and what the optimizer keeps after it."""
+    params = [nn.Parameter(value.clone().to(device())) for value in given.weights]
+    options = dict(case.options)
+    with called_as(f"ZeRO1(parameters, {case.optimizer.__name__}, group, **{options})"):
+        zero = zero_class(params, case.optimizer, group, **options)
+    return [one_step(zero, params, gradients) for gradients in given.gradients][-1]
 
 
 def one_step(zero: Any, params: list[nn.Parameter], gradients: Flat) -> Observed:
@@ -114,8 +141,8 @@ def plain(case: Case, weights: Flat, gradients: Sequence[Flat]) -> list[Flat]:
 def summed(parts: Sequence[Sequence[Flat]], factor: float = 1.0) -> list[Flat]:
     """For each step and parameter the sum of the ranks' gradients, times a factor."""
     return [
-        [torch.stack([part[step][i] for part in parts]).sum(0) * factor for i in range(len(SIZES))]
-        for step in range(STEPS)
+        [factor * torch.stack(of_ranks).sum(0) for of_ranks in zip(*steps, strict=True)]
+        for steps in zip(*parts, strict=True)
     ]
 
 
@@ -129,70 +156,30 @@ def own_part_only(start: Flat, after: Flat, index: int, q: int) -> Flat:
     return [piece.view_as(value) for piece, value in zip(pieces, start, strict=True)]
 
 
-AVERAGED = "what comes out when the gradients are averaged, not added up"
-ALONE = "what comes out with this rank's gradients alone"
-OWN_PART = "the new weights in this rank's part only, the old ones elsewhere"
-UNCHANGED = "the weights before the first step"
-
-
-def scene(case: Case, p: int, generator: torch.Generator) -> tuple[list[Observed], list[list[Any]]]:
-    """For every rank: weights and gradients; and for each step what is right, and what mistakes give."""
-    members = member_of(p, case.groups)
-    starts = [[random_tensor(generator, *size) for size in SIZES] for _ in case.groups or (0,)]
-    gradients = [[[random_tensor(generator, *s) for s in SIZES] for _ in range(STEPS)] for _ in range(p)]
-    given: list[Observed] = []
-    rights: list[list[Any]] = []
-    for rank, (number, ranks) in enumerate(members):
-        start, q, index = starts[number], len(ranks), ranks.index(rank)
-        given.append({"weights": start, "gradients": gradients[rank]})
-        parts = [gradients[other] for other in ranks]
-        right = plain(case, start, summed(parts))
-        averaged, alone = plain(case, start, summed(parts, 1 / q)), plain(case, start, gradients[rank])
-        length = -(-NUMBERS // q)
-        sent = (("reduce_scatter", q * length), ("all_gather", q * length))
-        rows = []
-        for step in range(STEPS):
-            expected = {
-                "weights": right[step],
-                HELD: case.kept * length,
-                "traffic": Traffic.expected(q, *sent, group=ranks),
-            }
-            alike = {UNCHANGED: start}
-            if q > 1:
-                alike |= {AVERAGED: averaged[step], ALONE: alone[step]}
-                alike |= {OWN_PART: own_part_only(start, right[step], index, q)}
-            rows.append((expected, {"weights": alike}))
-        rights.append(rows)
-    return given, rights
+def expect(case: Step, problem: Problem, place: Place) -> Expected:
+    start, gradients, p = problem.weights, problem.gradients, place.size
+    after = plain(case, start, summed(gradients))
+    length = -(-NUMBERS // p)
+    right: Observed = {
+        "weights": after,
+        HELD: case.kept * length,
+        "traffic": place.traffic(("reduce_scatter", p * length), ("all_gather", p * length)),
+    }
+    mistakes = {UNCHANGED: start}
+    if p > 1:
+        mistakes[AVERAGED] = plain(case, start, summed(gradients, 1 / p))
+        mistakes[ALONE] = plain(case, start, gradients[place.index])
+        mistakes[OWN_PART] = own_part_only(start, after, place)
+    return Expected(right, {"weights": mistakes})
 
 
 @exercise("14.2", "A step of ZeRO-1")
 def zero_one(zero_class: Callable[..., Any]) -> Verdict:
-    for p in WORLD_SIZES:
-        generator = fresh_generator()
-        here = [case for case in CASES if case.groups is None or p == 4]
-        scenes = [scene(case, p, generator) for case in here]
-        runs = run_cases(
-            run_steps,
-            p,
-            zero_class,
-            here,
-            [given for given, _ in scenes],
-            note=Case.note,
-            question=lambda case: ask_about_group(WHOSE_GROUP) if case.groups else CRASH,
-            stuck=lambda case: ask_about_group(WHOSE_GROUP) if case.groups else None,
-        )
-        for case, (_, rights), seen in zip(here, scenes, runs, strict=True):
-            for step in range(STEPS):
-                verify(
-                    "14.2",
-                    p,
-                    [on_rank[step] for on_rank in seen],
-                    [row[step][0] for row in rights],
-                    questions=[*([group_question(WHOSE_GROUP)] if case.groups else []), *questions(step)],
-                    lookalikes=by_name([row[step][1] for row in rights]),
-                    note=f"{case.note()}, step {step + 1}",
-                )
+    check_cases(
+        "14.2", zero_class, CASES, draw=draw, give=give, run=run, expect=expect,
+        questions=lambda case, observed: (*QUESTIONS, FIRST_QUESTION if case.number == 1 else LATER_QUESTION),
+        crash=CRASH, whose_group=WHOSE_GROUP,
+    )  # fmt: skip
     return Verdict("The weights of the plain optimizer, with 1/p of its state on each rank.")
 
 
@@ -203,47 +190,46 @@ CRASH = (
 )
 
 
-def questions(step: int) -> list[Question]:
-    return [
-        Question(
-            lambda d: NO_OPTIMIZER in d.names,
-            "`self.optimizer` should be an `optimizer_class([self.shard], **options)`. Where do you make it?",
-        ),
-        Question(
-            lambda d: HELD in d.names and "weights" not in d.names,
-            "The weights are right, but the optimizer does not keep what it should for this rank's part, and for "
-            "nothing else. Which parameters did you give it, and did the options reach it?",
-        ),
-        Question(
-            lambda d: "traffic" in d.names and "weights" not in d.names,
-            "The weights are right. One reduce-scatter brings each rank the sum of its part of the gradients, one "
-            "all-gather all parts of the new weights. What else do you send, or in how many pieces?",
-        ),
-        Question(
-            has_kind("weights", OWN_PART),
-            "Each rank has new weights in its own part, and old ones in the parts of the others. Who tells it theirs?",
-        ),
-        Question(
-            has_kind("weights", UNCHANGED) if not step else lambda d: False,
-            "The weights are what they were. The optimizer changes `self.shard`: who brings the new values back into "
-            "the parameters of the model?",
-        ),
-        Question(
-            has_kind("weights", AVERAGED),
-            "The losses of the ranks are parts of one mean already: their gradients add up. Where do you divide?",
-        ),
-        Question(
-            has_kind("weights", ALONE),
-            "These weights come from this rank's gradients. Which collective adds up those of all ranks?",
-        ),
-        Question(
-            lambda d: "weights" in d.names and step > 0,
-            "The first step was right. What does the second one start from: the weights of the first, and the state "
-            "that the optimizer kept?",
-        ),
-        Question(
-            lambda d: "weights" in d.names,
-            "Follow one number: its place among all flat gradients, the rank it goes to, its place in that rank's "
-            "part, and its way back into the parameter. Where does it end up somewhere else?",
-        ),
-    ]
+QUESTIONS = (
+    Question(
+        lambda d: NO_OPTIMIZER in d.names,
+        "`self.optimizer` should be an `optimizer_class([self.shard], **options)`. Where do you make it?",
+    ),
+    Question(
+        lambda d: HELD in d.names and "weights" not in d.names,
+        "The weights are right, but the optimizer does not keep what it should for this rank's part, and for "
+        "nothing else. Which parameters did you give it, and did the options reach it?",
+    ),
+    Question(
+        lambda d: "traffic" in d.names and "weights" not in d.names,
+        "The weights are right. One reduce-scatter brings each rank the sum of its part of the gradients, one "
+        "all-gather all parts of the new weights. What else do you send, or in how many pieces?",
+    ),
+    Question(
+        has_kind("weights", OWN_PART),
+        "Each rank has new weights in its own part, and old ones in the parts of the others. Who tells it theirs?",
+    ),
+    Question(
+        has_kind("weights", UNCHANGED),
+        "The weights are what they were. The optimizer changes `self.shard`: who brings the new values back into "
+        "the parameters of the model?",
+    ),
+    Question(
+        has_kind("weights", AVERAGED),
+        "The losses of the ranks are parts of one mean already: their gradients add up. Where do you divide?",
+    ),
+    Question(
+        has_kind("weights", ALONE),
+        "These weights come from this rank's gradients. Which collective adds up those of all ranks?",
+    ),
+)
+FIRST_QUESTION = Question(
+    lambda d: "weights" in d.names,
+    "Follow one number: its place among all flat gradients, the rank it goes to, its place in that rank's "
+    "part, and its way back into the parameter. Where does it end up somewhere else?",
+)
+LATER_QUESTION = Question(
+    lambda d: "weights" in d.names,
+    "The first step was right. What does the second one start from: the weights of the first, and the state "
+    "that the optimizer kept?",
+)
