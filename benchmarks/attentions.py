@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import ways
-from benchmarks.ways import Problem, Way
+from benchmarks.implementations import Problem, Way
 
 COUNT = 16  # heads
 

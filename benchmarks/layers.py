@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import attentions, lm_heads, losses, mlps
-from benchmarks.ways import Fresh, Problem, Way, gradient
+from benchmarks.implementations import Fresh, Problem, Way, gradient
 from tplab import launch, record
 from tplab.runtime import Record
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import losses, ways
-from benchmarks.ways import Problem, Way
+from benchmarks.implementations import Problem, Way
 
 CUT = ways.chunks(weight=0)
 

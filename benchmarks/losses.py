@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from benchmarks import ways
-from benchmarks.ways import Problem, Way
+from benchmarks.implementations import Problem, Way
 
 CUT = ways.chunks(x=1)
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import ways
-from benchmarks.ways import Problem, Way
+from benchmarks.implementations import Problem, Way
 
 CUT = ways.chunks(up=0, up_bias=0, down=1)
 

@@ -87,7 +87,7 @@ def half_a_layer(sequence_parallel):
 def show_half(p, sequence_parallel):
     steps = launch(half_a_layer, p, args=(sequence_parallel,))[0]
     kind = "with the sequence cut" if sequence_parallel else "tensor parallelism alone"
-    return viz.held(steps, ranks=p, title=f"{kind}, p = {p}: [tokens, features] of one of b = {B} sequences")
+    return viz.layouts(steps, ranks=p, title=f"{kind}, p = {p}: [tokens, features] of one of b = {B} sequences")
 
 
 viz.explore(show_half, p=(2, 4), sequence_parallel=(False, True))
@@ -134,7 +134,9 @@ def show_layer(p, sequence_parallel):
         for recompute in ("nothing", "attention", "layers")
     }
     scale = sum(gpt3_layer(1).values())
-    return viz.kept(bars, scale=scale, title=f"one layer of GPT-3 on one of p = {p} ranks, bytes kept for backward")
+    return viz.saved_activations(
+        bars, scale=scale, title=f"one layer of GPT-3 on one of p = {p} ranks, bytes kept for backward"
+    )
 
 
 viz.explore(show_layer, p=(1, 2, 4, 8), sequence_parallel=(False, True), start={"p": 4})
@@ -874,7 +876,7 @@ for name in ("GPT-3 175B", "GPT-2 1.5B"):
 viz.table(rows, title="GB of activations of all layers, one sequence, 16-bit numbers")
 
 # %%
-viz.kept(
+viz.saved_activations(
     {
         "tensor parallel": gpt3_layer(8),
         "the sequence cut": gpt3_layer(8, sequence_parallel=True),

@@ -10,6 +10,7 @@ import pytest
 
 import tplab
 from tests import ROOT
+from tplab import viz
 
 # Every name that a chapter of 0.1 imported from tplab
 IMPORTS_OF_0_1 = """
@@ -100,6 +101,14 @@ def test_every_import_of_a_chapter_of_0_1_still_works():
     """In a fresh process, where no module has been imported under its new name before."""
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", IMPORTS_OF_0_1], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize(("old", "new"), [("held", "layouts"), ("kept", "saved_activations")])
+def test_a_picture_by_its_old_name_warns(old, new):
+    with pytest.warns(DeprecationWarning, match=f"viz.{old} is now viz.{new}"):
+        assert getattr(viz, old) is getattr(viz, new)
+    with pytest.raises(AttributeError):
+        viz.no_such_picture  # noqa: B018
 
 
 def test_the_project_itself_uses_no_old_name():

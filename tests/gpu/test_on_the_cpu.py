@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.gpu.implementations import CASES, ON_THE_CPU, WAYS, problems
 from tests.gpu.layers import CASES as LAYERS
 from tests.gpu.subject import DOUBLE, HALF, SINGLE, Case, Difference, Place, apart
 from tests.gpu.waiting import check_shares, shares_of_waiting
-from tests.gpu.ways import CASES, ON_THE_CPU, WAYS, problems
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -57,6 +57,6 @@ def _off(place: Place) -> dict[str, torch.Tensor]:
 def test_a_wrong_program_is_named_with_its_rank_and_result(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: Case = replace(LAYERS["operators"], parallel=_off, dtypes=(SINGLE,))
     monkeypatch.setitem(CASES, "operators", wrong)
-    monkeypatch.setattr("tests.gpu.ways.run_all", lambda way: RuntimeError("each case for itself"))
+    monkeypatch.setattr("tests.gpu.implementations.run_all", lambda way: RuntimeError("each case for itself"))
     (line,) = problems(ON_THE_CPU, "operators")
     assert line.startswith("rank 1, float32: g: y is ")

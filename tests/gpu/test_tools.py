@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from tests.gpu.implementations import WAYS, TrainingHooks
 from tests.gpu.models import compiled_mlp
 from tests.gpu.subject import SINGLE, Difference, differences
 from tests.gpu.test_layers import SHARED_NCCL, check_is_open
 from tests.gpu.waiting import check_shares, shares_of_waiting
-from tests.gpu.ways import WAYS, Way
 from tplab import device
 from tplab.tensor.mlp import ParallelMLP
 from tplab.trace.rank_trace import RankTrace, trace_rank
@@ -51,6 +51,6 @@ def compiled() -> dict[str, Difference]:
 @pytest.mark.parametrize("name", WITH_MESSAGES)
 def test_a_compiled_layer_agrees_with_plain_torch(name: str) -> None:
     check_is_open(name)
-    way: Way = WAYS[name]
+    way: TrainingHooks = WAYS[name]
     for found in way.run(compiled):
         assert {what: difference.problem() for what, difference in found.items()} == dict.fromkeys(found)

@@ -20,7 +20,7 @@ from tplab.capstone.training.log import check_tensorboard, read_log, steps_of
 from tplab.capstone.training.loop import Outcome, train
 from tplab.capstone.training.ranks import check_started
 from tplab.capstone.training.signals import hand_on
-from tplab.capstone.watching.console import Lines, shown
+from tplab.capstone.watching.console import ConsoleLog, shown
 from tplab.runtime import RankError, launch, torchrun
 
 WAYS_TO_END = {
@@ -78,7 +78,7 @@ def _on_a_rank(settings: Settings, answers: Any, fresh: bool) -> Outcome:
         box = [answers]
         dist.broadcast_object_list(box, 0)
         answers = box[0]
-    return train(settings, answers, Lines(settings.last_step))
+    return train(settings, answers, ConsoleLog(settings.last_step))
 
 
 def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
@@ -89,7 +89,7 @@ def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
     if fresh and (aside := set_aside(folder)):
         print(f"the run that was in {folder} is in {aside} now")
     print(prepare(settings))
-    tell = None if sys.stderr.isatty() else Lines(settings.last_step)
+    tell = None if sys.stderr.isatty() else ConsoleLog(settings.last_step)
     with hand_on(folder), panel(settings):
         try:
             outcome = launch(train, settings.ranks, args=(settings, answers, tell), timeout=None)[0]

@@ -22,9 +22,9 @@ magic       %%ranks
 """
 
 from tplab.runtime.devices import device
+from tplab.runtime.failures import Deadlock, RankError
 from tplab.runtime.hooks import record
 from tplab.runtime.launcher import Results, launch
 from tplab.runtime.records import Collective, Record, Total
-from tplab.runtime.report import Deadlock, RankError
 
 __all__ = ["Collective", "Deadlock", "RankError", "Record", "Results", "Total", "device", "launch", "record"]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tplab.runtime.board import Board, Entry
-from tplab.runtime.report import place, rank_names
+from tplab.runtime.failures import place, rank_names
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from tplab.runtime import hooks, preload, transport
 from tplab.runtime.board import Board
 from tplab.runtime.devices import take_gpu
+from tplab.runtime.failures import Frames
 from tplab.runtime.recorder import Mismatch, Recorder
-from tplab.runtime.report import Frames
 
 hooks.install()  # here, since the fork server imports this module once: it would cost every rank some milliseconds
 

@@ -10,12 +10,7 @@ from tplab.runtime import transport
 from tplab.runtime.board import Board
 from tplab.runtime.diagnosis import advice, deadlocked, explain, lost_messages, snapshot
 from tplab.runtime.display import Output
-from tplab.runtime.forkserver import read_status
-from tplab.runtime.liveview import live_view
-from tplab.runtime.preload import Module
-from tplab.runtime.process import RankProcess
-from tplab.runtime.records import Record
-from tplab.runtime.report import (
+from tplab.runtime.failures import (
     Deadlock,
     Interrupted,
     RankError,
@@ -28,6 +23,11 @@ from tplab.runtime.report import (
     rank_names,
     split_message,
 )
+from tplab.runtime.forkserver import read_status
+from tplab.runtime.liveview import live_view
+from tplab.runtime.preload import Module
+from tplab.runtime.process import RankProcess
+from tplab.runtime.records import Record
 from tplab.runtime.results import Results
 
 POLL_SECONDS = 0.1

@@ -31,6 +31,7 @@ from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.initialization import InitMethod, init_linear
 from tplab.tensor.mappings import gather_from_region, scatter_to_region
 from tplab.tensor.region import TENSOR_PARALLEL, Region
+from tplab.tensor.region import column_linear as column_linear  # chapters of 0.1 imported it from here
 from tplab.tensor.sharding import ShardedModule, Sharding, divide
 
 Device = torch.device | str | int | None

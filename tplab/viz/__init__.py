@@ -14,8 +14,8 @@
     ring       what goes round in a ring, step by step
     times      seconds over bytes: measured points and lines, on logarithmic axes
     heads      which attention head lives on which rank, with the heads of K and V below its queries
-    held       what each rank holds from step to step: some tokens, some columns, a summand
-    kept       what autograd keeps of a layer, part by part
+    layouts    what each rank holds from step to step: some tokens, some columns, a summand
+    saved_activations what autograd keeps of a layer, part by part
     bill       what a GPU has to hold, part by part, beside what it has
     live_memory how much memory was live at each moment of a run
     parallelism data, tensor or pipeline parallelism: what each rank holds, sends, and when it waits
@@ -35,15 +35,17 @@ A rank has one colour everywhere (colour-blind safe), and its number stands besi
 `Picture`, a matplotlib Figure that a notebook shows when it is a cell's last line.
 """
 
+import warnings
+from typing import Any
+
 from tplab.viz.collectives import collective, ring
 from tplab.viz.colors import Picture, rank_colors
 from tplab.viz.controls import explore
 from tplab.viz.costs import against, time_bars
 from tplab.viz.curves import curves
 from tplab.viz.heads import heads
-from tplab.viz.held import held
-from tplab.viz.kept import kept
 from tplab.viz.layer import layer
+from tplab.viz.layouts import layouts
 from tplab.viz.lookup import lookup
 from tplab.viz.masks import masks
 from tplab.viz.matrices import matrices
@@ -53,6 +55,7 @@ from tplab.viz.overlap import overlap
 from tplab.viz.parallelisms import parallelism
 from tplab.viz.product import product
 from tplab.viz.program import program
+from tplab.viz.saved_activations import saved_activations
 from tplab.viz.schedule import schedule
 from tplab.viz.softmax import softmax
 from tplab.viz.split import split
@@ -71,8 +74,8 @@ __all__ = [
     "curves",
     "explore",
     "heads",
-    "held",
-    "kept",
+    "layouts",
+    "saved_activations",
     "layer",
     "live_memory",
     "lookup",
@@ -96,3 +99,13 @@ __all__ = [
     "traffic",
     "training",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Two pictures had other names before 0.2; notebooks that draw them keep working until 0.3."""
+    renamed = {"held": "layouts", "kept": "saved_activations"}
+    if name not in renamed:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = renamed[name]
+    warnings.warn(f"viz.{name} is now viz.{new}; the old name goes away in tplab 0.3", DeprecationWarning, stacklevel=2)
+    return globals()[new]

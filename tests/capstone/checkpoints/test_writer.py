@@ -524,7 +524,7 @@ def two(tmp_path_factory):
 
 
 def test_the_record_has_nothing_of_the_background_and_nobody_seems_stuck(two):
-    """Seen as one program, rank 0 waits for rank 1's file, and rank 1 in the all-reduce for rank 0: a deadlock."""
+    """RunStatus as one program, rank 0 waits for rank 1's file, and rank 1 in the all-reduce for rank 0: a deadlock."""
     _, results = two
     assert [steps for *_, steps in results] == [[1], [1]]
     assert all(found.end is not None for found in results.record)

@@ -15,7 +15,7 @@ from tplab.capstone.own_layers.build import assemble
 from tplab.capstone.own_layers.find import Code, find_answers
 from tplab.capstone.own_layers.link import ANSWERS, LINKS, OPERATORS
 from tplab.capstone.own_layers.statements import needed_statements
-from tplab.capstone.training.build_model import backward, copy_shards, finish_gradients, way_of
+from tplab.capstone.training.build_model import backward, copy_shards, finish_gradients, hooks_of
 from tplab.course.notebooks.source import parse_code
 from tplab.runtime import RankError
 
@@ -127,7 +127,7 @@ def _step(settings, answers, trial):
 
 def _idle(settings, answers):
     grid = make(replace(settings, layers="tplab"))[1]
-    return way_of(assemble(answers, settings, settings.model, mesh=grid, dtype=torch.float64)).idle
+    return hooks_of(assemble(answers, settings, settings.model, mesh=grid, dtype=torch.float64)).idle
 
 
 def _steps(cases, tried):

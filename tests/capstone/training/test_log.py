@@ -11,7 +11,7 @@ import pytest
 
 from tplab.capstone.training import log as log_module
 from tplab.capstone.training.log import Log, check_tensorboard, read_log, read_table, steps_of
-from tplab.capstone.watching.console import Lines
+from tplab.capstone.watching.console import ConsoleLog
 
 
 def step(number: int, loss: float = 2.0) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def test_lines_for_a_terminal(capsys):
         {"kind": "evaluation", "step": 600, "loss": 3.0}, {"kind": "sample", "step": 600, "text": "def f():\n    pass"},
         {"kind": "end", "step": 600, "why": "done"},
     ]  # fmt: skip
-    lines = Lines(600)
+    lines = ConsoleLog(600)
     for row in rows:
         lines(json.loads(json.dumps(row)))
     assert capsys.readouterr().out.splitlines() == [

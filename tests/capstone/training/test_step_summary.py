@@ -9,7 +9,7 @@ from tests.capstone.small import SMALL
 from tplab import launch, record
 from tplab.capstone.training.meter import Figures
 from tplab.capstone.training.ranks import Ranks, join
-from tplab.capstone.training.step_summary import Tally, Told
+from tplab.capstone.training.step_summary import StepSummaries, StepSummary
 
 ALONE = Ranks(0, 1, 0, 0, None, None, None, torch.device("cpu"))
 
@@ -19,11 +19,11 @@ def figures_of(rank: int) -> Figures:
     return Figures(rank / 10, 10 * rank, 100_000_000_001 * rank)
 
 
-def _told() -> tuple[list[Told], int]:
+def _told() -> tuple[list[StepSummary], int]:
     """Two replicas of two ranks. Rank 3 is asked to stop; nobody but the first of a replica is asked for its loss."""
     ranks = join(replace(SMALL, tp=2, dp=2, batch_size=16))
     rank = dist.get_rank()
-    tally = Tally(ranks, 2)
+    tally = StepSummaries(ranks, 2)
     loss = {0: 2.0, 2: 5.0}.get(rank, 1000.0)
     with record() as section:
         tally.post(7, torch.tensor(loss), torch.tensor(0.25), rank == 3, figures_of(rank))
@@ -33,19 +33,19 @@ def _told() -> tuple[list[Told], int]:
 def test_all_ranks_are_told_the_same_in_one_message():
     figures = [figures_of(rank) for rank in range(4)]
     for told, messages in launch(_told, 4):
-        assert told == [Told(7, 3.5, 0.25, True, figures)]
+        assert told == [StepSummary(7, 3.5, 0.25, True, figures)]
         assert messages == 1
 
 
 def test_nobody_asked_and_a_share_that_is_not_known():
-    tally = Tally(ALONE, 1)
+    tally = StepSummaries(ALONE, 1)
     tally.post(1, torch.tensor(2.0), torch.tensor(1.0), False, Figures(None, 3, 4))
-    assert list(tally.take(everything=False)) == [Told(1, 2.0, 1.0, False, [Figures(None, 3, 4)])]
+    assert list(tally.take(everything=False)) == [StepSummary(1, 2.0, 1.0, False, [Figures(None, 3, 4)])]
     assert list(tally.take(everything=True)) == []
 
 
 def test_on_a_gpu_the_newest_step_is_told_when_it_is_asked_for():
-    tally = Tally(ALONE, 1)
+    tally = StepSummaries(ALONE, 1)
     for step in (1, 2, 3):
         tally.post(step, torch.tensor(float(step)), torch.tensor(1.0), False, Figures(None, 0, 0))
     tally.ranks = replace(ALONE, device=torch.device("cuda", 0))
@@ -64,7 +64,7 @@ def test_each_step_is_told_before_the_next_one_is_waited_for():
         def synchronize(self):
             waited.append(self.step)
 
-    tally = Tally(ALONE, 1)
+    tally = StepSummaries(ALONE, 1)
     for step in (1, 2):
         tally.post(step, torch.tensor(1.0), torch.tensor(1.0), False, Figures(None, 0, 0))
     tally._posted = type(tally._posted)((step, sums, Arrived(step)) for step, sums, _ in tally._posted)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.capstone.made_up import Log, step_row
-from tplab.capstone.watching.log_tail import Curve, Following, Seen
+from tplab.capstone.watching.log_tail import Curve, LogTail, RunStatus
 from tplab.capstone.watching.panel_view import to_html
 
 
@@ -17,8 +17,8 @@ def log(tmp_path: Path) -> Log:
 
 
 def test_it_sees_the_newest_step_and_the_curves(log: Log):
-    following = Following(log.settings)
-    assert following.look() == Seen(last_step=60)
+    following = LogTail(log.settings)
+    assert following.look() == RunStatus(last_step=60)
     log.start()
     assert following.look().started
     log.steps(1, 6)
@@ -31,12 +31,12 @@ def test_it_sees_the_newest_step_and_the_curves(log: Log):
 
 
 def test_it_reads_only_what_is_new(log: Log, monkeypatch: pytest.MonkeyPatch):
-    following = Following(log.settings)
+    following = LogTail(log.settings)
     log.start()
     log.steps(1, 50)
     following.look()
     parsed = []
-    monkeypatch.setattr(Following, "_take", lambda self, row: parsed.append(row["step"]))
+    monkeypatch.setattr(LogTail, "_take", lambda self, row: parsed.append(row["step"]))
     log.steps(51, 52)
     following.look()
     following.look()
@@ -44,7 +44,7 @@ def test_it_reads_only_what_is_new(log: Log, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_half_a_row_waits_for_its_other_half(log: Log):
-    following = Following(log.settings)
+    following = LogTail(log.settings)
     log.start()
     text = json.dumps(step_row(log.settings, 1, 5.0)) + "\n"
     for part in (text[:40], text[40:-1]):
@@ -63,14 +63,14 @@ def test_what_a_kill_cut_off_is_passed_over(log: Log):
         file.write('{"kind": "step", "st\n')
     log.start(resumed_from=2, step=3)
     log.steps(3, 4)
-    assert Following(log.settings).look().step == 4
+    assert LogTail(log.settings).look().step == 4
 
 
 def test_a_run_taken_up_again_forgets_the_steps_that_are_done_again(log: Log):
     log.start()
     log.steps(1, 30)
     log.add({"kind": "evaluation", "step": 20, "loss": 5.0}, {"kind": "evaluation", "step": 30, "loss": 4.9})
-    following = Following(log.settings)
+    following = LogTail(log.settings)
     assert not following.look().started, "rows of an earlier run don't start this one"
     log.start(resumed_from=20, step=21)
     seen = following.look()
@@ -82,7 +82,7 @@ def test_a_run_taken_up_again_forgets_the_steps_that_are_done_again(log: Log):
 def test_a_log_that_begins_anew_is_another_run(log: Log):
     log.start()
     log.steps(1, 30)
-    following = Following(log.settings)
+    following = LogTail(log.settings)
     following.look()
     log.path.unlink()
     log.start()
@@ -105,7 +105,7 @@ def test_a_long_run_stays_cheap(log: Log):
     with open(log.path, "a") as file:
         line = json.dumps(step_row(log.settings, 1, 5.0))
         file.writelines(line.replace('"step": 1,', f'"step": {step},') + "\n" for step in range(1, 20_001))
-    following = Following(log.settings)
+    following = LogTail(log.settings)
     following.look()
     log.steps(20_001, 20_001)
     began = time.process_time()
@@ -118,7 +118,7 @@ def test_a_long_run_stays_cheap(log: Log):
 def test_time_left_counts_all_that_happens_between_steps(log: Log, monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
     monkeypatch.setattr("tplab.capstone.watching.log_tail.time.monotonic", lambda: now[0])
-    following = Following(log.settings)
+    following = LogTail(log.settings)
     log.start()
     log.steps(1, 1)
     assert following.look().seconds_left == pytest.approx(59 * 0.11)  # all that is known: the row's own seconds

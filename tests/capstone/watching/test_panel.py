@@ -15,9 +15,9 @@ from tests.capstone.made_up import SETTINGS, Log, rows
 from tests.runtime.kernel import Notebook, notebook
 from tplab import launch
 from tplab.capstone.watching import panel as panel_module
-from tplab.capstone.watching.log_tail import Seen
+from tplab.capstone.watching.log_tail import RunStatus
 from tplab.capstone.watching.panel import panel
-from tplab.capstone.watching.panel_view import duration, to_html, to_line
+from tplab.capstone.watching.panel_view import to_html, to_line
 from tplab.runtime import RankError, liveview
 from tplab.runtime.liveview import Now
 from tplab.runtime.screen import WIDGET_VIEW
@@ -31,11 +31,11 @@ def log(tmp_path: Path) -> Log:
 # Showing
 
 
-def seen(**other: Any) -> Seen:
+def seen(**other: Any) -> RunStatus:
     values = {"step": 312, "last_step": 600, "loss": 2.3141, "tokens_per_second": 8912.4, "seconds_left": 130.0,
               "memory": [412e6, 1.5e9], "communication": [0.34, 0.2], "losses": [(1, 7.5), (312, 2.3)],
               "speeds": [(1, 8000.0), (312, 8912.4)], "evaluations": [(300, 2.4)], "started": True}  # fmt: skip
-    return Seen(**(values | other))
+    return RunStatus(**(values | other))
 
 
 class Texts(HTMLParser):
@@ -63,7 +63,7 @@ class Texts(HTMLParser):
 def test_the_page_says_how_far_the_run_is_and_how_each_rank_does():
     page = Texts(to_html(seen()))
     for words in ("step 312 of 600, 52%", "2 min 10 s left", "2.3141", "8,912", "rank 0", "34% communicating", "rank 1",
-                  "412 MB resident", "1.50 GB resident", "held-out text"):  # fmt: skip
+                  "412 MB resident", "1.5 GB resident", "held-out text"):  # fmt: skip
         assert words in page.text, words
     assert "on the GPU" in to_html(seen(device="cuda"))
 
@@ -93,7 +93,7 @@ def test_whatever_is_not_there_yet_is_left_out(strange: dict[str, Any]):
 
 
 def test_until_the_first_step_it_says_what_the_ranks_do():
-    early = Seen(last_step=600, started=True)
+    early = RunStatus(last_step=600, started=True)
     ranks = [Now(0, "waiting", "all_reduce #3", (1,)), Now(1, "computing")]
     assert "waits in all_reduce #3 for rank 1" in Texts(to_html(early, ranks)).text
     assert to_line(early, 200, ranks) == "the first step  rank 0 waits in all_reduce #3 for rank 1, rank 1 computing"
@@ -103,10 +103,6 @@ def test_the_line_keeps_its_width():
     whole = to_line(seen(), 200)
     assert whole == ("step 312/600  ██████░░░░░░  52%  2 min 10 s left  loss 2.3141  8,912 tokens/s  34% communicating")
     assert to_line(seen(), 30) == whole[:29] + "…"
-
-
-def test_durations_in_words():
-    assert [duration(value) for value in (8.4, 125, 12_000)] == ["8 s", "2 min 05 s", "3 h 20 min"]
 
 
 # Where and when

@@ -10,7 +10,7 @@ from tests.course import tiny
 from tplab.course.feedback.tracebacks import readable_traceback
 from tplab.course.grading.check_notebook import check_notebook
 from tplab.course.notebooks.cells import read_notebook
-from tplab.runtime import report
+from tplab.runtime import failures
 
 CELL, OTHER = (f"{tempfile.gettempdir()}/ipykernel_123/{number}.py" for number in (456, 789))
 
@@ -44,11 +44,11 @@ def notebook(monkeypatch):
     """A kernel in which cell 7 was run."""
     shell = SimpleNamespace(compile=SimpleNamespace(_filename_map={CELL: 7}))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setattr(report, "_cell_names", {})
+    monkeypatch.setattr(failures, "_cell_names", {})
 
 
 def test_in_the_learners_own_notebook_a_cell_has_its_number(notebook) -> None:
-    assert report.cell_of(CELL) == "cell [7]"
+    assert failures.cell_of(CELL) == "cell [7]"
     try:
         exec(compile("\n\n1 / 0", CELL, "exec"))
     except ZeroDivisionError as error:
@@ -59,7 +59,7 @@ def test_in_the_learners_own_notebook_a_cell_has_its_number(notebook) -> None:
 
 
 def test_a_named_cell_goes_by_its_name_and_the_others_by_none(notebook) -> None:
-    report.name_cell(CELL, "your cell of exercise 4.2")
-    assert report.cell_of(CELL) == "your cell of exercise 4.2"
-    assert report.cell_of(OTHER) == "another cell"
-    assert report.cell_of("model.py") is None
+    failures.name_cell(CELL, "your cell of exercise 4.2")
+    assert failures.cell_of(CELL) == "your cell of exercise 4.2"
+    assert failures.cell_of(OTHER) == "another cell"
+    assert failures.cell_of("model.py") is None

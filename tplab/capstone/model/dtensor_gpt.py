@@ -32,7 +32,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 
 from tplab.capstone.model.plain_gpt import PlainGPT, check_is_plain
-from tplab.capstone.model.training_hooks import Way
+from tplab.capstone.model.training_hooks import TrainingHooks
 from tplab.capstone.settings.settings import Settings
 from tplab.data.flat_parameters import Piece
 from tplab.data.grad_norm import grad_norm_of_pieces
@@ -126,7 +126,7 @@ def parallel_plain_gpt(
     )  # fmt: skip
     model = model.to_empty(device=device)
     group: ProcessGroup = tp.get_group()
-    model.way = Way(  # type: ignore[assignment]
+    model.hooks = TrainingHooks(  # type: ignore[assignment]
         config=config, group=group, around_backward=loss_parallel, finish_gradients=lambda: add_up(model),
         norm=lambda whole_mesh: length(model, mesh),
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """How a training step has to treat a model, where that depends on whose layers it is made of.
 
-Every model that `tplab.capstone.training.build_model` builds has one as `model.way`; what calls it is there.
+Every model that `tplab.capstone.training.build_model` builds has one as `model.hooks`; what calls it is there.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def nothing() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class TrainingHooks:
     """What a model brings along for its step.
 
     config, group       what it was built for; the group is that of its tensor-parallel ranks

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from tplab.capstone.model.plain_gpt import check_is_plain
-from tplab.capstone.model.training_hooks import Way, nothing
+from tplab.capstone.model.training_hooks import TrainingHooks, nothing
 from tplab.capstone.own_layers.adapt import Parts, adapted, gpt_of
 from tplab.capstone.own_layers.find import Answers, Code
 from tplab.capstone.own_layers.link import (
@@ -85,7 +85,7 @@ def assemble(
         return torch.tensor(found, dtype=torch.float64, device=device)
 
     done = (lambda: finish(model, group)) if settings.sequence_parallel else nothing
-    model.way = Way(  # type: ignore[assignment]
+    model.hooks = TrainingHooks(  # type: ignore[assignment]
         config=config, group=group, finish_gradients=done, norm=norm, idle=frozenset(idle)
     )
     return model

@@ -103,7 +103,7 @@ def check_answers(whose: dict[str, str], settings: Settings) -> None:
 def used_of_mine(
     whose: dict[str, str], settings: Settings, idle: Collection[str] = frozenset()
 ) -> list[dict[str, str]]:
-    """What is used from whom: rows of "what", "whose", "source" and "why". `idle`: `Way.idle`, of the model."""
+    """What is used from whom: rows of "what", "whose", "source" and "why". `idle`: of the model's `TrainingHooks`."""
     check_answers(whose, settings)
     world, cut = whole_world(settings), settings.sequence_parallel
     group_less = f"the answer takes all ranks, and here dp={settings.dp} groups of {settings.tp} share a model each"

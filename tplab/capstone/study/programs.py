@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tplab.capstone.data.prepare import Batches, TokenFiles, prepare
 from tplab.capstone.settings.settings import Layers, Settings
-from tplab.capstone.training.build_model import build_model, way_of
+from tplab.capstone.training.build_model import build_model, hooks_of
 from tplab.capstone.training.loop import compile_layers
 from tplab.capstone.training.meter import known_machine
 from tplab.capstone.training.optimizer import make_optimizer
@@ -73,9 +73,9 @@ def steps(settings: Settings, count: int) -> tuple[list[float], list[float]]:
 
 
 def of_the_learner(settings: Settings, count: int, answers: Any) -> tuple[list[float], frozenset[str]]:
-    """Losses of the first `count` steps with the learner's layers, and `Way.idle`: the answers that nothing calls."""
+    """Losses of the first `count` steps with the learner's layers, and the answers that nothing calls."""
     short = Short(settings, answers)
-    return [short.once()[0] for _ in range(count)], way_of(short.model).idle
+    return [short.once()[0] for _ in range(count)], hooks_of(short.model).idle
 
 
 def turns(

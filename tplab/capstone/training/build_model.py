@@ -31,7 +31,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from tplab.capstone.model.plain_gpt import PlainGPT
-from tplab.capstone.model.training_hooks import Way, nothing
+from tplab.capstone.model.training_hooks import TrainingHooks, nothing
 from tplab.capstone.own_layers.find import Answers
 from tplab.capstone.own_layers.link import used_of_mine
 from tplab.capstone.settings.settings import Settings
@@ -81,7 +81,7 @@ def _build(
     if settings.layers == "plain":
         model: nn.Module = PlainGPT(config, recompute=settings.recompute, device=device, dtype=dtype)
         model.load_state_dict(full_state_dict(drawn, group))
-        model.way = Way(config=config)  # type: ignore[assignment]
+        model.hooks = TrainingHooks(config=config)  # type: ignore[assignment]
         return model
     if settings.layers == "dtensor":
         from tplab.capstone.model.dtensor_gpt import parallel_plain_gpt
@@ -105,7 +105,7 @@ def _drawn(settings: Settings, config: GPTConfig, group: ProcessGroup | None) ->
     torch.default_generator.manual_seed(settings.seed)
     model = (SequenceParallelGPT if cut else ParallelGPT)(config, **options)
     finish = partial(allreduce_sequence_parallel_gradients, model, group) if cut else nothing
-    model.way = Way(config=config, group=group, finish_gradients=finish)  # type: ignore[assignment]
+    model.hooks = TrainingHooks(config=config, group=group, finish_gradients=finish)  # type: ignore[assignment]
     return model
 
 
@@ -127,18 +127,18 @@ def copy_shards(source: nn.Module, target: nn.Module) -> None:
 
 def backward(model: nn.Module, loss: Tensor) -> None:
     """`loss.backward()`, within what the model needs around it."""
-    with way_of(model).around_backward():
+    with hooks_of(model).around_backward():
         loss.backward()
 
 
 def finish_gradients(model: nn.Module) -> None:
     """Once a step, by every rank, when all gradients are there and before they are used."""
-    way_of(model).finish_gradients()
+    hooks_of(model).finish_gradients()
 
 
 def clip_gradients(model: nn.Module, max_norm: float, mesh: DeviceMesh | None = None) -> Tensor:
     """Shorten the whole gradient to `max_norm` where it is longer; returns what its norm was, alike on every rank."""
-    norm = way_of(model).norm
+    norm = hooks_of(model).norm
     length = norm(mesh) if norm else grad_norm(model.parameters(), mesh)
     clip(gradients(model), length, max_norm)
     return length
@@ -159,7 +159,7 @@ def for_generation(model: nn.Module) -> ParallelGPT:
     """A ParallelGPT with the model's weights, for `tplab.gpt.generation`. It may be a copy: ask each time."""
     if isinstance(model, ParallelGPT) and not model.region.sequence_parallel:
         return model
-    way, own = way_of(model), dict(model.named_parameters())
+    way, own = hooks_of(model), dict(model.named_parameters())
     first = next(iter(own.values()))
     if isinstance(model, PlainGPT) and not isinstance(first, DTensor):  # its table has no padding
         writer = ParallelGPT(way.config, device="meta", dtype=first.dtype).to_empty(device=first.device)
@@ -178,7 +178,7 @@ def used(
 ) -> list[dict[str, str]]:
     """What is used from whom, for the report: rows of "what", "whose", "source" and "why".
 
-    `idle`: `Way.idle` of the model, the answers that are there and that nothing calls.
+    `idle`: `TrainingHooks.idle` of the model, the answers that are there and that nothing calls.
     """
     if settings.layers == "mine":
         if answers is None:
@@ -199,6 +199,6 @@ def used(
     return [{"what": model, "whose": whose, "source": source, "why": why}]
 
 
-def way_of(model: nn.Module) -> Way:
+def hooks_of(model: nn.Module) -> TrainingHooks:
     """Also of a model that torch.compile has wrapped, since it hands attributes on."""
-    return model.way  # type: ignore[return-value]
+    return model.hooks  # type: ignore[return-value]

@@ -13,7 +13,7 @@ from tplab.capstone.training.log import Row
 from tplab.capstone.training.meter import memory_is, this_machine
 from tplab.capstone.training.optimizer import learning_rate
 from tplab.capstone.training.ranks import Ranks
-from tplab.capstone.training.step_summary import Told
+from tplab.capstone.training.step_summary import StepSummary
 from tplab.memory.config import parameter_count
 
 
@@ -23,7 +23,7 @@ def start_row(
     """The row of a run that begins.
 
     answers         the learner's code, if it is used
-    idle            what of it nothing calls, `Way.idle`
+    idle            what of it nothing calls, `TrainingHooks.idle`
     step            the first that will be done
     resumed_from    the step of the checkpoint that was loaded, if one was
     """
@@ -44,24 +44,24 @@ def start_row(
     }
 
 
-def step_row(told: Told, settings: Settings, seconds: float) -> Row:
+def step_row(summary: StepSummary, settings: Settings, seconds: float) -> Row:
     """The row of a step, of which `seconds` is the time: the mean of those since the last row.
 
     The loss is in nats a token. Lists have a number for each rank: bytes for `sent` and `memory`, shares of the time
     for `communication`, and none of these before a GPU has ended a step (`tplab.capstone.training.meter`).
     """
     tokens = settings.tokens_per_step
-    shares = [figures.communication for figures in told.figures]
+    shares = [figures.communication for figures in summary.figures]
     return {
         "kind": "step",
-        "step": told.step,
-        "loss": told.loss,
-        "learning_rate": learning_rate(told.step, settings),
-        "norm": told.norm,
+        "step": summary.step,
+        "loss": summary.loss,
+        "learning_rate": learning_rate(summary.step, settings),
+        "norm": summary.norm,
         "seconds": seconds,
         "tokens": tokens,
         "tokens_per_second": tokens / seconds,
         "communication": [] if None in shares else shares,
-        "sent": [figures.sent for figures in told.figures],
-        "memory": [figures.memory for figures in told.figures],
+        "sent": [figures.sent for figures in summary.figures],
+        "memory": [figures.memory for figures in summary.figures],
     }

@@ -29,7 +29,7 @@ from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.capstone.data.prepare import Batches, prepare
 from tplab.capstone.settings.run_folder import check_unchanged, write_settings
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training.build_model import build_model, way_of
+from tplab.capstone.training.build_model import build_model, hooks_of
 from tplab.capstone.training.evaluation import Evaluation
 from tplab.capstone.training.log import Log, Row, check_tensorboard
 from tplab.capstone.training.log_rows import start_row, step_row
@@ -39,7 +39,7 @@ from tplab.capstone.training.ranks import Ranks, join
 from tplab.capstone.training.sample import write_sample
 from tplab.capstone.training.signals import Stop, stop_requests
 from tplab.capstone.training.step import Step
-from tplab.capstone.training.step_summary import Tally, Told
+from tplab.capstone.training.step_summary import StepSummaries, StepSummary
 from tplab.runtime import record
 
 A_SAVE_MAY_TAKE = 60.0  # seconds that a rank which has failed gives the checkpoint under way
@@ -99,7 +99,7 @@ class _Run:
             compile_layers(self.model)
         self.batches = Batches(self.tokens.train, settings.seq_length, settings.batch_size, settings.seed)
         self.evaluation = Evaluation(self.tokens, settings, ranks)
-        self.tally, self.meter, self.clock = Tally(ranks, settings.dp), Meter(ranks.device), Clock()
+        self.summaries, self.meter, self.clock = StepSummaries(ranks, settings.dp), Meter(ranks.device), Clock()
         self.losses: list[float] = []
 
     def to_the_end(self, tell: Callable[[Row], None] | None) -> Outcome:
@@ -113,7 +113,7 @@ class _Run:
             tell=tell,
         )  # fmt: skip
         try:
-            idle = way_of(self.model).idle
+            idle = hooks_of(self.model).idle
             self.log.write(start_row(settings, self.answers, idle, self.ranks, self.done + 1, self.resumed_from))
             why = self._why(self._steps())
             with record(keep=False):
@@ -158,36 +158,36 @@ class _Run:
         with self.meter.step():
             loss, norm = self.step.run(number, ids, targets)
         with record(keep=False):
-            self.tally.post(number, loss, norm, self.stop.asked, self.meter.figures)
+            self.summaries.post(number, loss, norm, self.stop.asked, self.meter.figures)
         self.done = number
 
     def _read(self, *, everything: bool) -> bool:
         """Take note of what the steps gave, as far as it is known; whether anybody was asked to stop."""
         asked = False
-        for told in self.tally.take(everything=everything):
+        for summary in self.summaries.take(everything=everything):
             self.clock.lap()
-            self._check(told)
-            self.losses.append(told.loss)
+            self._check(summary)
+            self.losses.append(summary.loss)
             every = self.settings.log_every
-            if every and (told.step % every == 0 or told.step == self.settings.last_step):
-                self.log.write(step_row(told, self.settings, self.clock.mean()))
-            asked |= told.stop
+            if every and (summary.step % every == 0 or summary.step == self.settings.last_step):
+                self.log.write(step_row(summary, self.settings, self.clock.mean()))
+            asked |= summary.stop
         return asked
 
-    def _check(self, told: Told) -> None:
+    def _check(self, summary: StepSummary) -> None:
         """Stop before anything is saved that can't be trained further."""
-        what = "loss" if not math.isfinite(told.loss) else "norm of the gradient"
-        if math.isfinite(told.loss) and math.isfinite(told.norm):
+        what = "loss" if not math.isfinite(summary.loss) else "norm of the gradient"
+        if math.isfinite(summary.loss) and math.isfinite(summary.norm):
             return
-        value = told.loss if what == "loss" else told.norm
-        self.log.write({"kind": "end", "step": told.step, "why": f"the {what} was {value}"})
+        value = summary.loss if what == "loss" else summary.norm
+        self.log.write({"kind": "end", "step": summary.step, "why": f"the {what} was {value}"})
         with record(keep=False), suppress(Exception):
             self.checkpoints.wait()
         saved = self.checkpoints.steps()
         newest = f"The checkpoint of step {saved[-1]} is as it was" if saved else "No checkpoint was saved"
         raise FloatingPointError(
-            f"the {what} of step {told.step} is {value}: the training has come apart. {newest}. Try a lower "
-            f"--learning-rate (it was {learning_rate(told.step, self.settings):.2g} at this step), a longer "
+            f"the {what} of step {summary.step} is {value}: the training has come apart. {newest}. Try a lower "
+            f"--learning-rate (it was {learning_rate(summary.step, self.settings):.2g} at this step), a longer "
             "--warmup-steps, a smaller --max-norm, or --precision float32 if it was bfloat16"
         )
 

@@ -25,7 +25,7 @@ from tplab.capstone.training.ranks import Ranks
 _LOSS, _NORM, _STOP, _FIGURES = 0, 1, 2, 3
 
 
-class Told(NamedTuple):
+class StepSummary(NamedTuple):
     """How a step went; the same on every rank. `figures` has one for each rank."""
 
     step: int
@@ -35,7 +35,7 @@ class Told(NamedTuple):
     figures: list[Figures]
 
 
-class Tally:
+class StepSummaries:
     """Every rank makes one, posts each step, and takes as often as the others do."""
 
     def __init__(self, ranks: Ranks, replicas: int) -> None:
@@ -61,7 +61,7 @@ class Tally:
             dist.all_reduce(sums)
         self._posted.append((step, *self._on_its_way(sums)))
 
-    def take(self, *, everything: bool) -> Iterator[Told]:
+    def take(self, *, everything: bool) -> Iterator[StepSummary]:
         """The steps of which one can know by now, oldest first; with `everything` all that were posted.
 
         Each comes as soon as the GPU is done with it, so that whoever looks at the clock then sees how long it took.
@@ -83,8 +83,8 @@ class Tally:
         arrived.record()
         return here, arrived
 
-    def _read(self, step: int, sums: list[float]) -> Told:
+    def _read(self, step: int, sums: list[float]) -> StepSummary:
         width = len(Figures._fields)
         parts = [sums[at : at + width] for at in range(_FIGURES, len(sums), width)]
         figures = [Figures(None if part[0] < 0 else part[0], int(part[1]), int(part[2])) for part in parts]
-        return Told(step, sums[_LOSS], sums[_NORM], sums[_STOP] > 0, figures)
+        return StepSummary(step, sums[_LOSS], sums[_NORM], sums[_STOP] > 0, figures)

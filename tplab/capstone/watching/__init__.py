@@ -1,4 +1,4 @@
-"""Following a run while it trains.
+"""Follow a run while it trains.
 
 log_tail     what a growing log says so far
 console      the run as lines in a terminal

@@ -7,7 +7,7 @@ from typing import Any
 SECONDS = 5.0  # at least, between two lines about steps
 
 
-class Lines:
+class ConsoleLog:
     """Call it with each row of the log (`tplab.capstone.training.log`): it prints those that are worth a line."""
 
     def __init__(self, last_step: int) -> None:

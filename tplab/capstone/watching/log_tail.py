@@ -1,7 +1,7 @@
 """What a run's log says so far, for who looks at it while the run goes on.
 
-    following = Following(settings)
-    seen = following.look()        # reads only what was written since the last look
+    tail = LogTail(settings)
+    status = tail.look()        # reads only what was written since the last look
 
 A look costs as little after a hundred thousand steps as after ten: curves are thinned to a few hundred points, each the
 mean of as many steps as it stands for.
@@ -58,7 +58,7 @@ class Curve:
 
 
 @dataclass
-class Seen:
+class RunStatus:
     """A run as its log shows it. What is not known yet is None, or empty.
 
     step, last_step             done, and after which the run stops
@@ -90,7 +90,7 @@ class Seen:
         return min(1.0, self.step / self.last_step) if self.last_step else 0.0
 
 
-class Following:
+class LogTail:
     """Reads the log of a run that is about to begin. Rows that were there before are the past of a run taken up."""
 
     def __init__(self, settings: Settings) -> None:
@@ -99,19 +99,19 @@ class Following:
         self._place = 0
         self._begin()
 
-    def look(self) -> Seen:
+    def look(self) -> RunStatus:
         """The run as it is now."""
         for row in self._new_rows():
             if isinstance(row, dict):
                 self._take(row)
-        seen = self._seen
-        seen.losses, seen.speeds = self._losses.points, self._speeds.points
-        seen.communication = [_mean(shares) for shares in zip(*self._recent, strict=False)]
-        seen.evaluations = sorted(self._evaluations.items())
-        return seen
+        status = self._status
+        status.losses, status.speeds = self._losses.points, self._speeds.points
+        status.communication = [_mean(shares) for shares in zip(*self._recent, strict=False)]
+        status.evaluations = sorted(self._evaluations.items())
+        return status
 
     def _begin(self) -> None:
-        self._seen = Seen(last_step=self.last_step)
+        self._status = RunStatus(last_step=self.last_step)
         self._losses, self._speeds = Curve(), Curve()
         self._recent: deque[list[float]] = deque(maxlen=RECENT)
         self._evaluations: dict[int, float] = {}
@@ -140,38 +140,38 @@ class Following:
                     continue
 
     def _take(self, row: dict[str, Any]) -> None:
-        kind, seen = row.get("kind"), self._seen
+        kind, status = row.get("kind"), self._status
         if kind == "start":
-            seen.started, seen.ended = self._place > self._past, None
-            seen.device = str(row.get("device", "cpu"))
-            seen.step = row.get("resumed_from") or 0
+            status.started, status.ended = self._place > self._past, None
+            status.device = str(row.get("device", "cpu"))
+            status.step = row.get("resumed_from") or 0
             self._first = None
             self._recent.clear()
             for curve in (self._losses, self._speeds):
-                curve.forget(seen.step + 1)
-            self._evaluations = {step: loss for step, loss in self._evaluations.items() if step <= seen.step}
+                curve.forget(status.step + 1)
+            self._evaluations = {step: loss for step, loss in self._evaluations.items() if step <= status.step}
         elif kind == "step":
             self._step(row)
         elif kind == "evaluation":
             self._evaluations[row["step"]] = row["loss"]
         elif kind == "end":
-            seen.ended = str(row.get("why", "done"))
+            status.ended = str(row.get("why", "done"))
 
     def _step(self, row: dict[str, Any]) -> None:
-        seen, now = self._seen, time.monotonic()
-        seen.step, seen.loss = row["step"], row["loss"]
-        self._losses.add(seen.step, seen.loss)
+        status, now = self._status, time.monotonic()
+        status.step, status.loss = row["step"], row["loss"]
+        self._losses.add(status.step, status.loss)
         if row.get("tokens_per_second"):
-            seen.tokens_per_second = row["tokens_per_second"]
-            self._speeds.add(seen.step, row["tokens_per_second"])
+            status.tokens_per_second = row["tokens_per_second"]
+            self._speeds.add(status.step, row["tokens_per_second"])
         if row.get("communication"):
             self._recent.append(row["communication"])
-        seen.memory = row.get("memory") or seen.memory
+        status.memory = row.get("memory") or status.memory
         if self._first is None:
-            self._first = seen.step, now
+            self._first = status.step, now
         since, began = self._first
-        pace = (now - began) / (seen.step - since) if seen.step > since and now > began else row.get("seconds")
-        seen.seconds_left = None if pace is None else pace * (seen.last_step - seen.step)
+        pace = (now - began) / (status.step - since) if status.step > since and now > began else row.get("seconds")
+        status.seconds_left = None if pace is None else pace * (status.last_step - status.step)
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -21,7 +21,7 @@ from tplab.capstone.data.prepare import prepare
 from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.loop import train
-from tplab.capstone.watching.log_tail import Following, Seen
+from tplab.capstone.watching.log_tail import LogTail, RunStatus
 from tplab.capstone.watching.panel_view import to_html, to_line
 from tplab.runtime import Results, launch
 from tplab.runtime.liveview import LiveView, Now, place, shown_by
@@ -31,14 +31,14 @@ SECONDS = 0.5  # between two drawings
 
 
 @contextmanager
-def panel(settings: Settings) -> Iterator[Following]:
+def panel(settings: Settings) -> Iterator[LogTail]:
     """Show the runs inside the block as they train; yields what reads their log."""
-    following = Following(settings)
+    tail = LogTail(settings)
     kinds: dict[str, type[_Screen]] = {"page": _Page, "terminal": _Terminal, "nowhere": _Screen}
-    screen = kinds[place()](following)
+    screen = kinds[place()](tail)
     try:
         with shown_by(screen.view):
-            yield following
+            yield tail
     finally:
         with suppress(Exception):
             screen.close()
@@ -59,14 +59,14 @@ def run(settings: Settings, answers: Any = None) -> Results:
 class _Screen:
     """Shows nothing while the run lasts; in a notebook its picture stays behind."""
 
-    def __init__(self, following: Following) -> None:
-        self.following = following
+    def __init__(self, tail: LogTail) -> None:
+        self.tail = tail
 
     def view(self, see: Callable[[], list[Now]]) -> LiveView:
         """The view of one run of `launch`."""
         return _View(see, self)
 
-    def draw(self, seen: Seen, ranks: list[Now]) -> None:
+    def draw(self, status: RunStatus, ranks: list[Now]) -> None:
         pass
 
     def hide(self) -> None:
@@ -74,7 +74,7 @@ class _Screen:
 
     def close(self) -> None:
         """The run has ended, however it did."""
-        picture = _picture(self.following.look())
+        picture = _picture(self.tail.look())
         if picture is not None and _shell() is not None:
             from IPython.display import display
 
@@ -92,7 +92,7 @@ class _View(LiveView):
         now = time.monotonic()
         if now >= self._next:
             self._next = now + SECONDS
-            self._screen.draw(self._screen.following.look(), self._see())
+            self._screen.draw(self._screen.tail.look(), self._see())
 
     def hide(self) -> None:
         self._screen.hide()
@@ -101,32 +101,32 @@ class _View(LiveView):
 class _Terminal(_Screen):
     """The last line of a terminal, on stderr. What it said last stays."""
 
-    def __init__(self, following: Following) -> None:
-        super().__init__(following)
+    def __init__(self, tail: LogTail) -> None:
+        super().__init__(tail)
         self._line = LastLine()
 
-    def draw(self, seen: Seen, ranks: list[Now]) -> None:
-        self._line.show(lambda width: to_line(seen, width, ranks))
+    def draw(self, status: RunStatus, ranks: list[Now]) -> None:
+        self._line.show(lambda width: to_line(status, width, ranks))
 
     def hide(self) -> None:
         self._line.wipe()
 
     def close(self) -> None:
-        seen = self.following.look()
+        status = self.tail.look()
         self.hide()
-        if seen.started and seen.step:
-            self._line.leave(lambda width: to_line(seen, width))
+        if status.started and status.step:
+            self._line.leave(lambda width: to_line(status, width))
 
 
 class _Page(_Screen):
     """One widget in the output of a notebook's cell. When the run ends the picture takes its place."""
 
-    def __init__(self, following: Following) -> None:
-        super().__init__(following)
+    def __init__(self, tail: LogTail) -> None:
+        super().__init__(tail)
         self._widget = Widget()
 
-    def draw(self, seen: Seen, ranks: list[Now]) -> None:
-        self._widget.show(to_html(seen, ranks))
+    def draw(self, status: RunStatus, ranks: list[Now]) -> None:
+        self._widget.show(to_html(status, ranks))
 
     def close(self) -> None:
         if not self._widget.is_there:
@@ -134,17 +134,17 @@ class _Page(_Screen):
             return
         picture: Any = None
         with suppress(Exception):
-            picture = _picture(self.following.look())
+            picture = _picture(self.tail.look())
         self._widget.end(picture)
 
 
-def _picture(seen: Seen) -> Any:
+def _picture(status: RunStatus) -> Any:
     """The curves of the run for good; None where there are none."""
-    if not seen.started or len(seen.losses) < 2:
+    if not status.started or len(status.losses) < 2:
         return None
     from tplab import viz
 
-    return viz.training(seen.losses, seen.speeds, evaluations=seen.evaluations)
+    return viz.training(status.losses, status.speeds, evaluations=status.evaluations)
 
 
 def _shell() -> Any:

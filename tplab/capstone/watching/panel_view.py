@@ -1,4 +1,4 @@
-"""How the live panel looks: a page of HTML, or one line of text, of what was seen of a run. Pure functions.
+"""How the live panel looks: a page of HTML, or one line of text, of the status of a run. Pure functions.
 
 ████████████░░░░░░░░   step 312 of 600, 52 %                      2 min 10 s left
 loss 2.31 ⌇⌇⌇⌇⌇        tokens/s 8,912 ⌇⌇⌇⌇⌇
@@ -9,77 +9,79 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from tplab.capstone.watching.log_tail import Seen
+from tplab.capstone.watching.log_tail import RunStatus
 from tplab.common.units import duration, size
 from tplab.runtime.liveview import Now
 from tplab.viz.colors import rank_color
 
 WIDE, HIGH = 300, 118  # of a curve, in pixels
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 8, 18  # room around it
-_CURVE = "#3A86C8"  # seen on white and on black
+_CURVE = "#3A86C8"  # status on white and on black
 _FONT = "font-family: var(--jp-ui-font-family, system-ui, sans-serif); font-size: 12px; line-height: 1.45;"
 _NUMBERS = "font-variant-numeric: tabular-nums;"
 Points = Sequence[tuple[int, float]]
 
 
-def to_html(seen: Seen, ranks: Sequence[Now] = ()) -> str:
+def to_html(status: RunStatus, ranks: Sequence[Now] = ()) -> str:
     """The panel, for light and for dark pages; what `ranks` do right now stands there until the first step is done."""
-    rows = [_progress(seen), _curves(seen), _ranks(seen, ranks)]
+    rows = [_progress(status), _curves(status), _ranks(status, ranks)]
     style = f"{_FONT} {_NUMBERS} color: var(--jp-ui-font-color1, currentColor); max-width: 640px; padding: 4px 0;"
     return f'<div style="{style}">{"".join(rows)}</div>'
 
 
-def to_line(seen: Seen, width: int, ranks: Sequence[Now] = ()) -> str:
+def to_line(status: RunStatus, width: int, ranks: Sequence[Now] = ()) -> str:
     """The same in one line of at most `width` characters."""
-    if not seen.started or not seen.step:
+    if not status.started or not status.step:
         doing = ", ".join(f"rank {now.rank} {now}" for now in ranks)
-        return _cut(f"{_phase(seen)}  {doing}", width)
-    parts = [f"step {seen.step}/{seen.last_step}", _bar_of_text(seen.done, 12), f"{seen.done:.0%}"]
-    if left := _time_left(seen):
+        return _cut(f"{_phase(status)}  {doing}", width)
+    parts = [f"step {status.step}/{status.last_step}", _bar_of_text(status.done, 12), f"{status.done:.0%}"]
+    if left := _time_left(status):
         parts.append(left)
-    if seen.loss is not None:
-        parts.append(f"loss {seen.loss:.4f}")
-    if seen.tokens_per_second is not None:
-        parts.append(f"{seen.tokens_per_second:,.0f} tokens/s")
-    if seen.communication:
-        parts.append(f"{max(seen.communication):.0%} communicating")
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.4f}")
+    if status.tokens_per_second is not None:
+        parts.append(f"{status.tokens_per_second:,.0f} tokens/s")
+    if status.communication:
+        parts.append(f"{max(status.communication):.0%} communicating")
     return _cut("  ".join(parts), width)
 
 
-def _phase(seen: Seen) -> str:
-    return "starting" if not seen.started else "the first step"
+def _phase(status: RunStatus) -> str:
+    return "starting" if not status.started else "the first step"
 
 
-def _time_left(seen: Seen) -> str:
-    if seen.ended is not None:
-        return seen.ended
-    return "" if seen.seconds_left is None else f"{duration(max(0, round(seen.seconds_left)))} left"
+def _time_left(status: RunStatus) -> str:
+    if status.ended is not None:
+        return status.ended
+    return "" if status.seconds_left is None else f"{duration(max(0, round(status.seconds_left)))} left"
 
 
-def _progress(seen: Seen) -> str:
-    if not seen.started or not seen.step:
-        said, right = _phase(seen), f"{seen.last_step:,} steps to go"
+def _progress(status: RunStatus) -> str:
+    if not status.started or not status.step:
+        said, right = _phase(status), f"{status.last_step:,} steps to go"
     else:
-        said, right = f"step {seen.step:,} of {seen.last_step:,}, {seen.done:.0%}", _time_left(seen)
+        said, right = f"step {status.step:,} of {status.last_step:,}, {status.done:.0%}", _time_left(status)
     bar = (
         '<div style="height: 9px; border: 1px solid currentColor; border-radius: 5px; overflow: hidden;">'
-        f'<div style="height: 100%; width: {100 * seen.done:.1f}%; background: {_CURVE};"></div></div>'
+        f'<div style="height: 100%; width: {100 * status.done:.1f}%; background: {_CURVE};"></div></div>'
     )
     words = f'<span>{escape(said)}</span><span style="opacity: 0.75;">{escape(right)}</span>'
     return f'{bar}<div style="display: flex; justify-content: space-between; margin: 2px 0 6px;">{words}</div>'
 
 
-def _curves(seen: Seen) -> str:
-    loss = "" if seen.loss is None else f"{seen.loss:.4f}"
-    speed = "" if seen.tokens_per_second is None else f"{seen.tokens_per_second:,.0f}"
+def _curves(status: RunStatus) -> str:
+    loss = "" if status.loss is None else f"{status.loss:.4f}"
+    speed = "" if status.tokens_per_second is None else f"{status.tokens_per_second:,.0f}"
     charts = [
-        _chart("loss", loss, seen.losses, seen, seen.evaluations),
-        _chart("tokens/s", speed, seen.speeds, seen, from_zero=True),
+        _chart("loss", loss, status.losses, status, status.evaluations),
+        _chart("tokens/s", speed, status.speeds, status, from_zero=True),
     ]
     return f'<div style="display: flex; flex-wrap: wrap; gap: 4px 24px;">{"".join(charts)}</div>'
 
 
-def _chart(name: str, now: str, points: Points, seen: Seen, dots: Points = (), *, from_zero: bool = False) -> str:
+def _chart(
+    name: str, now: str, points: Points, status: RunStatus, dots: Points = (), *, from_zero: bool = False
+) -> str:
     """A curve over all steps of the run, with dots of held-out text; the room on the right is what is to come."""
     shown = [(step, value) for step, value in points if math.isfinite(value)]
     values = [value for _, value in shown] + [value for _, value in dots if math.isfinite(value)]
@@ -88,7 +90,7 @@ def _chart(name: str, now: str, points: Points, seen: Seen, dots: Points = (), *
 
     def place(point: tuple[int, float]) -> tuple[float, float]:
         step, value = point
-        x = _LEFT + inner_width * (step - 1) / max(1, seen.last_step - 1)
+        x = _LEFT + inner_width * (step - 1) / max(1, status.last_step - 1)
         return x, _TOP + inner_height * (1 - (value - low) / (high - low))
 
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, shown))
@@ -107,7 +109,7 @@ def _chart(name: str, now: str, points: Points, seen: Seen, dots: Points = (), *
         if values
     )
     labels += f'<text x="{_LEFT}" y="{HIGH - 4}">1</text>'
-    labels += f'<text x="{WIDE - _RIGHT}" y="{HIGH - 4}" text-anchor="end">{seen.last_step:,}</text>'
+    labels += f'<text x="{WIDE - _RIGHT}" y="{HIGH - 4}" text-anchor="end">{status.last_step:,}</text>'
     labels += f'<text x="{(WIDE + _LEFT) / 2}" y="{HIGH - 4}" text-anchor="middle">step</text>'
     note = ' <span style="opacity: 0.75;">○ held-out text</span>' if dots else ""
     return (
@@ -118,23 +120,23 @@ def _chart(name: str, now: str, points: Points, seen: Seen, dots: Points = (), *
     )
 
 
-def _ranks(seen: Seen, now: Sequence[Now]) -> str:
-    count = max(len(seen.memory), len(seen.communication), len(now))
-    rows = "".join(_rank(rank, seen, now) for rank in range(count))
+def _ranks(status: RunStatus, now: Sequence[Now]) -> str:
+    count = max(len(status.memory), len(status.communication), len(now))
+    rows = "".join(_rank(rank, status, now) for rank in range(count))
     return f'<table style="border-spacing: 0; margin: 4px 0 0; {_FONT} {_NUMBERS}">{rows}</table>' if rows else ""
 
 
-def _rank(rank: int, seen: Seen, now: Sequence[Now]) -> str:
+def _rank(rank: int, status: RunStatus, now: Sequence[Now]) -> str:
     color, cells = rank_color(rank), [f"<b>rank {rank}</b>"]
-    if rank < len(seen.communication):
-        share = min(1.0, max(0.0, seen.communication[rank]))
+    if rank < len(status.communication):
+        share = min(1.0, max(0.0, status.communication[rank]))
         bar = f"height: 8px; width: 110px; border: 1px solid {color}; border-radius: 2px; overflow: hidden;"
         fill = f"height: 100%; width: {100 * share:.0f}%; background: {color};"
         cells += [f'<div style="{bar}"><div style="{fill}"></div></div>', f"{share:.0%} communicating"]
     elif rank < len(now):
         cells += [escape(str(now[rank]))]
-    if rank < len(seen.memory):
-        cells += [f"{size(seen.memory[rank])} {'on the GPU' if seen.device.startswith('cuda') else 'resident'}"]
+    if rank < len(status.memory):
+        cells += [f"{size(status.memory[rank])} {'on the GPU' if status.device.startswith('cuda') else 'resident'}"]
     inner = "".join(f'<td style="padding: 1px 14px 1px 6px; text-align: left;">{cell}</td>' for cell in cells)
     return f'<tr style="background: none;"><td style="padding: 0; width: 5px; background: {color};"></td>{inner}</tr>'
 

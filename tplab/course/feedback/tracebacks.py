@@ -6,7 +6,7 @@ import traceback
 
 import torch
 
-from tplab.runtime.report import cell_of
+from tplab.runtime.failures import cell_of
 
 # The shape in which `observe` lets ranks vote: unlike anything a learner communicates, so that it can be told apart
 VOTE_SHAPE = (1, 1, 1, 1)

@@ -143,7 +143,7 @@ def _receive(number: str, answers: str) -> list[Any]:
     import linecache
 
     from tplab.runtime import transport
-    from tplab.runtime.report import name_cell
+    from tplab.runtime.failures import name_cell
 
     about, given = transport.loads(base64.b64decode(answers))
     sys.path[:] = about["path"]

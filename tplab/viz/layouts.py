@@ -13,7 +13,7 @@ from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
 _LEFT, _TOP, _CELL, _TALL = 0.72, 0.78, 0.94, 0.56  # inches: first column, first row, a tensor's width and height
 
 
-def held(steps: Sequence[Mapping[str, Any]], *, ranks: int, title: str | None = None) -> Picture:
+def layouts(steps: Sequence[Mapping[str, Any]], *, ranks: int, title: str | None = None) -> Picture:
     """Draw a column for each tensor and a row for each rank; what is filled of a frame, the rank holds of the tensor.
 
     steps: in order. {"name": "norm(x)", "whole": (tokens, columns), "part": (tokens, columns)}: where the part is
@@ -21,7 +21,7 @@ def held(steps: Sequence[Mapping[str, Any]], *, ranks: int, title: str | None = 
            "sent": the collectives that led here from the step before
     """
     if len(steps) < 2:
-        raise ValueError(f"held draws how a tensor goes on from step to step; got {len(steps)}")
+        raise ValueError(f"layouts draws how a tensor goes on from step to step; got {len(steps)}")
     head = title or f"what {ranks} ranks hold"
     gap = (WIDTH - _LEFT - 0.15 - len(steps) * _CELL) / (len(steps) - 1)
     bottom = _TOP + ranks * (_TALL + 0.14)

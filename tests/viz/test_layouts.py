@@ -24,13 +24,13 @@ def steps(p):
 
 @pytest.mark.parametrize("p", [1, 2, 4])
 def test_what_is_held_fits_a_notebook_and_its_texts_are_apart(p) -> None:
-    assert_fits_a_notebook(lambda: viz.held(steps(p), ranks=p))
-    assert_texts_inside(viz.held(steps(p), ranks=p))
-    assert_texts_apart(viz.held(steps(p), ranks=p))
+    assert_fits_a_notebook(lambda: viz.layouts(steps(p), ranks=p))
+    assert_texts_inside(viz.layouts(steps(p), ranks=p))
+    assert_texts_apart(viz.layouts(steps(p), ranks=p))
 
 
 def test_a_part_has_its_share_of_the_frame_and_stands_at_its_ranks_place() -> None:
-    drawn = viz.held(steps(4), ranks=4).axes[0].patches
+    drawn = viz.layouts(steps(4), ranks=4).axes[0].patches
     for rank in range(4):
         bands = [b.get_bbox() for b in drawn if b.get_facecolor()[:3] == rank_fill(rank) and b.get_facecolor()[3]]
         tokens, whole, columns, summand, last = bands
@@ -44,7 +44,7 @@ def test_a_part_has_its_share_of_the_frame_and_stands_at_its_ranks_place() -> No
 
 
 def test_what_was_sent_stands_below_with_its_bytes_and_summands_are_named() -> None:
-    shown = texts(viz.held(steps(2), ranks=2))
+    shown = texts(viz.layouts(steps(2), ranks=2))
     assert "all_gather\n4.1 kB" in shown
     assert "reduce_scatter\n2.05 kB" in shown
     assert shown.count("summand") == 2
@@ -53,7 +53,7 @@ def test_what_was_sent_stands_below_with_its_bytes_and_summands_are_named() -> N
 
 def test_one_step_is_no_way() -> None:
     with pytest.raises(ValueError, match="got 1"):
-        viz.held(steps(2)[:1], ranks=2)
+        viz.layouts(steps(2)[:1], ranks=2)
 
 
 BARS = {
@@ -63,26 +63,28 @@ BARS = {
 
 
 def test_what_is_kept_fits_a_notebook_and_its_texts_are_inside() -> None:
-    assert_fits_a_notebook(lambda: viz.kept(BARS, title="one layer"))
-    assert_texts_inside(viz.kept(BARS))
-    assert_texts_apart(viz.kept(BARS))
+    assert_fits_a_notebook(lambda: viz.saved_activations(BARS, title="one layer"))
+    assert_texts_inside(viz.saved_activations(BARS))
+    assert_texts_apart(viz.saved_activations(BARS))
 
 
 def test_each_bar_says_its_bytes_in_one_unit_and_parts_have_one_look_each() -> None:
-    assert texts(viz.kept(BARS)) == ["5.7 MB", "1.7 MB"]
-    assert texts(viz.kept({"small": {"one": 700}, "large": {"one": 2_000}})) == ["0.7 kB", "2 kB"]
-    first, second = fills(viz.kept(BARS))[:3], fills(viz.kept(BARS))[3:]
+    assert texts(viz.saved_activations(BARS)) == ["5.7 MB", "1.7 MB"]
+    assert texts(viz.saved_activations({"small": {"one": 700}, "large": {"one": 2_000}})) == ["0.7 kB", "2 kB"]
+    first, second = fills(viz.saved_activations(BARS))[:3], fills(viz.saved_activations(BARS))[3:]
     assert first == second
     assert len(set(first)) == 3
 
 
 def test_bars_end_where_their_bytes_end_on_a_scale_that_may_be_given() -> None:
-    ends = [max(patch.get_bbox().x1 for patch in viz.kept(BARS).axes[0].patches[i : i + 3]) for i in (0, 3)]
+    ends = [
+        max(patch.get_bbox().x1 for patch in viz.saved_activations(BARS).axes[0].patches[i : i + 3]) for i in (0, 3)
+    ]
     assert ends == pytest.approx([5.7, 1.7])
-    assert viz.kept(BARS, scale=10_000_000).axes[0].get_xlim()[1] == pytest.approx(11.6)
+    assert viz.saved_activations(BARS, scale=10_000_000).axes[0].get_xlim()[1] == pytest.approx(11.6)
 
 
 @pytest.mark.parametrize("bars", [{}, {"too many": {str(i): 1 for i in range(6)}}])
 def test_nothing_and_too_many_parts_are_refused(bars) -> None:
     with pytest.raises(ValueError, match="up to 5 parts"):
-        viz.kept(bars)
+        viz.saved_activations(bars)

@@ -10,14 +10,18 @@ from tplab.viz.colors import INK, WIDTH, Picture, chart, style
 _LOOKS = (("#5F6B73", ""), ("#94A0A8", "////"), ("#C3CBD0", "...."), ("#EEF0F2", "\\\\\\\\"), ("#FFFFFF", "xxxx"))
 
 
-def kept(bars: Mapping[str, Mapping[str, int]], *, title: str | None = None, scale: int | None = None) -> Picture:
+def saved_activations(
+    bars: Mapping[str, Mapping[str, int]], *, title: str | None = None, scale: int | None = None
+) -> Picture:
     """Draw one stacked bar for each label; `bars` are bytes by part, up to five parts.
 
     scale: bytes at the right edge, to draw several pictures to one scale (None: the longest bar)
     """
     names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
     if not bars or len(names) > len(_LOOKS):
-        raise ValueError(f"kept draws bars of up to {len(_LOOKS)} parts; got {len(bars)} bars of {len(names)} parts")
+        raise ValueError(
+            f"saved_activations draws bars of up to {len(_LOOKS)} parts; got {len(bars)} bars of {len(names)} parts"
+        )
     totals = {label: sum(parts.values()) for label, parts in bars.items()}
     most = scale or max(totals.values())
     unit, factor = units.byte_unit(most)
