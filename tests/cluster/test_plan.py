@@ -123,11 +123,6 @@ def test_the_bill_is_that_of_the_fullest_stage_be_it_the_first_or_the_last():
             assert one.bill == bill(config, one.layout)
 
 
-def test_all_memory_may_be_used_where_nothing_is_kept_back():
-    fewer, more = (plans(LLAMA, 64, H100, sequences=512, reserve=reserve) for reserve in (0.1, 0.0))
-    assert {one.layout for one in fewer} < {one.layout for one in more}
-
-
 def test_the_best_of_each_split_is_its_first():
     found = plans(LLAMA, 64, H100, sequences=512)
     best = best_of_each_split(found)

@@ -109,11 +109,11 @@ def _trained():
     rank, found = dist.get_rank(), []
     for make in OPTIMIZERS:
         model = Net(rank)
-        data, optimizer = DataParallel(model, bucket_bytes=500, find_unused=True), make(model)
+        data, optimizer = DataParallel(model, bucket_bytes=500), make(model)
         for step in range(3):
             optimizer.zero_grad(set_to_none=step % 2 == 0)
             x, target = batch(rank, 10 * step)
-            F.cross_entropy(model(x), target).backward()
+            F.cross_entropy(model(x, spare=True), target).backward()
             data.finish()
             optimizer.step()
         found.append({name: parameter.detach() for name, parameter in model.named_parameters()})
@@ -187,7 +187,7 @@ def test_accumulated_gradients_are_sent_once(runs):
 
 def test_steps_are_those_of_one_process(runs):
     for number, make in enumerate(OPTIMIZERS):
-        wanted, _ = plain_training(range(len(runs)), 3, make)
+        wanted, _ = plain_training(range(len(runs)), 3, make, spare=True)
         for result in runs:
             for name, weight in wanted.items():
                 assert_close(result[3][number][name], weight)
@@ -202,39 +202,36 @@ def test_torchs_own_gives_the_same(runs):
 
 
 def _unused():
-    """Gradients where no rank uses the spare layer, and where only rank 1 does; without and with `find_unused`."""
+    """Gradients where no rank uses the spare layer, and where only rank 1 does."""
     rank, found = dist.get_rank(), []
-    for find_unused in (False, True):
-        for used in (False, rank == 1):
-            model = Net()
-            data = DataParallel(model, bucket_bytes=500, find_unused=find_unused)
-            x, target = batch(rank, 0)
-            F.cross_entropy(model(x, spare=used), target).backward()
-            data.finish()
-            found.append(gradients(model))
+    for used in (False, rank == 1):
+        model = Net()
+        data = DataParallel(model, bucket_bytes=500)
+        x, target = batch(rank, 0)
+        F.cross_entropy(model(x, spare=used), target).backward()
+        data.finish()
+        found.append(gradients(model))
     return found
 
 
-def test_what_no_rank_uses_has_no_gradient_if_asked_for_and_else_zero(runs):
+def test_a_parameter_that_no_rank_uses_gets_a_gradient_of_zero(runs):
     for result in runs:
-        without, _, asked, _ = result[5]
+        unused, _ = result[5]
         for name in ("spare.weight", "spare.bias"):
-            assert without[name] is not None
-            assert not without[name].any()
-            assert asked[name] is None
-        assert asked["frozen.weight"] is None
+            assert unused[name] is not None
+            assert not unused[name].any()
+        assert unused["frozen.weight"] is None
 
 
-def test_what_some_ranks_use_has_the_mean_on_all(runs):
+def test_a_parameter_that_only_some_ranks_use_gets_the_mean_on_all(runs):
     wanted: dict = {}
     for rank in range(len(runs)):
         for name, gradient in plain_gradients([rank], spare=rank == 1).items():
             wanted[name] = wanted.get(name, 0) + (0 if gradient is None else gradient / len(runs))
     for result in runs:
-        for found in (result[5][1], result[5][3]):
-            for name, gradient in found.items():
-                if not name.startswith("frozen"):
-                    assert_close(gradient, wanted[name])
+        for name, gradient in result[5][1].items():
+            if not name.startswith("frozen"):
+                assert_close(gradient, wanted[name])
 
 
 # While backward runs

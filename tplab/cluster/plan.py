@@ -16,13 +16,11 @@ from typing import get_args
 from tplab.cost.machines import Machine
 from tplab.cost.step import Program, StepTime, Throughput, achieved, step_time
 from tplab.memory.config import PRESETS, GPTConfig, Recompute, parameter_count, tensor_parallel_sizes
-from tplab.memory.memory_bill import ADAM, Bill, Layout, Recipe, bill
+from tplab.memory.memory_bill import Bill, Layout, bill
 
 GB = 10**9
-TOKENS = (
-    4_000_000  # of a step, where nothing else is asked for; GPT-3 175B took 3.2 million (Brown et al. 2020, table 2.1)
-)
-RESERVE = 0.1
+TOKENS = 4_000_000  # of a step, unless asked for; GPT-3 175B took 3.2 million (Brown et al. 2020, table 2.1)
+RESERVE = 0.1  # share of a GPU's memory that a plan leaves free, for what the bill does not count
 SMALLEST, LARGEST = 1e6, 1e14  # parameters of a GPT that `gpt_shape` makes up
 
 
@@ -47,14 +45,11 @@ def plans(
     *,
     sequences: int | None = None,
     shard_optimizer: bool = False,
-    recipe: Recipe = ADAM,
-    reserve: float = RESERVE,
 ) -> list[Plan]:
     """Every layout of the model over `gpus` GPUs that fits into their memory, fastest first.
 
     sequences         of one step, over all replicas; None: `default_sequences`
     shard_optimizer   each replica keeps 1/dp of the optimizer's state (ZeRO-1)
-    reserve           share of a GPU's memory that the bill may not use
     Raises ValueError where no layout divides the model and the batch, NothingFits where none fits into memory.
     """
     if gpus < 1:
@@ -63,7 +58,7 @@ def plans(
     if sequences < 1:
         raise ValueError(f"a step has at least one sequence, got {sequences}")
     candidates = [
-        (layout, _bill(config, layout, recipe, shard_optimizer)) for layout in layouts(config, gpus, sequences)
+        (layout, _bill(config, layout, shard_optimizer)) for layout in layouts(config, gpus, sequences)
     ]
     if not candidates:
         raise ValueError(
@@ -71,12 +66,12 @@ def plans(
             f"{config.num_layers} layers, dp must divide {sequences} sequences, and tp pp dp must be {gpus}. Take "
             f"another number of GPUs, or a batch that is a multiple of {gpus}."
         )
-    usable = machine.memory * (1 - reserve)
+    usable = machine.memory * (1 - RESERVE)
     program = Program(shard_optimizer=shard_optimizer)
     fitting = []
     for layout, need in candidates:
         if need.total <= usable:
-            time = step_time(config, layout, machine, program, recipe)
+            time = step_time(config, layout, machine, program)
             fitting.append(Plan(layout, need, time, achieved(config, layout, machine, time.total)))
     if not fitting:
         raise NothingFits(_why_not(config, machine, gpus, usable, *min(candidates, key=lambda pair: pair[1].total)))
@@ -159,9 +154,9 @@ def model(name: str) -> GPTConfig:
     raise ValueError(f"no model is called {name!r}; known: {', '.join(PRESETS)}. Or give --params")
 
 
-def _bill(config: GPTConfig, layout: Layout, recipe: Recipe, shard_optimizer: bool) -> Bill:
+def _bill(config: GPTConfig, layout: Layout, shard_optimizer: bool) -> Bill:
     """The bill of the fullest GPU, one of the first stage, which holds most micro-batches, or of the last (logits)."""
-    of_stages = (bill(config, layout, recipe, stage) for stage in {0, layout.pp - 1})
+    of_stages = (bill(config, layout, stage=stage) for stage in {0, layout.pp - 1})
     if shard_optimizer:
         of_stages = (replace(one, optimizer=-(-one.optimizer // layout.dp)) for one in of_stages)
     return max(of_stages, key=lambda one: one.total)

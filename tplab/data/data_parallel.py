@@ -54,13 +54,15 @@ class DataParallel:
         data.finish()               # the rest leaves, and all have come
         optimizer.step()
 
-    bucket_bytes    as in `in_buckets`
+    bucket_bytes    as in `in_buckets`: smaller buckets leave earlier but cost more calls (DDP's `bucket_cap_mb`)
     average         the mean over the ranks; False: the sum (then zero the gradients before each step: what an earlier
                     `finish` left there would be added up once more)
-    reduce_dtype    add up in this dtype, such as float32 for bfloat16 gradients; None: in theirs
-    find_unused     leave the gradient None of a parameter that no rank has used, for one more all-reduce of a number
-                    each. Without it the gradient is zero, which makes Adam's momentum and weight decay go on
+    reduce_dtype    add up in this dtype; None: the gradients' own. For bfloat16 models, whose sum over many ranks loses
+                    digits that float32 keeps (Megatron's `grad_reduce_in_fp32`)
     group           the ranks with the same part of the model: the others must not be in it
+
+    A parameter that no rank used in a step gets a gradient of zero, so an optimizer's momentum and weight decay still
+    move it; `requires_grad_(False)` keeps it still.
 
     The constructor gives all ranks the parameters and buffers of rank 0. `buckets` are lists of parameters; `started`
     says how many of them have left since the last `finish`. From then on until `finish` their gradients are None, so
@@ -74,17 +76,15 @@ class DataParallel:
         bucket_bytes: int = BUCKET_BYTES,
         average: bool = True,
         reduce_dtype: torch.dtype | None = None,
-        find_unused: bool = False,
         group: ProcessGroup | None = None,
     ) -> None:
         self.group, self.world_size = group, rank_and_size(group)[1]
-        self.average, self.reduce_dtype, self.find_unused = average, reduce_dtype, find_unused
+        self.average, self.reduce_dtype = average, reduce_dtype
         broadcast([*model.parameters(), *model.buffers()], group)
         self.buckets = in_buckets(model.parameters(), bucket_bytes)
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._place = {parameter: number for number, bucket in enumerate(self.buckets) for parameter in bucket}
         self._arrived: set[nn.Parameter] = set()
-        self._used: set[nn.Parameter] = set()
         self._travelling: list[tuple[Tensor, dist.Work | None]] = []
         self._sync = True
         for parameter in self._place:
@@ -107,15 +107,13 @@ class DataParallel:
         """Put the reduced gradients of all buckets into `.grad`. Every rank, once a step, before gradients are used."""
         while self.started < len(self.buckets):
             self._start(self.buckets[self.started])
-        used = self._used_by_anyone()
         for bucket, (vector, work) in zip(self.buckets, self._travelling, strict=True):
             if work is not None:
                 work.wait()
             numbers = vector.split([parameter.numel() for parameter in bucket])
             for parameter, gradient in zip(bucket, numbers, strict=True):
-                if parameter in used:
-                    parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
-        self._arrived, self._used, self._travelling = set(), set(), []
+                parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
+        self._arrived, self._travelling = set(), []
 
     def _gradient_is_there(self, parameter: nn.Parameter) -> None:
         """Called in backward by each parameter whose gradient is complete. (The hook gets the parameter itself.)"""
@@ -134,8 +132,6 @@ class DataParallel:
         """Let a bucket leave: its gradients in one vector, zeros for those that this rank has not."""
         gradients = []
         for parameter in bucket:
-            if parameter.grad is not None:
-                self._used.add(parameter)
             gradients.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
             parameter.grad = None
         vector = torch.cat([gradient.detach().flatten() for gradient in gradients])
@@ -144,12 +140,3 @@ class DataParallel:
             vector /= self.world_size
         work = None if self.world_size == 1 else dist.all_reduce(vector, group=self.group, async_op=True)
         self._travelling.append((vector, work))
-
-    def _used_by_anyone(self) -> set[nn.Parameter]:
-        if not self.find_unused:
-            return set(self._place)
-        used = torch.tensor([parameter in self._used for parameter in self._place], dtype=torch.uint8)
-        if self.world_size > 1 and self._place:
-            used = used.to(next(iter(self._place)).device)
-            dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self.group)
-        return {parameter for parameter, flag in zip(self._place, used.tolist(), strict=True) if flag}

@@ -30,7 +30,6 @@ def generate(
     temperature: float = 0.0,
     top_k: int | None = None,
     stop_id: int | None = None,
-    use_cache: bool = True,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """prompt [b, s] -> the texts with what follows, [b, s + max_new_tokens], the same on every rank.
@@ -39,7 +38,6 @@ def generate(
     temperature       0: always the best token (greedy); else draw from softmax(logits / temperature)
     top_k             draw from the k best only
     stop_id           behind this token a text is filled up with it; when all are, the result ends there
-    use_cache         False computes every token anew at each step, with the same result
     generator         where rank 0 draws from, for all; None: torch's current state
 
     All ranks of the model's group call it with the same prompt. Dropout is off meanwhile.
@@ -54,7 +52,7 @@ def generate(
     was_training = model.training
     model.eval()
     try:
-        cache = model.new_cache(b, stop) if use_cache else None
+        cache = model.new_cache(b, stop)
         past = 0
         for place in range(start, stop):
             x = model.features(text[:, past:place], cache=cache)[:, -1]  # [b, h]
@@ -66,7 +64,7 @@ def generate(
             done |= (token == stop_id) & (place >= known) if stop_id is not None else done
             if done.all():
                 return text[:, : place + 1]
-            past = place if use_cache else 0
+            past = place
     finally:
         model.train(was_training)
     return text

@@ -1,5 +1,6 @@
 """The log: every row is there at once, a kill costs the last line at most, and a run that goes on appends."""
 
+import csv
 import json
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tplab.capstone.training import log as log_module
-from tplab.capstone.training.log import Log, check_tensorboard, read_log, read_table, steps_of
+from tplab.capstone.training.log import Log, check_tensorboard, read_log, steps_of
 from tplab.capstone.watching.console import ConsoleLog
 
 
@@ -19,6 +20,11 @@ def step(number: int, loss: float = 2.0) -> dict[str, Any]:
         "kind": "step", "step": number, "loss": loss, "learning_rate": 1e-3, "norm": 1.5, "seconds": 0.5, "tokens": 64,
         "tokens_per_second": 128.0, "communication": [0.1, 0.3], "sent": [10, 10], "memory": [7, 8],
     }  # fmt: skip
+
+
+def rows_of_the_table(folder):
+    with open(folder / "log.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def start(number: int) -> dict[str, Any]:
@@ -36,7 +42,7 @@ def test_rows_are_read_as_they_were_written_and_as_a_table(tmp_path):
     for number, row in enumerate(rows, 1):
         log.write(row)
         assert read_log(tmp_path) == rows[:number]
-    first, second = read_table(tmp_path)
+    first, second = rows_of_the_table(tmp_path)
     assert (first["step"], first["loss"], first["communication"], first["memory"]) == ("1", "2.0", "0.3", "8")
     assert (second["step"], second["loss"], second["evaluation"]) == ("1", "", "3.0")
 
@@ -59,7 +65,7 @@ def test_a_line_that_a_kill_cut_off_is_dropped_and_the_log_goes_on(part, tmp_pat
     log = Log(tmp_path)
     log.write(step(3))
     assert read_log(tmp_path) == [step(1), step(3)]
-    assert [row["step"] for row in read_table(tmp_path)] == ["1", "3"]
+    assert [row["step"] for row in rows_of_the_table(tmp_path)] == ["1", "3"]
 
 
 @pytest.mark.parametrize("part", [1, 7, 100])

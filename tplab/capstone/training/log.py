@@ -15,7 +15,6 @@ the rows go on after a new "start". Steps that the killed run had done after its
 `steps_of` takes the later ones.
 """
 
-import csv
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -107,12 +106,6 @@ def steps_of(rows: Sequence[Row], kind: str = "step") -> list[Row]:
         elif row["kind"] == kind:
             last[row["step"]] = row
     return [last[step] for step in sorted(last)]
-
-
-def read_table(folder: Path) -> list[dict[str, str]]:
-    """The rows of log.csv, as text."""
-    with open(folder / TABLE, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def check_tensorboard() -> None:

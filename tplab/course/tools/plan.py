@@ -50,7 +50,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    from tplab import plan  # here, since it takes seconds to import
+    from tplab.cluster import plan  # here, since it takes seconds to import
     from tplab.cost.machines import machine
 
     if bool(options.params) == bool(options.model):
