@@ -67,8 +67,9 @@ book: $(VENV)/.installed-test ## write the course as a web site for reading, to 
 links: $(VENV)/.installed-test ## ask every address that the book names whether it is still there (needs a network)
 	$(BIN)/python -m sphinx -b linkcheck --quiet docs build/links
 
-picture: $(STAMP) ## draw the picture of the README anew, from runs on this machine
-	$(BIN)/python pictures/draw.py
+picture: $(STAMP) ## redraw the README's picture (from real runs) and ARCHITECTURE.md's (from the real imports)
+	$(BIN)/python pictures/first_walk.py
+	$(BIN)/python pictures/rooms.py
 
 bench: $(STAMP) ## time launch() and the layers beside other ways to do it (a quarter of an hour)
 	@$(BIN)/python -c 'import accelerate' 2>/dev/null \

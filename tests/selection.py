@@ -8,7 +8,9 @@
 Two markers say what is left to the night:
 
     @pytest.mark.nightly               runs in the night only
-    @pytest.mark.share(4)              a quarter runs each day, another one after every commit; in the night all of them
+    @pytest.mark.share(4)              a quarter runs by day, another quarter after each commit, all of them at night
+
+A share is taken of all the tests that are made from one function, or of all the tests in a file whose `pytestmark` it is.
 
 The quarter that is due is the one of `--turn`, the number of commits, so the same commit always runs the same tests.
 A test file is reached by a change of any module that it imports, directly or not, also where it names the module only
@@ -80,8 +82,9 @@ def due_today(items: Iterable[pytest.Item], turn: int) -> list[pytest.Item]:
     """What runs by day: tests without a mark, and of each shared one every k-th, but at least one."""
     due, shared = [], defaultdict(list)
     for item in items:
-        if share := item.get_closest_marker("share"):
-            shared[_kind(item), share.args[0]].append(item)
+        if found := next(item.iter_markers_with_node("share"), None):
+            node, share = found
+            shared[node.nodeid if isinstance(node, pytest.Module) else _kind(item), share.args[0]].append(item)
         elif item.get_closest_marker("nightly") is None:
             due.append(item)
     for (_, count), of_one_kind in shared.items():

@@ -5,8 +5,10 @@ import re
 import tomllib
 from pathlib import Path
 
+import grimp
 import pytest
 
+from pictures import rooms
 from tests import ROOT
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
@@ -72,3 +74,55 @@ def test_every_room_opens_with_what_it_is_for(room):
     docstring = ast.get_docstring(ast.parse((TPLAB / room / "__init__.py").read_text()))
     assert docstring
     assert len(docstring.splitlines()[0]) > 40
+
+
+# The picture in ARCHITECTURE.md
+
+
+def test_the_picture_shows_the_rooms_and_their_imports_as_they_are_now():
+    assert rooms.TARGET.read_text() == rooms.svg(), "the picture is out of date: run `make picture` and look at it"
+    assert "(pictures/rooms.svg)" in (ROOT / "ARCHITECTURE.md").read_text()
+
+
+def test_the_imports_in_the_picture_are_those_that_import_linter_sees():
+    graph = grimp.build_graph("tplab", cache_dir=None)
+    shown = rooms.imports_of_rooms()
+    for room in shown:
+        graph.squash_module(f"tplab.{room}")
+    for room, others in shown.items():
+        imported = {name.removeprefix("tplab.") for name in graph.find_modules_directly_imported_by(f"tplab.{room}")}
+        assert others == imported - {"tplab", room, *rooms.GROUND}, room
+
+
+def test_leaving_out_arrows_leaves_out_no_dependency():
+    imports = rooms.imports_of_rooms()
+    arrows = rooms.without_detours(imports)
+    assert {room: reachable(room, arrows) for room in arrows} == {room: reachable(room, imports) for room in imports}
+    for room, others in arrows.items():
+        for other in others:
+            fewer = {**arrows, room: others - {other}}
+            assert other not in reachable(room, fewer), f"the arrow from {room} to {other} follows from others"
+
+
+def reachable(room: str, arrows: dict[str, set[str]]) -> set[str]:
+    return arrows[room].union(*(reachable(other, arrows) for other in arrows[room]))
+
+
+def test_a_room_without_a_place_in_the_picture_is_refused(monkeypatch):
+    monkeypatch.delitem(rooms.PLACES, "tensor")
+    with pytest.raises(ValueError, match="give tensor a place"):
+        rooms.svg()
+
+
+def test_a_room_below_one_it_imports_is_refused(monkeypatch):
+    monkeypatch.setitem(rooms.PLACES, "tensor", (5, 3))
+    with pytest.raises(ValueError, match="imports tensor, so its row"):
+        rooms.svg()
+
+
+def test_every_file_that_architecture_names_is_there():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for name in re.findall(r"`([\w./]+\.(?:py|md|toml|svg))`", text):
+        if "NN" not in name:
+            homes = [ROOT, TPLAB, TPLAB / "runtime", TPLAB / "course" / "checks"]
+            assert any((home / name).exists() for home in homes), name

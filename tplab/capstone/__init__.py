@@ -1,4 +1,4 @@
-"""Chapter 15: train a tensor-parallel GPT on this machine's GPUs, or on two CPU ranks, and report.
+"""Chapter 15: train a tensor-parallel GPT on this machine's GPUs or CPU, and report on the run.
 
 settings      what to train and how
 data          text, tokenizer, token files, batches

@@ -1,4 +1,4 @@
-"""Chapter 10: save a model on p ranks, each its own shards, and load it on any other number of ranks.
+"""Chapter 10: save a model on p ranks and load it on any other number of ranks.
 
 files       the directory of a checkpoint, written by torch.distributed.checkpoint
 pieces      which chunk of which full tensor a rank holds

@@ -1,4 +1,4 @@
-"""What several rooms need: text to train on, numbers in words, safe files, and the graph of imports.
+"""Shared tools: a text corpus, units, safe file writes, and the import graph.
 
 corpus    real text without a download
 units     bytes, seconds and FLOPs as people write them, in one unit system

@@ -1,4 +1,4 @@
-"""The machinery of the course, for every chapter.
+"""The machinery behind every chapter: notebooks, checks, hints, and the `tplab` command.
 
 notebooks   from a chapter's source to its two notebooks
 checks      what a check is made of: cases, observations, comparisons, questions

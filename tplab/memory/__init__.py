@@ -1,4 +1,4 @@
-"""Chapter 00: what a GPT is made of, and how much memory it takes to train one.
+"""Chapter 00: the sizes of a GPT, and how much memory its training takes.
 
 config        the sizes of a GPT, and its weights by name and shape
 memory_bill   what one GPU has to hold, by formula, for every way to split the model

@@ -1,4 +1,4 @@
-"""The ground floor: start ranks, record their collectives, say who waits where.
+"""The ground floor: start ranks, record their collectives, say which rank is stuck where.
 
 launcher    launch(): checks its arguments, starts one process a rank, brings back what they return
 devices     which GPU a rank computes on, if any
@@ -12,7 +12,7 @@ records     what was written down: Collective, Record
 stream_waits  how long a GPU's stream stands still for collectives
 board       the shared memory in which ranks write what they are doing
 diagnosis   from the board to a sentence such as "rank 2 never joined all_reduce #3"
-report      a failed rank's traceback, with the notebook's own cell and line
+failures    a failed rank's traceback, with the notebook's own cell and line
 transport   tensors and functions by value, from one process to another
 display     what the ranks print
 liveview    what every rank is doing while a run lasts

@@ -1,4 +1,4 @@
-"""Chapter 12: sequence parallelism, which shards what tensor parallelism leaves replicated.
+"""Chapter 12: sequence parallelism, which shards the activations that tensor parallelism replicates.
 
 regions   the operators that replace f and g: all-gather and reduce-scatter along the sequence
 linear    a column-parallel matmul that gathers its input again in the backward pass

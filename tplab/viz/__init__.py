@@ -1,4 +1,6 @@
-"""Pictures of what runs returned, and controls to turn. Draws what other modules computed, computes nothing itself.
+"""Pictures of what runs returned, and controls that change them.
+
+Everything here draws what other modules computed, and computes nothing itself.
 
     matrices   small tensors with their numbers
     split      a tensor cut into one part per rank
