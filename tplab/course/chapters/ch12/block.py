@@ -1,71 +1,78 @@
 """The check of exercise 12.2: a block that holds s/p tokens wherever no matrix needs all of them.
 
-The middle of the block is the check's own: two matrices cut by columns and by rows, without any communication. Right
-is the same block on one process, in plain torch, in which each rank's tokens go through a copy of the norm's weights
-and of the bias of their own: so the gradient of a copy is what that rank has to hold.
+The middle of the block is the check's own: two matrices, split by columns and by rows, without any communication. The
+reference is the same block on one process, in plain torch, in which each rank's tokens go through their own copy of
+the norm's weights and of the bias. So the gradient of a copy is what that rank has to hold.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tplab.course.chapters.ch12.block_questions import (
-    ALL_TOKENS,
-    CRASH,
-    DROPOUT_QUESTIONS,
-    GETS_RNG,
-    OWN_TOKENS,
-    QUESTIONS,
-    WHOSE_GROUP,
-    dropout_mistakes,
-    mistakes,
-)
 from tplab.course.checks import (
     GROUPS,
-    IN_GROUPS,
-    WORLD_SIZES,
+    INPUTS_QUESTION,
+    Case,
     Claim,
+    Expected,
     Observed,
-    Traffic,
+    Place,
+    Question,
     Verdict,
-    ask_about_group,
-    by_name,
+    check_cases,
     exercise,
-    fresh_generator,
-    group_question,
-    make_group,
-    member_of,
+    has_kind,
     observe,
     random_tensor,
-    run_cases,
-    verify,
 )
 from tplab.runtime import device
 from tplab.tensor.rng import seed_all
 
 B, S, H, FFN, RATE = 2, 8, 4, 8, 0.4
 NORM = ("norm.weight", "norm.bias", "bias")
+MASKS = "masks"
+
+OWN_TOKENS = "the norm is given this rank's tokens"
+ALL_TOKENS = "self.inner is given all tokens"
+GETS_RNG = "self.inner is given rng"
+
+P_BIASES = "what comes out when the bias is added on every rank before the sum: p biases"
+P_RESIDUALS = "what comes out when the residual is added on every rank before the sum: p residuals"
+P_BOTH = f"{P_RESIDUALS}, and p biases"
+NO_BIAS = "what comes out without the bias"
+NO_RESIDUAL = "what comes out without the residual"
+NORMED_RESIDUAL = "what comes out when the residual is what the norm returned"
+NO_NORM = "what comes out without the norm"
+NORM_LAST = "what comes out when the norm works on what `inner` gave"
+TERM = "one rank's summand, not the sum over the ranks"
+NO_DROPOUT = "what comes out without dropout"
+REPLICATED = 'what comes out with masks from the state "replicated": the same places of every rank\'s tokens'
+BEFORE_BIAS = "what comes out when dropout works before the bias is added"
+ON_THE_SUM = "what comes out when dropout works on the residual too"
+IN_EVAL = "what comes out when it drops in eval mode too"
+
+Weights = Mapping[str, Tensor]  # up [f, h], down [h, f], norm.weight, norm.bias and bias [h]
 
 
 @dataclass(frozen=True)
-class Case:
+class Setting(Case):
     """One way to run the block."""
 
     rate: float = 0.0
     training: bool = True
-    groups: tuple[tuple[int, ...], ...] | None = None
 
-    def note(self) -> str:
-        note = f"hidden_dropout={self.rate}" if self.rate else "without dropout"
-        return note + ("" if self.training else " in eval mode") + (f" {IN_GROUPS}" if self.groups else "")
+    def describe(self, name: str) -> str:
+        rate = f"hidden_dropout={self.rate}" if self.rate else "without dropout"
+        return rate + " in eval mode" * (not self.training)
 
-    def crash(self) -> str:
-        return ask_about_group(WHOSE_GROUP) if self.groups else CRASH
+
+WITHOUT_DROPOUT = (Setting(), Setting(groups=GROUPS))
+WITH_DROPOUT = (Setting(rate=RATE), Setting(rate=RATE, training=False))
 
 
 class Inner(nn.Module):
@@ -82,17 +89,16 @@ class Inner(nn.Module):
         return F.linear(F.gelu(F.linear(x, self.up)), self.down)
 
 
-@dataclass
-class Problem:
-    """What one group of ranks works on, whole."""
+class Problem(NamedTuple):
+    """What the ranks of one group work on together."""
 
-    x: Tensor
-    dy: Tensor
-    weights: dict[str, Tensor]  # up, down, norm.weight, norm.bias, bias
-    seed: int
+    x: Tensor  # [b, s, h]
+    dy: Tensor  # [b, s, h]
+    weights: dict[str, Tensor]  # unsharded
+    seed: int  # of the tracker
 
 
-def problem(generator: torch.Generator) -> Problem:
+def draw(case: Setting, generator: torch.Generator, size: int) -> Problem:
     weights = {"up": random_tensor(generator, FFN, H), "down": random_tensor(generator, H, FFN)}
     weights |= {"norm.weight": 1 + 0.5 * random_tensor(generator, H), "norm.bias": random_tensor(generator, H)}
     weights["bias"] = random_tensor(generator, H)
@@ -100,47 +106,45 @@ def problem(generator: torch.Generator) -> Problem:
     return Problem(x, dy, weights, int(torch.randint(10**6, (), generator=generator)))
 
 
-def on_rank(block_class: Any, cases: Sequence[Case], data: Sequence[Sequence[Problem]]) -> list[Observed]:
-    """On a rank: every case, one after the other."""
-    return [run_case(block_class, case, mine[dist.get_rank()]) for case, mine in zip(cases, data, strict=True)]
-
-
-def run_case(block_class: Any, case: Case, whole: Problem) -> Observed:
-    group = make_group(case.groups)
-    rank, q = dist.get_rank(group), dist.get_world_size(group)
-    place: dict[str, Any] = {"device": device(), "dtype": torch.float64}
+def run(block_class: Any, case: Setting, given: Problem, group: Any) -> Observed:
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
 
     def mine(tensor: Tensor, dim: int) -> Tensor:
-        return tensor.chunk(q, dim)[rank].contiguous().to(device())
+        return tensor.chunk(size, dim)[rank].contiguous().to(device())
 
-    inner = Inner(mine(whole.weights["up"], 0), mine(whole.weights["down"], 1))
-    block = block_class(H, inner, hidden_dropout=case.rate, group=group, **place)
+    inner = Inner(mine(given.weights["up"], 0), mine(given.weights["down"], 1))
+    block = block_class(H, inner, hidden_dropout=case.rate, group=group, device=device(), dtype=torch.float64)
     params = dict(block.named_parameters())
     with torch.no_grad():
         for name in NORM:
-            params[name].copy_(whole.weights[name].to(device()))
+            params[name].copy_(given.weights[name].to(device()))
     block.train(case.training)
     shapes: list[list[int]] = []
-    block.norm.register_forward_pre_hook(lambda _, given: shapes.append(list(given[0].shape)))
-    tracker, twin = seed_all(whole.seed, group), seed_all(whole.seed, group)
-    masks = {}
-    for state in ("sharded", "replicated"):
-        with twin.fork(state):
-            masks[state] = F.dropout(torch.ones(B, S // q, H, **place), RATE)
+    block.norm.register_forward_pre_hook(lambda _, args: shapes.append(list(args[0].shape)))
+    tracker, masks = seed_all(given.seed, group), draw_masks(given.seed, group)
     torch.manual_seed(dist.get_rank())
     watched = {name: params[name] for name in NORM} | {"up": inner.up, "down": inner.down}
-    seen = observe(
-        lambda x: block(x, rng=tracker), mine(whole.dy, 1), inputs={"x": mine(whole.x, 1)}, parameters=watched
-    )
-    right = [[B, S // q, H]]
-    seen[OWN_TOKENS] = Claim("" if shapes == right else f"it was given {', '.join(map(str, shapes)) or 'nothing'}")
+    x, dy = mine(given.x, 1), mine(given.dy, 1)
+    seen = observe(lambda x: block(x, rng=tracker), dy, inputs={"x": x}, parameters=watched)
+    own = shapes == [[B, S // size, H]]
+    seen[OWN_TOKENS] = Claim("" if own else f"it was given {', '.join(map(str, shapes)) or 'nothing'}")
     seen[ALL_TOKENS] = Claim("" if inner.given == [B, S, H] else f"it was given {inner.given or 'nothing'}")
     seen[GETS_RNG] = Claim("" if inner.rng is tracker else "it was called without rng")
-    return {**seen, "masks": masks}
+    return seen | {MASKS: masks}
+
+
+def draw_masks(seed: int, group: Any) -> dict[str, Tensor]:
+    """On a rank: the mask [b, s/p, h] that dropout should draw first from each of the tracker's two states."""
+    tracker, masks = seed_all(seed, group), {}
+    ones = torch.ones(B, S // dist.get_world_size(group), H, device=device(), dtype=torch.float64)
+    for state in ("sharded", "replicated"):
+        with tracker.fork(state):
+            masks[state] = F.dropout(ones, RATE)
+    return masks
 
 
 def plain_block(x: Tensor, w: dict[str, Tensor], parts: Sequence[dict[str, Tensor]], mask: Tensor | float) -> Tensor:
-    """The block on one process; parts: for each rank's tokens a norm and a bias of their own."""
+    """The block on one process, [b, s, h] -> [b, s, h]. parts: each rank's own copy of the norm and of the bias."""
     tokens = x.chunk(len(parts), 1)
     normed = [F.layer_norm(t, (H,), own["norm.weight"], own["norm.bias"]) for t, own in zip(tokens, parts, strict=True)]
     y = F.linear(F.gelu(F.linear(torch.cat(normed, 1), w["up"])), w["down"])  # [b, s, h]
@@ -148,61 +152,178 @@ def plain_block(x: Tensor, w: dict[str, Tensor], parts: Sequence[dict[str, Tenso
     return x + y * mask
 
 
-def expect(
-    case: Case, whole: Problem, masks: Sequence[dict[str, Tensor]], ranks: tuple[int, ...], p: int
-) -> list[tuple]:
-    """For each rank of a group: what is right, and what known mistakes give."""
-    q, drops = len(ranks), case.rate > 0 and case.training
-    mask = torch.cat([own["sharded"].cpu() for own in masks], 1) if drops else 1.0
-    leaves = {name: whole.weights[name].clone().requires_grad_() for name in ("up", "down")}
-    parts = [{name: whole.weights[name].clone().requires_grad_() for name in NORM} for _ in ranks]
-    x = whole.x.clone().requires_grad_()
-    out = plain_block(x, leaves, parts, mask)
-    out.backward(whole.dy)
-    if case.rate:
-        both = {name: torch.cat([own[name].cpu() for own in masks], 1) for name in ("sharded", "replicated")}
-        alike = dropout_mistakes(whole.x, whole.weights, both)
-    else:
-        alike = mistakes(whole.x, whole.weights, q)
-    size = whole.x.numel()
-    forward = Traffic.expected(p, ("all_gather", size), ("reduce_scatter", size), group=ranks)
-    rows = []
-    for rank in range(q):
-        right: dict[str, Any] = {"out": out.detach().chunk(q, 1)[rank], "forward traffic": forward}
-        right |= {"dx": x.grad.chunk(q, 1)[rank], "backward traffic": forward}  # type: ignore[union-attr]
-        right |= {f"d{name}": leaf.grad for name, leaf in parts[rank].items()}
-        right |= {"dup": leaves["up"].grad.chunk(q, 0)[rank], "ddown": leaves["down"].grad.chunk(q, 1)[rank]}  # type: ignore[union-attr]
-        rows.append((right, {"out": {label: value.chunk(q, 1)[rank] for label, value in alike.items()}}))
-    return rows
+def normed(x: Tensor, w: Weights) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], w["norm.weight"], w["norm.bias"])
+
+
+def inner(y: Tensor, w: Weights) -> Tensor:
+    return F.linear(F.gelu(F.linear(y, w["up"])), w["down"])
+
+
+def mistakes(x: Tensor, w: Weights, p: int) -> dict[str, Tensor]:
+    """What a block without dropout gives, for all tokens, when one of its steps is missing, doubled or elsewhere."""
+    y = inner(normed(x, w), w)
+    wrong = {
+        NO_BIAS: x + y,
+        NO_RESIDUAL: y + w["bias"],
+        NORMED_RESIDUAL: normed(x, w) + y + w["bias"],
+        NO_NORM: x + inner(x, w) + w["bias"],
+        NORM_LAST: x + normed(inner(x, w), w) + w["bias"],
+    }
+    if p == 1:
+        return wrong
+    first = {**w, "up": w["up"].chunk(p, 0)[0], "down": w["down"].chunk(p, 1)[0]}
+    return wrong | {
+        P_BIASES: x + y + p * w["bias"],
+        P_RESIDUALS: p * x + y + w["bias"],
+        P_BOTH: p * x + y + p * w["bias"],
+        TERM: x + inner(normed(x, w), first) + w["bias"],  # seen on rank 0, whose summand this is
+    }
+
+
+def dropout_mistakes(x: Tensor, w: Weights, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a block gives, for all tokens, that drops at another place or draws from another state."""
+    y, mask = inner(normed(x, w), w), masks["sharded"]
+    return {
+        NO_DROPOUT: x + y + w["bias"],
+        REPLICATED: x + (y + w["bias"]) * masks["replicated"],
+        IN_EVAL: x + (y + w["bias"]) * mask,
+        BEFORE_BIAS: x + y * mask + w["bias"],
+        ON_THE_SUM: (x + y + w["bias"]) * mask,
+    }
+
+
+def expect(case: Setting, problem: Problem, place: Place) -> Expected:
+    x, dy, weights, _ = problem
+    masks = {  # of all tokens, [b, s, h]
+        state: torch.cat([seen[MASKS][state].cpu() for seen in place.observed], 1)
+        for state in ("sharded", "replicated")
+    }
+    full = {"x": x, "up": weights["up"], "down": weights["down"]}
+    leaves = {name: value.clone().requires_grad_() for name, value in full.items()}
+    parts = [{name: weights[name].clone().requires_grad_() for name in NORM} for _ in place.ranks]
+    out = plain_block(leaves["x"], leaves, parts, masks["sharded"] if case.rate and case.training else 1.0)
+    wanted = {**leaves, **parts[place.index]}
+    gradients = dict(zip(wanted, torch.autograd.grad(out, list(wanted.values()), dy), strict=True))
+    sent = place.traffic(("all_gather", x.numel()), ("reduce_scatter", x.numel()))
+    right = {
+        "out": place.part(out.detach(), 1),
+        "forward traffic": sent,
+        "dx": place.part(gradients["x"], 1),
+        "backward traffic": sent,
+        **{f"d{name}": gradients[name] for name in NORM},
+        "dup": place.part(gradients["up"], 0),
+        "ddown": place.part(gradients["down"], 1),
+    }
+    wrong = dropout_mistakes(x, weights, masks) if case.rate else mistakes(x, weights, place.size)
+    return Expected(right, {"out": {label: place.part(value, 1) for label, value in wrong.items()}})
 
 
 @exercise("12.2", "A block on s/p tokens")
 def sequence_parallel_block(block_class: Any) -> Verdict:
-    for p in WORLD_SIZES:
-        check_cases(block_class, p, [Case()])  # alone: its message is the clearest
-    check_cases(block_class, 4, [Case(groups=GROUPS)])
-    for p in (2, 4, 1):  # with several ranks first, where a wrong state of dropout shows
-        check_cases(block_class, p, [Case(RATE), Case(RATE, training=False)])
+    check_cases(
+        "12.2", block_class, WITHOUT_DROPOUT, draw=draw, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
+        whose_group=WHOSE_GROUP,
+    )  # fmt: skip
+    check_cases(
+        "12.2", block_class, WITH_DROPOUT, draw=draw, run=run, expect=expect, questions=DROPOUT_QUESTIONS, crash=CRASH,
+        world_sizes=(2, 4, 1),  # with several ranks first, where a mask from the wrong state shows
+    )  # fmt: skip
     return Verdict("The same bytes as with f and g, and only what the matrices read is [b, s, h].")
 
 
-def check_cases(block_class: Any, p: int, cases: Sequence[Case]) -> None:
-    generator = fresh_generator()
-    members = [member_of(p, case.groups) for case in cases]
-    problems = [[problem(generator) for _ in case.groups or (0,)] for case in cases]
-    data = [[mine[i] for i, _ in member] for mine, member in zip(problems, members, strict=True)]
-    runs = run_cases(
-        on_rank, p, block_class, cases, data,
-        note=Case.note, question=Case.crash, stuck=lambda case: case.crash() if case.groups else None,
-    )  # fmt: skip
-    for case, mine, member, seen in zip(cases, problems, members, runs, strict=True):
-        rows: list[Any] = [None] * p
-        for i, ranks in dict(member).items():
-            masks = [seen[rank]["masks"] for rank in ranks]
-            for rank, row in zip(ranks, expect(case, mine[i], masks, ranks, p), strict=True):
-                rows[rank] = row
-        questions = [group_question(WHOSE_GROUP)] if case.groups else list(QUESTIONS)
-        verify(
-            "12.2", p, seen, [row[0] for row in rows], lookalikes=by_name([row[1] for row in rows]),
-            questions=[*QUESTIONS[:1], *DROPOUT_QUESTIONS] if case.rate else questions, note=case.note(),
-        )  # fmt: skip
+CRASH = (
+    "Write the shape of each line's result beside it: [b, s/p, h] for this rank's tokens, [b, s, h] for all. Which "
+    "line gets a shape that it does not expect?"
+)
+WHOSE_GROUP = "Which of the two mappings was not given `self.group`, and so works in the default group of all ranks?"
+
+
+def _ask(ask: str, *kinds: str) -> Question:
+    return Question(has_kind("out", *kinds), ask)
+
+
+QUESTIONS = (
+    INPUTS_QUESTION,
+    _ask("What does forward return? One tensor, this rank's tokens [b, s/p, h].", "none", "type", "structure"),
+    _ask(
+        "The residual has been added p times. The reduce-scatter sums over the ranks whatever it gets. On which side "
+        "of it does the residual belong?",
+        P_RESIDUALS,
+        P_BOTH,
+    ),
+    _ask("How many times does the sum contain the bias? On which side of the sum is it added?", P_BIASES),
+    _ask("self.bias is no part of `inner`. Where do you add it?", NO_BIAS),
+    _ask("What goes in is added to what comes out. Where is the residual?", NO_RESIDUAL),
+    _ask("The residual is x, as it came in. Which tensor do you add?", NORMED_RESIDUAL),
+    _ask("The norm stands before `inner`. What does `inner` read in yours?", NO_NORM, NORM_LAST),
+    _ask(
+        "This is one rank's summand. `inner` returns one term on each rank, for all tokens. Which mapping adds the "
+        "terms and leaves each rank its tokens?",
+        TERM,
+        "whole",
+    ),
+    Question(
+        lambda d: ALL_TOKENS in d.names,
+        "`inner` holds some columns or heads and needs all tokens, since every rank needs its columns of every token. "
+        "Which mapping brings them together?",
+    ),
+    Question(
+        lambda d: "all_reduce" in d.text("forward traffic").partition("saw")[2],
+        "An all-reduce gives every rank the sum for all tokens, and sends twice what a reduce-scatter sends. Which "
+        "mapping gives this rank its tokens of the sum, and no more?",
+    ),
+    Question(
+        lambda d: d.names == {GETS_RNG},
+        "An attention in `inner` drops probabilities, in its own heads. From which tracker shall it draw?",
+    ),
+    Question(
+        lambda d: OWN_TOKENS in d.names,
+        "The norm works on each token alone. Gathered first, every rank computes all of it and keeps all of it for "
+        "backward, and nothing is saved. On which side of the gather does the norm belong?",
+    ),
+    Question(
+        lambda d: (
+            "out" not in d.names and bool({"forward traffic", "backward traffic"} & d.names) and "dx" not in d.names
+        ),
+        "The numbers are right, the communication is not: one all-gather and one reduce-scatter in each direction. "
+        "Which call sends more, or another kind? An all-reduce whose result is then cut sends twice as much.",
+    ),
+    Question(
+        lambda d: "out" not in d.names and "dx" in d.names and "backward traffic" in d.names,
+        "The output is right, dx is not. In `inner` each rank computes its own columns, so each has one term of the "
+        "gradient of every token. What must the backward of the gather do with them? (See its argument partial_grad.)",
+    ),
+    Question(
+        lambda d: "out" not in d.names,
+        "The output is right, a gradient is not. Which part of forward is cut off from autograd, or computed by other "
+        "ranks than it should?",
+    ),
+    Question(
+        lambda d: True,
+        "x -> norm -> gather -> inner -> reduce-scatter -> + bias -> dropout -> + x. Go through your lines one by one "
+        "with p = 1: which tensor does each of them read?",
+    ),
+)
+
+DROPOUT_QUESTIONS = (
+    INPUTS_QUESTION,
+    _ask(
+        'Each rank has tokens of its own here. From the state "replicated" all ranks draw the same mask, so the first '
+        "token of rank 0 and the first of rank 1 lose the same places. Which state is another one on every rank?",
+        REPLICATED,
+    ),
+    _ask(
+        "Nothing was dropped. Which rate does your call of dropout get, and is it told that the block trains?",
+        NO_DROPOUT,
+    ),
+    _ask("The block is in eval mode, where nothing is dropped. What tells dropout so?", IN_EVAL),
+    _ask("First the bias, then dropout: what is dropped is y + bias.", BEFORE_BIAS),
+    _ask("The residual is not dropped. What stands inside dropout's brackets?", ON_THE_SUM),
+    Question(
+        lambda d: True,
+        "residual + dropout(y + bias, self.hidden_dropout, self.training, sharded=.., rng=rng). From which state do "
+        "you draw, and on a tensor of which shape? (A mask for all tokens, drawn before the reduce-scatter, is another "
+        "one on every rank, and drops terms of a sum.)",
+    ),
+)

@@ -1,35 +1,28 @@
 """The check of exercise 12.3: add up, in one all-reduce, the gradients of what saw only this rank's tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tplab.course.checks import (
     GROUPS,
-    IN_GROUPS,
-    WORLD_SIZES,
+    Case,
     Claim,
     Differences,
+    Expected,
     Observed,
+    Place,
     Question,
     Snapshot,
-    Traffic,
     Verdict,
-    ask_about_group,
     called_as,
+    check_cases,
     exercise,
-    fresh_generator,
-    group_question,
     has_kind,
-    make_group,
-    member_of,
     random_tensor,
-    run_ranks,
     traffic,
-    verify,
 )
 from tplab.runtime import device, record
 
@@ -40,8 +33,30 @@ UNMARKED = {"up.weight": (3, 4), "down.weight": (2, 5), "said_no.weight": (3,)}
 WITHOUT = "unused.weight"  # marked, and no gradient has reached it
 OWN, MEAN, TWICE = "this rank's own term", "the mean over the ranks", "what a second sum over the ranks gives"
 
+Gradients = dict[str, Tensor]  # of the parameters, by name
 
-def build(gradients: dict[str, Tensor]) -> nn.Module:
+
+class Ranks(Case):
+    """All ranks, or the ranks of each group, add up their gradients."""
+
+    def describe(self, name: str) -> str:
+        return ""
+
+
+CASES = (Ranks(), Ranks(groups=GROUPS))
+
+
+def draw(case: Ranks, generator: torch.Generator, size: int) -> list[Gradients]:
+    """The gradients that each rank starts from."""
+    shapes = {**MARKED, **UNMARKED}
+    return [{name: random_tensor(generator, *shape) for name, shape in shapes.items()} for _ in range(size)]
+
+
+def give(case: Ranks, problem: list[Gradients], place: Place) -> Gradients:
+    return problem[place.index]
+
+
+def build(gradients: Gradients) -> nn.Module:
     """A module whose parameters have these gradients; one of them, a table, lies transposed in memory."""
     model = nn.Module()
     for name, shape in {**MARKED, **UNMARKED, WITHOUT: (2,)}.items():
@@ -63,10 +78,8 @@ def build(gradients: dict[str, Tensor]) -> nn.Module:
     return model
 
 
-def on_rank(add_up: Callable[..., Any], groups: Sequence[Sequence[int]] | None, data: Sequence[dict]) -> Observed:
-    """On a rank: what the gradients are afterwards, and what was sent."""
-    group = make_group(groups)
-    model = build(data[dist.get_rank()])
+def run(add_up: Callable[..., Any], case: Ranks, given: Gradients, group: Any) -> Observed:
+    model = build(given)
     params = dict(model.named_parameters())
     values = Snapshot(**{name: param.detach() for name, param in params.items()})
     with record() as section, called_as(CALL):
@@ -81,31 +94,26 @@ def on_rank(add_up: Callable[..., Any], groups: Sequence[Sequence[int]] | None, 
     }
 
 
+def expect(case: Ranks, problem: list[Gradients], place: Place) -> Expected:
+    own = problem[place.index]
+    total = {name: torch.stack([gradients[name] for gradients in problem]).sum(0) for name in MARKED}
+    right: Observed = {f"d{name}": total.get(name, value) for name, value in own.items()}
+    right["traffic"] = place.traffic(("all_reduce", sum(value.numel() for value in total.values())))
+    if place.size == 1:
+        return Expected(right)
+    mistakes = {
+        f"d{name}": {OWN: own[name], MEAN: value / place.size, TWICE: value * place.size}
+        for name, value in total.items()
+    }
+    return Expected(right, mistakes)
+
+
 @exercise("12.3", "Add up what each rank's tokens gave")
 def gradients(add_up: Callable[..., Any]) -> Verdict:
-    shapes = {**MARKED, **UNMARKED}
-    for p in WORLD_SIZES:
-        for groups in (None, GROUPS) if p == 4 else (None,):
-            generator = fresh_generator()
-            data = [{name: random_tensor(generator, *shape) for name, shape in shapes.items()} for _ in range(p)]
-            whose, note = (ask_about_group(WHOSE_GROUP), IN_GROUPS) if groups else (CRASH, "")
-            seen = run_ranks(on_rank, p, add_up, groups, data, question=whose, stuck=whose, note=note)
-            expected: list[dict[str, Any]] = []
-            alike: dict[str, dict[str, list[Tensor]]] = {
-                f"d{name}": {label: [] for label in (OWN, MEAN, TWICE)} for name in MARKED
-            }
-            for rank, (_, ranks) in enumerate(member_of(p, groups)):
-                total = {name: torch.stack([data[r][name] for r in ranks]).sum(0) for name in shapes}
-                right = {f"d{name}": total[name] if name in MARKED else data[rank][name] for name in shapes}
-                numel = sum(total[name].numel() for name in MARKED)
-                expected.append({**right, "traffic": Traffic.expected(p, ("all_reduce", numel), group=ranks)})
-                for name in MARKED if len(ranks) > 1 else ():
-                    values = (data[rank][name], total[name] / len(ranks), total[name] * len(ranks))
-                    for label, value in zip((OWN, MEAN, TWICE), values, strict=True):
-                        alike[f"d{name}"][label].append(value)
-            questions = [*QUESTIONS[:1], group_question(WHOSE_GROUP)] if groups else QUESTIONS
-            lookalikes = alike if p > 1 else {}
-            verify("12.3", p, seen, expected, questions=questions, lookalikes=lookalikes, note=note)
+    check_cases(
+        "12.3", add_up, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
+        stuck=CRASH, whose_group=WHOSE_GROUP,
+    )  # fmt: skip
     return Verdict("One small all-reduce a step, and the replicas are one model again.")
 
 

@@ -1,41 +1,61 @@
 """The check of exercise 12.1: gather and reduce-scatter along the sequence, each tested alone.
 
 Every rank has its own x and its own upstream gradient, so that no wrong sum, slice or order can hide. The plain cases
-come first; then an input that autograd has saved, tensors that are not contiguous, and the gradient of .sum().
+come first. After them come an input that autograd has saved, tensors that are not contiguous, and the gradient of
+.sum().
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from tplab.course.chapters.ch12.mapping_questions import GATHER_QUESTIONS, SCATTER_QUESTIONS, STUCK_BY, lookalikes
 from tplab.course.checks import (
+    LATE_QUESTION,
+    Case,
     CheckFailed,
+    Expected,
     Observed,
+    Place,
     Question,
-    Traffic,
     Verdict,
+    changed,
+    check_cases,
     exercise,
     fail,
-    fresh_generator,
+    has_kind,
     observe,
     random_tensor,
-    run_cases,
-    verify,
 )
 from tplab.runtime import device
 
-S = 8  # tokens of the whole sequence: divisible by every p
+S = 8  # tokens of the full sequence: divisible by every p
+
+OWN = "this rank's own x"
+COPIES = "p copies of this rank's tokens"
+STACKED = "the ranks' parts one behind the other along dimension 0, which is the batch"
+SHUFFLED = "the ranks' parts put together along the batch and then reshaped: tokens of different sequences are mixed"
+OWN_PART = "this rank's own tokens of its own gradient: the other ranks' terms are missing"
+MY_TERM = "this rank's tokens of its own x: the other ranks' terms are missing"
+MEAN_PART = "this rank's tokens of the mean over the ranks"
+WHOLE_SUM = "the whole sum, with the tokens of all ranks"
+COPIES_BACK = "this rank's gradient copied into the place of every rank's tokens"
+PADDED = "this rank's gradient in the place of its own tokens, zeros elsewhere"
+ALONG_BATCH = "the sum cut along dimension 0, which is the batch"
 
 
 @dataclass(frozen=True)
-class Case:
-    """One run. layout: in memory; expanded: the upstream gradient is that of out.sum(); exp: x comes out of exp."""
+class Input(Case):
+    """What one call of a mapping gets: x [batch, s, *rest], or [batch, s/p, *rest] where a gather brings it together.
+
+    layout:   of x and of the upstream gradient in memory: "contiguous", "sequence first" or "every second column"
+    expanded: the upstream gradient is that of out.sum()
+    exp:      x is the output of exp, which autograd has saved
+    """
 
     note: str
     batch: int = 3
@@ -44,40 +64,141 @@ class Case:
     expanded: bool = False
     exp: bool = False
 
+    def describe(self, name: str) -> str:
+        return f"{name}, {self.note}"
 
-PLAIN = (Case("x [3, .., 2]"), Case("x of 4 dimensions", 2, (3, 2)), Case("one sequence, x [1, .., 2]", 1))
-SPECIAL = (
-    Case("x after exp, whose output autograd has saved", exp=True),
-    Case("x and the gradient laid out [s, b, h] in memory", layout="sequence first"),
-    Case("x and the gradient every second column of a larger tensor", layout="every second column"),
-    Case("the gradient of .sum(), with strides of 0", expanded=True),
+
+CASES = (
+    Input("x [3, .., 2]"),
+    Input("x of 4 dimensions", 2, (3, 2)),
+    Input("one sequence, x [1, .., 2]", 1),
+    Input("x after exp, whose output autograd has saved", exp=True),
+    Input("x and the gradient laid out [s, b, h] in memory", layout="sequence first"),
+    Input("x and the gradient every second column of a larger tensor", layout="every second column"),
+    Input("the gradient of .sum(), with strides of 0", expanded=True),
 )
+
+Mistakes = dict[str, dict[str, Tensor]]  # {observation: {what the mistake is: what it gives}}
+
+
+class Half(NamedTuple):
+    """What a mapping does in one direction.
+
+    right:      what every rank should get, from what all ranks put in
+    collective: the one that it takes; its message is as large as the full tensor [b, s, ..]
+    """
+
+    right: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+    collective: str
+
+
+def all_tokens(parts: Sequence[Tensor]) -> list[Tensor]:
+    """[b, s/p, ..] of each rank -> [b, s, ..] on every rank."""
+    return [torch.cat(list(parts), 1)] * len(parts)
+
+
+def parts_of_sum(terms: Sequence[Tensor]) -> list[Tensor]:
+    """[b, s, ..] of each rank -> each rank's tokens of their sum, [b, s/p, ..]."""
+    return list(torch.stack(list(terms)).sum(0).chunk(len(terms), 1))
+
+
+TOGETHER, ADD_UP = Half(all_tokens, "all_gather"), Half(parts_of_sum, "reduce_scatter")
 
 
 @dataclass(frozen=True)
 class Mapping:
-    """One of the two: what it gives forward and backward, and which collective sends it."""
+    """One of the two.
+
+    mistakes: what known mistakes give on a rank, from every rank's x and upstream gradient and the rank's own index
+    """
 
     name: str
-    cut_in: bool  # x is this rank's tokens
-    forward: Callable[[Sequence[Tensor]], list[Tensor]]
-    backward: Callable[[Sequence[Tensor]], list[Tensor]]
-    sends: tuple[str, str]
+    forward: Half
+    backward: Half
+    mistakes: Callable[[Sequence[Tensor], Sequence[Tensor], int], Mistakes]
     questions: Sequence[Question]
 
 
-def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.cat(list(tensors), 1)] * len(tensors)
+class Problem(NamedTuple):
+    """Every rank's x and upstream gradient."""
+
+    xs: list[Tensor]  # [b, s, ..], or [b, s/p, ..] for the gather
+    upstream: list[Tensor]  # [b, s, ..], or [b, s/p, ..] for the reduce-scatter
 
 
-def part_of_sum(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return list(torch.stack(list(tensors)).sum(0).chunk(len(tensors), 1))
+def draw(mapping: Mapping, case: Input, generator: torch.Generator, size: int) -> Problem:
+    def tensors(sharded: bool) -> list[Tensor]:
+        tokens = S // size if sharded else S
+        return [random_tensor(generator, case.batch, tokens, *case.rest) for _ in range(size)]
+
+    xs, upstream = tensors(mapping.forward == TOGETHER), tensors(mapping.forward == ADD_UP)
+    return Problem(xs, [torch.ones_like(gradient) for gradient in upstream] if case.expanded else upstream)
 
 
-GATHER = Mapping("GatherFromSequence", True, whole, part_of_sum, ("all_gather", "reduce_scatter"), GATHER_QUESTIONS)
-SCATTER = Mapping(
-    "ReduceScatterToSequence", False, part_of_sum, whole, ("reduce_scatter", "all_gather"), SCATTER_QUESTIONS
-)
+def give(case: Input, problem: Problem, place: Place) -> tuple[Tensor, Tensor]:
+    return problem.xs[place.index], problem.upstream[place.index]
+
+
+def run(operator: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) -> Observed:
+    x, upstream = (laid_out(tensor.to(device()), case.layout) for tensor in given)
+    return observe(
+        lambda x: operator.apply(x.exp() if case.exp else x), None if case.expanded else upstream, inputs={"x": x}
+    )
+
+
+def laid_out(tensor: Tensor, layout: str) -> Tensor:
+    """The same elements, arranged in memory as `layout` says."""
+    if layout == "sequence first":
+        return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+    if layout == "every second column":
+        wide = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), 7.0)
+        wide[..., ::2] = tensor
+        return wide[..., ::2]
+    return tensor
+
+
+def expect(mapping: Mapping, case: Input, problem: Problem, place: Place) -> Expected:
+    rank, upstream = place.index, problem.upstream
+    xs = [x.exp() if case.exp else x for x in problem.xs]
+    dx = mapping.backward.right(upstream)[rank]
+    size = max(xs[0].numel(), upstream[0].numel())
+    right = {
+        "out": mapping.forward.right(xs)[rank],
+        "forward traffic": place.traffic((mapping.forward.collective, size)),
+        "dx": dx * xs[rank] if case.exp else dx,
+        "backward traffic": place.traffic((mapping.backward.collective, size)),
+    }
+    return Expected(right, mapping.mistakes(xs, upstream, rank) if place.size > 1 and not case.exp else {})
+
+
+def gather_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int) -> Mistakes:
+    p, stacked = len(xs), torch.cat(list(xs))
+    return {
+        "out": {
+            OWN: xs[rank],
+            COPIES: torch.cat([xs[rank]] * p, 1),
+            STACKED: stacked,
+            SHUFFLED: stacked.reshape(upstream[0].shape),
+        },
+        "dx": {OWN_PART: upstream[rank].chunk(p, 1)[rank], MEAN_PART: parts_of_sum(upstream)[rank] / p},
+    }
+
+
+def scatter_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int) -> Mistakes:
+    p, mine = len(xs), upstream[rank]
+    total = torch.stack(list(xs)).sum(0)
+    return {
+        "out": {
+            MY_TERM: xs[rank].chunk(p, 1)[rank],
+            MEAN_PART: total.chunk(p, 1)[rank] / p,
+            WHOLE_SUM: total,
+            ALONG_BATCH: total.reshape(p, *mine.shape)[rank],
+        },
+        "dx": {
+            COPIES_BACK: torch.cat([mine] * p, 1),
+            PADDED: torch.cat([mine if i == rank else torch.zeros_like(mine) for i in range(p)], 1),
+        },
+    }
 
 
 @exercise("12.1", "Gather and reduce-scatter along the sequence")
@@ -89,61 +210,117 @@ def mappings(gather: Any, reduce_scatter: Any) -> Verdict:
                 f"{mapping.name} is not a class made from torch.autograd.Function.",
                 "Is the line `class ...(Function):` still there?",
             )
-        for p, cases in ((2, PLAIN), (2, SPECIAL), (4, PLAIN + SPECIAL), (1, PLAIN + SPECIAL)):
-            check_cases(mapping, answer, p, cases)  # two ranks first: they tell most about a mistake
+        check_cases(
+            "12.1", answer, CASES, draw=partial(draw, mapping), give=give, run=run, expect=partial(expect, mapping),
+            questions=mapping.questions, ask_instead=about_report,
+            world_sizes=(2, 4, 1),  # two ranks tell most about a mistake
+        )  # fmt: skip
     return Verdict("Each is the other's backward. Together they send what one all-reduce sends.")
 
 
-def check_cases(mapping: Mapping, answer: Any, p: int, cases: Sequence[Case]) -> None:
-    generator = fresh_generator()
-    data = []
-    for case in cases:
-        tokens, out_tokens = (S // p, S) if mapping.cut_in else (S, S // p)
-        x = [random_tensor(generator, case.batch, tokens, *case.rest) for _ in range(p)]
-        dy = [random_tensor(generator, case.batch, out_tokens, *case.rest) for _ in range(p)]
-        data.append((x, [torch.ones_like(d) for d in dy] if case.expanded else dy))
-    for case, (given, dy), seen in zip(cases, data, run(mapping, answer, p, cases, data), strict=True):
-        x = [t.exp() if case.exp else t for t in given]
-        dx = [d * e if case.exp else d for d, e in zip(mapping.backward(dy), x, strict=True)]
-        size = case.batch * S * torch.Size(case.rest).numel()
-        out, forward, backward = mapping.forward(x), *(Traffic.expected(p, (kind, size)) for kind in mapping.sends)
-        expected = [
-            {"out": out[rank], "forward traffic": forward, "dx": dx[rank], "backward traffic": backward}
-            for rank in range(p)
-        ]
-        alike = lookalikes(x, dy, mapping.cut_in) if p > 1 and not case.exp else {}
-        note = f"{mapping.name}, {case.note}"
-        verify("12.1", p, seen, expected, questions=mapping.questions, lookalikes=alike, note=note)
+_ASKED_ABOUT = {  # words of a report: the question
+    "returned an invalid gradient": "A gradient has the shape of what went into forward. Of [b, s/p, h] and [b, s, h], "
+    "which went in here, and which does your backward return?",
+    "contiguous": "A collective wants memory without gaps. A piece of dimension 1 is no contiguous piece of memory "
+    "where b > 1, and gradients may have gaps too. Which tensor do you hand over as it is?",
+    "modified by an inplace operation": "x came out of exp, and autograd keeps that output. Who wrote into it?",
+    "incorrect number of gradients": "backward returns one gradient for each argument of forward behind ctx.",
+}
 
 
-def run(mapping: Mapping, answer: Any, p: int, cases: Sequence[Case], data: Sequence[Any]) -> Iterator[list[Observed]]:
-    """What each case gave on p ranks; a failure that these mappings are known for gets a question of its own."""
-    try:
-        yield from run_cases(on_rank, p, answer, cases, data, note=lambda case: f"{mapping.name}, {case.note}")
-    except CheckFailed as failure:
-        failure.question = next((ask for words, ask in STUCK_BY.items() if words in failure.report), failure.question)
-        raise
+def about_report(failure: CheckFailed) -> str | None:
+    """A question of its own for a failure that these mappings are known for."""
+    return next((question for words, question in _ASKED_ABOUT.items() if words in failure.report), None)
 
 
-def on_rank(operator: Any, cases: Sequence[Case], data: Sequence[Any]) -> list[Observed]:
-    """On a rank: every case; data[case] is (x, upstream gradient), each of every rank."""
-    rank, noted = dist.get_rank(), []
-    for case, (x, dy) in zip(cases, data, strict=True):
-        gradient = None if case.expanded else laid_out(dy[rank].to(device()), case.layout)
+_COMMON = (
+    LATE_QUESTION,
+    Question(
+        changed,
+        "A collective writes into the tensor that it is given as output. Was that one yours, or one that the caller or "
+        "autograd still needs?",
+    ),
+    Question(
+        has_kind("out", "none", "type"),
+        "What does forward return? dist.all_gather and dist.reduce_scatter write into tensors they are given and "
+        "return None.",
+    ),
+    Question(
+        has_kind("dx", "none"),
+        "backward returned nothing for x. What is its last line? (Collectives return None.)",
+    ),
+    Question(
+        has_kind("out", STACKED, SHUFFLED, ALONG_BATCH),
+        "The sequence is dimension 1 here. `all_gather_into_tensor` and `reduce_scatter_tensor` put parts together, "
+        "and cut, along dimension 0: what do the numbers mean then?",
+    ),
+    Question(has_kind("out", "order"), "In which order do the parts go together? Rank 0 has the first s/p tokens."),
+)
+_TWICE_AS_MUCH = Question(
+    lambda d: bool(d.names) and all("traffic" in name for name in d.names),
+    "The numbers are right, the communication is not. An all-reduce gives every rank the whole sum, and sends twice "
+    "what a reduce-scatter or an all-gather sends. Which of the two is enough here?",
+)
+GATHER_QUESTIONS = (
+    *_COMMON,
+    Question(has_kind("out", OWN), "These are this rank's tokens. Who has the others?"),
+    Question(has_kind("out", COPIES), "Every part came from this rank. Which call brings the other ranks' tokens?"),
+    _TWICE_AS_MUCH,
+    Question(
+        has_kind("dx", OWN_PART),
+        "Behind the gather each rank computes something else with the same tokens, its own columns or heads. So each "
+        "rank's gradient of a token is one term. Who adds up the terms of your tokens?",
+    ),
+    Question(has_kind("dx", MEAN_PART, "1/p"), "Are the terms of a gradient added up, or is their mean taken?"),
+    Question(
+        has_kind("dx", "other rank", "order"),
+        "The sum is right, but the tokens are another rank's. Which ones did this rank put in?",
+    ),
+    Question(has_kind("dx", "p times"), "How many times is each rank's term added?"),
+    Question(
+        lambda d: "dx" in d.names,
+        "dx is [b, s/p, h]: for each token that this rank put in, the sum over all ranks of what they made of it. What "
+        "does your backward compute?",
+    ),
+    Question(
+        lambda d: "out" in d.names,
+        "y is [b, s, h]: the tokens of rank 0, then those of rank 1, and so on, along dimension 1. What is yours?",
+    ),
+)
+SCATTER_QUESTIONS = (
+    *_COMMON,
+    Question(has_kind("out", MY_TERM), "This is one term of the sum. Who adds the terms of the other ranks?"),
+    Question(has_kind("out", MEAN_PART, "1/p"), "Are the terms added up, or is their mean taken?"),
+    Question(
+        has_kind("out", "other rank", "order"), "The sum is right, but the tokens are another rank's. Which are yours?"
+    ),
+    Question(has_kind("out", WHOLE_SUM), "This is the sum of all tokens. Which of them does this rank go on with?"),
+    Question(has_kind("out", "p times"), "How many times is each rank's term added?"),
+    _TWICE_AS_MUCH,
+    Question(
+        has_kind("dx", PADDED, "partly zero"),
+        "Zeros for the tokens of the other ranks? This rank's x had a term in *their* sums too, so their gradients "
+        "concern it. Where can it get them?",
+    ),
+    Question(
+        has_kind("dx", COPIES_BACK),
+        "Each token has a gradient of its own, and this rank has those of its own tokens. Who has the others?",
+    ),
+    Question(
+        has_kind("dx", "p times", "1/p"),
+        "y of a token is the plain sum of the ranks' terms, so each term has the gradient of the sum. Where does a p "
+        "come from?",
+    ),
+    Question(
+        lambda d: "dx" in d.names,
+        "dx is [b, s, h]: every token's gradient, each from the rank that went on with that token. What does your "
+        "backward compute?",
+    ),
+    Question(
+        lambda d: "out" in d.names,
+        "y is [b, s/p, h]: the sum over all ranks, of this rank's tokens alone. What is yours?",
+    ),
+)
 
-        def apply(x: Tensor, case: Case = case) -> Any:
-            return operator.apply(x.exp() if case.exp else x)
-
-        noted.append(observe(apply, gradient, inputs={"x": laid_out(x[rank].to(device()), case.layout)}))
-    return noted
-
-
-def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """The same numbers, arranged in memory as `layout` says."""
-    if layout == "sequence first":
-        return tensor.transpose(0, 1).contiguous().transpose(0, 1)
-    if layout == "every second column":
-        wide = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), 7.0)
-        wide[..., ::2] = tensor
-        return wide[..., ::2]
-    return tensor
+GATHER = Mapping("GatherFromSequence", TOGETHER, ADD_UP, gather_mistakes, GATHER_QUESTIONS)
+SCATTER = Mapping("ReduceScatterToSequence", ADD_UP, TOGETHER, scatter_mistakes, SCATTER_QUESTIONS)

@@ -3,8 +3,8 @@
 Importing it registers the checks of its exercises. Here also: its predictions and its table of symptoms.
 """
 
-from tplab.course.chapters.ch13 import all_forwards_first, reading, stage, taking_turns
+from tplab.course.chapters.ch13 import lists, reading, stage
 from tplab.course.chapters.ch13.predictions import PREDICTIONS
 from tplab.course.chapters.ch13.symptoms import SYMPTOMS
 
-__all__ = ["PREDICTIONS", "SYMPTOMS", "all_forwards_first", "reading", "stage", "taking_turns"]
+__all__ = ["PREDICTIONS", "SYMPTOMS", "lists", "reading", "stage"]

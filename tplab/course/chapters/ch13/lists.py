@@ -1,7 +1,9 @@
-"""Lists of actions, judged by what must hold for them: complete, without a circle, how long they take, what is live.
+"""The checks of exercises 13.1, GPipe, and 13.2, 1F1B, as lists of actions.
 
-Nothing here comes from `tplab.pipeline.schedules` but the class Action. Time is the longest path through the graph of
-what must come before what; a cycle in this graph is a schedule that never ends.
+A list is judged by what must hold for it: it is complete, no actions wait for each other in a circle, it takes as long
+as it should, and no more is live than should be. Nothing here comes from `tplab.pipeline.schedules` but the class
+Action. The time is the longest path through the graph of what must come before what; a cycle in this graph is a
+schedule that never ends.
 """
 
 from collections import Counter
@@ -11,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tplab.course.checks import Claim, NotRun, Observed, fail
+from tplab.course.checks import Claim, Differences, NotRun, Observed, Question, Verdict, calling, exercise, fail, verify
 from tplab.course.checks.describe import describe
 from tplab.pipeline.schedules import Action
 
@@ -25,6 +27,9 @@ FORM = (
 )
 ONCE = "every action once"
 ENDS = "it comes to an end"
+FIRST = "all forwards come before the first backward"
+PEAK = "peak of live micro-batches"
+TIME = "units of time"
 
 
 def items(number: str, call: str, rows: Any, p: int) -> list[list[Item]]:
@@ -127,16 +132,126 @@ def observed(lists: Lists, m: int, p: int) -> list[Observed]:
         span, stuck = NotRun("the schedule never ends"), circle(error)
     except KeyError:
         span, stuck = NotRun("an action is missing"), ""
-    return [
-        {
-            ONCE: Claim(missing[rank]),
-            ENDS: Claim(stuck),
-            "peak of live micro-batches": peak(lists[rank]),
-            "units of time": span,
-        }
-        for rank in range(p)
-    ]
+    return [{ONCE: Claim(missing[rank]), ENDS: Claim(stuck), PEAK: peak(lists[rank]), TIME: span} for rank in range(p)]
 
 
 def expected(p: int, m: int, peaks: Sequence[int]) -> list[Mapping[str, Any]]:
-    return [{"peak of live micro-batches": peaks[rank], "units of time": (m + p - 1) * 3.0} for rank in range(p)]
+    """For each rank what is right for the lists of p ranks and m micro-batches, where F = 1 and B = 2."""
+    return [{PEAK: peaks[rank], TIME: (m + p - 1) * 3.0} for rank in range(p)]
+
+
+# 13.1
+
+GPIPE_SIZES = ((2, 3), (1, 2), (4, 8), (3, 1), (4, 2), (8, 5))  # (p, m)
+
+GPIPE_QUESTIONS = (
+    Question(
+        lambda d: ONCE in d.names,
+        "Every rank takes every micro-batch forward once and backward once: 2m actions. Which micro-batches does your "
+        "loop go over, and on which rank does it do something else?",
+    ),
+    Question(
+        lambda d: ENDS in d.names,
+        "Go round the circle: each of these actions waits for the next one. What does an F need, and of whom? And a "
+        "B? In which order must rank 1 take the micro-batches, if rank 0 sends them in order?",
+    ),
+    Question(
+        lambda d: FIRST in d.names,
+        "In GPipe no rank goes backward before it has taken all m micro-batches forward. Where does a B stand before "
+        "an F?",
+    ),
+    Question(
+        lambda d: TIME in d.names,
+        "It runs, but ranks wait longer than they have to. In which order does each rank get its micro-batches from "
+        "the neighbour, forward and backward, and in which order does its list take them?",
+    ),
+)
+
+
+@exercise("13.1", "GPipe as lists of actions")
+def gpipe_lists(gpipe: Callable[..., Any]) -> Verdict:
+    for p, m in GPIPE_SIZES:
+        call = f"gpipe({p}, {m})"
+        with calling(call):
+            rows = gpipe(p, m)
+        lists = items("13.1", call, rows, p)
+        seen = observed(lists, m, p)
+        for rank, row in enumerate(lists):
+            kinds = "".join(kind for kind, _ in row)
+            seen[rank][FIRST] = Claim("" if "BF" not in kinds else f"an F behind a B in {kinds}")
+        verify("13.1", p, seen, expected(p, m, [m] * p), questions=GPIPE_QUESTIONS, note=f"m = {m}")
+    return Verdict("Every rank has the same list, and holds m micro-batches when it turns round.")
+
+
+# 13.2
+
+ONE_F_ONE_B_SIZES = ((2, 3), (4, 8), (1, 3), (4, 4), (4, 2), (3, 1), (8, 11))  # (p, m)
+
+
+def one_f_one_b_questions(peaks: Sequence[int], p: int, m: int) -> list[Question]:
+    """What to ask about lists whose ranks have at most `peaks` live micro-batches."""
+    right = [min(m, p - rank) for rank in range(p)]
+
+    def holds(*wanted: Sequence[int]) -> Callable[[Differences], bool]:
+        return lambda d: PEAK in d.names and any(list(peaks) == list(values) for values in wanted)
+
+    return [
+        Question(
+            lambda d: ONCE in d.names and m < p,
+            f"Here are fewer micro-batches than stages: {m} of them. How many forwards can a rank do before its first "
+            "backward, if there are only m?",
+        ),
+        Question(
+            lambda d: ONCE in d.names,
+            "Every micro-batch goes forward once and backward once on every rank. How many forwards are left after "
+            "the warm-up, and how many backwards are left when the forwards have run out?",
+        ),
+        Question(
+            lambda d: ENDS in d.names,
+            "Go round the circle: each of these actions waits for the next one. How many forwards must a rank give to "
+            "the ranks after it before the first gradient can come back? Which rank needs most of them, the first or "
+            "the last?",
+        ),
+        Question(
+            holds([m] * p),
+            "Every rank holds all m micro-batches: that is GPipe. When can a rank do its first backward?",
+        ),
+        Question(
+            holds([value + 1 for value in right], [min(m, value + 1) for value in right]),
+            "Every rank holds one micro-batch more than it has to. After the warm-up comes a forward, then a backward: "
+            "is that forward in your warm-up already?",
+        ),
+        Question(
+            holds([min(m, p)] * p),
+            "Every rank holds as many as the first has to. The last stage can turn each micro-batch round at once. How "
+            "many stages come after rank r?",
+        ),
+        Question(
+            lambda d: PEAK in d.names and all(mine <= wanted for mine, wanted in zip(peaks, right, strict=True)),
+            "Fewer micro-batches are live than may be, and the step takes longer: a rank waits for a gradient where it "
+            "could go forward. How many stages come after rank r, and how many forwards is its warm-up?",
+        ),
+        Question(
+            lambda d: PEAK in d.names,
+            "Draw your lists for p = 2 and m = 3. How many micro-batches are between their F and their B on each rank "
+            "after each action? p - r is right for rank r, and m if there are fewer.",
+        ),
+        Question(
+            lambda d: TIME in d.names,
+            "Each rank holds as few as it should, but ranks wait longer than they have to. Does every rank do one "
+            "forward and one backward in turn, in the order of the micro-batches?",
+        ),
+    ]
+
+
+@exercise("13.2", "1F1B as lists of actions")
+def one_f_one_b_lists(one_f_one_b: Callable[..., Any]) -> Verdict:
+    for p, m in ONE_F_ONE_B_SIZES:
+        call = f"one_f_one_b({p}, {m})"
+        with calling(call):
+            rows = one_f_one_b(p, m)
+        lists = items("13.2", call, rows, p)
+        right = expected(p, m, [min(m, p - rank) for rank in range(p)])
+        questions = one_f_one_b_questions([peak(row) for row in lists], p, m)
+        verify("13.2", p, observed(lists, m, p), right, questions=questions, note=f"m = {m}")
+    return Verdict("As quick as GPipe, with at most p - r live micro-batches on rank r, whatever m is.")

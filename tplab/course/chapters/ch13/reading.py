@@ -84,7 +84,7 @@ _QUESTIONS = (
         "action in your program start only when what it needs has ended?",
     ),
     Question(
-        has_kind("bubble", "none", "type", "value"),
+        has_kind("bubble", "none", "type"),
         "One number is asked for, a float. What does your function give back?",
     ),
     Question(

@@ -1,66 +1,65 @@
-"""The check of exercise 13.4: one stage of a pipeline, run on real ranks, against the whole chain on one process."""
+"""The check of exercise 13.4: one stage of a pipeline, run on real ranks, against the whole chain on one process.
+
+A message that nobody waits for can stop whatever comes after it. It shows in the first case, which has a launch of its
+own.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn import functional as F
 
 from tplab.course.chapters.ch13.lists import Item, Lists, actions, peak
-from tplab.course.chapters.ch13.stage_questions import (
-    IN_ORDER,
-    KEPT,
-    LAST_LOSS,
-    LAST_ONLY,
-    LAST_ONLY_OVER_M,
-    MANY_TIMES,
-    QUESTIONS,
-    STUCK,
-    SUM_OF_LOSSES,
-    UNWAITED,
-)
-from tplab.course.chapters.ch13.watched_stage import WatchedStage
 from tplab.course.checks import (
-    WORLD_SIZES,
     Call,
+    Case,
     Claim,
-    Lookalikes,
+    Expected,
     Observed,
+    Place,
+    Question,
     Snapshot,
     Traffic,
     Verdict,
     called_as,
+    check_cases,
     exercise,
-    fresh_generator,
+    has_kind,
+    has_no_gradient,
     random_tensor,
-    run_cases,
     traffic,
-    verify,
 )
 from tplab.pipeline.p2p import Lanes
 from tplab.runtime import device, record
 
 BATCH, HIDDEN = 3, 5
 
+IN_ORDER = "the stage's work follows the list"
+KEPT = "no more is kept than the list asks for"
+UNWAITED = "every message was waited for"
+SUM_OF_LOSSES = "the sum of the micro-batches' losses"
+LAST_LOSS = "the loss of the last micro-batch alone"
+MANY_TIMES = "m times the right one: the gradient of the sum of the losses"
+LAST_ONLY = "the gradient of the last micro-batch alone"
+LAST_ONLY_OVER_M = "the gradient of the last micro-batch alone, over m"
+
 
 @dataclass(frozen=True)
-class Case:
-    """A schedule of m micro-batches on all ranks."""
+class Schedule(Case):
+    """The lists of all ranks, for m micro-batches."""
 
     name: str
     lists: Lists
     m: int
 
-
-@dataclass(frozen=True)
-class Data:
-    """Weights of all stages [p, h, h + 1], the bias in the last column; micro-batches [m, b, h]."""
-
-    weights: Tensor
-    inputs: Tensor
-    targets: Tensor
+    def describe(self, name: str) -> str:
+        return self.name
 
 
 def all_forwards_first(p: int, m: int, order: Sequence[int]) -> Lists:
@@ -84,73 +83,129 @@ def in_turn(p: int, m: int) -> Lists:
     return rows
 
 
-def cases(p: int) -> list[Case]:
+def schedules(p: int) -> list[Schedule]:
     m = {1: 3, 2: 5, 4: 7}[p]
+    backwards = "lists that go from the last micro-batch to the first, m = 3"
     return [
-        Case(f"GPipe's lists, m = {p + 1}", all_forwards_first(p, p + 1, range(p + 1)), p + 1),
-        Case(f"1F1B's lists, m = {m}", in_turn(p, m), m),
-        Case("lists that go from the last micro-batch to the first, m = 3", all_forwards_first(p, 3, (2, 1, 0)), 3),
+        Schedule(f"GPipe's lists, m = {p + 1}", all_forwards_first(p, p + 1, range(p + 1)), p + 1),
+        Schedule(f"1F1B's lists, m = {m}", in_turn(p, m), m),
+        Schedule(backwards, all_forwards_first(p, 3, (2, 1, 0)), 3),
     ]
 
 
-@exercise("13.4", "A stage at work")
-def stage_at_work(run_stage: Callable[..., Any]) -> Verdict:
-    for p in WORLD_SIZES:
-        generator = fresh_generator()
-        asked = cases(p)
-        data = [_draw(p, case.m, generator) for case in asked]
-        runs = run_cases(
-            _run,
-            p,
-            run_stage,
-            asked,
-            data,
-            note=lambda case: case.name,
-            stuck=lambda case: STUCK,
-        )
-        for case, mine, seen in zip(asked, data, runs, strict=True):
-            right, lookalikes = _right(p, case, mine)
-            verify("13.4", p, seen, right, questions=QUESTIONS, lookalikes=lookalikes, note=case.name)
-    return Verdict("Loss and gradients of one process, whatever the order, and no more is kept than the lists ask for.")
+class Problem(NamedTuple):
+    """The whole chain, and what goes through it."""
+
+    weights: Tensor  # of all stages, [p, h, h + 1], with the bias in the last column
+    inputs: Tensor  # micro-batches [m, b, h]
+    targets: Tensor  # [m, b, h]
 
 
-def _draw(p: int, m: int, generator: torch.Generator) -> Data:
-    return Data(
-        random_tensor(generator, p, HIDDEN, HIDDEN + 1),
-        random_tensor(generator, m, BATCH, HIDDEN),
-        random_tensor(generator, m, BATCH, HIDDEN),
+def draw(case: Schedule, generator: torch.Generator, size: int) -> Problem:
+    return Problem(
+        random_tensor(generator, size, HIDDEN, HIDDEN + 1),
+        random_tensor(generator, case.m, BATCH, HIDDEN),
+        random_tensor(generator, case.m, BATCH, HIDDEN),
     )
 
 
-# On a rank
+def through(stages: Tensor, x: Tensor) -> Tensor:
+    """x [.., h] after these stages; their weights are [stages, h, h + 1]."""
+    for weight in stages:
+        x = torch.tanh(F.linear(x, weight[:, :-1], weight[:, -1]))
+    return x
 
 
-def _run(run_stage: Callable[..., Any], asked: Sequence[Case], data: Sequence[Data]) -> list[Observed]:
-    lanes = Lanes()
-    seen = []
-    for case, mine in zip(asked, data, strict=True):
-        seen.append(_run_case(run_stage, lanes, case, mine))
-        if seen[-1][UNWAITED]:
-            break  # what comes next might wait for it for ever
-    return seen + [seen[-1]] * (len(asked) - len(seen))
+class WatchedStage(nn.Module):
+    """y = tanh(x W^T + b), of x [b, h].
+
+    weight     [h, h + 1], with the bias in the last column
+    flow       what should come in: x for each micro-batch, [m, b, h]; by it a micro-batch is known
+    events     what was done, "F0", "B0", ...; "F of something else" for an x that is none of these
+    most_live  the most graphs for a backward pass that were alive at once
+    """
+
+    def __init__(self, weight: Tensor, flow: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight[:, :-1].clone())
+        self.bias = nn.Parameter(weight[:, -1].clone())
+        self.flow = flow
+        self.events: list[str] = []
+        self.live = self.most_live = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        known = [k for k, right in enumerate(self.flow) if x.shape == right.shape and torch.allclose(x, right)]
+        name = str(known[0]) if known else " of something else"
+        self.events.append(f"F{name}")
+        return torch.tanh(_Watch.apply(F.linear(x, self.weight, self.bias), self, name))
+
+    def out_of_step(self, right: Sequence[str]) -> str:
+        """The first place where what was done is not what was right; "" where all of it was."""
+        for place, (mine, wanted) in enumerate(zip(self.events, right, strict=False)):
+            if mine != wanted:
+                return f"action {place} was {mine}, and should be {wanted}"
+        if len(self.events) < len(right):
+            return f"only {len(self.events)} of {len(right)} actions were done, not {right[len(self.events)]}"
+        extra = self.events[len(right) :]
+        return f"after all of them came {extra[0]}" if extra else ""
 
 
-def _run_case(run_stage: Callable[..., Any], lanes: Lanes, case: Case, data: Data) -> Observed:
-    rank, p = lanes.rank, lanes.world_size
-    stage = WatchedStage(data.weights[rank].to(device()), _flow(data, rank).to(device()))
-    inputs = list(data.inputs.to(device()).clone()) if rank == 0 else None
-    targets = list(data.targets.to(device()).clone()) if rank == p - 1 else None
+class _Token:
+    """Lives as long as the graph of one micro-batch."""
+
+    def __init__(self, stage: WatchedStage) -> None:
+        self.stage = stage
+        stage.live += 1
+        stage.most_live = max(stage.most_live, stage.live)
+
+    def __del__(self) -> None:
+        self.stage.live -= 1
+
+
+class _Watch(Function):
+    """Passes x on. Its graph node notes the backward of a micro-batch, and holds a token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stage: WatchedStage, name: str) -> Tensor:
+        ctx.stage, ctx.name = stage, name
+        if ctx.needs_input_grad[0]:
+            ctx.token = _Token(stage)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        ctx.stage.events.append(f"B{ctx.name}")
+        return dy, None, None
+
+
+@cache
+def lanes_of(world: Any) -> Lanes:
+    """On a rank: the lanes that all its cases share.
+
+    A second `Lanes` would hang on more than two ranks: torch names its groups by how many a rank has made, and only
+    the first and the last rank have made one for the ends.
+    """
+    return Lanes()
+
+
+def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: Any) -> Observed:
+    lanes = lanes_of(dist.group.WORLD)
+    rank, last = lanes.rank, lanes.world_size - 1
+    flow = through(given.weights[:rank], given.inputs)
+    stage = WatchedStage(given.weights[rank].to(device()), flow.to(device()))
+    inputs = list(given.inputs.to(device()).clone()) if rank == 0 else None
+    targets = list(given.targets.to(device()).clone()) if rank == last else None
     template = torch.zeros(BATCH, HIDDEN, dtype=torch.float64, device=device())
     row = actions(case.lists)[rank]
-    given = {"inputs": inputs, "targets": targets}
-    watched = {f"{name}[{k}]": x for name, xs in given.items() for k, x in enumerate(xs or ())}
+    tensors = {"inputs": inputs, "targets": targets}
+    watched = {f"{name}[{k}]": x for name, xs in tensors.items() for k, x in enumerate(xs or ())}
     before = Snapshot(weight=stage.weight, bias=stage.bias, **watched)
     with record() as section, called_as(f"run_stage(stage, actions, lanes, template, loss, ...) with {case.name}"):
         loss = run_stage(stage, row, lanes, template, F.mse_loss, inputs, targets)
     sent = traffic(section)
     most, allowed = stage.most_live, peak(case.lists[rank]) + 1  # one may be on its way in while one goes out
     return {
-        "loss": _loss(loss),
+        "loss": scalar(loss),
         "dW": stage.weight.grad,
         "db": stage.bias.grad,
         IN_ORDER: Claim(stage.out_of_step([f"{kind}{k}" for kind, k in case.lists[rank]])),
@@ -162,58 +217,126 @@ def _run_case(run_stage: Callable[..., Any], lanes: Lanes, case: Case, data: Dat
     }
 
 
-def _flow(data: Data, stop: int) -> Tensor:
-    """What goes into stage `stop`, [m, b, h]: the micro-batches, taken through the stages before it."""
-    x = data.inputs
-    for weight in data.weights[:stop]:
-        x = torch.tanh(F.linear(x, weight[:, :-1], weight[:, -1]))
-    return x
-
-
-def _loss(loss: Any) -> Any:
+def scalar(loss: Any) -> Any:
+    """A loss as a float64 tensor []; anything that is not a single number stays as it is."""
     if isinstance(loss, float):
         return torch.tensor(loss, dtype=torch.float64)
     return loss.reshape(()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
 
 
-# What is right, and what known mistakes give
-
-
-def _right(p: int, case: Case, data: Data) -> tuple[list[dict[str, Any]], Lookalikes]:
-    weights = data.weights.clone().requires_grad_()
-    parts = []
-    for k in range(case.m):
-        y = _flow(Data(weights, data.inputs[k], data.targets[k]), p)
-        parts.append(F.mse_loss(y, data.targets[k]))
-    (gradient,) = torch.autograd.grad(torch.stack(parts).mean(), weights, retain_graph=True)
-    (of_last,) = torch.autograd.grad(parts[case.lists[-1][-1][1]], weights)
-    losses = torch.stack(parts).detach()
-    right = [
-        {
-            "loss": losses.mean() if rank == p - 1 else None,
-            "dW": gradient[rank, :, :-1],
-            "db": gradient[rank, :, -1],
-            "messages": _messages(p, rank, case.m),
-        }
-        for rank in range(p)
-    ]
-    return right, {
-        "loss": {SUM_OF_LOSSES: [losses.sum()] * p, LAST_LOSS: [losses[case.lists[-1][-1][1]]] * p},
-        "dW": _alike(gradient, of_last, case.m, slice(None, -1)),
-        "db": _alike(gradient, of_last, case.m, -1),
+def expect(case: Schedule, problem: Problem, place: Place) -> Expected:
+    weights = problem.weights.clone().requires_grad_()
+    outputs = through(weights, problem.inputs)
+    losses = torch.stack([F.mse_loss(*pair) for pair in zip(outputs, problem.targets, strict=True)])
+    last = losses[case.lists[-1][-1][1]]  # of the micro-batch that goes backward last
+    (gradient,) = torch.autograd.grad(losses.mean(), weights, retain_graph=True)
+    (of_last,) = torch.autograd.grad(last, weights)
+    losses, mine, mine_of_last = losses.detach(), gradient[place.index], of_last[place.index]
+    right = {
+        "loss": losses.mean() if place.index == place.size - 1 else None,
+        "dW": mine[:, :-1],
+        "db": mine[:, -1],
+        "messages": messages(place, case.m),
     }
-
-
-def _alike(gradient: Tensor, of_last: Tensor, m: int, columns: Any) -> dict[str, list[Tensor]]:
-    return {
-        MANY_TIMES: list(m * gradient[..., columns]),
-        LAST_ONLY: list(of_last[..., columns]),
-        LAST_ONLY_OVER_M: list(of_last[..., columns] / m),
+    wrong = {MANY_TIMES: case.m * mine, LAST_ONLY: mine_of_last, LAST_ONLY_OVER_M: mine_of_last / case.m}
+    mistakes = {
+        "loss": {SUM_OF_LOSSES: losses.sum(), LAST_LOSS: last.detach()},
+        "dW": {label: value[:, :-1] for label, value in wrong.items()},
+        "db": {label: value[:, -1] for label, value in wrong.items()},
     }
+    return Expected(right, mistakes)
 
 
-def _messages(p: int, rank: int, m: int) -> Traffic:
+def messages(place: Place, m: int) -> Traffic:
     """The next rank gets m outputs and gives m gradients; the one before gives m outputs and gets m gradients."""
-    neighbours = [other for other in (rank - 1, rank + 1) if 0 <= other < p]
-    calls = [call for other in neighbours for call in (("send", (rank, other)), ("recv", (other, rank)))] * m
+    rank = place.index
+    neighbors = [other for other in (rank - 1, rank + 1) if 0 <= other < place.size]
+    calls = [call for other in neighbors for call in (("send", (rank, other)), ("recv", (other, rank)))] * m
     return Traffic(Call(kind, BATCH * HIDDEN, "float64", pair) for kind, pair in calls)
+
+
+@exercise("13.4", "A stage at work")
+def stage_at_work(run_stage: Callable[..., Any]) -> Verdict:
+    check_cases("13.4", run_stage, schedules, draw=draw, run=run, expect=expect, questions=QUESTIONS, stuck=STUCK)
+    return Verdict("Loss and gradients of one process, whatever the order, and no more is kept than the lists ask for.")
+
+
+STUCK = (
+    "For each rank, what does it wait for in the line that the report names? A send that you wait for at once waits "
+    "for its receiver, and the receiver may be waiting for you: when is the result of lanes.send needed? Does each "
+    "rank receive from the neighbour that sends, once for each micro-batch? And what must have happened to the sends "
+    "before the function comes back?"
+)
+
+QUESTIONS = (
+    Question(
+        lambda d: UNWAITED in d.names,
+        "lanes.send and lanes.receive only start a message. When may a received tensor be read? And what must have "
+        "happened to the sends before the function comes back?",
+    ),
+    Question(
+        lambda d: "changed" in d.kinds(),
+        "The caller goes on using the micro-batches and the weights. Which line writes into one of them?",
+    ),
+    Question(
+        lambda d: "the actions are as they were" in d.names,
+        "The list of actions belongs to the caller. Which line changes it?",
+    ),
+    Question(
+        has_kind("dW", MANY_TIMES),
+        "Gradients of micro-batches add up in `.grad`: that is the gradient of the *sum* of their losses. The loss of "
+        "the batch is their mean. Where does 1/m belong?",
+    ),
+    Question(
+        has_kind("dW", LAST_ONLY, LAST_ONLY_OVER_M),
+        "Only one micro-batch has left its gradient, and m of them should add up. Which line forgets the others?",
+    ),
+    Question(
+        has_no_gradient("dW", "db"),
+        "No gradient arrives at the weights of this stage. From which tensor does its backward begin, and with which "
+        "gradient?",
+    ),
+    Question(
+        lambda d: any("of something else" in row.text for row in d if row.name == IN_ORDER),
+        "What goes into the stage is no micro-batch's activation. Was the message there when you read it? Is it a "
+        "tensor of its own, or one that the next message writes into?",
+    ),
+    Question(
+        lambda d: IN_ORDER in d.names,
+        "Work through `actions` from front to back: an action's kind says forward or backward, its micro_batch says "
+        "which one. Where does your order come from?",
+    ),
+    Question(
+        lambda d: KEPT in d.names and not {"dW", "db", "loss"} & d.names,
+        "The numbers are right, and too much is kept. What still holds a micro-batch's graph after its backward: an "
+        "entry of a dictionary, a list of losses that were never detached, a message that was sent with its graph?",
+    ),
+    Question(
+        lambda d: any("where None is right" in row.text for row in d if row.name == "loss"),
+        "Only the last rank knows the loss. What do the others return?",
+    ),
+    Question(
+        has_kind("loss", SUM_OF_LOSSES, LAST_LOSS),
+        "The loss of the batch is the mean over its m micro-batches. What do you return?",
+    ),
+    Question(
+        lambda d: d.names == {"loss"},
+        "The gradients are right. What does the last rank return: a number, the mean of the m losses?",
+    ),
+    Question(
+        lambda d: d.names == {"messages"},
+        "The numbers are right, but other messages were sent than have to be: m outputs to the next rank, m gradients "
+        "to the one before. Who sends what too often?",
+    ),
+    Question(
+        lambda d: "dW" in d.names and not {"db", "loss"} & d.names,
+        "The gradient of the bias is right, that of the weight is not. It needs what went into the stage: what stands "
+        "in that tensor when its backward comes? Does every message get memory of its own?",
+    ),
+    Question(
+        lambda d: bool({"dW", "db"} & d.names) and "loss" not in d.names,
+        "The forward pass is right. Follow the gradient: the last stage starts from its loss, every other from what it "
+        "receives; and each sends on the gradient of *its input*. Is each received input a leaf of its own that "
+        "requires a gradient?",
+    ),
+)
