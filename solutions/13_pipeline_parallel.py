@@ -30,7 +30,7 @@ from tplab.common import corpus
 from tplab.course import check, predict, show_failure, symptoms
 from tplab.gpt import ParallelGPT
 from tplab.memory import GPTConfig, MemoryMeter
-from tplab.pipeline import Action, Lanes, Pipeline, Schedule, gpt_stages, schedule_order, schedules
+from tplab.pipeline import Action, Channels, Pipeline, Schedule, gpt_stages, schedule_order, schedules
 from tplab.pipeline.schedule_order import Span
 from tplab.runtime import Record
 from tplab.tensor import seed_all
@@ -307,20 +307,20 @@ viz.table(rows)
 #
 # **A send must not wait.** `dist.send` may come back only when its receiver has come to its `recv`; and that one may be waiting for you. So start the send, go on, and wait for it at the end. (Chapter 01 did this with `isend`.)
 #
-# **Two lanes.** Between two ranks activations travel up and gradients down, in an order that is not the same on both sides. NCCL puts everything that goes between two GPUs in one process group into one queue, where a send that comes first would block the receive after it. So each direction gets a process group of its own. `Lanes` of `tplab.pipeline.p2p` makes them:
+# **Two channels.** Between two neighbors, activations go up and gradients come down, and the two ranks don't start these messages in the same order. That's a problem on NCCL, which puts all messages between two GPUs in a process group into a single queue: a send at the front would block the receive behind it. So each direction gets its own process group. `Channels` in `tplab.pipeline.p2p` creates them for you:
 #
 # | | |
 # |---|---|
-# | `lanes.rank`, `lanes.world_size` | this rank's place in the chain, and the number of ranks |
-# | `work = lanes.send(tensor, receiver)` | starts to send; `work.wait()` comes back when it is done |
-# | `work = lanes.receive(tensor, sender)` | starts to receive into `tensor`; read it only after `work.wait()` |
+# | `channels.rank`, `channels.world_size` | this rank's place in the chain, and the number of ranks |
+# | `work = channels.send(tensor, receiver)` | starts to send; `work.wait()` returns when the send is done |
+# | `work = channels.receive(tensor, sender)` | starts to receive into `tensor`; read it only after `work.wait()` |
 
 # %% [markdown] task="13.4" title="A stage at work" difficulty=4 minutes=25
 # Write the program of one rank. It must work for any list that can be played: do what `actions` says, in that order. When a micro-batch has gone backward, keep nothing of it, so that no more is live than the list asks for.
 
 
 # %% exercise="13.4"
-def run_stage(stage, actions, lanes, template, loss, inputs=None, targets=None):
+def run_stage(stage, actions, channels, template, loss, inputs=None, targets=None):
     """Work through one rank's list. The gradients of the batch's mean loss are added to those of the stage's parameters.
 
     stage       this rank's module                                      [b, h] -> [b, h]
@@ -333,13 +333,13 @@ def run_stage(stage, actions, lanes, template, loss, inputs=None, targets=None):
     out: on the last rank the mean loss of the batch, elsewhere None
     """
     ### BEGIN SOLUTION
-    rank, last = lanes.rank, lanes.world_size - 1
+    rank, last = channels.rank, channels.world_size - 1
     m = sum(action.kind == "F" for action in actions)
     kept, sent, losses = {}, [], []
 
     def receive(sender):
         tensor = torch.empty_like(template)
-        lanes.receive(tensor, sender).wait()
+        channels.receive(tensor, sender).wait()
         return tensor
 
     for action in actions:
@@ -351,13 +351,13 @@ def run_stage(stage, actions, lanes, template, loss, inputs=None, targets=None):
                 y = loss(y, targets[k]) / m  # []
                 losses.append(y.detach())
             else:
-                sent.append(lanes.send(y.detach(), rank + 1))
+                sent.append(channels.send(y.detach(), rank + 1))
             kept[k] = x, y
         else:
             x, y = kept.pop(k)
             y.backward(None if rank == last else receive(rank + 1))
             if rank > 0:
-                sent.append(lanes.send(x.grad, rank - 1))
+                sent.append(channels.send(x.grad, rank - 1))
     for work in sent:
         work.wait()
     return sum(losses) if rank == last else None
@@ -368,7 +368,7 @@ def run_stage(stage, actions, lanes, template, loss, inputs=None, targets=None):
 # 1. What does B need of F? x, for its gradient, and y, or the loss, to start from: a dictionary from micro-batch to `(x, y)`. Which ranks receive in F, which in B, and which send?
 # 2. In F: x is `inputs[k]` on rank 0; elsewhere receive into a *new* `torch.empty_like(template)`, wait, and call `.requires_grad_()`. On the last rank replace y by `loss(y, targets[k]) / m` and note its value, detached; elsewhere send `y.detach()` to `rank + 1`. In B: `x, y = kept.pop(k)`, go backward, from nothing on the last rank and from
 #    the received gradient elsewhere, and send `x.grad` to `rank - 1`, unless this is rank 0.
-# 3. `m` is the number of F in `actions`. Collect what `lanes.send` returns in a list, and wait for all of it after the loop. `y.backward(None if rank == last else receive(rank + 1))`. At the end `sum(losses)` on the last rank.
+# 3. `m` is the number of F in `actions`. Collect what `channels.send` returns in a list, and wait for all of it after the loop. `y.backward(None if rank == last else receive(rank + 1))`. At the end `sum(losses)` on the last rank.
 
 # %% check="13.4"
 check("13.4", run_stage)
@@ -441,8 +441,8 @@ def new_stage(rank, p):
 
 def train(make_lists, m, steps=STEPS, optimizer=sgd, loss=F.cross_entropy):
     torch.set_num_threads(1)
-    lanes = Lanes()
-    rank, p = lanes.rank, lanes.world_size
+    channels = Channels()
+    rank, p = channels.rank, channels.world_size
     stage = new_stage(rank, p)
     actions = make_lists(p, m)[rank]
     template = torch.empty(BATCH // m, HIDDEN, dtype=torch.float64, device=device())
@@ -451,7 +451,7 @@ def train(make_lists, m, steps=STEPS, optimizer=sgd, loss=F.cross_entropy):
         ids = ids.to(device()).chunk(m) if rank == 0 else None  # m of [b, 8]
         targets = targets[:, -1].to(device()).chunk(m) if rank == p - 1 else None  # m of [b]
         optimizer.zero_grad()
-        value = run_stage(stage, actions, lanes, template, loss, ids, targets)
+        value = run_stage(stage, actions, channels, template, loss, ids, targets)
         optimizer.step()
         losses.append(None if value is None else value.item())
     return {"losses": losses, "weights": stage.state_dict()}
@@ -527,11 +527,11 @@ class PausingStage(nn.Module):
 
 def traced(make_lists, m):
     """When this rank was at work on which action."""
-    lanes, stage = Lanes(), PausingStage()
-    actions = make_lists(lanes.world_size, m)[lanes.rank]
+    channels, stage = Channels(), PausingStage()
+    actions = make_lists(channels.world_size, m)[channels.rank]
     x = torch.zeros(2, 4, device=device())
     dist.barrier()
-    run_stage(stage, actions, lanes, x, lambda y, target: y.mean(), [x] * m, [x] * m)
+    run_stage(stage, actions, channels, x, lambda y, target: y.mean(), [x] * m, [x] * m)
     times = {kind: iter(spans) for kind, spans in stage.times.items()}
     return [(action, *next(times[action.kind])) for action in actions]
 
@@ -578,14 +578,14 @@ viz.table(
 
 # %%
 def memory_of_a_step(make_lists, m, b=128):
-    lanes = Lanes()
-    rank, p = lanes.rank, lanes.world_size
+    channels = Channels()
+    rank, p = channels.rank, channels.world_size
     stage = new_stage(rank, p)
     template = torch.empty(b, HIDDEN, dtype=torch.float64, device=device())
     ids, targets = next(corpus.byte_batches(text, CONTEXT, b * m, 1, seed=2))
     ids, targets = ids.to(device()).chunk(m), targets[:, -1].to(device()).chunk(m)
     with MemoryMeter() as meter:
-        run_stage(stage, make_lists(p, m)[rank], lanes, template, F.cross_entropy, ids, targets)
+        run_stage(stage, make_lists(p, m)[rank], channels, template, F.cross_entropy, ids, targets)
     return meter.peak - meter.live
 
 
@@ -684,12 +684,12 @@ def gpt_batches(m, steps=1):
         yield ids.to(device()).chunk(m), targets.to(device()).chunk(m)
 
 
-def gpt_pipeline(schedule, lanes, tie=True):
+def gpt_pipeline(schedule, channels, tie=True):
     """This rank's part of the GPT. tie=False: its two tables know nothing of each other."""
-    groups = [dist.new_group([rank]) for rank in range(lanes.world_size)]  # no tensor parallelism: one rank each
-    stages = gpt_stages(whole_gpt(groups[lanes.rank]), schedule.stages)
-    mine = [stages[schedule.stage(lanes.rank, chunk)] for chunk in range(schedule.chunks)]
-    table = mine[0].tied if lanes.rank == 0 else mine[-1].tied
+    groups = [dist.new_group([rank]) for rank in range(channels.world_size)]  # no tensor parallelism: one rank each
+    stages = gpt_stages(whole_gpt(groups[channels.rank]), schedule.stages)
+    mine = [stages[schedule.stage(channels.rank, chunk)] for chunk in range(schedule.chunks)]
+    table = mine[0].tied if channels.rank == 0 else mine[-1].tied
     return Pipeline(
         mine,
         schedule,
@@ -698,7 +698,7 @@ def gpt_pipeline(schedule, lanes, tie=True):
         device=device(),
         loss_sum=mine[-1].loss_sum,
         tied=table if tie else None,
-        lanes=lanes,
+        channels=channels,
     )
 
 
@@ -707,14 +707,14 @@ def gradients_of(module):
 
 
 def four_schedules():
-    lanes, found = Lanes(), []
+    channels, found = Channels(), []
     for schedule in FOUR:
-        pipeline = gpt_pipeline(schedule, lanes)
+        pipeline = gpt_pipeline(schedule, channels)
         ids, targets = next(gpt_batches(schedule.micro_batches))
         with record() as section:
             loss = pipeline.step(ids, targets)
         gradients = {name: grad for stage in pipeline.stages for name, grad in gradients_of(stage).items()}
-        totals = section.totals(lanes.rank)
+        totals = section.totals(channels.rank)
         found.append({"loss": loss, "gradients": gradients, "live": pipeline.peak_live, "totals": totals})
     return found
 
@@ -764,14 +764,14 @@ with show_failure():
 
 
 # %%
-def one_step(make_lists, lanes_class=Lanes):
-    lanes = lanes_class()
-    rank, p = lanes.rank, lanes.world_size
+def one_step(make_lists, channels_class=Channels):
+    channels = channels_class()
+    rank, p = channels.rank, channels.world_size
     actions = make_lists(p, 2)[rank]
     template = torch.empty(BATCH // 2, HIDDEN, dtype=torch.float64, device=device())
     ids, targets = next(corpus.byte_batches(text, CONTEXT, BATCH, 1, seed=1))
     ids, targets = ids.to(device()).chunk(2), targets[:, -1].to(device()).chunk(2)
-    value = run_stage(new_stage(rank, p), actions, lanes, template, F.cross_entropy, ids, targets)
+    value = run_stage(new_stage(rank, p), actions, channels, template, F.cross_entropy, ids, targets)
     return None if value is None else value.item()
 
 
@@ -781,7 +781,7 @@ with show_failure():
 # %% [markdown]
 # Both ranks wait in a receive, each for what the other would send later. On a cluster, with a time limit of ten minutes and a line of C++ in the report, this is what a wrong schedule looks like; and a check of the lists costs a millisecond. torch does such a dry run too: section 10.
 #
-# **Second: a send that waits.** Your program, your 1F1B. Only the lanes are others: each send is waited for at once.
+# **Second: a send that waits.** This is your program with your 1F1B. Only the channels are different, because they wait for each send immediately.
 
 
 # %%
@@ -790,15 +790,15 @@ class Done:
         """It was waited for already."""
 
 
-class WaitingLanes(Lanes):
+class WaitingChannels(Channels):
     def send(self, tensor, receiver):
         super().send(tensor, receiver).wait()
         return Done()
 
 
-print("GPipe:", launch(one_step, 2, args=(gpipe, WaitingLanes)))
+print("GPipe:", launch(one_step, 2, args=(gpipe, WaitingChannels)))
 with show_failure():
-    launch(one_step, 2, args=(one_f_one_b, WaitingLanes))
+    launch(one_step, 2, args=(one_f_one_b, WaitingChannels))
 
 # %% [markdown]
 # With GPipe's lists all goes well. With those of 1F1B both ranks wait in a *send*: rank 0 with the activation of micro-batch 1, rank 1 with the gradient of micro-batch 0, and neither comes to its receive. The lists are right, `check` has nothing against them; the way of sending is wrong. Whether a send waits for its receiver depends on the backend and on the size of the
@@ -857,8 +857,8 @@ viz.table(
 
 # %%
 def train_gpt(tie):
-    lanes = Lanes()
-    pipeline = gpt_pipeline(FOUR[1], lanes, tie)
+    channels = Channels()
+    pipeline = gpt_pipeline(FOUR[1], channels, tie)
     optimizer = plain_sgd(pipeline.stages[0].parameters())
     losses = []
     for ids, targets in gpt_batches(4, steps=20):
@@ -954,7 +954,7 @@ viz.table(
 #
 # ## 10 · In the wild
 #
-# **Megatron-Core**, `megatron/core/pipeline_parallel/schedules.py`: `get_forward_backward_func` chooses `forward_backward_pipelining_without_interleaving` (1F1B) or `..._with_interleaving`; there the warm-up you wrote is `num_warmup_microbatches`. Instead of two lanes it pairs a send with a receive: `send_forward_recv_backward` in `p2p_communication.py`.
+# **Megatron-Core**, `megatron/core/pipeline_parallel/schedules.py`: `get_forward_backward_func` chooses `forward_backward_pipelining_without_interleaving` (1F1B) or `..._with_interleaving`; there the warm-up you wrote is `num_warmup_microbatches`. Instead of two channels it pairs a send with a receive: `send_forward_recv_backward` in `p2p_communication.py`.
 # `deallocate_output_tensor` goes further than you did: an output that was sent is needed by nobody, only its graph is, so its memory is given back at once. The gradients of the tied table are summed in `_allreduce_word_embedding_grads`, in `megatron/core/distributed/finalize_model_grads.py`, among the ranks of the "embedding group".
 #
 # **PyTorch**, `torch.distributed.pipelining`: a `PipelineStage` around each module, and a schedule object: `ScheduleGPipe`, `Schedule1F1B`, `ScheduleInterleaved1F1B`, `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble`. The later ones are lists of actions too, with sends and receives put in as actions of their own; `_validate_schedule` and `_simulate_comms_compute` in `schedules.py`
@@ -965,8 +965,8 @@ viz.table(
 def beside_torch():
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    lanes = Lanes()
-    rank, p, m = lanes.rank, lanes.world_size, 8
+    channels = Channels()
+    rank, p, m = channels.rank, channels.world_size, 8
     ids, targets = next(corpus.byte_batches(text, CONTEXT, BATCH, 1, seed=4))
     ids, targets = ids.to(device()), targets[:, -1].to(device())
     template = torch.empty(BATCH // m, HIDDEN, dtype=torch.float64, device=device())
@@ -977,7 +977,7 @@ def beside_torch():
 
     mine = new_stage(rank, p)
     with record() as my_record:
-        run_stage(mine, one_f_one_b(p, m)[rank], lanes, template, F.cross_entropy, ids.chunk(m), targets.chunk(m))
+        run_stage(mine, one_f_one_b(p, m)[rank], channels, template, F.cross_entropy, ids.chunk(m), targets.chunk(m))
 
     theirs = new_stage(rank, p)
     schedule = Schedule1F1B(PipelineStage(theirs, rank, p, device()), m, loss_fn=F.cross_entropy)

@@ -18,7 +18,7 @@ from tplab.data.grid import mesh
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.pipeline.executor import Pipeline
-from tplab.pipeline.p2p import Lanes
+from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedules import one_f_one_b
 from tplab.pipeline.stages import gpt_stages
 from tplab.tensor.rng import seed_all
@@ -138,14 +138,14 @@ def gpt_batch():
 
 def _of_a_gpt():
     m, found = mesh(pp=2, tp=2), []
-    lanes, tp = Lanes(m.get_group("pp")), m.get_group("tp")
+    channels, tp = Channels(m.get_group("pp")), m.get_group("tp")
     for config in (TIED, UNTIED):
         seed_all(5)
         model = ParallelGPT(config, dtype=torch.float64, group=tp)
         stage = gpt_stages(model, 2)[m.get_local_rank("pp")]
         pipeline = Pipeline(
             [stage], one_f_one_b(2, 2), shape=(2, 5, 8), dtype=torch.float64, loss_sum=stage.loss_sum,
-            tied=stage.tied, lanes=lanes,
+            tied=stage.tied, channels=channels,
         )  # fmt: skip
         ids, targets = gpt_batch()
         pipeline.step(ids.chunk(2), targets.chunk(2))

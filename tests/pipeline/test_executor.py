@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from tests.reference import assert_close, random
 from tplab import launch, record
+from tplab.pipeline import p2p
 from tplab.pipeline.executor import Pipeline
-from tplab.pipeline.p2p import Lanes
+from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedule_order import ScheduleError
 from tplab.pipeline.schedules import (
     Action,
@@ -139,7 +140,7 @@ def one_process(stages, m, tied=False):
     return loss.item(), logits.detach(), gradients
 
 
-def _run(lanes, schedule, tied=False):
+def _run(channels, schedule, tied=False):
     rank, stages = dist.get_rank(), schedule.stages
     mine = [Stage(schedule.stage(rank, chunk), stages, tied) for chunk in range(schedule.chunks)]
     ends = {0: mine[0].table, dist.get_world_size() - 1: mine[-1].table}
@@ -152,7 +153,7 @@ def _run(lanes, schedule, tied=False):
         dtype=DTYPE,
         loss_sum=loss_sum,
         tied=ends.get(rank) if tied else None,
-        lanes=lanes,
+        channels=channels,
     )
     ids, targets = batch(schedule.micro_batches)
     first, last = rank == 0, rank == dist.get_world_size() - 1
@@ -176,8 +177,37 @@ def _run(lanes, schedule, tied=False):
 
 
 def _run_all(cases):
-    lanes = Lanes()
-    return [_run(lanes, *case) for case in cases]
+    channels = Channels()
+    return [_run(channels, *case) for case in cases]
+
+
+def _through_new_channels(number):
+    found = []
+    for _ in range(number):
+        channels = Channels()
+        rank, p = channels.rank, channels.world_size
+        received = torch.empty(1)
+        works = [channels.send(torch.tensor([float(rank)]), (rank + 1) % p), channels.receive(received, (rank - 1) % p)]
+        for work in works:
+            work.wait()
+        found.append((received.item(), channels.ends is not None and dist.get_process_group_ranks(channels.ends)))
+    return found
+
+
+def test_a_process_may_make_channels_again_and_again():
+    for rank, found in enumerate(launch(_through_new_channels, 4, args=(3,))):
+        assert found == [((rank - 1) % 4, [0, 3] if rank in (0, 3) else False)] * 3
+
+
+def test_the_names_of_0_1_still_work_and_warn():
+    with pytest.warns(DeprecationWarning, match="Channels"):
+        assert p2p.Lanes is Channels
+    with pytest.raises(AttributeError):
+        p2p.no_such_name  # noqa: B018
+    stages, channels = [nn.Linear(1, 1)], Channels()
+    with pytest.warns(DeprecationWarning, match="channels"):
+        pipeline = Pipeline(stages, one_f_one_b(1, 2), shape=[1], loss_sum=torch.dot, lanes=channels)
+    assert pipeline.channels is channels
 
 
 def cases(p):

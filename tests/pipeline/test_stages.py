@@ -16,7 +16,7 @@ from tplab import launch
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.pipeline.executor import Pipeline
-from tplab.pipeline.p2p import Lanes
+from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from tplab.pipeline.stages import gpt_stages
 from tplab.tensor.rng import seed_all
@@ -45,11 +45,11 @@ def gpt_batch(m):
     return list(ids), list(targets)
 
 
-def _gpt(tp, lanes, config, schedule, options):
+def _gpt(tp, channels, config, schedule, options):
     seed_all(5)
     model = ParallelGPT(config, dtype=DTYPE, group=tp, **options)
     stages = gpt_stages(model, schedule.stages)
-    rank = lanes.rank
+    rank = channels.rank
     mine = [stages[schedule.stage(rank, chunk)] for chunk in range(schedule.chunks)]
     tied = mine[0].tied if rank == 0 else mine[-1].tied
     pipeline = Pipeline(
@@ -59,7 +59,7 @@ def _gpt(tp, lanes, config, schedule, options):
         dtype=DTYPE,
         loss_sum=mine[-1].loss_sum,
         tied=tied,
-        lanes=lanes,
+        channels=channels,
     )
     ids, targets = gpt_batch(schedule.micro_batches)
     loss = pipeline.step(ids, targets)
@@ -74,8 +74,8 @@ def _gpts():
     rank = dist.get_rank()
     tp = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
     pp = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
-    lanes = Lanes(pp)
-    return [_gpt(tp, lanes, *case) for case in GPT_CASES]
+    channels = Channels(pp)
+    return [_gpt(tp, channels, *case) for case in GPT_CASES]
 
 
 def whole_gpt(config, m):
@@ -159,7 +159,7 @@ def _theirs_and_ours():
     }
     ours = {"gpipe": gpipe(p, m), "1f1b": one_f_one_b(p, m), "interleaved": interleaved(p, m, 2)}
     x, target = random((m * BATCH, LENGTH, HIDDEN), "x"), random((m * BATCH, LENGTH, HIDDEN), "target")
-    found, lanes = [], Lanes()
+    found, channels = [], Channels()
     for name, schedule in ours.items():
         numbers = [schedule.stage(rank, chunk) for chunk in range(schedule.chunks)]
         blocks = [_block(number) for number in numbers]
@@ -175,7 +175,7 @@ def _theirs_and_ours():
         blocks = [_block(number) for number in numbers]
         pipeline = Pipeline(
             blocks, schedule, shape=SHAPE, dtype=DTYPE, count=torch.numel,
-            loss_sum=lambda y, t: F.mse_loss(y, t, reduction="sum"), lanes=lanes,
+            loss_sum=lambda y, t: F.mse_loss(y, t, reduction="sum"), channels=channels,
         )  # fmt: skip
         loss = pipeline.step(x.chunk(m), target.chunk(m))
         own = [parameter.grad for block in blocks for parameter in block.parameters()]

@@ -48,13 +48,13 @@ while any(done[rank] < len(rows[rank]) for rank in range(p)):
 return p * max(free) / working - 1
 """
 STAGE = """
-rank, last = lanes.rank, lanes.world_size - 1
+rank, last = channels.rank, channels.world_size - 1
 m = sum(action.kind == "F" for action in actions)
 kept, sent, losses = {}, [], []
 
 def receive(sender):
     tensor = torch.empty_like(template)
-    lanes.receive(tensor, sender).wait()
+    channels.receive(tensor, sender).wait()
     return tensor
 
 for action in actions:
@@ -66,13 +66,13 @@ for action in actions:
             y = loss(y, targets[k]) / m
             losses.append(y.detach())
         else:
-            sent.append(lanes.send(y.detach(), rank + 1))
+            sent.append(channels.send(y.detach(), rank + 1))
         kept[k] = x, y
     else:
         x, y = kept.pop(k)
         y.backward(None if rank == last else receive(rank + 1))
         if rank > 0:
-            sent.append(lanes.send(x.grad, rank - 1))
+            sent.append(channels.send(x.grad, rank - 1))
 for work in sent:
     work.wait()
 return sum(losses) if rank == last else None
@@ -97,7 +97,7 @@ def played(*pairs: tuple[str, str]) -> str:
 
 
 def stage(*pairs: tuple[str, str]) -> str:
-    head = "def run_stage(stage, actions, lanes, template, loss, inputs=None, targets=None):"
+    head = "def run_stage(stage, actions, channels, template, loss, inputs=None, targets=None):"
     return f"{head}\n{indented(swap_all(STAGE, *pairs))}\n"
 
 
@@ -153,23 +153,23 @@ READ = [
 
 AT_WORK = [
     ("forgets 1/m", stage((" / m\n", "\n"), ("sum(losses)", "sum(losses) / m")), "Where does 1/m belong"),
-    ("divides by p in place of m", stage((" / m\n", " / lanes.world_size\n")), "Exercise 13.4, p = 1"),
+    ("divides by p in place of m", stage((" / m\n", " / channels.world_size\n")), "Exercise 13.4, p = 1"),
     ("the loss is the sum", stage(("return sum(losses)", "return m * sum(losses)")), "The loss of the batch is the mean over its m micro-batches"),
     ("every rank returns a loss", stage(("return sum(losses) if rank == last else None", "return sum(losses)")), "What do the others return"),
-    ("each send is waited for at once", stage(("sent.append(lanes.send(y.detach(), rank + 1))", "lanes.send(y.detach(), rank + 1).wait()"), ("sent.append(lanes.send(x.grad, rank - 1))", "lanes.send(x.grad, rank - 1).wait()")), "when is the result of lanes.send needed"),
+    ("each send is waited for at once", stage(("sent.append(channels.send(y.detach(), rank + 1))", "channels.send(y.detach(), rank + 1).wait()"), ("sent.append(channels.send(x.grad, rank - 1))", "channels.send(x.grad, rank - 1).wait()")), "when is the result of channels.send needed"),
     ("nobody waits for the sends", stage(("    work.wait()\n", "    pass\n")), "what must have happened to the sends"),
-    ("waits for the last send alone", stage(("for work in sent:", "for work in sent[-1:]:")), "lanes.send and lanes.receive only start a message"),
-    ("reads what it receives too early", stage(("lanes.receive(tensor, sender).wait()\n    return tensor", "early = tensor.clone()\n    sent.append(lanes.receive(tensor, sender))\n    return early")), "Was the message there when you read it"),
+    ("waits for the last send alone", stage(("for work in sent:", "for work in sent[-1:]:")), "channels.send and channels.receive only start a message"),
+    ("reads what it receives too early", stage(("channels.receive(tensor, sender).wait()\n    return tensor", "early = tensor.clone()\n    sent.append(channels.receive(tensor, sender))\n    return early")), "Was the message there when you read it"),
     ("one buffer for all messages", stage(("tensor = torch.empty_like(template)", "tensor = template.detach()")), "Does every message get memory of its own"),
     ("does not ask for the gradient of x", stage((".requires_grad_()", "")), "your code fails on rank 1"),
     ("always GPipe's order", stage(("for action in actions:", "for action in sorted(actions, key=lambda a: (a.kind != 'F', a.micro_batch)):")), "Where does your order come from"),
     ("keeps every micro-batch", stage(("kept.pop(k)", "kept[k]")), "What still holds a micro-batch's graph"),
     ("keeps the losses with their graphs", stage(("losses.append(y.detach())", "losses.append(y)"), ("return sum(losses)", "return sum(losses).detach()")), "What still holds a micro-batch's graph"),
-    ("sends its output with the graph", stage(("lanes.send(y.detach(), rank + 1)", "lanes.send(y, rank + 1)")), "a message that was sent with its graph"),
+    ("sends its output with the graph", stage(("channels.send(y.detach(), rank + 1)", "channels.send(y, rank + 1)")), "a message that was sent with its graph"),
     ("clears the gradients on the way", stage(("    x, y = kept.pop(k)", "    x, y = kept.pop(k)\n        stage.zero_grad()")), "Only one micro-batch has left its gradient"),
     ("takes a step of SGD at the end", stage(("    work.wait()\n", "    work.wait()\nfor parameter in stage.parameters():\n    parameter.data -= 0.1 * parameter.grad\n")), "goes on using the micro-batches and the weights"),
-    ("asks autograd for the gradient of x alone", stage(("x = inputs[k] if rank == 0 else receive(rank - 1).requires_grad_()", "x = (inputs[k].clone() if rank == 0 else receive(rank - 1)).requires_grad_()"), ("y.backward(None if rank == last else receive(rank + 1))", "(dx,) = torch.autograd.grad(y, x, None if rank == last else receive(rank + 1))"), ("lanes.send(x.grad, rank - 1)", "lanes.send(dx, rank - 1)")), "No gradient arrives at the weights of this stage"),
-    ("sends the gradient of its output on", stage(("y.backward(None if rank == last else receive(rank + 1))", "dy = torch.ones_like(template) if rank == last else receive(rank + 1)\n        y.backward(None if rank == last else dy)"), ("lanes.send(x.grad, rank - 1)", "lanes.send(dy, rank - 1)")), "each sends on the gradient of *its input*"),
+    ("asks autograd for the gradient of x alone", stage(("x = inputs[k] if rank == 0 else receive(rank - 1).requires_grad_()", "x = (inputs[k].clone() if rank == 0 else receive(rank - 1)).requires_grad_()"), ("y.backward(None if rank == last else receive(rank + 1))", "(dx,) = torch.autograd.grad(y, x, None if rank == last else receive(rank + 1))"), ("channels.send(x.grad, rank - 1)", "channels.send(dx, rank - 1)")), "No gradient arrives at the weights of this stage"),
+    ("sends the gradient of its output on", stage(("y.backward(None if rank == last else receive(rank + 1))", "dy = torch.ones_like(template) if rank == last else receive(rank + 1)\n        y.backward(None if rank == last else dy)"), ("channels.send(x.grad, rank - 1)", "channels.send(dy, rank - 1)")), "each sends on the gradient of *its input*"),
     ("hands the gradients of its weights to the next rank, too", stage(("    work.wait()\n", "    work.wait()\nif last:\n    dist.all_reduce(stage.bias.grad.clone())\n")), "other messages were sent than have to be"),
     ("takes the actions out of the list", stage(("for action in actions:\n    k", "while actions:\n    action = actions.pop(0)\n    k")), "Which line changes it"),
     ("returns None", stage(("return sum(losses) if rank == last else None", "")), "What does the last rank return"),

@@ -57,9 +57,7 @@ def plans(
     sequences = sequences if sequences is not None else default_sequences(config, gpus)
     if sequences < 1:
         raise ValueError(f"a step has at least one sequence, got {sequences}")
-    candidates = [
-        (layout, _bill(config, layout, shard_optimizer)) for layout in layouts(config, gpus, sequences)
-    ]
+    candidates = [(layout, _bill(config, layout, shard_optimizer)) for layout in layouts(config, gpus, sequences)]
     if not candidates:
         raise ValueError(
             f"no layout over {gpus} GPUs: tp must divide {config.num_heads} heads, pp may be at most the "

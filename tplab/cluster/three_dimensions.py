@@ -27,7 +27,7 @@ from tplab.data.zero import ZeRO1
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.pipeline.executor import Pipeline, counted_tokens
-from tplab.pipeline.p2p import Lanes
+from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedules import one_f_one_b
 from tplab.pipeline.stages import gpt_stages
 from tplab.runtime import device
@@ -80,7 +80,7 @@ class Training3D:
             device=device(),
             loss_sum=self.stage.loss_sum,
             tied=self.stage.tied,
-            lanes=Lanes(self.pp),
+            channels=Channels(self.pp),
         )
         self.parameters = list(self.stage.parameters())
         self.data: DataParallel | None = None

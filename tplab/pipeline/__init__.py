@@ -9,7 +9,7 @@ executor         run a schedule on real ranks
 """
 
 from tplab.pipeline.executor import Pipeline, counted_tokens
-from tplab.pipeline.p2p import Lanes
+from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedule_order import ScheduleError, simulate
 from tplab.pipeline.schedules import Action, Schedule, gpipe, interleaved, one_f_one_b, zero_bubble
 from tplab.pipeline.split_backward import backward_of_input
@@ -17,7 +17,7 @@ from tplab.pipeline.stages import gpt_stages
 
 __all__ = [
     "Action",
-    "Lanes",
+    "Channels",
     "Pipeline",
     "Schedule",
     "ScheduleError",

@@ -19,6 +19,7 @@ the two gradients, in one all-reduce of two ranks at the end; starting alike, th
 torch.distributed.pipelining.)
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from tplab.pipeline.p2p import Lanes, Wires
+from tplab.pipeline.p2p import Channels, Messages
 from tplab.pipeline.schedule_order import check
 from tplab.pipeline.schedules import Action, Schedule, forward_only
 from tplab.pipeline.split_backward import Weights, backward_of_input
@@ -50,7 +51,8 @@ class Pipeline:
     loss_sum    (output of the last stage, target) -> the sum of the counted tokens' losses, a scalar
     count       target -> how many tokens count
     tied        the parameter that the first stage shares with the last one; given on the ranks of both, None elsewhere
-    lanes       the ranks of the pipeline, `Lanes(group)`; pipelines may share it. None: all ranks
+    channels    the ranks of the pipeline, `Channels(group)`; pipelines may share it. None: all ranks
+    lanes       the name of `channels` before 0.2
 
     `peak_live` is the most micro-batches that were kept at once in the last run, counted while it ran.
     Raises ScheduleError for a schedule that can't run, ValueError where stages and schedule don't fit the ranks.
@@ -67,11 +69,15 @@ class Pipeline:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         tied: nn.Parameter | None = None,
-        lanes: Lanes | None = None,
+        channels: Channels | None = None,
+        lanes: Channels | None = None,
     ) -> None:
+        if lanes is not None:
+            warnings.warn("Pipeline(lanes=...) is now Pipeline(channels=...)", DeprecationWarning, stacklevel=2)
+            channels = lanes
         check(schedule)
-        self.lanes = lanes or Lanes()
-        self.rank, p = self.lanes.rank, self.lanes.world_size
+        self.channels = channels or Channels()
+        self.rank, p = self.channels.rank, self.channels.world_size
         if schedule.world_size != p or len(stages) != schedule.chunks:
             raise ValueError(
                 f"the schedule is for {schedule.world_size} ranks with {schedule.chunks} stages each; "
@@ -130,29 +136,29 @@ class Pipeline:
     ) -> list[Tensor]:
         if self.is_first:
             self._check_number("inputs", inputs)
-        wires = Wires(self.lanes, schedule, self.shape, self.dtype, self.device)
-        run = _Run(self.stages, schedule, self.rank, wires, inputs or (), finish)
+        messages = Messages(self.channels, schedule, self.shape, self.dtype, self.device)
+        run = _Run(self.stages, schedule, self.rank, messages, inputs or (), finish)
         run.play()
         self.peak_live = run.peak_live
         return [run.finished[k] for k in sorted(run.finished)]
 
     def _start_alike(self) -> None:
         """The last stage's copy of a tied parameter takes the values of the first stage's."""
-        if self.tied is not None and self.lanes.ends is not None:
+        if self.tied is not None and self.channels.ends is not None:
             with torch.no_grad():
-                dist.broadcast(self.tied, group_src=0, group=self.lanes.ends)
+                dist.broadcast(self.tied, group_src=0, group=self.channels.ends)
 
     @contextmanager
     def _tied_gradients(self) -> Iterator[None]:
         """Give both copies the sum of what they get inside the block, on top of what they had."""
-        if self.tied is None or self.lanes.ends is None or not self.schedule.trains:
+        if self.tied is None or self.channels.ends is None or not self.schedule.trains:
             yield
             return
         before, self.tied.grad = self.tied.grad, None
         yield
         if self.tied.grad is None:
             self.tied.grad = torch.zeros_like(self.tied)
-        dist.all_reduce(self.tied.grad, group=self.lanes.ends)
+        dist.all_reduce(self.tied.grad, group=self.channels.ends)
         if before is not None:
             self.tied.grad += before
 
@@ -185,7 +191,7 @@ class _Run:
     stages: Sequence[nn.Module]
     schedule: Schedule
     rank: int
-    wires: Wires
+    messages: Messages
     inputs: Sequence[Tensor]
     finish: Callable[[Tensor, int], Tensor]
     live: dict[tuple[int, int], _Live] = field(default_factory=dict)
@@ -196,15 +202,15 @@ class _Run:
         row = self.schedule.actions[self.rank]
         needs = [self.schedule.needs(self.rank, action) for action in row]
         for action, needed, coming in zip(row, needs, [*needs[1:], None], strict=True):
-            received = None if needed is None else self.wires.receive(needed)
+            received = None if needed is None else self.messages.receive(needed)
             if coming is not None:
-                self.wires.expect(coming)
+                self.messages.expect(coming)
             made = self._forward(action, received) if action.kind == "F" else self._backward(action, received)
             given = self.schedule.gives(self.rank, action)
             if given is not None and made is not None:
-                self.wires.send(given, made)
+                self.messages.send(given, made)
             self.peak_live = max(self.peak_live, len(self.live))
-        self.wires.close()
+        self.messages.close()
 
     def _forward(self, action: Action, received: Tensor | None) -> Tensor:
         k, training = action.micro_batch, self.schedule.trains and torch.is_grad_enabled()
@@ -215,7 +221,7 @@ class _Run:
                 y = self.finish(y, k)
                 self.finished[k] = y.detach()
             else:
-                self.wires.check(y, f"chunk {action.chunk} of rank {self.rank}")
+                self.messages.check(y, f"chunk {action.chunk} of rank {self.rank}")
         if training:
             edge = get_gradient_edge(y) if y.requires_grad else None
             self.live[action.chunk, k] = _Live(None if received is None else x, edge)

@@ -1,17 +1,18 @@
-"""Chapter 13: the messages of a schedule, sent so that nobody waits for ever.
+"""Chapter 13: the messages between pipeline stages, sent in a way that can't deadlock.
 
-A schedule that can run must not hang because of how it is sent. Three rules see to that:
+A schedule that works on paper must not hang because of the way its messages are sent. Three rules make sure of that:
 
-    sends wait for nobody       isend; the tensor is kept until it has surely arrived
-    one lane for each direction a process group for messages to higher ranks, another one for those to lower ranks, so
-                                that an activation and a gradient between the same two ranks never wait for each other
-    in the sender's order       messages of a lane arrive in the order in which they are sent (NCCL knows no tags). The
-                                receiver reads that order in the sender's list, and posts its irecv in it
+    sends don't block           `isend` returns immediately, and the tensor is kept alive until it has arrived
+    one channel per direction   messages to higher and to lower ranks use different process groups, so an activation and
+                                a gradient between the same two ranks never wait for each other
+    the sender sets the order   NCCL has no tags, so messages in a channel arrive in the order in which they are sent.
+                                The receiver looks up that order in the sender's list and posts its `irecv`s in it
 
-A message has surely arrived once its receiver sends something that it did later. So few tensors are kept, and no
-confirmation is needed: the schedule says which message proves which.
+When the receiver sends back a result for which it needed a message, that message must have arrived. The schedule says
+which results prove which messages, so no confirmations are needed and few tensors have to be kept.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 
 import torch
@@ -23,21 +24,28 @@ from tplab.collectives.by_hand import rank_and_size
 from tplab.pipeline.schedules import Result, Schedule
 
 
-class Lanes:
-    """The ranks of a pipeline, in the order of the stages, and the process groups among them.
+class Channels:
+    """The process groups that the ranks of a pipeline use to send messages to each other.
 
-    All ranks of `group` make it at the same time, once: groups are slow to make. Nobody else needs to take part.
+    group    the ranks in the order of their stages; None: all ranks
+
+    All ranks of `group` construct it together; other ranks don't take part. Creating process groups is slow, so several
+    pipelines over the same ranks should share one object.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
         self.rank, self.world_size = rank_and_size(group)
-        self.ends: ProcessGroup | None = None  # the first and the last rank, for what they share
-        self._groups: list[ProcessGroup] = []  # for messages to lower ranks, to higher ranks
+        self.ends: ProcessGroup | None = None  # the first and the last rank, for a tied parameter
+        self._groups: list[ProcessGroup] = []  # for messages to lower ranks, for messages to higher ranks
         if self.world_size > 1:
             ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
             self._groups = [dist.new_group(ranks, use_local_synchronization=True) for _ in range(2)]
-            if self.rank in (0, self.world_size - 1):
-                self.ends = dist.new_group([ranks[0], ranks[-1]], use_local_synchronization=True)
+            # torch derives a group's name from the number of groups its rank already has. So the inner ranks create a
+            # group here, too: otherwise the next group made by all these ranks would get two names, and hang.
+            is_end = self.rank in (0, self.world_size - 1)
+            members = [ranks[0], ranks[-1]] if is_end else [ranks[self.rank]]
+            group = dist.new_group(members, use_local_synchronization=True)
+            self.ends = group if is_end else None
 
     def send(self, tensor: Tensor, receiver: int) -> dist.Work:
         work = dist.isend(tensor, group=self._groups[receiver > self.rank], group_dst=receiver)
@@ -50,16 +58,16 @@ class Lanes:
         return work
 
 
-class Wires:
-    """What one rank sends and receives during one run of a schedule.
+class Messages:
+    """The messages that one rank sends and receives while it runs a schedule once.
 
     shape, dtype, device    of every message
     """
 
     def __init__(
-        self, lanes: Lanes, schedule: Schedule, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+        self, channels: Channels, schedule: Schedule, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._lanes, self._schedule = lanes, schedule
+        self._channels, self._schedule = channels, schedule
         self._shape, self._dtype, self._device = shape, dtype, device
         self._made: dict[Result, tuple[int, int]] = {}  # by which rank, as which of its actions
         self._used: dict[Result, int] = {}  # as which action of its receiver
@@ -69,13 +77,13 @@ class Wires:
                     self._made[given] = rank, place
                 if (needed := schedule.needs(rank, action)) is not None:
                     self._used[needed] = place
-        self._coming = {sender: self._from(sender) for sender in range(lanes.world_size)}
+        self._coming = {sender: self._from(sender) for sender in range(channels.world_size)}
         self._here: dict[Result, Tensor] = {}  # made by this rank for itself
         self._posted: dict[Result, tuple[dist.Work, Tensor]] = {}
         self._sent: list[tuple[Result, dist.Work, Tensor]] = []
 
     def check(self, tensor: Tensor, of: str) -> None:
-        """Raise ValueError for a tensor that is no message of these wires."""
+        """Raise ValueError for a tensor that can't be sent because it has another shape or dtype."""
         if tensor.shape != self._shape or tensor.dtype != self._dtype:
             raise ValueError(
                 f"{of} gives {list(tensor.shape)} {tensor.dtype}; the pipeline was told that "
@@ -85,24 +93,24 @@ class Wires:
     def send(self, result: Result, tensor: Tensor) -> None:
         """Give a result to the rank that needs it; returns at once."""
         receiver = self._schedule.receiver(result)
-        if receiver == self._lanes.rank:
+        if receiver == self._channels.rank:
             self._here[result] = tensor
         else:
             tensor = tensor.contiguous()
-            self._sent.append((result, self._lanes.send(tensor, receiver), tensor))
+            self._sent.append((result, self._channels.send(tensor, receiver), tensor))
 
     def expect(self, result: Result) -> None:
         """Post the receives up to this one, so that it travels while the rank computes."""
         sender, _ = self._made[result]
-        while sender != self._lanes.rank and result not in self._posted:
+        while sender != self._channels.rank and result not in self._posted:
             coming = next(self._coming[sender])
             tensor = torch.empty(self._shape, dtype=self._dtype, device=self._device)
-            self._posted[coming] = self._lanes.receive(tensor, sender), tensor
+            self._posted[coming] = self._channels.receive(tensor, sender), tensor
 
     def receive(self, result: Result) -> Tensor:
         """A result that this rank needs, as soon as it is there."""
         sender, place = self._made[result]
-        if sender == self._lanes.rank:
+        if sender == self._channels.rank:
             return self._here.pop(result)
         self.expect(result)
         work, tensor = self._posted.pop(result)
@@ -124,5 +132,13 @@ class Wires:
         """What the sender sends to this rank, in its order."""
         for action in self._schedule.actions[sender]:
             result = self._schedule.gives(sender, action)
-            if result is not None and self._schedule.receiver(result) == self._lanes.rank:
+            if result is not None and self._schedule.receiver(result) == self._channels.rank:
                 yield result
+
+
+def __getattr__(name: str) -> type[Channels]:
+    """`Lanes` is the name that `Channels` had before 0.2; chapter 13 imported it."""
+    if name != "Lanes":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("Lanes is now tplab.pipeline.Channels", DeprecationWarning, stacklevel=2)
+    return Channels

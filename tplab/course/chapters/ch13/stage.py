@@ -35,7 +35,7 @@ from tplab.course.checks import (
     random_tensor,
     traffic,
 )
-from tplab.pipeline.p2p import Lanes
+from tplab.pipeline.p2p import Channels
 from tplab.runtime import device, record
 
 BATCH, HIDDEN = 3, 5
@@ -179,18 +179,14 @@ class _Watch(Function):
 
 
 @cache
-def lanes_of(world: Any) -> Lanes:
-    """On a rank: the lanes that all its cases share.
-
-    A second `Lanes` would hang on more than two ranks: torch names its groups by how many a rank has made, and only
-    the first and the last rank have made one for the ends.
-    """
-    return Lanes()
+def channels_of(world: Any) -> Channels:
+    """The channels of this rank, shared by all its cases, because process groups are slow to make."""
+    return Channels()
 
 
 def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: Any) -> Observed:
-    lanes = lanes_of(dist.group.WORLD)
-    rank, last = lanes.rank, lanes.world_size - 1
+    channels = channels_of(dist.group.WORLD)
+    rank, last = channels.rank, channels.world_size - 1
     flow = through(given.weights[:rank], given.inputs)
     stage = WatchedStage(given.weights[rank].to(device()), flow.to(device()))
     inputs = list(given.inputs.to(device()).clone()) if rank == 0 else None
@@ -200,8 +196,8 @@ def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: An
     tensors = {"inputs": inputs, "targets": targets}
     watched = {f"{name}[{k}]": x for name, xs in tensors.items() for k, x in enumerate(xs or ())}
     before = Snapshot(weight=stage.weight, bias=stage.bias, **watched)
-    with record() as section, called_as(f"run_stage(stage, actions, lanes, template, loss, ...) with {case.name}"):
-        loss = run_stage(stage, row, lanes, template, F.mse_loss, inputs, targets)
+    with record() as section, called_as(f"run_stage(stage, actions, channels, template, loss, ...) with {case.name}"):
+        loss = run_stage(stage, row, channels, template, F.mse_loss, inputs, targets)
     sent = traffic(section)
     most, allowed = stage.most_live, peak(case.lists[rank]) + 1  # one may be on its way in while one goes out
     return {
@@ -263,7 +259,7 @@ def stage_at_work(run_stage: Callable[..., Any]) -> Verdict:
 
 STUCK = (
     "For each rank, what does it wait for in the line that the report names? A send that you wait for at once waits "
-    "for its receiver, and the receiver may be waiting for you: when is the result of lanes.send needed? Does each "
+    "for its receiver, and the receiver may be waiting for you: when is the result of channels.send needed? Does each "
     "rank receive from the neighbour that sends, once for each micro-batch? And what must have happened to the sends "
     "before the function comes back?"
 )
@@ -271,7 +267,7 @@ STUCK = (
 QUESTIONS = (
     Question(
         lambda d: UNWAITED in d.names,
-        "lanes.send and lanes.receive only start a message. When may a received tensor be read? And what must have "
+        "channels.send and channels.receive only start a message. When may a received tensor be read? And what must have "
         "happened to the sends before the function comes back?",
     ),
     Question(
