@@ -40,6 +40,7 @@ BUCKETS = [
     ("the result stays in the flat tensor", buckets(("param.grad.copy_(part.view_as(param) / total.item())", "part.div_(total.item())")), "Which tensor did the all-reduce write into"),
     ("put back in another order", buckets(("parts = flat.split([param.numel() for param in bucket])", "bucket = bucket[::-1]\n            parts = flat.split([param.numel() for param in bucket])")), "In which order did you put them in"),
     ("the default group", buckets(("dist.all_reduce(flat, group=self.group, async_op=True)", "dist.all_reduce(flat, async_op=True)")), "which all-reduce was not given `group`"),
+    ("one rank adds up the tokens", buckets(("        dist.all_reduce(total, group=self.group)\n", "        if dist.get_rank(self.group) == 0:\n            dist.all_reduce(total, group=self.group)\n")), "Every rank must start the same all-reduces"),
     ("no communication", buckets((START, "self.running.append((bucket, flat, None))"), ("            work.wait()\n", "")), "Each bucket is one all-reduce"),
 ]  # fmt: skip
 
@@ -61,6 +62,7 @@ ZERO = [
     ("does not add up", zero((SCATTER, f"self.shard.grad = gradients[{SLICE}].clone()")), "Which collective adds up those of all ranks"),
     ("does not gather the weights", zero((GATHER, f"old = self.flatten([param.detach() for param in self.parameters])\n        old[{SLICE}] = self.shard.detach()\n        parts = [old]")), "Who tells it theirs"),
     ("no padding", zero(("return F.pad(flat, (0, dist.get_world_size(self.group) * self.length - len(flat)))  # [p · length]", "return flat"), ("-(-numbers // p)", "numbers // p")), "which neither 2 nor 4 divides"),
+    ("binds a name, writes into no parameter", zero(("param.data.copy_(weights[place : place + param.numel()].view_as(param))", "param = weights[place : place + param.numel()].view_as(param)")), "who brings the new values back"),
     ("zeros in front", zero(("F.pad(flat, (0, dist", "F.pad(flat, (dist"), ("self.length - len(flat)))", "self.length - len(flat), 0))")), "Follow one number"),
     ("an all-gather for each parameter", zero((GATHER, GATHER + "\n        for param in self.parameters:\n            dist.all_gather([torch.empty_like(param.data) for _ in range(dist.get_world_size(self.group))], param.data, group=self.group)")), "What else do you send"),
     ("a new optimizer in every step", zero(("self.optimizer = optimizer_class([self.shard], **options)", "self.make = lambda: optimizer_class([self.shard], **options)\n        self.optimizer = self.make()"), ("        self.optimizer.step()", "        self.optimizer = self.make()\n        self.optimizer.step()")), "the state that the optimizer kept"),
@@ -92,6 +94,7 @@ MESH = [
     ("the order is turned round", mesh(("return list(groups.values())", "return [group[::-1] for group in groups.values()]")), "they stand in its order"),
     ("returns a dictionary", mesh(("return list(groups.values())", "return groups"), ("in axis_groups(axis, dp, pp, tp):", "in axis_groups(axis, dp, pp, tp).values():")), "What does each last line return"),
     ("new_group by its members only", mesh((LOOP, "for ranks in axis_groups(axis, dp, pp, tp):\n        if dist.get_rank() in ranks:\n            mine = dist.new_group(ranks)")), "also by those who are not in it"),
+    ("asks a group that it is not in", mesh(("        if dist.get_rank() in ranks:\n", "        if group.rank() >= 0:\n")), "What does it return there, and what do you do with that"),
     ("the last group made", mesh(("        if dist.get_rank() in ranks:\n            mine = group", "        mine = group")), "Which of them do you return"),
     ("the default group", mesh((LOOP, "mine = dist.group.WORLD")), "does each keep the one with its own rank"),
     ("always the tp group", mesh(("axis_groups(axis, dp, pp, tp):\n        group", 'axis_groups("tp", dp, pp, tp):\n        group')), "does each keep the one with its own rank"),
@@ -116,6 +119,7 @@ NORM = [
     ("both copies of the table", norm(("first_copy = param is not tied or dist.get_rank(pp_group) == 0", "first_copy = True")), "On which of the two stages does it count"),
     ("no copy of the table", norm(("first_copy = param is not tied or dist.get_rank(pp_group) == 0", "first_copy = param is not tied")), "Go through the parameters of one rank"),
     ("over all ranks, replicas too", norm((BOTH, "    dist.all_reduce(total)\n")), "Over which ranks do you add up"),
+    ("one rank adds up what is replicated", norm((BOTH, "    if dist.get_rank(tp_group) == 0:\n        dist.all_reduce(torch.zeros_like(total), group=tp_group)\n" + BOTH)), "also one that has nothing of its own to add"),
     ("no root", norm((ROOT, "return total.item()")), "What is still to be done with the sum"),
     ("the sum of the norms", norm((BOTH, "    total = total.sqrt()\n" + BOTH), (ROOT, "return total.item()")), "when is the root taken"),
     ("a tensor", norm((ROOT, "return total.sqrt()")), "plain float"),

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from tplab.course.chapters.ch00.amounts import Suspect, expect, pick, spelled
-from tplab.course.chapters.ch00.plain_gpt import count, plain_gpt
+from tplab.course.chapters.ch00.amounts import Suspect, count, expect, pick, plain_gpt, spelled
 from tplab.course.checks import Verdict, calling, exercise, fresh_generator
 from tplab.memory.config import GPTConfig
 
@@ -19,6 +18,10 @@ _OTHERWISE = (
 )
 _FOUR = "Attention has four matrices: q, k, v, and `out` behind the heads. Does your sum have them all?"
 _FULL = "Only K and V have kv_heads heads. How large are the matrices of Q and of `out`?"
+_MISSING_4H = (
+    "In each layer 4h are missing: as many as in its two norms, in the biases of q, k, v and `out`, or in that of "
+    "`up`. Which of them are in your sum?"
+)
 _RAISED = (
     "It is called with one configuration. Which field does that line read? (kv_heads and ffn_size are always numbers; "
     "num_kv_heads may be None.)"
@@ -95,16 +98,9 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
             right - (layers - 1) * count(layer),
             "How many layers does the model have? This is the count for one of them.",
         ),
-        (layers * right, "The embedding is there once, and so is the last norm. What is there in every layer?"),
         (right + (layers - 1) * (right - layers * count(layer)), "The embedding is there once, not in every layer."),
         (right - positions, "Where is the table of positions? This model learns one."),
         (right + positions, "Does this model learn positions? Its configuration says learned_positions=False."),
-        (
-            right + table,
-            "Is the output layer's table another one than the embedding's? See tied_embedding."
-            if config.tied_embedding
-            else "The vocabulary is counted once too often: one embedding, one output layer.",
-        ),
         (
             right - table,
             "Where is the embedding? It has one vector for each of vocab_size tokens."
@@ -114,12 +110,10 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         (right + config.vocab_size, "Has the output layer a bias?"),
         (right - norms, "Each norm has parameters too. How many norms are there in a layer, and how many behind them?"),
         (right - last, "There is one more norm, behind the last layer."),
-        (
-            right - norms + last,
-            "In each layer 4h are missing: as many as in its two norms, in the biases of q, k, v and `out`, or in that "
-            "of `up`. Which of them are in your sum?"
+        *(
+            [(right - norms + last, _MISSING_4H)]
             if count(layer, "q.bias", "k.bias", "v.bias", "out.bias") == 4 * h
-            else "Each layer has norms with parameters of their own.",
+            else []
         ),
         (right + (layers - 1) * last, "The last norm is there once, behind all layers, not in each of them."),
         (right - layers * count(layer, "mlp_norm"), "How many norms has a layer? One before attention, and ...?"),
@@ -131,10 +125,6 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         (right - biases, "Where are the biases? Each linear layer has one here, and each LayerNorm."),
         (right - linear_biases, "Where are the biases of the linear layers? Each is as long as the layer's output."),
         (right - (biases - linear_biases), "A LayerNorm has a weight and a bias. How many numbers are that?"),
-        (
-            right - biases + layers * 6 * h,
-            "Each bias is as long as the output of its layer. Which output is not h long?",
-        ),
         (
             right - layers * count(layer, "up.bias", "gate.bias", "down.bias"),
             "Where are the biases of the MLP? Each is as long as its layer's output.",
@@ -162,6 +152,10 @@ def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
         ]
     else:
         known.append((right + layers * count(layer, "up."), "Has this MLP a gate? Its configuration says gated=False."))
+    if config.tied_embedding:
+        known.append(
+            (right + table, "Is the output layer's table another one than the embedding's? See tied_embedding.")
+        )
     if config.bias:
         keys = config.kv_heads * config.head_dim
         known = [

@@ -6,8 +6,15 @@ from typing import Any
 
 import torch
 
-from tplab.course.chapters.ch00.amounts import Suspect, expect, pick, spelled
-from tplab.course.chapters.ch00.plain_gpt import count, kept_by_layer, plain_gpt
+from tplab.course.chapters.ch00.amounts import (
+    Suspect,
+    count,
+    expect,
+    kept_by_layer,
+    pick,
+    plain_gpt,
+    spelled,
+)
 from tplab.course.checks import Verdict, calling, current, exercise, fail, fresh_generator, must_refuse
 from tplab.course.feedback.verdict import names
 from tplab.memory.config import GPTConfig
@@ -27,8 +34,8 @@ def smallest(rank_bytes: RankBytes, smallest_p: Callable[..., int]) -> Verdict:
         with calling(call):
             seen = rank_bytes(config, p, batch)
         right = measured(config, p, batch)
-        ask = _otherwise(config, p, batch, seen)
-        expect("0.3", call, "the bytes on a rank", seen, right, _suspects(config, p, batch), ask)
+        suspects = _suspects(config, p, batch)
+        expect("0.3", call, "the bytes on a rank", seen, right, suspects, _otherwise(config, p, batch))
     for _ in range(4):
         _check_search(smallest_p, _config(generator, 12), 2 * pick(generator, 1, 2))
     _check_defaults(smallest_p, _config(generator, 12))
@@ -56,10 +63,8 @@ def _parts(config: GPTConfig, p: int, batch: int) -> tuple[int, int]:
     return STATE * count(plain_gpt(config, p)), config.num_layers * kept_by_layer(config, p, batch)
 
 
-def _otherwise(config: GPTConfig, p: int, batch: int, seen: Any) -> str:
+def _otherwise(config: GPTConfig, p: int, batch: int) -> str:
     states, kept = _parts(config, p, batch)
-    if not isinstance(seen, (int, float)):
-        return "What does your last line return?"
     if p == 1:
         return (
             f"Here nothing is divided: {count(plain_gpt(config)):,} parameters of 16 bytes are {states:,}, and the "
@@ -94,24 +99,19 @@ def _suspects(config: GPTConfig, p: int, batch: int) -> list[Suspect]:
     ]
     if p == 1:
         return [suspect for suspect in suspects if suspect[0] != states + kept]
+    part, taken = count(rank.embedding), 1 - 1 / p  # taken: what a division by p takes away
     extra = {  # parameters that a rank holds too many or too few of
-        table - count(rank.embedding): "Does every rank hold the whole embedding, or some of its rows?",
-        table / p - count(rank.embedding): "vocab_size can't be divided by p here. What happens to the last rows?",
-        config.vocab_size // p * h
-        - count(rank.embedding): "vocab_size is not divided evenly here: is it rounded up or down?",
-        -(count(rank, "positions") - count(rank, "positions") / p): "Is the table of positions divided? See the list.",
-        -(
-            count(rank, "norm") - count(rank, "norm") / p
-        ): "Are the norms divided? Each works on whole vectors of h numbers.",
-        -(layers * 2 * h * (1 - 1 / p)): "Are the biases of `out` and `down` divided? They are added after a sum.",
-        -(layers * h * (1 - 1 / p)): "Two biases are added after a sum, and stay whole. Which?",
-        -(count(rank, *WHOLE) * (1 - 1 / p)): "Everything is divided by p, apart from the embedding. What stays whole?",
-        layers * 7 * h * (1 - 1 / p): "Which biases belong to the columns that a rank computes? They are divided.",
-        layers
-        * 3
-        * h
-        * (1 - 1 / p): "A rank computes some columns of Q, K and V. How many of their biases does it need?",
-        layers * 4 * h * (1 - 1 / p): "A rank computes some columns of `up`. How much of its bias does it need?",
+        table - part: "Does every rank hold the whole embedding, or some of its rows?",
+        table / p - part: "vocab_size can't be divided by p here. What happens to the last rows?",
+        config.vocab_size // p * h - part: "vocab_size is not divided evenly here: is it rounded up or down?",
+        -count(rank, "positions") * taken: "Is the table of positions divided? See the list.",
+        -count(rank, "norm") * taken: "Are the norms divided? Each works on whole vectors of h numbers.",
+        -layers * 2 * h * taken: "Are the biases of `out` and `down` divided? They are added after a sum.",
+        -layers * h * taken: "Two biases are added after a sum, and stay whole. Which?",
+        -count(rank, *WHOLE) * taken: "Everything is divided by p, apart from the embedding. What stays whole?",
+        layers * 7 * h * taken: "Which biases belong to the columns that a rank computes? They are divided.",
+        layers * 3 * h * taken: "A rank computes some columns of Q, K and V. How many of their biases does it need?",
+        layers * 4 * h * taken: "A rank computes some columns of `up`. How much of its bias does it need?",
     }
     suspects += [(states + STATE * numbers + kept, ask) for numbers, ask in extra.items() if numbers]
     every = STATE * count(whole)
@@ -177,7 +177,7 @@ def _check_defaults(smallest_p: Callable[..., int], config: GPTConfig) -> None:
     with calling(call, ask):
         found = smallest_p(config, capacity)
     if found != 6:
-        fail("0.3", f"{call} returned {found!r}; right is 6.", f"{ask} What does your first line say?")
+        fail("0.3", f"{call} returned {found!r}; right is 6.", ask)
 
 
 def _must_refuse(

@@ -73,7 +73,7 @@ def arithmetic(coordinates: Callable[..., Any], axis_groups: Callable[..., Any],
     if not said[FORM]:
         for axis in AXES:
             said[f"groups of {axis}"] = sorted(said[f"groups of {axis}"])
-    verify("14.3", p, [said], [right], questions=questions(said, size), note=named(size), alone=True)
+    verify("14.3", p, [said], [right], questions=[question(said, size)], note=named(size), alone=True)
 
 
 def as_lists(value: Any) -> Any:
@@ -98,56 +98,56 @@ def wrong_form(said: Observed) -> str:
     return ""
 
 
-def questions(said: Observed, size: Size) -> list[Question]:
+def question(said: Observed, size: Size) -> Question:
+    """What to ask where `coordinates` and `axis_groups` said this, and something of it is wrong."""
+    if said[FORM]:
+        return FORM_QUESTION
     dp, pp, tp = size
-    places, wanted = said["coordinates"], right_coordinates(size)
+    places, ranks = said["coordinates"], list(range(dp * pp * tp))
     reversed_order = [dict(zip(AXES, place[::-1], strict=True)) for place in product(range(tp), range(pp), range(dp))]
-    mixed = [{"dp": i, "pp": d, "tp": t} for d, i, t in product(range(pp), range(dp), range(tp))]
-    swapped = {
-        "pp": [[rank, rank + 1] for rank in range(0, dp * pp * tp, 2)],
-    }
-    all_ranks = list(range(dp * pp * tp))
+    exchanged = [{"dp": i, "pp": d, "tp": t} for d, i, t in product(range(pp), range(dp), range(tp))]
+    if places != right_coordinates(size):
+        return TP_SLOWEST if places == reversed_order else EXCHANGED if places == exchanged else COORDINATES
+    if any(sorted(rank for group in said[f"groups of {axis}"] for rank in group) != ranks for axis in AXES):
+        return NOT_ONCE
+    neighbors = [[rank, rank + 1] for rank in ranks[::2]]
+    pipeline_of_neighbors = said["groups of tp"] == right_groups("tp", size) and said["groups of pp"] == neighbors
+    return PIPELINE_OF_NEIGHBORS if pipeline_of_neighbors else OTHER_RANKS
 
-    def flat(axis: str) -> list[int]:
-        groups = said[f"groups of {axis}"]
-        return [rank for group in groups for rank in group]
 
-    rules: list[tuple[Any, str]] = [
-        (
-            lambda d: FORM in d.names,
-            '`coordinates` returns {"dp": .., "pp": .., "tp": ..}, `axis_groups` a list of lists of ranks, one for '
-            "each group. What does each last line return?",
-        ),
-        (
-            lambda d: "coordinates" in d.names and places == reversed_order,
-            "Here neighbouring ranks differ in dp, and tp moves slowest. Which of the three sends most, and so should "
-            "be between neighbours?",
-        ),
-        (
-            lambda d: "coordinates" in d.names and places == mixed,
-            "dp and pp have changed places. Which one moves slowest when you count through the ranks?",
-        ),
-        (
-            lambda d: "coordinates" in d.names and places != wanted,
-            "Count through the ranks: tp goes 0, 1, .. first, then pp moves by one, and dp last. By what do you divide "
-            "the rank for each of the three, and what is left over?",
-        ),
-        (
-            lambda d: any(sorted(flat(axis)) != all_ranks for axis in AXES),
-            "Every rank is in exactly one group of each axis, also in a group of its own where the axis has one rank. "
-            "Which ranks are missing in yours, or there twice?",
-        ),
-        (
-            lambda d: "groups of tp" not in d.names and said["groups of pp"] == swapped["pp"],
-            "Neighbours are tensor-parallel. How far apart are the ranks of a pipeline?",
-        ),
-        (
-            lambda d: True,
-            "The ranks of a group agree in the two other coordinates and differ in this one; they stand in its order. "
-            "Compare your groups with your coordinates.",
-        ),
-    ]
-    return [Question(when, ask) for when, ask in rules]
+FORM_QUESTION = Question(
+    lambda d: True,
+    '`coordinates` returns {"dp": .., "pp": .., "tp": ..}, `axis_groups` a list of lists of ranks, one for each group. '
+    "What does each last line return?",
+)
+TP_SLOWEST = Question(
+    lambda d: True,
+    "Here neighbouring ranks differ in dp, and tp moves slowest. Which of the three sends most, and so should be "
+    "between neighbours?",
+)
+EXCHANGED = Question(
+    lambda d: True,
+    "dp and pp have changed places. Which one moves slowest when you count through the ranks?",
+)
+COORDINATES = Question(
+    lambda d: True,
+    "Count through the ranks: tp goes 0, 1, .. first, then pp moves by one, and dp last. By what do you divide the "
+    "rank for each of the three, and what is left over?",
+)
+NOT_ONCE = Question(
+    lambda d: True,
+    "Every rank is in exactly one group of each axis, also in a group of its own where the axis has one rank. Which "
+    "ranks are missing in yours, or there twice?",
+)
+PIPELINE_OF_NEIGHBORS = Question(
+    lambda d: True,
+    "Neighbours are tensor-parallel. How far apart are the ranks of a pipeline?",
+)
+OTHER_RANKS = Question(
+    lambda d: True,
+    "The ranks of a group agree in the two other coordinates and differ in this one; they stand in its order. Compare "
+    "your groups with your coordinates.",
+)
 
 
 def meet(my_group: Callable[..., Any], size: Size, axes: tuple[str, ...]) -> list[Observed]:
@@ -201,9 +201,7 @@ def on_ranks(my_group: Callable[..., Any], p: int) -> None:
             first, made = observed[0]["made"], mine["made"]
             mine[BY_ALL] = Claim("" if first == made else f"rank 0 makes {first}, rank {rank} makes {made}")
         right = [expected_on(rank, axis, size) for rank in range(p)]
-        asked = [Question(lambda d: BY_ALL in d.names, MEMBERS_ONLY)]
-        asked += [Question(lambda d: IS_GROUP in d.names, NO_GROUP), Question(lambda d: True, OTHER_GROUP)]
-        verify("14.3", p, observed, right, questions=asked, note=f"{named(size)}, axis {axis}")
+        verify("14.3", p, observed, right, questions=GROUP_QUESTIONS, note=f"{named(size)}, axis {axis}")
 
 
 def expected_on(rank: int, axis: str, size: Size) -> Observed:
@@ -233,11 +231,16 @@ MEMBERS_ONLY = (
     "`dist.new_group` has to be called by all ranks of the world, for every group, in the same order: also by those "
     "who are not in it. Which ranks call it in yours?"
 )
-NO_GROUP = (
-    "Every rank makes all groups of the axis and keeps the one that it is in. `dist.new_group` gives the others "
-    "something that is no group. Which of them do you return?"
-)
-OTHER_GROUP = (
-    "The group that came back holds other ranks than this rank's group of the axis. Do all ranks make all groups of "
-    "the axis, in the same order, and does each keep the one with its own rank in it?"
+GROUP_QUESTIONS = (
+    Question(lambda d: BY_ALL in d.names, MEMBERS_ONLY),
+    Question(
+        lambda d: IS_GROUP in d.names,
+        "Every rank makes all groups of the axis and keeps the one that it is in. `dist.new_group` gives the others "
+        "something that is no group. Which of them do you return?",
+    ),
+    Question(
+        lambda d: True,
+        "The group that came back holds other ranks than this rank's group of the axis. Do all ranks make all groups "
+        "of the axis, in the same order, and does each keep the one with its own rank in it?",
+    ),
 )

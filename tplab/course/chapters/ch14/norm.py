@@ -1,120 +1,37 @@
 """The check of exercise 14.4: the gradient's norm over a mesh, with every parameter counted once."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tplab.course.checks import (
-    WORLD_SIZES,
+    Case,
     Claim,
+    Expected,
     Observed,
+    Place,
     Question,
     Snapshot,
     Verdict,
-    by_name,
     called_as,
     changed,
+    check_cases,
     exercise,
-    fresh_generator,
     has_kind,
     kind_is,
+    make_group,
     random_tensor,
-    run_ranks,
     traffic,
-    verify,
 )
 from tplab.runtime import device, record
 from tplab.tensor.sharding import Sharding
 
-SIZES: dict[int, list[tuple[int, int, int]]] = {
-    1: [(1, 1, 1)],
-    2: [(1, 1, 2), (1, 2, 1), (2, 1, 1)],
-    4: [(1, 2, 2), (2, 1, 2), (2, 2, 1)],
-}
 SMALL = "nothing as large as a gradient is sent"
 FLOAT = "the result is a float"
-
-Size = tuple[int, int, int]
-Stage = dict[str, Tensor]  # whole gradients of one stage
-
-
-def whole_model(generator: torch.Generator, pp: int) -> tuple[list[Stage], Tensor]:
-    """The whole gradients of each stage, and of the table that the first and the last one share."""
-    stages = [
-        {
-            "up": random_tensor(generator, 8, 3),
-            "down": random_tensor(generator, 3, 8),
-            "norm": random_tensor(generator, 6),
-        }
-        for _ in range(pp)
-    ]
-    return stages, random_tensor(generator, 12, 3)
-
-
-CUTS = {"up": 0, "down": 1, "table": 0}  # the dimension along which it is cut; norm is whole on every rank
-
-
-def held_by(stages: list[Stage], table: Tensor, i: int, t: int, size: Size) -> dict[str, tuple[Tensor, bool]]:
-    """What the rank of stage i and place t holds: gradient, and whether it is the second copy of the table."""
-    _, pp, tp = size
-    mine = {name: (part(name, value, t, tp), False) for name, value in stages[i].items()}
-    if i in (0, pp - 1):
-        mine["table"] = (part("table", table, t, tp), i > 0)
-    return mine
-
-
-def part(name: str, value: Tensor, t: int, tp: int) -> Tensor:
-    return value if name not in CUTS else value.chunk(tp, CUTS[name])[t].contiguous()
-
-
-def groups_of(size: Size) -> dict[str, list[list[int]]]:
-    """The groups of tp and of pp."""
-    grid = torch.arange(size[0] * size[1] * size[2]).view(size)
-    return {"tp": grid.flatten(0, 1).tolist(), "pp": grid.transpose(1, 2).flatten(0, 1).tolist()}
-
-
-def measure(gradient_norm: Callable[..., Any], sizes: Sequence[Size], data: Sequence[Any]) -> list[Observed]:
-    """On a rank: the norm on each mesh."""
-    seen = []
-    for size, held in zip(sizes, data, strict=True):
-        made = {axis: [(ranks, dist.new_group(ranks)) for ranks in groups] for axis, groups in groups_of(size).items()}
-        mine = {axis: next(group for ranks, group in made[axis] if dist.get_rank() in ranks) for axis in made}
-        given = held[dist.get_rank()]
-        named = {name: as_parameter(name, gradient) for name, (gradient, _) in given.items()}
-        tied = named.get("table") if size[1] > 1 else None
-        params = list(named.values())
-        params.insert(1, nn.Parameter(torch.ones(2, dtype=torch.float64, device=device())))  # one without a gradient
-        gradients = {f"gradient {n}": param.grad for n, param in enumerate(params)}
-        before = Snapshot(**gradients)
-        with record() as section, called_as("gradient_norm(parameters, tp_group, pp_group, tied)"):
-            norm = gradient_norm(params, mine["tp"], mine["pp"], tied)
-        sent = [call for call in traffic(section) if call.numel > 2 * len(call.group)]
-        seen.append(
-            {
-                "norm": torch.tensor(norm, dtype=torch.float64) if type(norm) is float else norm,
-                FLOAT: Claim("" if type(norm) is float or norm is None else f"it is a {type(norm).__name__}"),
-                SMALL: Claim(f"{sent[0].kind} of {sent[0].numel} elements" if sent else ""),
-                "inputs unchanged": before.changed(),
-            }
-        )
-    return seen
-
-
-def as_parameter(name: str, gradient: Tensor) -> nn.Parameter:
-    param = nn.Parameter(torch.zeros_like(gradient, device=device()))
-    param.grad = gradient.clone().to(device())
-    if name in CUTS:
-        param.tensor_parallel = Sharding(CUTS[name])  # type: ignore[attr-defined]
-    return param
-
-
-def root(*squares: float) -> Tensor:
-    return torch.tensor(math.sqrt(sum(squares)), dtype=torch.float64)
-
 
 REPLICATED = "what comes out when replicated parameters count once for each of their ranks"
 NO_REPLICATED = "what comes out without the replicated parameters"
@@ -125,83 +42,158 @@ TIED_TWICE = "what comes out when the shared table counts twice"
 DP_TOO = "sqrt(dp) times the right one"
 NO_ROOT = "the square of the right one"
 SUM_OF_NORMS = "the sum of the norms of all ranks"
+SHARD_KINDS = (OWN_SHARDS, f"{OWN_SHARDS} ", f"{OWN_SHARDS}  ", SHARDS_OF_0)
+
+CUTS = {"up": 0, "down": 1, "table": 0}  # the dimension along which each is split; "norm" is replicated
 
 
-def lookalikes(stages: list[Stage], table: Tensor, rank: int, size: Size) -> dict[str, Tensor]:
-    """What known mistakes give on this rank."""
-    dp, pp, tp = size
-    i, t = rank // tp % pp, rank % tp
-    cut = [float(v.square().sum()) for stage in stages for name, v in stage.items() if name in CUTS]
-    whole = [float(stage["norm"].square().sum()) for stage in stages]
-    tied = float(table.square().sum())
-    right = sum(cut) + sum(whole) + tied
+@dataclass(frozen=True)
+class Mesh(Case):
+    """The sizes of a mesh of ranks."""
 
-    def of_rank(i: int, t: int, shared: bool = False) -> float:
-        mine = held_by(stages, table, i, t, size).items()
-        return sum(float(g.square().sum()) for _, (g, second) in mine if shared or not second)
+    dp: int
+    pp: int
+    tp: int
 
-    stage = sum(of_rank(i, other) for other in range(tp)) - (tp - 1) * whole[i]
-    own = sum(
-        of_rank(other, t) - (0 if t == 0 else whole[other]) for other in range(pp)
-    )  # summed over the stages, not over tp
-    alike = {
-        REPLICATED: root(right, (tp - 1) * sum(whole)),
-        f"{REPLICATED} ": root(right, (tp - 1) * sum(whole), tied * (pp > 1)),
-        NO_REPLICATED: root(right - sum(whole)),
-        OWN_STAGE: root(stage),
-        TIED_TWICE: root(right, tied * (pp > 1)),
-        OWN_SHARDS: root(own),
-        f"{OWN_SHARDS} ": root(sum(of_rank(other, t) for other in range(pp))),
-        SHARDS_OF_0: root(sum(of_rank(other, 0) for other in range(pp))),
-        f"{OWN_SHARDS}  ": root(of_rank(i, t)),
-        DP_TOO: root(dp * right),
-        NO_ROOT: torch.tensor(right, dtype=torch.float64),
-        SUM_OF_NORMS: torch.tensor(
-            sum(math.sqrt(of_rank(a, b) - (whole[a] if b else 0)) for a in range(pp) for b in range(tp)),
-            dtype=torch.float64,
-        ),
+    def describe(self, name: str) -> str:
+        return f"dp = {self.dp}, pp = {self.pp}, tp = {self.tp}"
+
+    def stage_and_shard(self, rank: int) -> tuple[int, int]:
+        """Where a rank stands on the axes of pp and tp."""
+        return rank // self.tp % self.pp, rank % self.tp
+
+    def groups_of(self, axis: str) -> list[list[int]]:
+        """The ranks of every group of "tp" or "pp"."""
+        grid = torch.arange(self.dp * self.pp * self.tp).view(self.dp, self.pp, self.tp)
+        return (grid if axis == "tp" else grid.transpose(1, 2)).flatten(0, 1).tolist()
+
+
+MESHES = {
+    1: (Mesh(1, 1, 1),),
+    2: (Mesh(1, 1, 2), Mesh(1, 2, 1), Mesh(2, 1, 1)),
+    4: (Mesh(1, 2, 2), Mesh(2, 1, 2), Mesh(2, 2, 1)),
+}
+
+
+class Problem(NamedTuple):
+    """The gradients of all replicas, unsharded."""
+
+    stages: list[dict[str, Tensor]]
+    table: Tensor  # which the first and the last stage share
+
+
+class Held(NamedTuple):
+    """A gradient as one rank holds it."""
+
+    gradient: Tensor
+    second_copy: bool = False  # of the table
+
+
+def draw(case: Mesh, generator: torch.Generator, size: int) -> Problem:
+    shapes = {"up": (8, 3), "down": (3, 8), "norm": (6,)}
+    stages = [{name: random_tensor(generator, *shape) for name, shape in shapes.items()} for _ in range(case.pp)]
+    return Problem(stages, random_tensor(generator, 12, 3))
+
+
+def held_by(case: Mesh, problem: Problem, i: int, t: int) -> dict[str, Held]:
+    """The gradients of shard t of stage i."""
+
+    def shard(name: str, value: Tensor) -> Tensor:
+        return value.chunk(case.tp, CUTS[name])[t].contiguous() if name in CUTS else value
+
+    mine = {name: Held(shard(name, value)) for name, value in problem.stages[i].items()}
+    if i in (0, case.pp - 1):
+        mine["table"] = Held(shard("table", problem.table), second_copy=i > 0)
+    return mine
+
+
+def give(case: Mesh, problem: Problem, place: Place) -> dict[str, Tensor]:
+    mine = held_by(case, problem, *case.stage_and_shard(place.index))
+    return {name: held.gradient for name, held in mine.items()}
+
+
+def run(gradient_norm: Callable[..., Any], case: Mesh, given: dict[str, Tensor], group: Any) -> Observed:
+    tp_group, pp_group = (make_group(case.groups_of(axis)) for axis in ("tp", "pp"))
+    named = {name: as_parameter(name, gradient) for name, gradient in given.items()}
+    tied = named.get("table") if case.pp > 1 else None
+    params = list(named.values())
+    params.insert(1, nn.Parameter(torch.ones(2, dtype=torch.float64, device=device())))  # one without a gradient
+    before = Snapshot(**{f"gradient {n}": param.grad for n, param in enumerate(params)})
+    with record() as section, called_as("gradient_norm(parameters, tp_group, pp_group, tied)"):
+        norm = gradient_norm(params, tp_group, pp_group, tied)
+    sent = [call for call in traffic(section) if call.numel > 2 * len(call.group)]
+    return {
+        "norm": torch.tensor(norm, dtype=torch.float64) if type(norm) is float else norm,
+        FLOAT: Claim("" if type(norm) is float or norm is None else f"it is a {type(norm).__name__}"),
+        SMALL: Claim(f"{sent[0].kind} of {sent[0].numel} elements" if sent else ""),
+        "inputs unchanged": before.changed(),
     }
-    return {label: value for label, value in alike.items() if not torch.isclose(value, root(right), rtol=1e-12)}
+
+
+def as_parameter(name: str, gradient: Tensor) -> nn.Parameter:
+    param = nn.Parameter(torch.zeros_like(gradient, device=device()))
+    param.grad = gradient.clone().to(device())
+    if name in CUTS:
+        param.tensor_parallel = Sharding(CUTS[name])  # type: ignore[attr-defined]
+    return param
+
+
+def expect(case: Mesh, problem: Problem, place: Place) -> Expected:
+    stages, table = problem
+    right = root(*(square(value) for stage in stages for value in stage.values()), square(table))
+    return Expected({"norm": right}, {"norm": known_mistakes(case, problem, place, right)})
+
+
+def known_mistakes(case: Mesh, problem: Problem, place: Place, right: Tensor) -> dict[str, Tensor]:
+    """What known mistakes give on this rank; NaN, which equals nothing, where one gives the right norm."""
+    dp, pp, tp = case.dp, case.pp, case.tp
+    i, t = case.stage_and_shard(place.index)
+    replicated = [square(stage["norm"]) for stage in problem.stages]
+    whole, tied = float(right) ** 2, square(problem.table)
+
+    def of_rank(i: int, t: int) -> float:
+        held = held_by(case, problem, i, t).values()
+        return sum(square(gradient) for gradient, second_copy in held if not second_copy)
+
+    def counted(i: int, t: int) -> float:
+        """With the replicated ones on the first tensor-parallel rank only."""
+        return of_rank(i, t) - (replicated[i] if t else 0)
+
+    mistakes = {
+        TIED_TWICE: root(whole, tied * (pp > 1)),
+        REPLICATED: root(whole, (tp - 1) * sum(replicated)),
+        f"{REPLICATED} ": root(whole, (tp - 1) * sum(replicated), tied * (pp > 1)),
+        NO_REPLICATED: root(whole - sum(replicated)),
+        OWN_STAGE: root(*(counted(i, other) for other in range(tp))),
+        OWN_SHARDS: root(*(counted(other, t) for other in range(pp))),  # summed over the stages, not over tp
+        f"{OWN_SHARDS} ": root(*(of_rank(other, t) for other in range(pp))),
+        f"{OWN_SHARDS}  ": root(of_rank(i, t)),
+        SHARDS_OF_0: root(*(of_rank(other, 0) for other in range(pp))),
+        DP_TOO: root(dp * whole),
+        NO_ROOT: right**2,
+        SUM_OF_NORMS: sum((root(counted(a, b)) for a in range(pp) for b in range(tp)), torch.zeros_like(right)),
+    }
+    return {
+        label: value.masked_fill(torch.isclose(value, right, rtol=1e-12), torch.nan)
+        for label, value in mistakes.items()
+    }
+
+
+def square(value: Tensor) -> float:
+    return float(value.square().sum())
+
+
+def root(*squares: float) -> Tensor:
+    return torch.tensor(math.sqrt(sum(squares)), dtype=torch.float64)
 
 
 @exercise("14.4", "The norm of the gradient")
 def norm_of_the_gradient(gradient_norm: Callable[..., Any]) -> Verdict:
-    for p in WORLD_SIZES:
-        generator = fresh_generator()
-        models = [whole_model(generator, size[1]) for size in SIZES[p]]
-        data = [
-            [held_by(stages, table, rank // size[2] % size[1], rank % size[2], size) for rank in range(p)]
-            for size, (stages, table) in zip(SIZES[p], models, strict=True)
-        ]
-        seen = run_ranks(measure, p, gradient_norm, SIZES[p], data, question=CRASH, stuck=STUCK)
-        for place, (size, (stages, table)) in enumerate(zip(SIZES[p], models, strict=True)):
-            every = [*(v for stage in stages for v in stage.values()), table]
-            right = root(*(float(value.square().sum()) for value in every))
-            alike = [{"norm": pad(lookalikes(stages, table, rank, size))} for rank in range(p)]
-            verify(
-                "14.4",
-                p,
-                [on_rank[place] for on_rank in seen],
-                [{"norm": right}] * p,
-                questions=QUESTIONS,
-                lookalikes=by_name(alike),
-                note="dp = {}, pp = {}, tp = {}".format(*size),
-            )
+    check_cases(
+        "14.4", gradient_norm, lambda world_size: MESHES[world_size], draw=draw, give=give, run=run, expect=expect,
+        questions=QUESTIONS, crash=CRASH, stuck=STUCK,
+    )  # fmt: skip
     return Verdict("Every parameter of the model counts once, on every mesh, and all ranks agree.")
-
-
-LABELS = (
-    *(TIED_TWICE, REPLICATED, f"{REPLICATED} ", NO_REPLICATED, OWN_STAGE),
-    *(OWN_SHARDS, f"{OWN_SHARDS} ", f"{OWN_SHARDS}  ", SHARDS_OF_0, DP_TOO, NO_ROOT, SUM_OF_NORMS),
-)
-
-
-SHARD_KINDS = (OWN_SHARDS, f"{OWN_SHARDS} ", f"{OWN_SHARDS}  ", SHARDS_OF_0)
-
-
-def pad(alike: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every rank has every label; one that can't be told from the right answer there has no value."""
-    return {label: alike.get(label, torch.tensor(math.nan, dtype=torch.float64)) for label in LABELS}
 
 
 CRASH = (
@@ -240,11 +232,11 @@ QUESTIONS = (
         "taken?",
     ),
     Question(
-        lambda d: kind_is("norm", OWN_STAGE)(d),
+        kind_is("norm", OWN_STAGE),
         "Each stage knows its own layers only. Over which group do the other stages' parts come in?",
     ),
     Question(
-        lambda d: any(has_kind("norm", kind)(d) for kind in SHARD_KINDS),
+        has_kind("norm", *SHARD_KINDS),
         "This is made of one rank's shards. Over which group do the parts of the others come in?",
     ),
     Question(

@@ -58,16 +58,13 @@ class Step(Case):
 
 
 MOMENTUM = (("lr", 0.1), ("momentum", 0.9))
-EPSILON = (
-    ("lr", 0.1),
-    ("eps", 0.3),
-    ("weight_decay", 0.2),
-)  # Adam hides a factor in the gradients: a large eps shows it
+# Adam hides a factor in the gradients: a large eps shows it
+LARGE_EPS = (("lr", 0.1), ("eps", 0.3), ("weight_decay", 0.2))
 CASES = tuple(
     Step(optimizer, options, kept, number, groups=groups)
     for optimizer, options, kept, groups in (
         (SGD, MOMENTUM, 1, None),
-        (AdamW, EPSILON, 2, None),
+        (AdamW, LARGE_EPS, 2, None),
         (SGD, MOMENTUM, 1, GROUPS),
     )
     for number in (1, 2, 3)
@@ -124,18 +121,16 @@ def held(optimizer: Optimizer) -> int:
     return sum(value.numel() for value in values if isinstance(value, Tensor) and value.dim() > 0)
 
 
-def plain(case: Case, weights: Flat, gradients: Sequence[Flat]) -> list[Flat]:
-    """The weights after each step of the optimizer on one process."""
+def plain(case: Step, weights: Flat, gradients: Sequence[Flat]) -> Flat:
+    """The weights after all steps of the optimizer on one process."""
     params = [nn.Parameter(value.clone()) for value in weights]
     options: dict[str, Any] = dict(case.options)
     optimizer = case.optimizer(params, **options)
-    after = []
     for step in gradients:
         for param, gradient in zip(params, step, strict=True):
             param.grad = gradient.clone()
         optimizer.step()
-        after.append([param.detach().clone() for param in params])
-    return after
+    return [param.detach() for param in params]
 
 
 def summed(parts: Sequence[Sequence[Flat]], factor: float = 1.0) -> list[Flat]:
@@ -146,20 +141,23 @@ def summed(parts: Sequence[Sequence[Flat]], factor: float = 1.0) -> list[Flat]:
     ]
 
 
-def own_part_only(start: Flat, after: Flat, index: int, q: int) -> Flat:
+def part_length(p: int) -> int:
+    """Elements in the flat part of each of p ranks, with padding."""
+    return -(-NUMBERS // p)
+
+
+def own_part_only(start: Flat, after: Flat, place: Place) -> Flat:
     """The new values in this rank's part of the flat parameters, the old ones elsewhere."""
-    length = -(-NUMBERS // q)
     old, new = (torch.cat([value.flatten() for value in values]) for values in (start, after))
-    place = torch.arange(NUMBERS)
-    mixed = torch.where((place >= index * length) & (place < (index + 1) * length), new, old)
+    mine = torch.arange(NUMBERS) // part_length(place.size) == place.index
+    mixed = torch.where(mine, new, old)
     pieces = mixed.split([value.numel() for value in start])
     return [piece.view_as(value) for piece, value in zip(pieces, start, strict=True)]
 
 
 def expect(case: Step, problem: Problem, place: Place) -> Expected:
     start, gradients, p = problem.weights, problem.gradients, place.size
-    after = plain(case, start, summed(gradients))
-    length = -(-NUMBERS // p)
+    after, length = plain(case, start, summed(gradients)), part_length(p)
     right: Observed = {
         "weights": after,
         HELD: case.kept * length,
@@ -188,8 +186,6 @@ CRASH = (
     f"The parameters have {NUMBERS} numbers here, which neither 2 nor 4 divides. Write the length beside each flat "
     "tensor: all numbers, all numbers with the zeros behind them, one rank's part. Which line expects another one?"
 )
-
-
 QUESTIONS = (
     Question(
         lambda d: NO_OPTIMIZER in d.names,

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from tplab.course.checks import Differences, Question, Verdict, calling, exercise, fail, fresh_generator, verify
 
-PARTS = ("warm-up", "cosine", "last step", "after the end")
-
 
 @dataclass(frozen=True)
 class Case:
-    """Steps of a run, of its warm-up, and the two rates."""
+    """A run: its steps, how many of them are warm-up, and the two rates."""
 
     steps: int
     warmup: int
@@ -200,10 +198,6 @@ QUESTIONS = (
         lambda d: d.names == {"after the end"},
         "The last step is `steps`, and somebody goes on: the rate stays where it is. What does your cosine do after "
         "its end?",
-    ),
-    Question(
-        lambda d: d.names == {"last step"},
-        "In the last step, `steps`, the whole way down has been gone. What does your function do in it?",
     ),
     Question(
         lambda d: d.names == {"warm-up"},

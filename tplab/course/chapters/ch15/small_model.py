@@ -1,12 +1,13 @@
-"""The model of exercise 15.3: four parameters, of which two are cut over tp, and two are whole on each of its ranks.
+"""The model of exercise 15.3, on a grid of ranks and on one process.
+
+Of its four parameters W1 and W2 are split over tp; scale and shift are replicated on each of its ranks:
 
     x [b, s, 4] · scale -> W1 [8, 4] -> tanh -> W2 [3, 8] -> + shift -> mean square of the distance from y [b, s, 3]
 
 With sequence parallelism each rank scales and shifts its own tokens only, so scale and shift are marked.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,53 +22,33 @@ from tplab.tensor.mappings import copy_to_region, reduce_from_region
 from tplab.tensor.sharding import Sharding
 
 PARAMETERS = {"scale": (4,), "W1": (8, 4), "W2": (3, 8), "shift": (3,)}
-CUTS = {"W1": 0, "W2": 1}
+CUTS = {"W1": 0, "W2": 1}  # the dimension along which each is split
 BATCH, TOKENS = 2, 4  # of a micro-batch
+LR = 0.2  # of plain SGD, which hides no factor
 
-
-@dataclass(frozen=True)
-class Case:
-    """A grid of ranks, the micro-batches of a replica, the longest gradient, and whether the sequence is cut."""
-
-    tp: int
-    dp: int
-    m: int
-    max_norm: float
-    sequence_parallel: bool = False
-
-    def note(self) -> str:
-        grid = f"tp = {self.tp}, dp = {self.dp}, {self.m} micro-batch" + ("es" if self.m > 1 else "")
-        return grid + (", with sequence parallelism" if self.sequence_parallel else "")
-
-    def micro_batch(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        return random_tensor(generator, BATCH, TOKENS, 4), random_tensor(generator, BATCH, TOKENS, 3)
-
-
-def whole_loss(weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-    """The same on one process, in plain torch."""
-    inner = torch.tanh((x * weights["scale"]) @ weights["W1"].T)
-    return (inner @ weights["W2"].T + weights["shift"] - y).square().mean()
+Weights = dict[str, Tensor]
+MicroBatch = tuple[Tensor, Tensor]  # x [b, s, 4] and y [b, s, 3]
 
 
 class SmallModel(nn.Module):
     """model(x, y) -> the mean loss of a micro-batch, the same on every rank of `group`."""
 
-    def __init__(self, weights: Mapping[str, Tensor], case: Case, group: Any) -> None:
+    def __init__(self, weights: Weights, group: Any, *, sequence_parallel: bool) -> None:
         super().__init__()
-        self.group, self.case = group, case
+        self.group, self.sequence_parallel = group, sequence_parallel
         self.rank, self.size = rank_and_size(group)
         for name, value in weights.items():
             part = value.chunk(self.size, CUTS[name])[self.rank] if name in CUTS else value
             parameter = nn.Parameter(part.clone().contiguous().to(device()))
             if name in CUTS:
                 parameter.tensor_parallel = Sharding(CUTS[name])  # type: ignore[attr-defined]
-            elif case.sequence_parallel:
+            elif sequence_parallel:
                 parameter.sequence_parallel = True  # type: ignore[attr-defined]
             self.register_parameter(name, parameter)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         w = dict(self.named_parameters())
-        if not self.case.sequence_parallel:
+        if not self.sequence_parallel:
             inner = torch.tanh(copy_to_region(x * w["scale"], self.group) @ w["W1"].T)  # [b, s, 8/p]
             out = reduce_from_region(inner @ w["W2"].T, self.group) + w["shift"]  # [b, s, 3]
             return (out - y).square().mean()
@@ -77,19 +58,54 @@ class SmallModel(nn.Module):
         return reduce_from_region((out - y).square().sum() / (BATCH * TOKENS * 3), self.group)
 
 
+def messages_of_model(tp: int, *, sequence_parallel: bool) -> int:
+    """Elements that a micro-batch sends over tp, as `reduced` counts them."""
+    both = BATCH * TOKENS * (4 + 3)  # what W1 reads, and what W2 writes
+    return 0 if tp == 1 else both + sequence_parallel
+
+
 def reduced(section: Any, group: Any) -> int:
-    """Numbers in messages of a group; those of reduce-scatters and all-gathers count half: an all-reduce is both."""
+    """Elements in messages of a group; those of reduce-scatters and all-gathers count half: an all-reduce is both."""
     ranks = dist.get_process_group_ranks(group)
     count = 0.0
     for call in section:
         if sorted(call.group) == sorted(ranks) and len(ranks) > 1:
-            count += call.numel * {"all_reduce": 1.0, "reduce_scatter": 0.5, "all_gather": 0.5}.get(call.kind, 1.0)
+            count += call.numel * (0.5 if call.kind in ("reduce_scatter", "all_gather") else 1.0)
     return int(count)
 
 
-def messages_of_model(case: Case) -> int:
-    """Numbers in the tp messages of forward and backward, a reduce-scatter or an all-gather counted as half."""
-    if case.tp == 1:
-        return 0
-    both = BATCH * TOKENS * (4 + 3)  # what W1 reads, and what W2 writes
-    return case.m * (both + 1 if case.sequence_parallel else both)
+def random_weights(generator: torch.Generator) -> Weights:
+    return {name: random_tensor(generator, *shape) for name, shape in PARAMETERS.items()}
+
+
+def random_micro_batch(generator: torch.Generator) -> MicroBatch:
+    return random_tensor(generator, BATCH, TOKENS, 4), random_tensor(generator, BATCH, TOKENS, 3)
+
+
+def shards_of(weights: Weights, t: int, tp: int) -> Weights:
+    """What tensor-parallel rank t holds."""
+    return {n: v.chunk(tp, CUTS[n])[t].contiguous() if n in CUTS else v for n, v in weights.items()}
+
+
+def loss_and_gradients(weights: Weights, micro_batch: MicroBatch) -> tuple[float, Weights]:
+    """The mean loss of a micro-batch and its gradients, in plain torch."""
+    x, y = micro_batch
+    w = {name: value.clone().requires_grad_() for name, value in weights.items()}
+    inner = torch.tanh((x * w["scale"]) @ w["W1"].T)  # [b, s, 8]
+    loss = (inner @ w["W2"].T + w["shift"] - y).square().mean()
+    return loss.item(), dict(zip(w, torch.autograd.grad(loss, list(w.values())), strict=True))
+
+
+def summed(parts: Sequence[Weights], factor: float) -> Weights:
+    """The sum of several gradients, times a factor."""
+    return {name: factor * torch.stack([part[name] for part in parts]).sum(0) for name in PARAMETERS}
+
+
+def norm_of(gradient: Weights) -> float:
+    return float(torch.cat([value.flatten() for value in gradient.values()]).norm())
+
+
+def stepped(weights: Weights, gradient: Weights, max_norm: float) -> Weights:
+    """The weights after a step with this gradient, clipped."""
+    factor = min(1.0, max_norm / (norm_of(gradient) + 1e-6))
+    return {name: weights[name] - LR * factor * gradient[name] for name in weights}

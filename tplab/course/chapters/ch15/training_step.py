@@ -1,92 +1,152 @@
 """The check of exercise 15.3: one training step on a grid of ranks, against the same step on one process in float64."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tplab.course.chapters.ch15.small_model import (
     CUTS,
+    LR,
     PARAMETERS,
-    Case,
+    MicroBatch,
     SmallModel,
+    Weights,
+    loss_and_gradients,
     messages_of_model,
+    norm_of,
+    random_micro_batch,
+    random_weights,
     reduced,
-    whole_loss,
-)
-from tplab.course.chapters.ch15.step_questions import (
-    BY_DP,
-    BY_M,
-    CRASH,
-    DP_ONCE,
-    LAST_OF_M,
-    LOSS_OF_LAST,
-    LOSS_OF_OWN,
-    LOSS_SUM,
-    LOSS_WORLD,
-    MARKED_ONCE,
-    NORM_AFTER,
-    NORM_OF_RANK,
-    NOT_CLIPPED,
-    QUESTIONS,
-    REPLICATED,
-    STUCK,
-    SUM_OF_DP,
-    SUM_OF_M,
-    TENSORS,
-    TWO,
-    TWO_STEPS,
-    UNCHANGED,
-    WITHOUT_DP,
+    shards_of,
+    stepped,
+    summed,
 )
 from tplab.course.checks import (
-    WORLD_SIZES,
+    Case,
     Claim,
+    Differences,
+    Expected,
     NotRun,
     Observed,
+    Place,
+    Question,
     Snapshot,
     Verdict,
-    by_name,
     called_as,
+    changed,
+    check_cases,
     exercise,
-    fresh_generator,
+    has_kind,
     portable,
-    random_tensor,
-    run_cases,
-    verify,
 )
 from tplab.course.checks.describe import describe
 from tplab.data.grid import Grid, mesh
 from tplab.runtime import device, record
 
-LR = 0.2  # of plain SGD, which hides no factor
-STEPS = 2
-FEW = 8  # numbers besides the gradients: norm, loss
-CASES: dict[int, list[Case]] = {
-    1: [Case(1, 1, 3, 1e3), Case(1, 1, 1, 0.05)],
-    2: [Case(1, 2, 3, 1e3), Case(2, 1, 3, 1e3, True), Case(2, 1, 1, 0.05, True)],
-    4: [Case(2, 2, 3, 0.05, True), Case(4, 1, 1, 1e3)],
+FEW = 6  # numbers that may travel besides the gradients: norm, loss
+
+SUM_OF_M = "what comes out when the micro-batches are added up, and not averaged"
+SUM_OF_DP = "what comes out when the replicas are added up, and not averaged"
+BY_M = "what comes out when the micro-batches are divided by their number twice"
+BY_DP = "what comes out when the replicas are divided by their number twice"
+WITHOUT_DP = "what this replica's sequences give alone"
+LAST_OF_M = "what the last micro-batch gives alone"
+NOT_CLIPPED = "what comes out without clipping"
+UNCHANGED = "the weights before the step"
+TWO_STEPS = "what comes out when the optimizer steps after each micro-batch"
+
+NORM_OF_RANK = "the norm of what this rank holds"
+REPLICATED = "the norm that counts the replicated parameters once for each tensor-parallel rank"
+NORM_AFTER = "the norm after clipping"
+
+LOSS_SUM = "the sum over the micro-batches"
+LOSS_OF_LAST = "the loss of the last micro-batch alone"
+LOSS_WORLD = "the mean, times the number of tensor-parallel ranks"
+LOSS_OF_OWN = "the mean over this replica's sequences alone"
+
+DP_ONCE = "each gradient crosses the replicas once in a step"
+TWO = "two numbers come out"
+TENSORS = "what comes out are plain floats"
+MARKED_ONCE = "of the gradients only the marked ones travel over tp"
+
+Batch = list[list[MicroBatch]]  # for each replica its micro-batches
+Values = dict[str, float | Tensor]  # by observation
+
+
+@dataclass(frozen=True)
+class Step(Case):
+    """One step on a grid of ranks, after the steps before it.
+
+    m:        micro-batches of each replica
+    max_norm: the longest gradient that is not clipped
+    number:   counted from 1
+    """
+
+    tp: int
+    dp: int
+    m: int
+    max_norm: float
+    sequence_parallel: bool = False
+    number: int = 1
+
+    def describe(self, name: str) -> str:
+        grid = f"tp = {self.tp}, dp = {self.dp}, {self.m} micro-batch" + ("es" if self.m > 1 else "")
+        return grid + ", with sequence parallelism" * self.sequence_parallel + f", step {self.number}"
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(dp=self.dp, tp=self.tp)
+
+
+FIRST_STEPS = {
+    1: (Step(1, 1, 3, 1e3), Step(1, 1, 1, 0.05)),
+    2: (Step(1, 2, 3, 1e3), Step(2, 1, 3, 1e3, True), Step(2, 1, 1, 0.05, True)),
+    4: (Step(2, 2, 3, 0.05, True), Step(4, 1, 1, 1e3)),
 }
 
-Weights = dict[str, Tensor]
-Batch = list[list[tuple[Tensor, Tensor]]]  # for each replica its micro-batches
+
+def cases(world_size: int) -> list[Step]:
+    return [replace(step, number=number) for step in FIRST_STEPS[world_size] for number in (1, 2)]
 
 
-def run_steps(step: Callable[..., Any], cases: Sequence[Case], data: Sequence[Any]) -> list[list[Observed]]:
-    """On a rank: loss, norm and weights after each step of each case."""
-    seen = []
-    for case, (weights, batches) in zip(cases, data, strict=True):
-        grid = mesh(dp=case.dp, tp=case.tp)
-        model = SmallModel(weights, case, grid.get_group("tp"))
-        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-        replica = Grid(dp=case.dp, tp=case.tp).place(dist.get_rank()).dp
-        seen.append([one_step(step, model, optimizer, batch[replica], grid, case) for batch in batches])
-    return seen
+class Problem(NamedTuple):
+    weights: Weights  # before the first step
+    batches: list[Batch]  # of every step
+    before: Weights  # the weights before the last step
 
 
-def one_step(step: Callable[..., Any], model: Any, optimizer: Any, own: Any, grid: Any, case: Case) -> Observed:
+class Given(NamedTuple):
+    weights: Weights
+    batches: list[list[MicroBatch]]  # this replica's, of every step
+
+
+def draw(case: Step, generator: torch.Generator, size: int) -> Problem:
+    weights = before = random_weights(generator)
+    batches = [
+        [[random_micro_batch(generator) for _ in range(case.m)] for _ in range(case.dp)] for _ in range(case.number)
+    ]
+    for batch in batches[:-1]:
+        parts = [loss_and_gradients(before, micro_batch)[1] for own in batch for micro_batch in own]
+        before = stepped(before, summed(parts, 1 / len(parts)), case.max_norm)
+    return Problem(weights, batches, before)
+
+
+def give(case: Step, problem: Problem, place: Place) -> Given:
+    return Given(problem.weights, [batch[case.grid.place(place.index).dp] for batch in problem.batches])
+
+
+def run(step: Callable[..., Any], case: Step, given: Given, group: Any) -> Observed:
+    """Loss, norm, weights and traffic of the last step."""
+    grid = mesh(dp=case.dp, tp=case.tp)
+    model = SmallModel(given.weights, grid.get_group("tp"), sequence_parallel=case.sequence_parallel)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    return [one_step(step, model, optimizer, own, grid, case) for own in given.batches][-1]
+
+
+def one_step(step: Callable[..., Any], model: Any, optimizer: Any, own: Any, grid: Any, case: Step) -> Observed:
     own = [(x.to(device()), y.to(device())) for x, y in own]
     before = Snapshot(**{f"micro-batch {k}": x for k, (x, _) in enumerate(own)})
     call = f"training_step(model, optimizer, {case.m} micro-batches, mesh, max_norm={case.max_norm})"
@@ -97,161 +157,241 @@ def one_step(step: Callable[..., Any], model: Any, optimizer: Any, own: Any, gri
     sent = {axis: reduced(section, grid.get_group(axis)) for axis in ("tp", "dp")}
     numbers = sum(parameter.numel() for parameter in model.parameters())
     marked = sum(p.numel() for p in model.parameters() if getattr(p, "sequence_parallel", False))
-    over = {"dp": sent["dp"] - numbers, "tp": sent["tp"] - messages_of_model(case) - marked}
+    of_model = case.m * messages_of_model(case.tp, sequence_parallel=case.sequence_parallel)
+    over = {"dp": sent["dp"] - numbers, "tp": sent["tp"] - of_model - marked}
+    tensors = [f"{name} is a tensor" for name, value in (("loss", loss), ("norm", norm)) if isinstance(value, Tensor)]
     return {
         "loss": number(loss),
         "norm": number(norm),
         TWO: Claim("" if pair else f"it returned {describe(portable(said))}"),
-        TENSORS: Claim(
-            " and ".join(f"{n} is a tensor" for n, v in {"loss": loss, "norm": norm}.items() if _is_tensor(v))
-        ),
+        TENSORS: Claim(" and ".join(tensors)),
         **{name: parameter.detach().clone() for name, parameter in model.named_parameters()},
-        DP_ONCE: Claim(f"{sent['dp']} numbers, of {numbers} parameters" if case.dp > 1 and over["dp"] > FEW else ""),
-        MARKED_ONCE: Claim(f"{over['tp']} numbers too many" if case.tp > 1 and over["tp"] > FEW else ""),
+        DP_ONCE: Claim(f"{sent['dp']} numbers, of {numbers} parameters" if over["dp"] > FEW else ""),
+        MARKED_ONCE: Claim(f"{over['tp']} numbers too many" if over["tp"] > FEW else ""),
         "inputs unchanged": before.changed(),
     }
 
 
 def number(said: Any) -> Any:
-    """A float64 tensor; anything that is no number as it is."""
-    if isinstance(said, bool) or not isinstance(said, (int, float, Tensor)):
-        return said
-    return torch.as_tensor(said, dtype=torch.float64).detach().cpu().reshape(()) if _is_one(said) else said
+    """A float64 scalar; anything that is not one number as it is."""
+    if isinstance(said, Tensor) and said.numel() == 1:
+        return said.detach().cpu().double().reshape(())
+    return scalar(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else said
 
 
-def _is_tensor(said: Any) -> bool:
-    return isinstance(said, Tensor)
+def expect(case: Step, problem: Problem, place: Place) -> Expected:
+    at, weights, batch = case.grid.place(place.index), problem.before, problem.batches[-1]
+    found = [[loss_and_gradients(weights, micro_batch) for micro_batch in own] for own in batch]
+    losses = [[loss for loss, _ in own] for own in found]
+    parts = [[gradient for _, gradient in own] for own in found]
+    every, mine, last = [part for own in parts for part in own], parts[at.dp], [own[-1] for own in parts]
+    count = len(every)
+    mean, gradient = sum(map(sum, losses)) / count, summed(every, 1 / count)
+    norm = norm_of(gradient)
+    replicated = norm_of({name: value for name, value in gradient.items() if name not in CUTS})
 
+    def held(full: Weights) -> Weights:
+        return shards_of(full, at.tp, case.tp)
 
-def _is_one(said: Any) -> bool:
-    return not isinstance(said, Tensor) or said.numel() == 1
+    def step(wrong: Weights) -> Values:
+        return {"norm": norm_of(wrong), **held(stepped(weights, wrong, case.max_norm))}
 
-
-def gradients(weights: Weights, x: Tensor, y: Tensor) -> tuple[float, Weights]:
-    """Loss of a micro-batch and its gradients, on one process."""
-    leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
-    loss = whole_loss(leaves, x, y)
-    values = torch.autograd.grad(loss, list(leaves.values()))
-    return loss.item(), dict(zip(leaves, values, strict=True))
-
-
-def combined(parts: Sequence[Weights], factor: float) -> Weights:
-    return {name: factor * torch.stack([part[name] for part in parts]).sum(0) for name in PARAMETERS}
-
-
-def norm_of(gradient: Weights) -> float:
-    return float(torch.cat([value.flatten() for value in gradient.values()]).norm())
-
-
-def after(weights: Weights, gradient: Weights, max_norm: float) -> Weights:
-    factor = min(1.0, max_norm / (norm_of(gradient) + 1e-6))
-    return {name: weights[name] - LR * factor * gradient[name] for name in weights}
-
-
-def shard_of(weights: Weights, t: int, tp: int) -> Weights:
-    """What tensor-parallel rank t holds."""
-    return {n: v.chunk(tp, CUTS[n])[t].contiguous() if n in CUTS else v for n, v in weights.items()}
-
-
-def rank_norm(gradient: Weights, case: Case, t: int) -> dict[str, float]:
-    """Norms that known mistakes give on tensor-parallel rank t."""
-    squares = {name: float(value.square().sum()) for name, value in gradient.items()}
-    whole = sum(size for name, size in squares.items() if name not in CUTS)
-    return {
-        NORM_OF_RANK: norm_of(shard_of(gradient, t, case.tp)),
-        REPLICATED: (sum(squares.values()) + (case.tp - 1) * whole) ** 0.5,
-        NORM_AFTER: min(norm_of(gradient), case.max_norm),
-        f"{NORM_AFTER} ": norm_of(gradient) * min(1.0, case.max_norm / (norm_of(gradient) + 1e-6)),
+    right = {"loss": scalar(mean), "norm": scalar(norm), **held(stepped(weights, gradient, case.max_norm))}
+    mistakes: dict[str, Values] = {
+        SUM_OF_M: step(summed(every, 1 / case.dp)),
+        SUM_OF_DP: {"loss": mean * case.dp, **step(summed(every, 1 / case.m))},
+        BY_M: step(summed(every, 1 / case.m / count)),
+        BY_DP: step(summed(every, 1 / case.dp / count)),
+        WITHOUT_DP: step(summed(mine, 1 / case.m)),
+        LAST_OF_M: step(summed(last, 1 / case.dp)),
+        f"{LAST_OF_M} ": step(summed(last, 1 / count)),
+        NOT_CLIPPED: {**held(stepped(weights, gradient, 1e9))},
+        UNCHANGED: {**held(weights)},
+        TWO_STEPS: {**held(micro_steps(case, weights, batch))},
+        NORM_OF_RANK: {"norm": norm_of(held(gradient))},
+        REPLICATED: {"norm": (norm**2 + (case.tp - 1) * replicated**2) ** 0.5},
+        NORM_AFTER: {"norm": min(norm, case.max_norm)},
+        f"{NORM_AFTER} ": {"norm": norm * min(1.0, case.max_norm / (norm + 1e-6))},
+        LOSS_SUM: {"loss": mean * case.m},
+        LOSS_OF_LAST: {"loss": losses[at.dp][-1]},
+        f"{LOSS_OF_LAST} ": {"loss": losses[at.dp][-1] / case.m},
+        LOSS_OF_OWN: {"loss": sum(losses[at.dp]) / case.m},
+        LOSS_WORLD: {"loss": mean * case.tp},
     }
+    return Expected(right, by_observation(mistakes, right))
 
 
-def expected(case: Case, weights: Weights, batch: Batch, place: Any) -> tuple[Observed, dict[str, Any], Weights]:
-    """What is right on a rank after a step, what known mistakes give there, and the whole new weights."""
-    of_all = [[gradients(weights, x, y) for x, y in micro] for micro in batch]
-    losses = [[loss for loss, _ in own] for own in of_all]
-    grads = [[g for _, g in own] for own in of_all]
-    flat = [g for own in grads for g in own]
-    right, mine = combined(flat, 1 / len(flat)), grads[place.dp]
-    new = after(weights, right, case.max_norm)
-    wrong = {
-        SUM_OF_M: combined(flat, 1 / case.dp),
-        SUM_OF_DP: combined(flat, 1 / case.m),
-        BY_M: combined(flat, 1 / case.m / len(flat)),
-        BY_DP: combined(flat, 1 / case.dp / len(flat)),
-        WITHOUT_DP: combined(mine, 1 / case.m),
-        LAST_OF_M: combined([own[-1] for own in grads], 1 / case.dp),
-        f"{LAST_OF_M} ": combined([own[-1] for own in grads], 1 / len(flat)),
-    }
-    stepped = {label: after(weights, g, case.max_norm) for label, g in wrong.items()}
-    stepped[NOT_CLIPPED], stepped[UNCHANGED] = after(weights, right, 1e9), weights
-    stepped[TWO_STEPS] = micro_steps(case, weights, batch)
-    mean = sum(map(sum, losses)) / len(flat)
-    alike: dict[str, dict[str, float]] = {
-        "norm": {label: norm_of(g) for label, g in wrong.items()} | rank_norm(right, case, place.tp),
-        "loss": {
-            LOSS_SUM: mean * case.m,
-            LOSS_OF_LAST: losses[place.dp][-1],
-            f"{LOSS_OF_LAST} ": losses[place.dp][-1] / case.m,
-            LOSS_OF_OWN: sum(losses[place.dp]) / case.m,
-            SUM_OF_DP: mean * case.dp,
-            LOSS_WORLD: mean * case.tp,
-        },
-    }
-    scalars = {"loss": tensor(mean), "norm": tensor(norm_of(right))}
-    looks: dict[str, Any] = {
-        name: {k: tensor(v) if abs(v - float(scalars[name])) > 1e-9 else NOWHERE for k, v in of.items()}
-        for name, of in alike.items()
-    }
-    held, labels = shard_of(new, place.tp, case.tp), {k: shard_of(v, place.tp, case.tp) for k, v in stepped.items()}
-    for name in PARAMETERS:
-        looks[name] = {k: v[name] if not torch.allclose(v[name], held[name]) else NOWHERE for k, v in labels.items()}
-    return {**scalars, **held}, looks, new
+def by_observation(mistakes: dict[str, Values], right: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Turned round: {observation: {mistake: value}}; NaN, which equals nothing, where a mistake changes nothing."""
+    turned: dict[str, dict[str, Tensor]] = {name: {} for name in right}
+    for label, values in mistakes.items():
+        for name, given in values.items():
+            value = torch.as_tensor(given, dtype=torch.float64)
+            turned[name][label] = scalar(torch.nan) if torch.allclose(value, right[name]) else value
+    return turned
 
 
-def micro_steps(case: Case, weights: Weights, batch: Batch) -> Weights:
-    """A step of the optimizer after each micro-batch."""
-    for k in range(case.m):
-        parts = [gradients(weights, *own[k])[1] for own in batch]
-        weights = after(weights, combined(parts, 1 / len(parts) / case.m), case.max_norm)
-    return weights
-
-
-NOWHERE = torch.tensor(float("nan"), dtype=torch.float64)  # equals nothing
-
-
-def tensor(value: float) -> Tensor:
+def scalar(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
-def scene(case: Case, generator: torch.Generator) -> tuple[Any, list[list[Any]]]:
-    """What the ranks are given, and for each step what is right on each rank."""
-    weights = {name: random_tensor(generator, *shape) for name, shape in PARAMETERS.items()}
-    batches = [
-        [[case.micro_batch(generator) for _ in range(case.m)] for _ in range(case.dp)] for _ in range(STEPS)
-    ]  # step, replica, micro-batch
-    rows, now = [], weights
-    for batch in batches:
-        places = [Grid(dp=case.dp, tp=case.tp).place(rank) for rank in range(case.dp * case.tp)]
-        found = [expected(case, now, batch, place) for place in places]
-        rows.append([row[:2] for row in found])
-        now = found[0][2]
-    return (weights, batches), rows
+def micro_steps(case: Step, weights: Weights, batch: Batch) -> Weights:
+    """A step of the optimizer after each micro-batch."""
+    for k in range(case.m):
+        parts = [loss_and_gradients(weights, own[k])[1] for own in batch]
+        weights = stepped(weights, summed(parts, 1 / len(parts) / case.m), case.max_norm)
+    return weights
 
 
 @exercise("15.3", "A training step")
 def a_training_step(step: Callable[..., Any]) -> Verdict:
-    for p in WORLD_SIZES:
-        generator = fresh_generator()
-        scenes = [scene(case, generator) for case in CASES[p]]
-        given = [data for data, _ in scenes]
-        runs = run_cases(
-            run_steps, p, step, CASES[p], given, note=Case.note, question=lambda case: CRASH, stuck=lambda case: STUCK
-        )
-        for case, (_, rows), seen in zip(CASES[p], scenes, runs, strict=True):
-            for number, row in enumerate(rows):
-                verify(
-                    "15.3", p, [on_rank[number] for on_rank in seen], [right for right, _ in row],
-                    questions=QUESTIONS(number), lookalikes=by_name([alike for _, alike in row]),
-                    note=f"{case.note()}, step {number + 1}",
-                )  # fmt: skip
+    check_cases(
+        "15.3", step, cases, draw=draw, give=give, run=run, expect=expect,
+        questions=lambda case, observed: (*FIRST_QUESTIONS, *[LATER] * (case.number > 1), *QUESTIONS),
+        crash=CRASH, stuck=STUCK,
+    )  # fmt: skip
     return Verdict("The same step as on one process, and every gradient travelled once.")
+
+
+CRASH = (
+    "`mesh.get_group('tp')` and `mesh.get_group('dp')` are the groups of this rank, `model(x, y)` is the mean loss of "
+    "a micro-batch. Which line expects something else?"
+)
+STUCK = "Every rank must enter the same collectives in the same order. Which of yours depends on the rank?"
+
+
+def weights_are(*kinds: str) -> Callable[[Differences], bool]:
+    return lambda d: any(has_kind(name, *kinds)(d) for name in PARAMETERS)
+
+
+def seen(*kinds: str) -> Callable[[Differences], bool]:
+    """In the weights, or in the norm."""
+    return lambda d: weights_are(*kinds)(d) or has_kind("norm", *kinds)(d)
+
+
+def wrong_weights(differences: Differences) -> frozenset[str]:
+    return differences.names & PARAMETERS.keys()
+
+
+FIRST_QUESTIONS = (
+    Question(changed, "The sequences belong to the caller. Which line of yours writes into them?"),
+    Question(
+        lambda d: TWO in d.names,
+        "What comes out are two numbers, the loss and the norm. What does your last line return?",
+    ),
+)
+LATER = Question(
+    lambda d: bool({"norm", *PARAMETERS} & d.names),
+    "The first step was right, the second is not. What does the first one leave behind, in `param.grad`, that the "
+    "second has to get rid of?",
+)
+QUESTIONS = (
+    Question(
+        weights_are(UNCHANGED),
+        "The weights are as before. Who changes them, and which line of yours calls it?",
+    ),
+    Question(
+        lambda d: bool(wrong_weights(d)) and wrong_weights(d).isdisjoint(CUTS),
+        "Only what every tensor-parallel rank holds whole is wrong. Which of these parameters are marked "
+        "`sequence_parallel`, over which group are their gradients added up, added up or averaged, before or after the "
+        "norm, and once a step or once a micro-batch?",
+    ),
+    Question(
+        lambda d: wrong_weights(d) == CUTS.keys(),
+        "Only what is cut over the tensor-parallel ranks is wrong. Each of these ranks has other columns and rows. "
+        "Over which group are gradients averaged, and which ranks are in it?",
+    ),
+    Question(
+        weights_are(TWO_STEPS),
+        "The micro-batches make one step together. After which of them does the optimizer step?",
+    ),
+    Question(
+        seen(SUM_OF_M),
+        "`backward` adds to what is in `param.grad`, and each micro-batch's loss is a mean. What turns the sum of m "
+        "means into their mean?",
+    ),
+    Question(
+        seen(SUM_OF_DP),
+        "An all-reduce adds up. Each replica has the mean over its own sequences; what makes one mean of them?",
+    ),
+    Question(
+        seen(BY_M),
+        "The gradients are smaller than they should be, by the number of micro-batches. How often do you divide by it?",
+    ),
+    Question(
+        seen(BY_DP),
+        "The gradients are smaller than they should be, by the number of replicas. How often do you divide by it?",
+    ),
+    Question(
+        seen(LAST_OF_M, f"{LAST_OF_M} "),
+        "The micro-batches before the last one have no effect. Where are their gradients thrown away?",
+    ),
+    Question(
+        weights_are(WITHOUT_DP),
+        "Each replica has learned from its own sequences alone, and they drift apart. Over which group are gradients "
+        "averaged, and do the means arrive in `param.grad`?",
+    ),
+    Question(
+        weights_are(NOT_CLIPPED),
+        "The gradient is longer than `max_norm` here, and the step was made with all of it. When is it shortened, and "
+        "when does the optimizer step?",
+    ),
+    Question(
+        lambda d: DP_ONCE in d.names,
+        "Each micro-batch could send its gradients, but all of them together make one gradient. When is it complete, "
+        "and how often does it have to travel then?",
+    ),
+    Question(
+        has_kind("norm", NORM_AFTER, f"{NORM_AFTER} "),
+        "That is how long the gradient is once it is shortened. The log wants to know how long it was.",
+    ),
+    Question(
+        has_kind("norm", NORM_OF_RANK),
+        "That is the norm of this rank's parts alone. Whose parts come in over which group, and what do ranks do that "
+        "clip by different factors?",
+    ),
+    Question(
+        has_kind("norm", REPLICATED),
+        "Some parameters are whole on every tensor-parallel rank, and they count once for the model. Which of the "
+        "ranks counts them?",
+    ),
+    Question(
+        lambda d: MARKED_ONCE in d.names,
+        "More travels over the tensor-parallel ranks than has to. Which gradients are whole there already?",
+    ),
+    Question(has_kind("loss", LOSS_SUM), "Each micro-batch's loss is a mean. What is the mean over all of them?"),
+    Question(
+        has_kind("loss", LOSS_OF_LAST, f"{LOSS_OF_LAST} "),
+        "That is the loss of the last micro-batch. Which variable did the others' go into?",
+    ),
+    Question(
+        has_kind("loss", LOSS_OF_OWN),
+        "That is the loss of this replica. The log has one line for all of them. Which collective makes it?",
+    ),
+    Question(has_kind("loss", SUM_OF_DP), "The replicas' losses were added up. How many replicas are there?"),
+    Question(
+        lambda d: d.names - {TENSORS} == {"loss"},
+        "Only the loss is wrong. It is the same on all ranks of `tp` already; over which group is there something to "
+        "average?",
+    ),
+    Question(
+        lambda d: d.names == {TENSORS},
+        "The values are right. What comes out are two floats, for a log that outlives the step: what makes a float of "
+        "a tensor with one number?",
+    ),
+    Question(
+        lambda d: {"loss", "norm"} <= d.names,
+        "Loss and gradient are wrong together. By which number do you divide them: is it that of the micro-batches "
+        "that there are? And is every message finished when you go on with what it brings?",
+    ),
+    Question(
+        lambda d: "norm" in d.names,
+        "The norm is not that of the gradient that one process would have. In which order do you average over the "
+        "replicas, add up what sequence parallelism has left apart, and take the norm?",
+    ),
+    Question(
+        lambda d: True,
+        "A step is: zero the gradients, run each micro-batch forward and backward, add up and average over the ranks, "
+        "take the norm, shorten, step. Which of them does yours do in another order, or not at all?",
+    ),
+)
