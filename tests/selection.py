@@ -10,7 +10,8 @@ Two markers say what is left to the night:
     @pytest.mark.nightly               runs in the night only
     @pytest.mark.share(4)              a quarter runs by day, another quarter after each commit, all of them at night
 
-A share is taken of all the tests that are made from one function, or of all the tests in a file whose `pytestmark` it is.
+A share is taken from all the tests that one function is parametrized into or, for a `pytestmark`, from all the tests
+in its file.
 
 The quarter that is due is the one of `--turn`, the number of commits, so the same commit always runs the same tests.
 A test file is reached by a change of any module that it imports, directly or not, also where it names the module only

@@ -10,6 +10,7 @@ import pytest
 
 from pictures import rooms
 from tests import ROOT
+from tplab.common.imports import ImportGraph
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 CONTRACTS = tomllib.loads(PYPROJECT)["tool"]["importlinter"]["contracts"]
@@ -74,6 +75,29 @@ def test_every_room_opens_with_what_it_is_for(room):
     docstring = ast.get_docstring(ast.parse((TPLAB / room / "__init__.py").read_text()))
     assert docstring
     assert len(docstring.splitlines()[0]) > 40
+
+
+# Checks that can be read
+
+
+def files_of_checks() -> dict[str, list[Path]]:
+    """For each exercise the files of its chapter that one has to read to follow its check."""
+    graph = ImportGraph(ROOT, "tplab")
+    found = {}
+    for path in sorted((TPLAB / "course" / "chapters").glob("ch*/*.py")):
+        for exercise in re.findall(r'^@exercise\("([\d.]+)"', path.read_text(), re.MULTILINE):
+            needed = graph.closure([path])
+            found[exercise] = [file for file in needed if file.parent == path.parent and file.stem != "__init__"]
+    return found
+
+
+def test_a_check_is_followed_through_two_short_files_on_average_and_three_at_most():
+    files = files_of_checks()
+    assert len(files) > 70
+    assert {exercise: len(of_one) for exercise, of_one in files.items() if len(of_one) > 3} == {}
+    assert sum(map(len, files.values())) <= 2 * len(files)
+    lengths = {path: len(path.read_text().splitlines()) for of_one in files.values() for path in of_one}
+    assert {str(path): length for path, length in lengths.items() if length > 400} == {}
 
 
 # The picture in ARCHITECTURE.md

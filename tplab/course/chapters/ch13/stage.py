@@ -267,8 +267,8 @@ STUCK = (
 QUESTIONS = (
     Question(
         lambda d: UNWAITED in d.names,
-        "channels.send and channels.receive only start a message. When may a received tensor be read? And what must have "
-        "happened to the sends before the function comes back?",
+        "channels.send and channels.receive only start a message. When may a received tensor be read? And what must "
+        "have happened to the sends before the function comes back?",
     ),
     Question(
         lambda d: "changed" in d.kinds(),
