@@ -1,5 +1,7 @@
 """`tplab.common.files`: a reader never sees a part of a file, and only one process is inside a lock."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -78,3 +80,12 @@ def test_a_killed_process_leaves_no_lock_behind(tmp_path):
     assert subprocess.run([sys.executable, "-c", hold, str(lock)]).returncode == 0
     with files.locked(Path(lock)):
         pass
+
+
+def test_on_a_file_system_without_locks_the_block_runs_and_knows_it(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with files.locked(tmp_path / "lock") as alone:
+        assert not alone

@@ -1,5 +1,6 @@
 """Files that a crash can't spoil: replaced in one step, and written by one process at a time."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -7,6 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -29,11 +32,20 @@ def replace(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[bool]:
     """Wait until no other process is inside for this lock file; its folder is made if need be.
 
-    The operating system ends the lock with the process that holds it, so a killed process leaves nothing to clean up.
+    Yields False on a file system that has no locks (some network folders): then several processes may be inside. The
+    operating system ends a lock with the process that holds it, so a killed process leaves nothing to clean up.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path):
-        yield
+    lock = FileLock(path)
+    try:
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    try:
+        yield lock.is_locked
+    finally:
+        lock.release()

@@ -83,6 +83,8 @@ class ForkServer:
             return os.getpid() == self._owner and self._socket.recv(1, _LOOK) != b""
         except BlockingIOError:  # it has said nothing, as always, and its end of the socket is open
             return True
+        except OSError:  # it was stopped, or its end of the socket was reset
+            return False
 
     def adopt(self) -> None:
         """Make the server that was inherited by a fork this process's own. One process at a time may launch with it."""

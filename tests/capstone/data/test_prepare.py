@@ -3,6 +3,7 @@
 The text is read back from the raw files with numpy and decoded: it must be that of the folder, document by document.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -338,7 +339,7 @@ def test_without_locks_the_first_folder_stays(settings: Settings, monkeypatch: p
     def flock(*args: object) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(folders.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     target = Path(settings.folder).parent / "made"
     with folders.locked(target.parent), folders.new_folder(target) as first:
         with folders.locked(target.parent), folders.new_folder(target) as second:

@@ -1,6 +1,7 @@
 """Hints: one at a time in the shell, folded in the box of a failed check, whatever has become of the state's file."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -112,7 +113,7 @@ def test_what_was_seen_is_replaced_as_a_whole_and_leaves_no_other_file(root, mon
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(hints.os, "replace", full)
+        patch.setattr(os, "replace", full)
         with pytest.raises(OSError, match="no space"):
             hints.remember(root, "90.1", 2)
         assert hints.choose("90.1", root) == [(2, SECOND)], "the hint is shown all the same"

@@ -91,7 +91,7 @@ def test_a_chapters_kernel_that_lost_its_ports_is_started_again(kernels, tmp_pat
 
 def test_kernel_that_never_starts_is_told_as_that(kernels, tmp_path: Path) -> None:
     starts = kernels(fails=100)
-    source = {"exercise-90-1": "x = 1", "check-90-1": "x"}
+    source = {"exercise-90-1": "x = 1", "check-90-1": 'check("90.1", x)'}
     marks = {"exercise-90-1": {"exercise": "90.1"}, "check-90-1": {"check": "90.1", "title": "One"}}
     cells = [Cell("code", source[id], id, {"tplab": marks[id]}) for id in source]
     said = list(check_notebook(cells, tmp_path / "mine.ipynb", learner=cells))

@@ -114,7 +114,7 @@ HARMLESS = {
 def test_own_cells_that_do_no_harm(root, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(root))
     mine = tiny.Learner(root / "chapters" / "90_tiny.ipynb")
-    mine.answer(1, RIGHT)
+    mine.answer(1, "print('to see it', file=__import__('sys').stderr); print(x); return x + x")
     mine.answer(2, RIGHT)
     mine.answer(3, WRONG)
     for source, _ in HARMLESS.values():
@@ -143,16 +143,17 @@ def test_answers_that_are_no_answers(root, monkeypatch):
     said = Said(root, mine)
     assert list(said.status.values()) == ["failed"] * len(IN_THE_ANSWER) + ["to do"]
     assert said.text["1"] == "SystemExit: 0"
-    assert "does not support input requests" in said.text["2"]
+    assert "your code raised EOFError" in said.text["2"]
     assert "your code raised Odd" in said.text["3"]
     assert "generator object" in said.text["4"]
     assert "is 6" in said.text["5"]
 
 
 TOLD = "this line would end the kernel, and with it all that the notebook has computed: take it out"
+ASKS = {"exit()": TOLD, "quit()": TOLD, "get_ipython().kernel.do_shutdown(False)": "double_3 can't be handed to the process"}
 
 
-@pytest.mark.parametrize("line", ["exit()", "quit()", "get_ipython().kernel.do_shutdown(False)"])
+@pytest.mark.parametrize("line", ASKS)
 def test_kernel_that_a_cell_asks_to_end(root, monkeypatch, line):
     """IPython ends the kernel some time after such a line, in whichever cell it is then: here it does not end."""
     monkeypatch.setenv("PYTHONPATH", str(root))
@@ -163,10 +164,9 @@ def test_kernel_that_a_cell_asks_to_end(root, monkeypatch, line):
     mine.cell("exercise-90-2")["source"] += f"{line}\n"  # just below a right answer
     mine.insert(mine.place("exercise-90-1"), line)
     said = Said(root, mine)
-    print(said.status, said.text, said.notes)
     assert said.status == {"1": "passed", "2": "failed", "3": "failed", "4": "passed", "5": "to do", "6": "to do"}
     assert said.text["2"] == f"Its own cell does not run. RuntimeError: {TOLD}\nat line 3 of the cell: {line}"
-    assert TOLD in said.text["3"]
+    assert ASKS[line] in said.text["3"]
     assert said.notes == [f"One of your own cells failed: RuntimeError: {TOLD}\nat line 1 of the cell: {line}"]
 
 
@@ -175,7 +175,6 @@ LOOP = "while True:\n    try:\n        while True:\n            pass\n    except
 
 def test_endless_loop_that_swallows_the_interrupt(check):
     said = check(LOOP, timeout=5)
-    print(said.status, said.text, said.notes)
     assert said.status["1"] == "passed"
     assert "passed" not in [said.status[k] for k in "23456"]
     assert said.text["2"] == "The kernel had to be stopped in one of your own cells."
@@ -184,11 +183,9 @@ def test_endless_loop_that_swallows_the_interrupt(check):
 
 def test_endless_loop_in_the_answer_that_swallows_the_interrupt(check):
     said = check("", LOOP.replace("\n", "\n    "), timeout=5)
-    print(said.status, said.text, said.notes)
     assert said.status["2"] == "failed"
     assert said.text["2"].startswith("No result after 5 seconds; it was stopped.")
-    assert said.status["4"] == "not run"
-    assert said.text["4"] == "The kernel had to be stopped in the check of exercise 90.2."
+    assert said.status["4"] == "passed", "the loop ran in a process of its own"
 
 
 @pytest.mark.slow

@@ -29,8 +29,9 @@ def locked(folder: Path) -> Iterator[None]:
     What killed processes left there is removed a day later, because on some file systems a lock is known to one machine
     only: then several machines may make the same folder, each in a place of its own, and the first one stays.
     """
-    with files.locked(folder / ".lock"):
-        _remove_what_was_left(folder)
+    with files.locked(folder / ".lock") as alone:
+        if alone:
+            _remove_what_was_left(folder)
         yield
 
 

@@ -51,7 +51,7 @@ class Checker:
         start = f"from tplab.course.grading.clean_check import serve; serve({theirs.fileno()})"
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", start], env=environment, cwd=folder, pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-c", start], env=environment, cwd=folder, pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
 
@@ -131,8 +131,6 @@ def _check(number: str, answers: str) -> Reply:
                 f"While the check of exercise {number} ran, your code changed {changed[0]}. "
                 "A check that was changed says nothing about the answer; leave it as it is."
             )
-    except SystemExit:
-        return Reply(ended="died")
     except BaseException as error:
         return Reply(error=type(error).__name__, message=str(error))
     return Reply(passed=True, text=verdict)

@@ -31,7 +31,8 @@ def start() -> None:
     """Keep Python's builtins, and refuse to end the kernel from within, which would stop all later checks."""
     _builtins.update(vars(builtins))
     shell = InteractiveShell.instance()
-    shell.ask_exit = _refuse_to_end  # type: ignore[attr-defined]  # what exit() and quit() call
+    shell.user_ns.update(exit=_refuse_to_end, quit=_refuse_to_end)  # IPython's own can't leave this process
+    shell.ask_exit = _refuse_to_end  # type: ignore[attr-defined]  # what the magics %exit and %quit call
     if hasattr(shell, "kernel"):
         shell.kernel.do_shutdown = _refuse_to_end
 
