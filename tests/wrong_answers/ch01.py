@@ -1,37 +1,101 @@
-"""Plausible wrong answers to the exercises of chapter 01, and what their message must say."""
+"""Wrong answers to the exercises of chapter 01, and what each must be told."""
 
-from tests.wrong_answers import WrongAnswer
+from tests.wrong_answers import WrongAnswer, indented, swap, swap_all
 
-SCATTER = """
-def scatter(out, parts, src):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != src:
-        dist.recv(out, src)
-        return out
-    for other in range(world_size):
-        if other != src:
-            dist.send(parts[other], other)
-    return out.copy_(parts[src])
+# 1.1
 
-
+SENDS = "for other in range(world_size):\n    if other != src:\n        dist.send(parts[other], other)"
+SCATTER = f"""
+if rank != src:
+    dist.recv(out, src)
+    return out
+{SENDS}
+return out.copy_(parts[src])
+"""
+RECEIVES = "for other in range(world_size):\n    if other != dst:\n        dist.recv(parts[other], other)"
+PARTS = "parts = [torch.empty_like(x) for _ in range(world_size)]\nparts[rank].copy_(x)"
+GATHER = f"""
+if rank != dst:
+    dist.send(x, dst)
+    return None
+{PARTS}
+{RECEIVES}
+return parts
 """
 
-GATHER = """
+
+def scatter_and_gather(scatter: str, gather: str) -> str:
+    return f"""
+def scatter(out, parts, src):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+{indented(scatter)}
+
 
 def gather(x, dst):
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != dst:
-        dist.send(x, dst)
-        return None
-    parts = [torch.empty_like(x) for _ in range(world_size)]
-    parts[rank].copy_(x)
-    for other in range(world_size):
-        if other != dst:
-            dist.recv(parts[other], other)
-    return parts
+{indented(gather)}
 """
 
-# Both messages of a step, as the chapter shows them
+
+def scatter(body: str) -> str:
+    return scatter_and_gather(body, GATHER)
+
+
+def gather(body: str) -> str:
+    return scatter_and_gather(SCATTER, body)
+
+
+BOTH = [
+    ("scatter: the source is always rank 0", scatter(swap(SCATTER, "src", "0")), "parts[other]"),
+    ("scatter: the source's own part is not filled in", scatter(swap(SCATTER, "out.copy_(parts[src])", "out")), "Is it the source, which sends nothing to itself"),
+    ("scatter: another name instead of a copy", scatter(swap(SCATTER, "return out.copy_(parts[src])", "out = parts[src]\nreturn out")), "only gives a name to another tensor"),
+    ("scatter: sends to itself", scatter("if rank == src:\n    for other in range(world_size):\n        dist.send(parts[other], other)\ndist.recv(out, src)\nreturn out"), "your code fails on rank 0"),
+    ("scatter: parts counted without the source", scatter(swap(SCATTER, SENDS, "others = [other for other in range(world_size) if other != src]\nfor index, other in enumerate(others):\n    dist.send(parts[index], other)")), "Rank r gets parts[r]"),
+    ("scatter: everybody gets the first part", scatter(swap(SCATTER, "parts[other]", "parts[0]")), "which index does each send use"),
+    ("scatter: all parts to everybody", scatter("""
+        whole = torch.empty(world_size, *out.shape, dtype=out.dtype)
+        if rank == src:
+            whole = torch.stack(parts)
+            for other in range(world_size):
+                if other != src:
+                    dist.send(whole, other)
+        else:
+            dist.recv(whole, src)
+        return out.copy_(whole[rank])
+        """), "Each rank needs parts[rank] and nothing else"),
+    ("scatter: calls torch's", scatter("dist.scatter(out, parts, src=src)\nreturn out"), "Build it from dist.send and dist.recv"),
+    ("scatter: forgets to return", scatter(swap_all(SCATTER, ("return out\n", "return\n"), ("return out.copy_", "out.copy_"))), "What does the function return"),
+    ("scatter: no communication", scatter("if parts is not None:\n    out.copy_(parts[src])\nreturn out"), "Nothing was sent"),
+    ("scatter: the others don't receive", scatter(swap(SCATTER, "    dist.recv(out, src)\n", "")), "never receives"),
+    ("scatter: does not wait", scatter(swap_all(SCATTER, ("dist.recv(", "dist.irecv("), ("dist.send(", "dist.isend("))), "only start a message"),
+    ("scatter: starts and does not wait, on the others only", scatter(swap(SCATTER, "dist.recv(", "dist.irecv(")), "only start a message"),
+    ("scatter: the root sends to itself too", scatter(swap(SCATTER, "    if other != src:\n        dist.send", "    dist.send")), "with itself"),
+    ("scatter: the root receives from itself too", scatter(swap(SCATTER, "return out.copy_(parts[src])", "dist.recv(out, src)\nreturn out")), "with itself"),
+    ("gather: the root's own comes last", gather(swap_all(GATHER, (PARTS, "parts = []"), ("dist.recv(parts[other], other)", "parts.append(torch.empty_like(x))\n        dist.recv(parts[-1], other)"), ("return parts", "return [*parts, x]"))), "The list is in rank order"),
+    ("gather: p times the same tensor", gather(swap_all(GATHER, (PARTS, "parts = [torch.empty_like(x)] * world_size"), ("return parts", "parts[dst] = x\nreturn parts"))), "is p times the same tensor"),
+    ("gather: the root's own is missing", gather(swap_all(GATHER, ("empty_like", "zeros_like"), ("parts[rank].copy_(x)\n", ""))), "rank dst's own tensor at its own place"),
+    ("gather: a list on every rank", gather("""
+        parts = [torch.zeros_like(x) for _ in range(world_size)]
+        parts[rank].copy_(x)
+        if rank != dst:
+            dist.send(x, dst)
+        else:
+            for other in range(world_size):
+                if other != dst:
+                    dist.recv(parts[other], other)
+        return parts
+        """), "What do the other ranks return"),
+    ("gather: everybody to everybody", gather("parts = [torch.zeros_like(x) for _ in range(world_size)]\ndist.all_gather(parts, x)\nreturn parts if rank == dst else None"), "Build it from dist.send and dist.recv"),
+    ("gather: always to rank 0", gather(swap(GATHER, "dst", "0")), "is dst always rank 0"),
+    ("gather: forgets to return", gather(swap(GATHER, "return parts", "")), "Rank dst got None"),
+    ("gather: every rank sends twice", gather(swap_all(GATHER, ("    dist.send(x, dst)\n", "    dist.send(x, dst)\n    dist.send(x, dst)\n"), (RECEIVES, RECEIVES + "\n        dist.recv(parts[other], other)"))), "Who has to send, to whom, and how often"),
+    ("gather: one tensor, and no list", gather(swap(GATHER, "return parts", "return torch.stack(parts)")), "A list of p tensors is wanted"),
+    ("gather: does not wait", gather(swap(GATHER, "dist.recv(", "dist.irecv(")), "only start a message"),
+    ("gather: the root receives from itself too", gather(swap(GATHER, "    if other != dst:\n        dist.recv", "    dist.recv")), "with itself"),
+    ("gather: receives into the caller's tensor", gather(swap_all(GATHER, ("torch.empty_like(x)", "x.clone()"), ("parts[rank].copy_(x)\n", ""), ("dist.recv(parts[other], other)", "dist.recv(x, other)\n        parts[other].copy_(x)"))), "Which line writes into a tensor that the caller still needs"),
+]  # fmt: skip
+
+# Both messages of one step, sent the way the chapter shows. The answers to 1.2, 1.3 and 1.4 start with it
 PASS = """
 def pass_on(outgoing, incoming, shift=1):
     rank, p = dist.get_rank(), dist.get_world_size()
@@ -41,1116 +105,215 @@ def pass_on(outgoing, incoming, shift=1):
     for request in dist.batch_isend_irecv(messages):
         request.wait()
 
-
 """
 
-COSTS = """
+# 1.2
 
-def ring_seconds(n, world_size, alpha, beta):
-    return 2 * (world_size - 1) * (alpha + beta * n / world_size)
-
-
-def tree_seconds(n, world_size, alpha, beta):
-    return 2 * (world_size - 1).bit_length() * (alpha + beta * n)
-"""
-
-FIT = """
-def fit_line(points):
-    n = torch.tensor([size for size, _ in points], dtype=torch.float64)
-    t = torch.tensor([seconds for _, seconds in points], dtype=torch.float64)
-    equations = torch.stack([1 / t, n / t], dim=1)
-    solution = torch.linalg.lstsq(equations, torch.ones(len(points), 1, dtype=torch.float64)).solution
-    return solution[0].item(), solution[1].item()
+ROW = "row = (rank - 1) % p\ntotal = x[row].clone()"
+ADD = "pass_on(total, received)\nrow = (row - 1) % p\ntotal = received + x[row]"
+PASS_WHOLE = "pass_on(outgoing, received)\noutgoing = received\ntotal = total + received"
+RIGHT, LEFT = "(rank + 1) % p", "(rank - 1) % p"
 
 
-"""
-
-
-def wrong_scatter(name: str, source: str, says: str) -> WrongAnswer:
-    return WrongAnswer(exercise="1.1", name=f"scatter: {name}", source=source + GATHER, says=says)
-
-
-def wrong_gather(name: str, source: str, says: str) -> WrongAnswer:
-    return WrongAnswer(exercise="1.1", name=f"gather: {name}", source=SCATTER + source, says=says)
-
-
-def wrong_reduce_scatter(name: str, source: str, says: str) -> WrongAnswer:
-    return WrongAnswer(exercise="1.2", name=name, source=PASS + source, says=says)
-
-
-def wrong_all_gather(name: str, source: str, says: str) -> WrongAnswer:
-    return WrongAnswer(exercise="1.3", name=name, source=PASS + source, says=says)
-
-
-def wrong_all_reduce(name: str, source: str, says: str) -> WrongAnswer:
-    return WrongAnswer(exercise="1.4", name=name, source=PASS + source, says=says)
-
-
-def wrong_fit(name: str, source: str, says: str) -> WrongAnswer:
-    return WrongAnswer(exercise="1.5", name=f"fit: {name}", source=source + COSTS, says=says)
-
-
-def wrong_costs(name: str, source: str, says: str) -> WrongAnswer:
-    return WrongAnswer(exercise="1.5", name=f"costs: {name}", source=FIT + COSTS + source, says=says)
-
-
-def reduce_scatter(before: str, step: str, after: str = "return total", steps: str = "p - 1") -> str:
-    """A ring reduce-scatter with other lines before the loop, in it, and after it."""
-    return f"""
+def reduce_scatter(start: str = ROW, step: str = ADD, end: str = "return total", steps: str = "p - 1") -> str:
+    return f"""{PASS}
 def ring_reduce_scatter(x):
     rank, p = dist.get_rank(), dist.get_world_size()
-    {before}
+{indented(start)}
     for step in range({steps}):
         received = torch.empty_like(total)
-        {step}
-    {after}
+{indented(step, 8)}
+{indented(end)}
 """
 
 
-def all_gather(step: str, after: str = "return torch.stack(rows)", steps: str = "p - 1") -> str:
-    """A ring all-gather with another step, or another end."""
-    return f"""
+def messages(code: str) -> str:
+    """The right step, except that `code` sends and receives its messages."""
+    return swap(ADD, "pass_on(total, received)", code)
+
+
+REDUCE_SCATTER = [
+    ("starts with its own row", reduce_scatter(swap(ROW, "(rank - 1) % p", "rank")), "Where must row r start"),
+    ("starts with the right neighbour's row", reduce_scatter(swap(ROW, "rank - 1", "rank + 1")), "Where must row r start"),
+    ("counts rows upwards", reduce_scatter(step=swap(ADD, "row - 1", "row + 1")), "Write the table for p = 3"),
+    ("adds the row that it sent", reduce_scatter(step="pass_on(total, received)\ntotal = received + x[row]\nrow = (row - 1) % p"), "which of its own rows has to be added"),
+    ("one step too few", reduce_scatter(steps="p - 2"), "Nothing was sent"),
+    ("one step too few for more than two ranks", reduce_scatter(steps="max(1, p - 2) if p > 1 else 0"), "Write the table for p = 3"),
+    ("one step too many", reduce_scatter(steps="p"), "Write the table for p = 3"),
+    ("goes round the ring twice", reduce_scatter(steps="2 * p - 1"), "How many steps does it take until every rank has added its own"),
+    ("its own row is added once more at the end", reduce_scatter(end="return total + x[rank] if p > 1 else total"), "One rank's term is in the sum twice"),
+    ("its own row takes the place of what comes in", reduce_scatter(step=swap(ADD, "received + x[row]", "x[row].clone()")), "No sum was made"),
+    ("passes on without adding", reduce_scatter(step=swap(ADD, "received + x[row]", "received")), "what do you add to it, before you send it on"),
+    ("its own row is not added at the end", reduce_scatter(step=ADD + " if step < p - 2 else received"), "and after the last step"),
+    ("its own row is not added at the end, for more than two ranks", reduce_scatter(step=ADD + " if step < p - 2 or p == 2 else received"), "and after the last step"),
+    ("adds into x", reduce_scatter(swap(ROW, ".clone()", ""), swap(ADD, "total = received + x[row]", "x[row] += received\ntotal = x[row]")), "x belongs to the caller"),
+    ("does nothing but cut", reduce_scatter("total = x[rank].clone()", "pass"), "Nothing was sent"),
+    ("zeros of the right shape", reduce_scatter("total = torch.zeros_like(x[0])", "pass_on(total, received)"), "it is all zeros"),
+    ("calls torch's all-reduce", reduce_scatter("total = x.clone()\ndist.all_reduce(total)\ntotal = total[rank]", "pass"), "The exercise is to build it"),
+    ("calls torch's reduce-scatter", reduce_scatter("total = x[0].clone()\ndist.reduce_scatter(total, list(x))", "pass"), "The exercise is to build it"),
+    ("sends whole tensors round", reduce_scatter("total = x.clone()\noutgoing = x.clone()", PASS_WHOLE, "return total[rank]"), "How large is each message"),
+    ("returns the whole sum", reduce_scatter("total = x.clone()\noutgoing = x.clone()", PASS_WHOLE), "it should own one"),
+    ("straight to the owner", reduce_scatter("total = x[rank].clone()", "pass_on(x[(rank + step) % p], received, shift=step)\ntotal += received", steps="1, p"), "everybody sends to one neighbour only"),
+    ("plain send, then recv", reduce_scatter(step=messages(f"dist.send(total, {RIGHT})\ndist.recv(received, {LEFT})")), "start both with dist.batch_isend_irecv"),
+    ("all receive first", reduce_scatter(step=messages(f"dist.recv(received, {LEFT})\ndist.send(total, {RIGHT})")), "Can the neighbour come to that call"),
+    ("sends both ways, receives from nobody's side", reduce_scatter(step=messages(f"a = dist.isend(total, {RIGHT})\nb = dist.irecv(received, {RIGHT})\na.wait()\nb.wait()")), "what does each rank wait for"),
+    ("does not wait", reduce_scatter(step=messages(f"dist.isend(total, {RIGHT})\ndist.irecv(received, {LEFT})")), "only start a message"),
+    ("a loop that ends one step early", reduce_scatter(steps="p - 2"), "how often does it run for this p"),
+    ("rank 0 takes no part", reduce_scatter(step="rank and " + ADD), "the ranks wait for each other"),
+    ("the mean", reduce_scatter(end="return total / p"), "Is this the mean"),
+    ("in float32", reduce_scatter("x = x.float()\n" + ROW, end="return total.to(torch.float64)"), "leaves the dtype of x"),
+    ("forgets to return", reduce_scatter(end="pass"), "what does its last line give back"),
+    ("the right sums, then handed one rank further", reduce_scatter(end="received = torch.empty_like(total)\np > 1 and pass_on(total, received)\nreturn received if p > 1 else total"), "they end at the wrong rank"),
+]  # fmt: skip
+
+# 1.3
+
+ROWS = "rows = [torch.zeros_like(part) for _ in range(p)]\nrows[rank].copy_(part)"
+OUT, IN = "rows[(rank - step) % p]", "rows[(rank - step - 1) % p]"
+
+
+def all_gather(
+    step: str = f"pass_on({OUT}, {IN})", end: str = "return torch.stack(rows)", steps: str = "p - 1", start: str = ROWS
+) -> str:
+    return f"""{PASS}
 def ring_all_gather(part):
     rank, p = dist.get_rank(), dist.get_world_size()
-    rows = [torch.zeros_like(part) for _ in range(p)]
-    rows[rank].copy_(part)
+{indented(start)}
     for step in range({steps}):
-        {step}
-    {after}
+{indented(step, 8)}
+{indented(end)}
 """
 
 
-START = "row = (rank - 1) % p; total = x[row].clone()"
-GO = "pass_on(total, received); row = (row - 1) % p; total = received + x[row]"
-GO_ALL = "pass_on(rows[(rank - step) % p], rows[(rank - step - 1) % p])"
-
-WRONG = [
-    # ------------------------------------------------------------------ 1.1
-    wrong_scatter(
-        "the source is always rank 0",
-        """
-def scatter(out, parts, src):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != 0:
-        dist.recv(out, 0)
-        return out
-    for other in range(1, world_size):
-        dist.send(parts[other], other)
-    return out.copy_(parts[0])
-""",
-        "parts[other]",
-    ),
-    wrong_scatter(
-        "the source's own part is not filled in",
-        """
-def scatter(out, parts, src):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != src:
-        dist.recv(out, src)
-    else:
-        for other in range(world_size):
-            if other != src:
-                dist.send(parts[other], other)
-    return out
-""",
-        "Is it the source, which sends nothing to itself",
-    ),
-    wrong_scatter(
-        "another name instead of a copy",
-        """
-def scatter(out, parts, src):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != src:
-        dist.recv(out, src)
-        return out
-    for other in range(world_size):
-        if other != src:
-            dist.send(parts[other], other)
-    out = parts[src]
-    return out
-""",
-        "only gives a name to another tensor",
-    ),
-    wrong_scatter(
-        "sends to itself",
-        """
-def scatter(out, parts, src):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank == src:
-        for other in range(world_size):
-            dist.send(parts[other], other)
-    dist.recv(out, src)
-    return out
-""",
-        "your code fails on rank 0",
-    ),
-    wrong_scatter(
-        "parts counted without the source",
-        """
-def scatter(out, parts, src):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != src:
-        dist.recv(out, src)
-        return out
-    others = [other for other in range(world_size) if other != src]
-    for index, other in enumerate(others):
-        dist.send(parts[index], other)
-    return out.copy_(parts[src])
-""",
-        "Rank r gets parts[r]",
-    ),
-    wrong_scatter(
-        "everybody gets the first part",
-        """
-def scatter(out, parts, src):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != src:
-        dist.recv(out, src)
-        return out
-    for other in range(world_size):
-        if other != src:
-            dist.send(parts[0], other)
-    return out.copy_(parts[src])
-""",
-        "which index does each send use",
-    ),
-    wrong_scatter(
-        "all parts to everybody",
-        """
-def scatter(out, parts, src):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    whole = torch.empty(world_size, *out.shape, dtype=out.dtype)
-    if rank == src:
-        whole = torch.stack(parts)
-        for other in range(world_size):
-            if other != src:
-                dist.send(whole, other)
-    else:
-        dist.recv(whole, src)
-    return out.copy_(whole[rank])
-""",
-        "Each rank needs parts[rank] and nothing else",
-    ),
-    wrong_scatter(
-        "calls torch's",
-        """
-def scatter(out, parts, src):
-    dist.scatter(out, parts, src=src)
-    return out
-""",
-        "Build it from dist.send and dist.recv",
-    ),
-    wrong_scatter(
-        "forgets to return",
-        """
-def scatter(out, parts, src):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != src:
-        dist.recv(out, src)
-    else:
-        for other in range(world_size):
-            if other != src:
-                dist.send(parts[other], other)
-        out.copy_(parts[src])
-""",
-        "What does the function return",
-    ),
-    wrong_scatter(
-        "no communication",
-        """
-def scatter(out, parts, src):
-    if parts is not None:
-        out.copy_(parts[src])
-    return out
-""",
-        "Nothing was sent",
-    ),
-    wrong_scatter(
-        "the others don't receive",
-        """
-def scatter(out, parts, src):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank == src:
-        for other in range(world_size):
-            if other != src:
-                dist.send(parts[other], other)
-        out.copy_(parts[src])
-    return out
-""",
-        "never receives",
-    ),
-    wrong_scatter(
-        "does not wait",
-        """
-def scatter(out, parts, src):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != src:
-        dist.irecv(out, src)
-        return out
-    for other in range(world_size):
-        if other != src:
-            dist.isend(parts[other], other)
-    return out.copy_(parts[src])
-""",
-        "only start a message",
-    ),
-    wrong_scatter(
-        "starts and does not wait, on the others only",
-        SCATTER.replace("dist.recv(", "dist.irecv("),
-        "only start a message",
-    ),
-    wrong_scatter(
-        "the root sends to itself too",
-        SCATTER.replace("        if other != src:\n            dist.send", "        dist.send"),
-        "with itself",
-    ),
-    wrong_scatter(
-        "the root receives from itself too",
-        SCATTER.replace("    return out.copy_(parts[src])", "    dist.recv(out, src)\n    return out"),
-        "with itself",
-    ),
-    wrong_gather(
-        "the root's own comes last",
-        """
-def gather(x, dst):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != dst:
-        dist.send(x, dst)
-        return None
-    parts = []
-    for other in range(world_size):
-        if other != dst:
-            parts.append(torch.empty_like(x))
-            dist.recv(parts[-1], other)
-    return [*parts, x]
-""",
-        "The list is in rank order",
-    ),
-    wrong_gather(
-        "p times the same tensor",
-        """
-def gather(x, dst):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != dst:
-        dist.send(x, dst)
-        return None
-    parts = [torch.empty_like(x)] * world_size
-    for other in range(world_size):
-        if other != dst:
-            dist.recv(parts[other], other)
-    parts[dst] = x
-    return parts
-""",
-        "is p times the same tensor",
-    ),
-    wrong_gather(
-        "the root's own is missing",
-        """
-def gather(x, dst):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != dst:
-        dist.send(x, dst)
-        return None
-    parts = [torch.zeros_like(x) for _ in range(world_size)]
-    for other in range(world_size):
-        if other != dst:
-            dist.recv(parts[other], other)
-    return parts
-""",
-        "rank dst's own tensor at its own place",
-    ),
-    wrong_gather(
-        "a list on every rank",
-        """
-def gather(x, dst):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    parts = [torch.zeros_like(x) for _ in range(world_size)]
-    parts[rank].copy_(x)
-    if rank != dst:
-        dist.send(x, dst)
-    else:
-        for other in range(world_size):
-            if other != dst:
-                dist.recv(parts[other], other)
-    return parts
-""",
-        "What do the other ranks return",
-    ),
-    wrong_gather(
-        "everybody to everybody",
-        """
-def gather(x, dst):
-    parts = [torch.zeros_like(x) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, x)
-    return parts if dist.get_rank() == dst else None
-""",
-        "Build it from dist.send and dist.recv",
-    ),
-    wrong_gather(
-        "always to rank 0",
-        """
-def gather(x, dst):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != 0:
-        dist.send(x, 0)
-        return None
-    parts = [x.clone()]
-    for other in range(1, world_size):
-        parts.append(torch.empty_like(x))
-        dist.recv(parts[other], other)
-    return parts
-""",
-        "is dst always rank 0",
-    ),
-    wrong_gather(
-        "forgets to return",
-        """
-def gather(x, dst):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != dst:
-        dist.send(x, dst)
-        return None
-    parts = [torch.empty_like(x) for _ in range(world_size)]
-    parts[rank].copy_(x)
-    for other in range(world_size):
-        if other != dst:
-            dist.recv(parts[other], other)
-""",
-        "Rank dst got None",
-    ),
-    wrong_gather(
-        "every rank sends twice",
-        """
-def gather(x, dst):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != dst:
-        dist.send(x, dst)
-        dist.send(x, dst)
-        return None
-    parts = [torch.empty_like(x) for _ in range(world_size)]
-    parts[rank].copy_(x)
-    for other in range(world_size):
-        if other != dst:
-            dist.recv(parts[other], other)
-            dist.recv(parts[other], other)
-    return parts
-""",
-        "Who has to send, to whom, and how often",
-    ),
-    wrong_gather(
-        "one tensor, and no list",
-        GATHER.replace("    return parts\n", "    return torch.stack(parts)\n"),
-        "A list of p tensors is wanted",
-    ),
-    wrong_gather(
-        "does not wait",
-        GATHER.replace("dist.recv(", "dist.irecv("),
-        "only start a message",
-    ),
-    wrong_gather(
-        "the root receives from itself too",
-        GATHER.replace("        if other != dst:\n            dist.recv", "        dist.recv"),
-        "with itself",
-    ),
-    wrong_gather(
-        "receives into the caller's tensor",
-        """
-def gather(x, dst):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if rank != dst:
-        dist.send(x, dst)
-        return None
-    parts = [x.clone() for _ in range(world_size)]
-    for other in range(world_size):
-        if other != dst:
-            dist.recv(x, other)
-            parts[other].copy_(x)
-    return parts
-""",
-        "Which line writes into a tensor that the caller still needs",
-    ),
-    # ------------------------------------------------------------------ 1.2
-    wrong_reduce_scatter(
-        "starts with its own row",
-        reduce_scatter("row = rank; total = x[row].clone()", GO),
-        "Where must row r start",
-    ),
-    wrong_reduce_scatter(
-        "starts with the right neighbour's row",
-        reduce_scatter("row = (rank + 1) % p; total = x[row].clone()", GO),
-        "Where must row r start",
-    ),
-    wrong_reduce_scatter(
-        "counts rows upwards",
-        reduce_scatter(START, "pass_on(total, received); row = (row + 1) % p; total = received + x[row]"),
-        "Write the table for p = 3",
-    ),
-    wrong_reduce_scatter(
-        "adds the row that it sent",
-        reduce_scatter(START, "pass_on(total, received); total = received + x[row]; row = (row - 1) % p"),
-        "which of its own rows has to be added",
-    ),
-    wrong_reduce_scatter(
-        "one step too few",
-        reduce_scatter(START, GO, steps="p - 2"),
-        "Nothing was sent",
-    ),
-    wrong_reduce_scatter(
-        "one step too few for more than two ranks",
-        reduce_scatter(START, GO, steps="max(1, p - 2) if p > 1 else 0"),
-        "Write the table for p = 3",
-    ),
-    wrong_reduce_scatter(
-        "one step too many",
-        reduce_scatter(START, GO, steps="p"),
-        "Write the table for p = 3",
-    ),
-    wrong_reduce_scatter(
-        "goes round the ring twice",
-        reduce_scatter(START, GO, steps="2 * p - 1"),
-        "How many steps does it take until every rank has added its own",
-    ),
-    wrong_reduce_scatter(
-        "its own row is added once more at the end",
-        reduce_scatter(START, GO, "return total + x[rank] if p > 1 else total"),
-        "One rank's term is in the sum twice",
-    ),
-    wrong_reduce_scatter(
-        "its own row takes the place of what comes in",
-        reduce_scatter(START, "pass_on(total, received); row = (row - 1) % p; total = x[row].clone()"),
-        "No sum was made",
-    ),
-    wrong_reduce_scatter(
-        "passes on without adding",
-        reduce_scatter(START, "pass_on(total, received); row = (row - 1) % p; total = received"),
-        "what do you add to it, before you send it on",
-    ),
-    wrong_reduce_scatter(
-        "its own row is not added at the end",
-        reduce_scatter(
-            START,
-            "pass_on(total, received); row = (row - 1) % p; total = received + x[row] if step < p - 2 else received",
-        ),
-        "and after the last step",
-    ),
-    wrong_reduce_scatter(
-        "its own row is not added at the end, for more than two ranks",
-        reduce_scatter(
-            START,
-            "pass_on(total, received); row = (row - 1) % p; "
-            "total = received + x[row] if step < p - 2 or p == 2 else received",
-        ),
-        "and after the last step",
-    ),
-    wrong_reduce_scatter(
-        "adds into x",
-        reduce_scatter(
-            "row = (rank - 1) % p; total = x[row]",
-            "pass_on(total, received); row = (row - 1) % p; x[row] += received; total = x[row]",
-        ),
-        "x belongs to the caller",
-    ),
-    wrong_reduce_scatter(
-        "does nothing but cut",
-        reduce_scatter("total = x[rank].clone()", "pass"),
-        "Nothing was sent",
-    ),
-    wrong_reduce_scatter(
-        "zeros of the right shape",
-        reduce_scatter("total = torch.zeros_like(x[0])", "pass_on(total, received)"),
-        "it is all zeros",
-    ),
-    wrong_reduce_scatter(
-        "calls torch's all-reduce",
-        reduce_scatter("total = x.clone(); dist.all_reduce(total); total = total[rank]", "pass"),
-        "The exercise is to build it",
-    ),
-    wrong_reduce_scatter(
-        "calls torch's reduce-scatter",
-        reduce_scatter("total = x[0].clone(); dist.reduce_scatter(total, list(x))", "pass"),
-        "The exercise is to build it",
-    ),
-    wrong_reduce_scatter(
-        "sends whole tensors round",
-        reduce_scatter(
-            "total = x.clone(); outgoing = x.clone()",
-            "pass_on(outgoing, received); outgoing = received; total = total + received",
-            "return total[rank]",
-        ),
-        "How large is each message",
-    ),
-    wrong_reduce_scatter(
-        "returns the whole sum",
-        reduce_scatter(
-            "total = x.clone(); outgoing = x.clone()",
-            "pass_on(outgoing, received); outgoing = received; total = total + received",
-        ),
-        "it should own one",
-    ),
-    wrong_reduce_scatter(
-        "straight to the owner",
-        """
-def ring_reduce_scatter(x):
-    rank, p = dist.get_rank(), dist.get_world_size()
-    total = x[rank].clone()
-    for step in range(1, p):
-        received = torch.empty_like(total)
-        pass_on(x[(rank + step) % p], received, shift=step)
-        total += received
-    return total
-""",
-        "everybody sends to one neighbour only",
-    ),
-    wrong_reduce_scatter(
-        "plain send, then recv",
-        reduce_scatter(
-            START,
-            "dist.send(total, (rank + 1) % p); dist.recv(received, (rank - 1) % p); "
-            "row = (row - 1) % p; total = received + x[row]",
-        ),
-        "start both with dist.batch_isend_irecv",
-    ),
-    wrong_reduce_scatter(
-        "all receive first",
-        reduce_scatter(
-            START,
-            "dist.recv(received, (rank - 1) % p); dist.send(total, (rank + 1) % p); "
-            "row = (row - 1) % p; total = received + x[row]",
-        ),
-        "Can the neighbour come to that call",
-    ),
-    wrong_reduce_scatter(
-        "sends both ways, receives from nobody's side",
-        reduce_scatter(
-            START,
-            "a = dist.isend(total, (rank + 1) % p); b = dist.irecv(received, (rank + 1) % p); a.wait(); b.wait(); "
-            "row = (row - 1) % p; total = received + x[row]",
-        ),
-        "what does each rank wait for",
-    ),
-    wrong_reduce_scatter(
-        "does not wait",
-        reduce_scatter(
-            START,
-            "dist.isend(total, (rank + 1) % p); dist.irecv(received, (rank - 1) % p); "
-            "row = (row - 1) % p; total = received + x[row]",
-        ),
-        "only start a message",
-    ),
-    wrong_reduce_scatter(
-        "a loop that ends one step early",
-        reduce_scatter(START, GO, steps="p - 2"),
-        "how often does it run for this p",
-    ),
-    wrong_reduce_scatter(
-        "rank 0 takes no part",
-        reduce_scatter(START, "rank and " + GO.replace("; ", "; ", 1)),
-        "the ranks wait for each other",
-    ),
-    wrong_reduce_scatter(
-        "the mean",
-        reduce_scatter(START, GO, "return total / p"),
-        "Is this the mean",
-    ),
-    wrong_reduce_scatter(
-        "in float32",
-        reduce_scatter("x = x.float(); " + START, GO, "return total.to(torch.float64)"),
-        "leaves the dtype of x",
-    ),
-    wrong_reduce_scatter(
-        "forgets to return",
-        reduce_scatter(START, GO, "pass"),
-        "what does its last line give back",
-    ),
-    wrong_reduce_scatter(
-        "the right sums, then handed one rank further",
-        reduce_scatter(
-            START,
-            GO,
-            "received = torch.empty_like(total); p > 1 and pass_on(total, received); "
-            "return received if p > 1 else total",
-        ),
-        "they end at the wrong rank",
-    ),  # fmt: skip
-    # ------------------------------------------------------------------ 1.3
-    wrong_all_gather(
-        "sends its own part again and again",
-        all_gather("pass_on(part, rows[(rank - step - 1) % p])"),
-        "what do you send: your own part once more",
-    ),
-    wrong_all_gather(
-        "receives into the next place",
-        all_gather("pass_on(rows[(rank - step) % p], rows[(rank + step + 1) % p])"),
-        "Write the table for p = 3",
-    ),
-    wrong_all_gather(
-        "in the order of arrival",
-        """
-def ring_all_gather(part):
-    rank, p = dist.get_rank(), dist.get_world_size()
-    rows = [part.clone()]
-    for step in range(p - 1):
-        rows.append(torch.empty_like(part))
-        pass_on(rows[-2], rows[-1])
-    return torch.stack(rows)
-""",
-        "in another order",
-    ),
-    wrong_all_gather("one step too few", all_gather(GO_ALL, steps="p - 2"), "Nothing was sent"),
-    wrong_all_gather(
-        "one step too few for more than two ranks",
-        all_gather(GO_ALL, steps="max(1, p - 2) if p > 1 else 0"),
-        "Some rows never came",
-    ),
-    wrong_all_gather("one step too many", all_gather(GO_ALL, steps="p"), "more was sent than one part"),
-    wrong_all_gather(
-        "p times the same tensor",
-        """
-def ring_all_gather(part):
-    rank, p = dist.get_rank(), dist.get_world_size()
-    rows = [part.clone()] * p
-    for step in range(p - 1):
-        pass_on(part, torch.empty_like(part))
-    return torch.stack(rows)
-""",
-        "One part stands in all p places",
-    ),
-    wrong_all_gather("no communication", all_gather("pass"), "Nothing was sent"),
-    wrong_all_gather(
-        "concatenated",
-        all_gather(GO_ALL, "return torch.cat(rows)"),
-        "Which of torch.cat and torch.stack",
-    ),
-    wrong_all_gather("a list", all_gather(GO_ALL, "return rows"), "what does its last line give back"),
-    wrong_all_gather(
-        "a reduce by mistake",
-        all_gather(GO_ALL, "return torch.stack(rows).sum(0)"),
-        "Should they be added",
-    ),
-    wrong_all_gather(
-        "calls torch's",
-        all_gather("pass", "dist.all_gather(rows, part); return torch.stack(rows)"),
-        "The exercise is to build it",
-    ),
-    wrong_all_gather(
-        "an all-reduce of a tensor that is zero elsewhere",
-        all_gather("pass", "whole = torch.stack(rows); dist.all_reduce(whole); return whole"),
-        "The exercise is to build it",
-    ),
-    wrong_all_gather(
-        "the whole goes round, not one part",
-        """
-def ring_all_gather(part):
-    rank, p = dist.get_rank(), dist.get_world_size()
-    whole = torch.zeros(p, *part.shape, dtype=part.dtype)
-    whole[rank] = part
-    for step in range(p - 1):
+ALL_GATHER = [
+    ("sends its own part again and again", all_gather(f"pass_on(part, {IN})"), "what do you send: your own part once more"),
+    ("receives into the next place", all_gather(f"pass_on({OUT}, rows[(rank + step + 1) % p])"), "Write the table for p = 3"),
+    ("in the order of arrival", all_gather("rows.append(torch.empty_like(part))\npass_on(rows[-2], rows[-1])", start="rows = [part.clone()]"), "in another order"),
+    ("one step too few", all_gather(steps="p - 2"), "Nothing was sent"),
+    ("one step too few for more than two ranks", all_gather(steps="max(1, p - 2) if p > 1 else 0"), "Some rows never came"),
+    ("one step too many", all_gather(steps="p"), "more was sent than one part"),
+    ("p times the same tensor", all_gather("pass_on(part, torch.empty_like(part))", start="rows = [part.clone()] * p"), "One part stands in all p places"),
+    ("no communication", all_gather("pass"), "Nothing was sent"),
+    ("concatenated", all_gather(end="return torch.cat(rows)"), "Which of torch.cat and torch.stack"),
+    ("a list", all_gather(end="return rows"), "what does its last line give back"),
+    ("a reduce by mistake", all_gather(end="return torch.stack(rows).sum(0)"), "Should they be added"),
+    ("calls torch's", all_gather("pass", "dist.all_gather(rows, part)\nreturn torch.stack(rows)"), "The exercise is to build it"),
+    ("an all-reduce of a tensor that is zero elsewhere", all_gather("pass", "whole = torch.stack(rows)\ndist.all_reduce(whole)\nreturn whole"), "The exercise is to build it"),
+    ("the whole goes round, not one part", all_gather("""
         received = torch.empty_like(whole)
         pass_on(whole, received)
         own = whole[rank].clone()
         whole = torch.where(received != 0, received, whole)
         whole[rank] = own
-    return whole
-""",
-        "how large is one",
-    ),
-    wrong_all_gather(
-        "straight to everybody",
-        all_gather("pass_on(part, rows[(rank - step - 1) % p], shift=step + 1)"),
-        "everybody sends to one neighbour only",
-    ),
-    wrong_all_gather(
-        "plain send, then recv",
-        all_gather(
-            "dist.send(rows[(rank - step) % p], (rank + 1) % p); dist.recv(rows[(rank - step - 1) % p], (rank - 1) % p)"
-        ),
-        "start both with dist.batch_isend_irecv",
-    ),  # fmt: skip
-    wrong_all_gather(
-        "does not wait",
-        all_gather(
-            "dist.isend(rows[(rank - step) % p], (rank + 1) % p); "
-            "dist.irecv(rows[(rank - step - 1) % p], (rank - 1) % p)"
-        ),
-        "only start a message",
-    ),  # fmt: skip
-    wrong_all_gather(
-        "receives into the caller's tensor",
-        """
-def ring_all_gather(part):
-    rank, p = dist.get_rank(), dist.get_world_size()
-    rows = [torch.zeros_like(part) for _ in range(p)]
-    for step in range(p):
-        rows[(rank - step) % p].copy_(part)
-        if step < p - 1:
-            outgoing = part.clone()
-            pass_on(outgoing, part)
-    return torch.stack(rows)
-""",
-        "x belongs to the caller",
-    ),
-    # ------------------------------------------------------------------ 1.4
-    wrong_all_reduce(
-        "calls torch's",
-        """
-def ring_all_reduce(x):
-    total = x.clone()
-    dist.all_reduce(total)
-    return total
-""",
-        "The exercise is to build it",
-    ),
-    wrong_all_reduce(
-        "calls torch's, in place",
-        """
-def ring_all_reduce(x):
-    dist.all_reduce(x)
-    return x
-""",
-        "The exercise is to build it",
-    ),
-    wrong_all_reduce(
-        "whole tensors go round",
-        """
-def ring_all_reduce(x):
-    total, outgoing = x.clone(), x.clone()
-    for _ in range(dist.get_world_size() - 1):
-        received = torch.empty_like(x)
-        pass_on(outgoing, received)
-        total, outgoing = total + received, received
-    return total
-""",
-        "messages of the size of x went out",
-    ),
-    wrong_all_reduce(
-        "gathers everything, then adds",
-        """
-def ring_all_reduce(x):
-    return ring_all_gather(x.clone()).sum(0)
-""",
-        "messages of the size of x went out",
-    ),
-    wrong_all_reduce(
-        "by way of rank 0",
-        """
+        """, "return whole", start="whole = torch.zeros(p, *part.shape, dtype=part.dtype)\nwhole[rank] = part"), "how large is one"),
+    ("straight to everybody", all_gather(f"pass_on(part, {IN}, shift=step + 1)"), "everybody sends to one neighbour only"),
+    ("plain send, then recv", all_gather(f"dist.send({OUT}, {RIGHT})\ndist.recv({IN}, {LEFT})"), "start both with dist.batch_isend_irecv"),
+    ("does not wait", all_gather(f"dist.isend({OUT}, {RIGHT})\ndist.irecv({IN}, {LEFT})"), "only start a message"),
+    ("receives into the caller's tensor", all_gather(f"{OUT}.copy_(part)\nif step < p - 1:\n    pass_on(part.clone(), part)", steps="p", start="rows = [torch.zeros_like(part) for _ in range(p)]"), "x belongs to the caller"),
+]  # fmt: skip
+
+# 1.4
+
+BOTH_RINGS = "return ring_all_gather(ring_reduce_scatter(x.reshape(p, -1))).reshape(x.shape)"
+
+
+def all_reduce(body: str) -> str:
+    return f"""{PASS}
 def ring_all_reduce(x):
     p = dist.get_world_size()
-    parts = gather(x, 0)
-    total = sum(parts) if parts else None
-    out = torch.empty_like(x)
-    return scatter(out, [total] * p if parts else None, 0)
-""",
-        "messages of the size of x went out",
-    ),
-    wrong_all_reduce(
-        "only the reduce-scatter",
-        """
-def ring_all_reduce(x):
-    return ring_reduce_scatter(x.reshape(dist.get_world_size(), -1))
-""",
-        "The result has the shape of x",
-    ),
-    wrong_all_reduce(
-        "only the all-gather",
-        """
-def ring_all_reduce(x):
-    rows = x.reshape(dist.get_world_size(), -1)
-    return ring_all_gather(rows[dist.get_rank()].clone()).reshape(x.shape)
-""",
-        "Take it apart",
-    ),
-    wrong_all_reduce(
-        "the shape is not restored",
-        """
-def ring_all_reduce(x):
-    return ring_all_gather(ring_reduce_scatter(x.reshape(dist.get_world_size(), -1)))
-""",
-        "which call leads back at the end",
-    ),
-    wrong_all_reduce(
-        "returned flat",
-        """
-def ring_all_reduce(x):
-    return ring_all_gather(ring_reduce_scatter(x.reshape(dist.get_world_size(), -1))).reshape(-1)
-""",
-        "which call leads back at the end",
-    ),
-    wrong_all_reduce(
-        "cuts the first dimension only",
-        """
-def ring_all_reduce(x):
-    parts = torch.stack(x.chunk(dist.get_world_size()))
-    return torch.cat(list(ring_all_gather(ring_reduce_scatter(parts))))
-""",
-        "your code fails on rank",
-    ),
-    wrong_all_reduce(
-        "cut by columns, joined by rows",
-        """
-def ring_all_reduce(x):
-    rows = x.reshape(-1, dist.get_world_size()).T.contiguous()
-    return ring_all_gather(ring_reduce_scatter(rows)).reshape(x.shape)
-""",
-        "How was x cut into p parts",
-    ),
-    wrong_all_reduce(
-        "own part instead of the others'",
-        """
-def ring_all_reduce(x):
-    p = dist.get_world_size()
-    part = ring_reduce_scatter(x.reshape(p, -1))
-    ring_all_gather(part)
-    return torch.stack([part] * p).reshape(x.shape)
-""",
-        "Which of the two functions brings the other parts",
-    ),
-    wrong_all_reduce(
-        "returns x",
-        """
-def ring_all_reduce(x):
-    ring_all_gather(ring_reduce_scatter(x.reshape(dist.get_world_size(), -1)))
-    return x
-""",
-        "what did you do with what it returned",
-    ),
-    wrong_all_reduce(
-        "writes the result into x",
-        """
-def ring_all_reduce(x):
-    total = ring_all_gather(ring_reduce_scatter(x.reshape(dist.get_world_size(), -1))).reshape(x.shape)
-    return x.copy_(total)
-""",
-        "x belongs to the caller",
-    ),
-    wrong_all_reduce(
-        "the mean",
-        """
-def ring_all_reduce(x):
-    p = dist.get_world_size()
-    return ring_all_gather(ring_reduce_scatter(x.reshape(p, -1))).reshape(x.shape) / p
-""",
-        "Is this the mean",
-    ),
-    wrong_all_reduce(
-        "twice",
-        """
-def ring_all_reduce(x):
-    p = dist.get_world_size()
-    total = ring_all_gather(ring_reduce_scatter(x.reshape(p, -1)))
-    return ring_all_gather(ring_reduce_scatter(total)).reshape(x.shape)
-""",
-        "Is something added that is a sum already",
-    ),
-    wrong_all_reduce(
-        "the all-gather twice",
-        """
-def ring_all_reduce(x):
-    p = dist.get_world_size()
-    part = ring_reduce_scatter(x.reshape(p, -1))
-    ring_all_gather(part)
-    return ring_all_gather(part).reshape(x.shape)
-""",
-        "by more messages than it takes",
-    ),
-    wrong_all_reduce("no communication", "\ndef ring_all_reduce(x):\n    return x.clone()\n", "Nothing was sent"),
-    # ------------------------------------------------------------------ 1.5
-    wrong_fit(
-        "plain least squares",
-        """
+{indented(body)}
+"""
+
+
+ALL_REDUCE = [
+    ("calls torch's", all_reduce("total = x.clone()\ndist.all_reduce(total)\nreturn total"), "The exercise is to build it"),
+    ("calls torch's, in place", all_reduce("dist.all_reduce(x)\nreturn x"), "The exercise is to build it"),
+    ("whole tensors go round", all_reduce("total, outgoing = x.clone(), x.clone()\nfor _ in range(p - 1):\n    received = torch.empty_like(x)\n    pass_on(outgoing, received)\n    total, outgoing = total + received, received\nreturn total"), "messages of the size of x went out"),
+    ("gathers everything, then adds", all_reduce("return ring_all_gather(x.clone()).sum(0)"), "messages of the size of x went out"),
+    ("by way of rank 0", all_reduce("parts = gather(x, 0)\ntotal = sum(parts) if parts else None\nreturn scatter(torch.empty_like(x), [total] * p if parts else None, 0)"), "messages of the size of x went out"),
+    ("only the reduce-scatter", all_reduce("return ring_reduce_scatter(x.reshape(p, -1))"), "The result has the shape of x"),
+    ("only the all-gather", all_reduce("return ring_all_gather(x.reshape(p, -1)[dist.get_rank()].clone()).reshape(x.shape)"), "Take it apart"),
+    ("the shape is not restored", all_reduce(swap(BOTH_RINGS, ".reshape(x.shape)", "")), "which call leads back at the end"),
+    ("returned flat", all_reduce(swap(BOTH_RINGS, ".reshape(x.shape)", ".reshape(-1)")), "which call leads back at the end"),
+    ("cuts the first dimension only", all_reduce("parts = torch.stack(x.chunk(p))\nreturn torch.cat(list(ring_all_gather(ring_reduce_scatter(parts))))"), "your code fails on rank"),
+    ("cut by columns, joined by rows", all_reduce(swap(BOTH_RINGS, "x.reshape(p, -1)", "x.reshape(-1, p).T.contiguous()")), "How was x cut into p parts"),
+    ("own part instead of the others'", all_reduce("part = ring_reduce_scatter(x.reshape(p, -1))\nring_all_gather(part)\nreturn torch.stack([part] * p).reshape(x.shape)"), "Which of the two functions brings the other parts"),
+    ("returns x", all_reduce("ring_all_gather(ring_reduce_scatter(x.reshape(p, -1)))\nreturn x"), "what did you do with what it returned"),
+    ("writes the result into x", all_reduce(swap(BOTH_RINGS, "return", "total =") + "\nreturn x.copy_(total)"), "x belongs to the caller"),
+    ("the mean", all_reduce(BOTH_RINGS + " / p"), "Is this the mean"),
+    ("twice", all_reduce("total = ring_all_gather(ring_reduce_scatter(x.reshape(p, -1)))\nreturn ring_all_gather(ring_reduce_scatter(total)).reshape(x.shape)"), "Is something added that is a sum already"),
+    ("the all-gather twice", all_reduce("part = ring_reduce_scatter(x.reshape(p, -1))\nring_all_gather(part)\nreturn ring_all_gather(part).reshape(x.shape)"), "by more messages than it takes"),
+    ("no communication", all_reduce("return x.clone()"), "Nothing was sent"),
+]  # fmt: skip
+
+# 1.5
+
+POINTS = """
+n = torch.tensor([size for size, _ in points], dtype=torch.float64)
+t = torch.tensor([seconds for _, seconds in points], dtype=torch.float64)
+"""
+ONES = "torch.ones(len(points), 1, dtype=torch.float64)"
+FIT = POINTS + (
+    "equations = torch.stack([1 / t, n / t], dim=1)\n"
+    f"solution = torch.linalg.lstsq(equations, {ONES}).solution\n"
+    "return solution[0].item(), solution[1].item()"
+)
+RING = "return 2 * (world_size - 1) * (alpha + beta * n / world_size)"
+LEVELS = "(world_size - 1).bit_length()"
+TREE = f"return 2 * {LEVELS} * (alpha + beta * n)"
+
+
+def times(fit: str = FIT, ring: str = RING, tree: str = TREE) -> str:
+    return f"""
 def fit_line(points):
-    n = torch.tensor([size for size, _ in points], dtype=torch.float64)
-    t = torch.tensor([seconds for _, seconds in points], dtype=torch.float64)
-    n_mean, t_mean = n.mean(), t.mean()
-    beta = ((n - n_mean) * (t - t_mean)).sum() / ((n - n_mean) ** 2).sum()
-    return (t_mean - beta * n_mean).item(), beta.item()
-""",
-        "This line minimises the absolute errors",
-    ),
-    wrong_fit(
-        "beta and alpha swapped",
-        FIT.replace("solution[0].item(), solution[1].item()", "solution[1].item(), solution[0].item()"),
-        "Which of the two is the time of an empty message",
-    ),
-    wrong_fit(
-        "the bandwidth for beta",
-        FIT.replace("solution[1].item()", "1 / solution[1].item()"),
-        "beta is seconds for each byte",
-    ),
-    wrong_fit(
-        "weights of the wrong power",
-        FIT.replace("torch.stack([1 / t, n / t], dim=1)", "torch.stack([t**-0.5, n * t**-0.5], dim=1)").replace(
-            "torch.ones(len(points), 1, dtype=torch.float64)", "(t**0.5)[:, None]"
-        ),
-        "By which power of t",
-    ),
-    wrong_fit(
-        "first and last point",
-        """
-def fit_line(points):
-    (n0, t0), (n1, t1) = points[0], points[-1]
-    beta = (t1 - t0) / (n1 - n0)
-    return t0 - beta * n0, beta
-""",
-        "What did the other points say",
-    ),
-    wrong_fit(
-        "the shortest time for alpha",
-        """
-def fit_line(points):
-    alpha = min(seconds for _, seconds in points)
-    n, t = points[-1]
-    return alpha, (t - alpha) / n
-""",
-        "What did the other points say",
-    ),
-    wrong_fit(
-        "the mean slope from the first point to every point",
-        """
-def fit_line(points):
-    n = torch.tensor([float(size) for size, _ in points], dtype=torch.float64)
-    t = torch.tensor([seconds for _, seconds in points], dtype=torch.float64)
-    beta = ((t - t[0]) / (n - n[0])).mean()
-    return (t[0] - beta * n[0]).item(), beta.item()
-""",
-        "What is divided by what",
-    ),
-    wrong_fit(
-        "the right side left as it was",
-        FIT.replace("torch.ones(len(points), 1, dtype=torch.float64)", "t[:, None]"),
-        "Divide both sides",
-    ),
-    wrong_fit(
-        "both on logarithmic axes",
-        """
-def fit_line(points):
-    n = torch.tensor([float(size) for size, _ in points], dtype=torch.float64).log()
-    t = torch.tensor([seconds for _, seconds in points], dtype=torch.float64).log()
-    slope = ((n - n.mean()) * (t - t.mean())).sum() / ((n - n.mean()) ** 2).sum()
-    return (t.mean() - slope * n.mean()).exp().item(), slope.item()
-""",
-        "Divide both sides",
-    ),
-    wrong_fit(
-        "forgets to return",
-        FIT.replace("return solution[0].item(), solution[1].item()", "pass"),
-        "Two numbers are wanted",
-    ),
-    wrong_fit(
-        "one number",
-        FIT.replace("return solution[0].item(), solution[1].item()", "return solution[0].item()"),
-        "Two numbers are wanted",
-    ),
-    wrong_costs(
-        "ring of whole messages",
-        """
+{indented(fit)}
+
+
 def ring_seconds(n, world_size, alpha, beta):
-    return 2 * (world_size - 1) * (alpha + beta * n)
-""",
-        "In a ring each message is one part",
-    ),
-    wrong_costs(
-        "ring, once round",
-        """
-def ring_seconds(n, world_size, alpha, beta):
-    return (world_size - 1) * (alpha + beta * n / world_size)
-""",
-        "And the way back",
-    ),
-    wrong_costs(
-        "ring of p steps",
-        """
-def ring_seconds(n, world_size, alpha, beta):
-    return 2 * world_size * (alpha + beta * n / world_size)
-""",
-        "Which is one too many",
-    ),
-    wrong_costs(
-        "ring of a single step",
-        """
-def ring_seconds(n, world_size, alpha, beta):
-    return alpha + beta * n / world_size
-""",
-        "That is one step. How many follow one another",
-    ),
-    wrong_costs(
-        "ring with a single alpha",
-        """
-def ring_seconds(n, world_size, alpha, beta):
-    return alpha + 2 * (world_size - 1) * beta * n / world_size
-""",
-        "every message costs alpha",
-    ),
-    wrong_costs(
-        "a star, in which rank 0 talks to one rank after another",
-        """
+{indented(ring)}
+
+
 def tree_seconds(n, world_size, alpha, beta):
-    return 2 * (world_size - 1) * (alpha + beta * n)
-""",
-        "Count the steps that follow one another",
-    ),
-    wrong_costs(
-        "tree of parts",
-        """
-def tree_seconds(n, world_size, alpha, beta):
-    return 2 * (world_size - 1).bit_length() * (alpha + beta * n / world_size)
-""",
-        "Along a tree every message is the whole tensor",
-    ),
-    wrong_costs(
-        "tree, up only",
-        """
-def tree_seconds(n, world_size, alpha, beta):
-    return (world_size - 1).bit_length() * (alpha + beta * n)
-""",
-        "And the way back",
-    ),
-    wrong_costs(
-        "tree with a level too many",
-        """
-def tree_seconds(n, world_size, alpha, beta):
-    return 2 * world_size.bit_length() * (alpha + beta * n)
-""",
-        "That is one level too many",
-    ),
-    wrong_costs(
-        "tree with levels rounded down, p = 8 right",
-        """
-def tree_seconds(n, world_size, alpha, beta):
-    return 2 * (world_size.bit_length() - 1) * (alpha + beta * n)
-""",
-        "wrong (right at p = 8).",
-    ),
-    wrong_costs(
-        "tree with the levels rounded down",
-        """
-def tree_seconds(n, world_size, alpha, beta):
-    return 2 * (world_size.bit_length() - 1) * (alpha + beta * n)
-""",
-        "rounded up",
-    ),
-    wrong_costs(
-        "tree with fractions of a level",
-        """
-def tree_seconds(n, world_size, alpha, beta):
-    return 2 * torch.log2(torch.tensor(float(world_size), dtype=torch.float64)).item() * (alpha + beta * n)
-""",
-        "rounded up",
-    ),
-    wrong_costs(
-        "tree that costs something for one rank",
-        """
-def tree_seconds(n, world_size, alpha, beta):
-    levels = max(1, (world_size - 1).bit_length())
-    return 2 * levels * (alpha + beta * n)
-""",
-        "With one rank nothing is sent",
-    ),
-    wrong_costs(
-        "forgets to return",
-        """
-def tree_seconds(n, world_size, alpha, beta):
-    2 * (world_size - 1).bit_length() * (alpha + beta * n)
-""",
-        "A number of seconds is wanted",
-    ),
+{indented(tree)}
+"""
+
+
+TIMES = [
+    ("fit: plain least squares", times(POINTS + "n_mean, t_mean = n.mean(), t.mean()\nbeta = ((n - n_mean) * (t - t_mean)).sum() / ((n - n_mean) ** 2).sum()\nreturn (t_mean - beta * n_mean).item(), beta.item()"), "This line minimises the absolute errors"),
+    ("fit: beta and alpha swapped", times(swap(FIT, "solution[0].item(), solution[1].item()", "solution[1].item(), solution[0].item()")), "Which of the two is the time of an empty message"),
+    ("fit: the bandwidth for beta", times(swap(FIT, "solution[1].item()", "1 / solution[1].item()")), "beta is seconds for each byte"),
+    ("fit: weights of the wrong power", times(swap_all(FIT, ("[1 / t, n / t]", "[t**-0.5, n * t**-0.5]"), (ONES, "(t**0.5)[:, None]"))), "By which power of t"),
+    ("fit: first and last point", times("(n0, t0), (n1, t1) = points[0], points[-1]\nbeta = (t1 - t0) / (n1 - n0)\nreturn t0 - beta * n0, beta"), "What did the other points say"),
+    ("fit: the shortest time for alpha", times("alpha = min(seconds for _, seconds in points)\nn, t = points[-1]\nreturn alpha, (t - alpha) / n"), "What did the other points say"),
+    ("fit: the mean slope from the first point to every point", times(POINTS + "beta = ((t - t[0]) / (n - n[0])).mean()\nreturn (t[0] - beta * n[0]).item(), beta.item()"), "What is divided by what"),
+    ("fit: the right side left as it was", times(swap(FIT, ONES, "t[:, None]")), "Divide both sides"),
+    ("fit: both on logarithmic axes", times(POINTS + "n, t = n.log(), t.log()\nslope = ((n - n.mean()) * (t - t.mean())).sum() / ((n - n.mean()) ** 2).sum()\nreturn (t.mean() - slope * n.mean()).exp().item(), slope.item()"), "Divide both sides"),
+    ("fit: forgets to return", times(swap(FIT, "return solution[0].item(), solution[1].item()", "pass")), "Two numbers are wanted"),
+    ("fit: one number", times(swap(FIT, "solution[0].item(), solution[1].item()", "solution[0].item()")), "Two numbers are wanted"),
+    ("costs: ring of whole messages", times(ring=swap(RING, " / world_size", "")), "In a ring each message is one part"),
+    ("costs: ring, once round", times(ring=swap(RING, "2 * ", "")), "And the way back"),
+    ("costs: ring of p steps", times(ring=swap(RING, "(world_size - 1)", "world_size")), "Which is one too many"),
+    ("costs: ring of a single step", times(ring=swap(RING, "2 * (world_size - 1) * ", "")), "That is one step. How many follow one another"),
+    ("costs: ring with a single alpha", times(ring=swap(RING, "2 * (world_size - 1) * (alpha + beta * n / world_size)", "alpha + 2 * (world_size - 1) * beta * n / world_size")), "every message costs alpha"),
+    ("costs: a star, in which rank 0 talks to one rank after another", times(tree=swap(TREE, ".bit_length()", "")), "Count the steps that follow one another"),
+    ("costs: tree of parts", times(tree=swap(TREE, "beta * n", "beta * n / world_size")), "Along a tree every message is the whole tensor"),
+    ("costs: tree, up only", times(tree=swap(TREE, "2 * ", "")), "And the way back"),
+    ("costs: tree with a level too many", times(tree=swap(TREE, LEVELS, "world_size.bit_length()")), "That is one level too many"),
+    ("costs: tree with levels rounded down, p = 8 right", times(tree=swap(TREE, LEVELS, "(world_size.bit_length() - 1)")), "wrong (right at p = 8)."),
+    ("costs: tree with the levels rounded down", times(tree=swap(TREE, LEVELS, "(world_size.bit_length() - 1)")), "rounded up"),
+    ("costs: tree with fractions of a level", times(tree=swap(TREE, LEVELS, "torch.log2(torch.tensor(float(world_size), dtype=torch.float64)).item()")), "rounded up"),
+    ("costs: tree that costs something for one rank", times(tree=swap(TREE, LEVELS, f"max(1, {LEVELS})")), "With one rank nothing is sent"),
+    ("costs: forgets to return", times(tree=swap(TREE, "return ", "")), "A number of seconds is wanted"),
+]  # fmt: skip
+
+WRONG = [
+    WrongAnswer(exercise=exercise, name=name, source=source, says=says)
+    for exercise, answers in (
+        ("1.1", BOTH),
+        ("1.2", REDUCE_SCATTER),
+        ("1.3", ALL_GATHER),
+        ("1.4", ALL_REDUCE),
+        ("1.5", TIMES),
+    )
+    for name, source, says in answers
 ]
