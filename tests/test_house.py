@@ -2,15 +2,18 @@
 
 import ast
 import importlib.metadata
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from datetime import date
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -116,11 +119,37 @@ def test_what_is_installed_is_what_is_pinned():
     assert different == {}, "constraints.txt is not what these tests ran with"
 
 
-def test_one_version():
-    changes = (ROOT / "CHANGELOG.md").read_text()
-    newest = re.search(r"^## (\S+)", changes, re.MULTILINE)
-    assert newest
-    assert PROJECT["version"] == tplab.__version__ == newest[1]
+def test_one_version_with_its_date():
+    headings = re.findall(r"^## (.*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    releases = [heading.split(" - ") for heading in headings[1:]]
+    dates = [date.fromisoformat(day) for _, day in releases]
+    assert dates == sorted(dates, reverse=True)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert PROJECT["version"] == tplab.__version__ == releases[0][0] == citation["version"]
+    assert citation["date-released"] == dates[0]
+
+
+def test_pre_commit_runs_the_pinned_ruff():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [hook["rev"] for hook in hooks if "ruff" in hook["repo"]] == [f"v{pins()['ruff']}"]
+
+
+def test_github_runs_ci_and_everything_at_night():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert workflow[True]["schedule"]  # YAML reads the key `on` as a boolean
+    steps = workflow["jobs"]["test"]["steps"]
+    assert [step["run"] for step in steps if ".ci/run" in step.get("run", "")] == [
+        ".ci/run ${{ github.event_name == 'schedule' && '--all' || '' }}"
+    ]
+    assert steps[0]["with"]["fetch-depth"] == 0
+
+
+def test_devcontainer_and_issue_form_can_be_read():
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert container["postCreateCommand"] == "make .venv/.installed"
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "problem.yml").read_text())
+    assert "tplab doctor" in str(form["body"])
 
 
 def test_the_command_is_there():
@@ -157,13 +186,13 @@ def test_readme_names_every_chapter_and_no_other():
         assert re.search(rf"^\| {number:02d} \|", README, re.MULTILINE), f"chapter {number:02d} is not in the table"
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ARCHITECTURE.md", "SECURITY.md"])
 def test_links_lead_somewhere(page):
     local = [target for target in LINK.findall((ROOT / page).read_text()) if not target.startswith("http")]
     assert [target for target in local if not (ROOT / target).exists()] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", ".ci/run"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", ".ci/run"])
 def test_make_targets_that_are_named_exist(page):
     text = (ROOT / page).read_text()
     named = set(re.findall(r"(?:`|^|step )make ([a-z]+)", text, re.MULTILINE))
@@ -172,7 +201,7 @@ def test_make_targets_that_are_named_exist(page):
 
 
 def test_every_target_is_in_the_help():
-    assert {"lab", "test", "notebooks", "lint", "bench", "clean", "help"} <= targets()
+    assert {"lab", "test", "quick", "nightly", "rest", "notebooks", "lint", "bench", "clean", "help"} <= targets()
     said = make("help").stdout
     assert set(re.findall(r"make ([a-z]+) ", said)) == targets()
     phony = re.search(r"^\.PHONY: (.*)", MAKEFILE, re.MULTILINE)

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tplab.runtime import Deadlock, RankError, Results, device, launch, record
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["Deadlock", "RankError", "Results", "device", "launch", "record"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch only for those who need it: the command `tplab` answers without."""
+    """Import `tplab.runtime`, and torch with it, on first use, so that the `tplab` command starts without torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tplab import runtime
@@ -100,7 +100,7 @@ RENAMED = {
 
 
 class _RenamedFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports a module under the name that it had before 0.2, with a warning that gives the new one."""
+    """A finder and loader that imports a module under its name from before 0.2 and warns with the new name."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if fullname not in RENAMED:
@@ -115,7 +115,7 @@ class _RenamedFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: Any) -> None:
-        """Nothing left to run, but importing it again has replaced its spec. Put that back."""
+        """Restore the module's spec, which the import under the old name has replaced. Nothing else is left to do."""
         module.__spec__ = module.__spec__.loader_state
 
 
