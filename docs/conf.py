@@ -1,6 +1,7 @@
 """The course as a web site, for reading: `make book` writes it to build/book.
 
-The pages are the executed solutions, with every answer folded away behind what the learner is given (see pages.py).
+The chapters are the executed solutions, with every answer folded away below the learner's blank cell (see pages.py).
+The reference comes from docstrings (see api.py).
 """
 
 import sys
@@ -9,9 +10,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from pages import write_pages  # noqa: E402  (it lies beside this file)
+from api import write_reference  # noqa: E402  (these two modules are in this folder)
+from pages import write_pages  # noqa: E402
 
 write_pages(HERE.parent, HERE / "_pages")
+write_reference(HERE / "_pages")
 
 project = "tplab"
 author = "the authors of tplab"
@@ -25,7 +28,7 @@ html_css_files = ["book.css"]
 
 nb_execution_mode = "off"  # the notebooks were executed by `make notebooks`
 nb_merge_streams = True
-myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_enable_extensions = ["colon_fence", "dollarmath", "amsmath"]
 myst_heading_anchors = 3
 suppress_warnings = ["mystnb.unknown_mime_type"]  # a control's live view; its picture stands beside it
 nitpicky = True

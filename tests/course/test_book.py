@@ -1,6 +1,9 @@
-"""The book: every chapter is a page, every link inside it leads somewhere, and no answer is in sight."""
+"""The book: every chapter is a page, every link in it leads somewhere, and no answer is in sight; a reference."""
 
+import importlib
 import os
+import pkgutil
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -10,6 +13,7 @@ from urllib.parse import unquote, urlparse
 import nbformat
 import pytest
 
+import tplab.tensor
 from tests import ROOT
 
 SOLUTIONS = sorted((ROOT / "solutions").glob("[0-9][0-9]_*.ipynb"))
@@ -96,6 +100,30 @@ def test_every_link_inside_the_book_leads_somewhere(pages: dict[Path, Page]) -> 
                 broken.append(f"{path.name}: {link}")
     assert broken == []
     assert inside > 10 * len(SOLUTIONS)
+
+
+def test_reference_has_every_exported_name(book: Path, pages: dict[Path, Page]) -> None:
+    rooms = [found.name for found in pkgutil.iter_modules(tplab.__path__) if found.ispkg]
+    modules = [importlib.import_module(name) for name in ("tplab", *(f"tplab.{room}" for room in rooms))]
+    exporting = [module for module in modules if getattr(module, "__all__", None)]
+    assert len(exporting) > 10
+    for module in exporting:
+        page = pages[book / "_pages" / f"{module.__name__}.html"]
+        shown = set(re.findall(r"\w+", page.code[False]))
+        assert set(module.__all__) <= shown, module.__name__
+
+
+def test_glossary_names_terms_that_the_chapters_use(book: Path) -> None:
+    source = (ROOT / "docs" / "glossary.md").read_text()
+    terms = re.findall(r"^([\w-].*)\n  \S", source, re.MULTILINE)
+    assert len(terms) >= 40
+    assert terms == sorted(terms, key=str.lower)
+    numbers = [int(number) for number in re.findall(r"\((\d\d)(?:, \d\d)?\)$", source, re.MULTILINE)]
+    assert len(numbers) == len(terms)
+    assert set(numbers) <= set(range(len(SOLUTIONS)))
+    for name in re.findall(r"`(\w+)`", source):
+        assert any(hasattr(room, name) for room in (tplab, tplab.tensor)), name
+    assert source.count("\n  ") == (book / "glossary.html").read_text().count("<dd>")
 
 
 def squeezed(text: str) -> str:
