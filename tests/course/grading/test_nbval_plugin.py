@@ -4,7 +4,6 @@ import sys
 import time
 
 import psutil
-import pytest
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME
 
 from tplab.course.grading.nbval_plugin import Kernel

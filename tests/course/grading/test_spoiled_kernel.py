@@ -150,7 +150,11 @@ def test_answers_that_are_no_answers(root, monkeypatch):
 
 
 TOLD = "this line would end the kernel, and with it all that the notebook has computed: take it out"
-ASKS = {"exit()": TOLD, "quit()": TOLD, "get_ipython().kernel.do_shutdown(False)": "double_3 can't be handed to the process"}
+ASKS = {
+    "exit()": TOLD,
+    "quit()": TOLD,
+    "get_ipython().kernel.do_shutdown(False)": "double_3 can't be handed to the process",
+}
 
 
 @pytest.mark.parametrize("line", ASKS)
