@@ -5,11 +5,11 @@ data          text, tokenizer, token files, batches
 model         the GPTs that ours is compared with
 own_layers    a GPT made of the learner's answers
 training      the program that every rank runs
-checkpoints   a kill at any moment leaves the last complete one
-watching      a run in a terminal, or live in a notebook
-study         other numbers of ranks and other layers, measured beside the run
+checkpoints   saved steps that survive a kill at any moment
+watching      a view of a run, in a terminal or live in a notebook
+study         measurements with other numbers of ranks and other layers
 report        one page about all of it
-command       the program in a terminal (`python -m tplab.capstone`)
+command       training runs from a terminal (`python -m tplab.capstone`)
 """
 
 from tplab.capstone.settings.presets import PRESETS

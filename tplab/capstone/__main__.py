@@ -1,12 +1,12 @@
-"""`python -m tplab.capstone`: train a GPT, with a line of progress, or one of its other commands.
+"""The command line, `python -m tplab.capstone`: train a GPT and show its progress, or report on a run.
 
-    python -m tplab.capstone --preset laptop                                 starts the ranks itself, on this machine
-    torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 8        runs on those of torchrun
-    python -m tplab.capstone report runs/laptop                              writes the report of a run
-    python -m tplab.capstone study --preset laptop                           measures what the report shows beside it
+    python -m tplab.capstone --preset laptop                               start the ranks here and train on them
+    torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 8      train on the ranks that torchrun has started
+    python -m tplab.capstone report runs/laptop                            write the report of a run
+    python -m tplab.capstone study --preset laptop                         measure what else the report shows
 
-The same command again goes on where the run stopped. Exit code: 0 for a run that is done, or that was asked to stop and
-has saved; 1 for one that failed; 2 for a command that can't be carried out.
+Run the same command again to resume a run. The exit code is 0 if the run is finished, or has saved and stopped on
+request; 1 if the run failed; and 2 if the command can't be carried out.
 """
 
 import argparse
@@ -37,12 +37,12 @@ other commands:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out a command line; returns the exit code."""
+    """Run a command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["report"]:
         return _report(arguments[1:])
     if arguments[:1] == ["study"]:
-        from tplab.capstone.study.run import main as study  # here, since training needs nothing of it
+        from tplab.capstone.study.run import main as study  # imported here because training doesn't need it
 
         return study(arguments[1:])
     given = vars(parser().parse_args(arguments))
@@ -50,14 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return carry_out(settings_from(given), fresh=fresh)
     except (ValueError, OSError, ImportError) as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # one of each machine: what is wrong may be so on one alone
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine, because just one may be misconfigured
             where = f" (rank {os.environ['RANK']}, on {socket.gethostname()})" if "RANK" in os.environ else ""
             print(f"python -m tplab.capstone{where}: {error}", file=sys.stderr)
         return 2
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of a training run."""
+    """The argument parser for a training run."""
     made = argparse.ArgumentParser(
         prog="python -m tplab.capstone",
         usage="python -m tplab.capstone [--preset NAME] [--config FILE] [flags]",
@@ -74,14 +74,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Flags and their help in two columns."""
+    """A help formatter that shows flags and their help in two columns."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=110)
 
 
 def _report(arguments: Sequence[str]) -> int:
-    from tplab.capstone.report import write_report  # here, since drawing is slow to import
+    from tplab.capstone.report import write_report  # imported here because drawing is slow to import
 
     made = argparse.ArgumentParser(prog="python -m tplab.capstone report", description="Write report.html, report.md.")
     made.add_argument("folder", type=Path, help="of the run, such as runs/laptop")

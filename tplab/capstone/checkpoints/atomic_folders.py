@@ -1,9 +1,9 @@
-"""Folders that are there whole or not at all, whenever the program is killed, and that one process makes for all.
+"""Folders that are either complete or absent, even after a kill, and that one process makes for all.
 
-with locked(shared):                      # the others wait; the lock ends with the process that has it
+with locked(shared):                      # other processes wait; the lock ends with the process that has it
     with new_folder(shared / "name") as place:
-        write(place / "a.bin", [b"..."])  # in shared/.making-name-4f1a09c2, down to the disk
-                                          # here it is renamed: shared/name
+        write(place / "a.bin", [b"..."])  # written to shared/.making-name-4f1a09c2 and synced to disk
+                                          # at the end of the block, renamed to shared/name
 """
 
 import errno
@@ -19,15 +19,15 @@ from tplab.capstone.checkpoints.manifest import FileSum, sync_folder
 from tplab.common import files, units
 
 _MAKING = ".making-"
-_LEFT_BEHIND = 24 * 3600  # seconds without a new file from which on nobody makes a folder any more
+_LEFT_BEHIND = 24 * 3600  # seconds without a new file, after which an unfinished folder counts as abandoned
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process is inside for this folder, which is made if need be.
+    """Take the lock on a folder, which is created if necessary, and wait while another process has it.
 
-    What killed processes left there is removed a day later, because on some file systems a lock is known to one machine
-    only: then several machines may make the same folder, each in a place of its own, and the first one stays.
+    Leftovers of killed processes are removed, but only after a day: on some file systems a lock is visible to just one
+    machine, so several machines may make the same folder, each under a temporary name, and the first to finish wins.
     """
     with files.locked(folder / ".lock") as alone:
         if alone:
@@ -37,9 +37,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A place to write to, which becomes `folder` when the block ends; with an error nothing stays.
+    """Yield a temporary folder, which becomes `folder` when the block ends, or is removed if there is an error.
 
-    If `folder` is there by then, made by another process, that one is kept.
+    If another process has made `folder` in the meantime, that folder stays and this one is removed.
     """
     place = folder.parent / f"{_MAKING}{folder.name}-{os.urandom(4).hex()}"
     place.mkdir(parents=True)
@@ -62,13 +62,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 def _remove_what_was_left(folder: Path) -> None:
     for place in folder.glob(_MAKING + "*"):
-        with suppress(FileNotFoundError):  # its maker is done meanwhile
+        with suppress(FileNotFoundError):  # its maker has just finished
             if time.time() - place.stat().st_mtime > _LEFT_BEHIND:
                 shutil.rmtree(place, ignore_errors=True)
 
 
 def write(path: Path, chunks: Iterable[bytes]) -> FileSum:
-    """Write a file, down to the disk; returns its length and checksum."""
+    """Write a new file, sync it to disk, and return its size in bytes and its SHA-256."""
     digest, size = hashlib.sha256(), 0
     with open(path, "xb") as file:
         for chunk in chunks:
@@ -81,7 +81,7 @@ def write(path: Path, chunks: Iterable[bytes]) -> FileSum:
 
 
 def link(path: Path, folder: Path) -> None:
-    """Make `path` a relative link to `folder`, all at once. FileExistsError if something else than a link is there."""
+    """Make `path` a relative link to `folder`, atomically. Raises FileExistsError if `path` exists and isn't a link."""
     if path.is_dir() and path.resolve() == folder.resolve():
         return
     if path.exists() and not path.is_symlink():

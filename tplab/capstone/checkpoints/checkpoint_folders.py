@@ -1,11 +1,11 @@
-"""The folders of a run's checkpoints: each is made under another name, and gets its own when it is complete.
+"""The folders of a run's checkpoints. Each is written under a temporary name and renamed once it is complete.
 
-    step-000100.saving/          written to
+    step-000100.saving/          being written
     step-000100/                 complete
-    step-000050.deleting/        an older one, renamed before it is deleted
+    step-000050.deleting/        an older checkpoint, renamed before it is deleted
 
-A rename either has happened or hasn't, also after a kill. What a kill leaves behind has one of the other two names: it
-is never mistaken for a checkpoint, and `clear` removes it.
+A kill can't leave a rename half done. Whatever a kill does leave behind has one of the two temporary names, so it is
+never mistaken for a checkpoint, and `clear` removes it.
 """
 
 import re
@@ -19,7 +19,7 @@ _LEFT_BEHIND = re.compile(r"step-\d{6,}\.(saving|deleting)")
 
 
 class StepFolders:
-    """What one process does in the folder. Of several ranks one changes it, and all may look."""
+    """The folder of a run's checkpoints. Every rank may read it, but only one rank may change it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -31,14 +31,14 @@ class StepFolders:
         return self.root / f"step-{step:06d}.saving"
 
     def steps(self) -> list[int]:
-        """Of the checkpoints that there are, in order."""
+        """The steps that have a checkpoint, in ascending order."""
         if not self.root.is_dir():
             return []
         found = [match for path in self.root.iterdir() if (match := _COMPLETE.fullmatch(path.name)) and path.is_dir()]
         return sorted(int(match[1]) for match in found)
 
     def clear(self) -> None:
-        """Remove what an earlier program left behind when it was killed."""
+        """Create the folder if necessary, and remove what killed programs have left in it."""
         if not self.root.is_dir():
             self.root.mkdir(parents=True)
             sync_folder(self.root.parent)
@@ -47,28 +47,28 @@ class StepFolders:
                 shutil.rmtree(path)
 
     def check_is_free(self, step: int) -> None:
-        """Raises FileExistsError if there is something at the step's place."""
+        """Raise FileExistsError if something other than an empty folder is at the step's path."""
         path = self.path(step)
-        if path.exists() and not (path.is_dir() and not any(path.iterdir())):  # an empty one is replaced
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):  # `publish` replaces an empty folder
             raise FileExistsError(
                 f"{path} is there already, and this run has neither saved nor loaded it. Move it away, or train in "
                 "another folder"
             )
 
     def publish(self, step: int) -> None:
-        """From here on it is a checkpoint."""
+        """Rename the step's `.saving` folder, which turns it into a checkpoint."""
         self.saving(step).rename(self.path(step))
         sync_folder(self.root)
 
     def delete_old(self, step: int, keep: int) -> None:
-        """Of the checkpoints up to `step` leave the newest `keep`."""
+        """Delete all but the newest `keep` of the checkpoints up to `step`."""
         for old in [other for other in self.steps() if other <= step][:-keep]:
             deleting = self.root / f"step-{old:06d}.deleting"
             self.path(old).rename(deleting)
             shutil.rmtree(deleting)
 
     def instead_of(self, path: Path) -> str:
-        """What to do about a damaged checkpoint: the newest older one that is whole, and how to go on from it."""
+        """Advice about a damaged checkpoint: the newest intact one before it, and how to resume from that."""
         match = _COMPLETE.fullmatch(path.name)
         away = f"move the damaged one away (mv {path} {path}.damaged)"
         for older in reversed(self.steps()):

@@ -1,17 +1,17 @@
-"""Which files make a checkpoint, how long they are and their SHA-256: whether it is whole, and as it was written.
+"""The manifest of a checkpoint: its files with their sizes and SHA-256, to detect missing, truncated or changed ones.
 
     {
      "step": 100,
      "files": {
       ".metadata": {"bytes": 21034, "sha256": "91c0.."},
-      "__0_0.distcp": {"bytes": 4811264, "sha256": "5b3e.."},        (`sha256sum __0_0.distcp` says the same)
+      "__0_0.distcp": {"bytes": 4811264, "sha256": "5b3e.."},        (as `sha256sum __0_0.distcp` prints it)
       ..
      },
-     "sha256": "77ad.."          of this text without this line
+     "sha256": "77ad.."          (checksum of this text without this line)
     }
 
-A disk may lose the end of a file, or change a byte, and say nothing. What was read wrong would be trained on. So each
-rank takes the checksum of what it has written, and whoever loads compares all of them before anything is changed.
+A disk may lose the end of a file, or change a byte, without reporting an error, and training would continue from wrong
+weights. So each rank computes checksums of the files that it writes, and loading verifies all of them first.
 """
 
 import hashlib
@@ -25,32 +25,32 @@ NAME = "manifest.json"
 
 
 class DamagedCheckpointError(ValueError):
-    """A checkpoint that isn't as it was written: a file is missing, cut off or changed."""
+    """The error for a checkpoint that differs from what was written: a file is missing, truncated or changed."""
 
 
 class FileSum(TypedDict):
-    """Of one file."""
+    """The size and checksum of a file."""
 
     bytes: int
     sha256: str
 
 
 class Manifest(TypedDict):
-    """Of one checkpoint."""
+    """The step of a checkpoint, and its files by name."""
 
     step: int
     files: dict[str, FileSum]
 
 
 def file_sum(path: Path) -> FileSum:
-    """Length and checksum of a file as it can be read now."""
+    """Read a file and return its size and checksum."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}
 
 
 def write_manifest(folder: Path, step: int, files: Mapping[str, FileSum]) -> None:
-    """Write it, down to the disk, with all names in the folder."""
+    """Write the manifest, and sync it and the names in the folder to disk."""
     with open(folder / NAME, "w", encoding="utf-8") as file:
         file.write(_text({"step": step, "files": dict(sorted(files.items()))}))
         file.flush()
@@ -59,7 +59,7 @@ def write_manifest(folder: Path, step: int, files: Mapping[str, FileSum]) -> Non
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises FileNotFoundError where there is none, DamagedCheckpointError if it isn't as it was written."""
+    """Read a manifest. Raises FileNotFoundError without the folder, DamagedCheckpointError if it is missing or bad."""
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no checkpoint at {folder}: no such directory")
     try:
@@ -84,7 +84,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_files(folder: Path, manifest: Manifest, share: int = 0, shares: int = 1) -> None:
-    """Raises DamagedCheckpointError for a file that isn't as the manifest says. shares: look at every n-th only."""
+    """Verify files share, share + shares, ... of a manifest. Raises DamagedCheckpointError if one doesn't match."""
     for name, expected in list(manifest["files"].items())[share::shares]:
         path = folder / name
         if not path.is_file():
@@ -99,7 +99,7 @@ def check_files(folder: Path, manifest: Manifest, share: int = 0, shares: int = 
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has the names in a folder: without it a power cut may undo a rename."""
+    """Sync the names in a folder to disk. Without this, a power failure may undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,19 +1,18 @@
-"""Checkpoints of a run: a kill at any moment leaves the last complete one.
+"""Checkpoints of a run. A kill at any moment leaves the last complete one intact.
 
-    copy        to CPU memory, if the training is to go on meanwhile        all ranks of a model
-    write       step-000100.saving: each rank its file, then .metadata      all ranks of a model
-    manifest    lengths and checksums, each rank those of its own file      gathered and written by the first
-    publish     renamed to step-000100 when all have agreed                 the first rank
+    copy        to CPU memory, if training continues during the save        all ranks of a model
+    write       step-000100.saving: one file per rank, then .metadata       all ranks of a model
+    manifest    sizes and checksums, computed by each rank for its file     gathered and written by the first rank
+    publish     rename to step-000100 once all ranks have succeeded         the first rank
     delete      the oldest, if there are more than `keep`                   the first rank
 
-Every file is synced to the disk before the next thing is done. So a folder with a step's plain name is complete; what a
-kill leaves behind has another one, and goes with the next save (see `tplab.capstone.checkpoints.checkpoint_folders`).
+Every file is synced to disk before the next stage begins, so a folder with a step's plain name is complete. Whatever a
+kill leaves behind has a different name, and the next save removes it (`tplab.capstone.checkpoints.checkpoint_folders`).
 
-Asynchronous, the training waits for the copy only, and a thread does the rest. It talks to the threads of the other
-ranks in a process group of its own, gloo's: what it sends neither waits for the training's collectives nor they for it.
-`dcp.async_save` works like this, but ends too early for us: checksums and rename belong to the thread as well. One save
-at most is under way; the next one waits for it. What goes wrong in the thread, the next `save` or `wait` raises, on all
-ranks.
+In an asynchronous save, training waits only for the copy, and a thread does the rest. It communicates with the threads
+of the other ranks in its own gloo process group, so its messages and the training's collectives don't block each other.
+`dcp.async_save` works the same way, but it ends before checksums and the rename, which belong in the thread, too. A new
+save waits for the one in progress. An error in the thread is raised by the next `save` or `wait`, on all ranks.
 
 In training, on every rank:
 
@@ -25,9 +24,9 @@ In training, on every rank:
         step += 1
         if step % save_every == 0:
             checkpoints.save(step, model, optimizer, {"settings": asdict(settings)})
-    checkpoints.wait()                         # or the last save ends with the program, half done
+    checkpoints.wait()                         # otherwise the program's end would cut the last save short
 
-Of data-parallel replicas the first saves, and all load. (Megatron-Core: dist_checkpointing, with its async strategies.)
+The first data-parallel replica saves, and all of them load. (Megatron-Core: dist_checkpointing's async strategies.)
 """
 
 from collections.abc import Callable, Mapping
@@ -57,16 +56,16 @@ from tplab.checkpoint.sharded import Staged, load_sharded, stage_sharded, write_
 from tplab.collectives.by_hand import rank_and_size
 from tplab.runtime.hooks import unrecorded
 
-PATIENCE = timedelta(days=1)  # with a slow disk of another rank
+PATIENCE = timedelta(days=1)  # how long to wait for a rank with a slow disk
 
 
 class Checkpoints:
-    """The checkpoints in a folder on a disk that all ranks share. Every rank makes one and calls the same methods.
+    """The checkpoints in a folder on a disk that all ranks share. Every rank creates one and calls the same methods.
 
-    keep            how many of the newest to keep
-    asynchronous    go on training while one is written
+    keep            number of newest checkpoints to keep
+    asynchronous    continue training while a checkpoint is written
     group           the ranks that share a model (None: all)
-    data_parallel   the ranks with the same part of it in each replica (None: there is one replica)
+    data_parallel   the ranks that have the same shard of the model in each replica (None: there is one replica)
     """
 
     def __init__(
@@ -85,16 +84,16 @@ class Checkpoints:
         self._everyone, self._savers = _own_groups(self.saves, group)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._under_way: Future[None] | None = None
-        self._is_there: int | None = None  # the step that was loaded, or saved last
+        self._is_there: int | None = None  # the step that was loaded or last saved
 
     def save(
         self, step: int, model: nn.Module, optimizer: Optimizer | None = None, extra: Mapping[str, Any] | None = None
     ) -> None:
         """Save as step-<step>, with {"step": step, **extra}; then delete all but the newest `keep`.
 
-        Nothing is done for the step that was loaded, or saved last: it is there. Raises FileExistsError if something
-        else is; ValueError if replicated tensors differ between ranks; RuntimeError if it could not be written, and
-        then the older checkpoints are as they were. Also what went wrong in the background since the last save.
+        Does nothing for the step that was loaded or last saved, because it has a checkpoint. Raises FileExistsError if
+        anything else is at its path; ValueError if replicated tensors differ between ranks; RuntimeError if writing
+        fails, which leaves older checkpoints unchanged. Also raises the error of a background save since the last call.
         """
         self.wait()
         if step == self._is_there:
@@ -108,18 +107,18 @@ class Checkpoints:
         self._is_there = step
 
     def wait(self) -> None:
-        """Until the save under way is complete. Raises what went wrong in it, on all ranks."""
+        """Wait until the save in progress is complete. Raises its error, if there is one, on all ranks."""
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return
         try:
             together(under_way.result, self._everyone)
         except Exception:
-            self._is_there = None  # so that it can be saved again
+            self._is_there = None  # so that the step can be saved again
             raise
 
     def linger(self, seconds: float) -> None:
-        """Give the save under way so long to end: for a rank that fails alone, and can't `wait` with the others."""
+        """Wait at most `seconds` for the save in progress: for a rank that fails alone and can't `wait` with others."""
         if self._under_way is not None:
             with suppress(Exception):
                 self._under_way.result(seconds)
@@ -162,7 +161,7 @@ class Checkpoints:
         self._first(lambda: write_manifest(saving, step, {**files, ".metadata": file_sum(saving / ".metadata")}))
 
     def _first(self, work: Callable[[], None]) -> None:
-        """The first rank does it, and all of them go on together."""
+        """Do `work` on the first rank while the others wait, and raise its error on all of them."""
         together(lambda: work() if self.rank == 0 else None, self._savers)
 
     def _clear_if_possible(self) -> None:
@@ -170,18 +169,18 @@ class Checkpoints:
             self.folders.clear()
 
     def _untouched(self, step: int) -> str:
-        """To be said of a save that failed."""
+        """A sentence for the error of a failed save, about the checkpoint before it."""
         older = [other for other in self.folders.steps() if other < step]
         if not older:
             return "There was none before it"
         return f"The checkpoint before it, {self.folders.path(older[-1])}, is untouched"
 
     def steps(self) -> list[int]:
-        """Of the checkpoints in the folder, in order."""
+        """The steps of the checkpoints in the folder, in ascending order."""
         return self.folders.steps()
 
     def latest(self) -> Path | None:
-        """The newest checkpoint, also if it is damaged since: `load` says so. None if there is none."""
+        """The path of the newest checkpoint, or None. It may be damaged, which `load` would find out."""
         self.wait()
         newest = max(self.steps(), default=None)
         if self._everyone is not None:
@@ -195,10 +194,10 @@ class Checkpoints:
         return None if newest is None else self.folders.path(newest)
 
     def load(self, path: str | PathLike, model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
-        """Load a checkpoint that any number of ranks has saved, in place; return the `extra` of its `save`.
+        """Load a checkpoint that any number of ranks has saved, in place, and return the `extra` of its `save`.
 
-        Raises DamagedCheckpointError or FileNotFoundError if a file is missing or isn't as it was written, naming the
-        newest older checkpoint that is; ValueError if it is of another model. Nothing has been changed then.
+        Raises DamagedCheckpointError or FileNotFoundError if a file is missing or was changed, naming the newest intact
+        checkpoint before it; ValueError if it belongs to a different model. In these cases, nothing has been changed.
         """
         self.wait()
         path = Path(path)
@@ -222,7 +221,7 @@ class Checkpoints:
             ) from error
 
     def _instead_of(self, path: Path) -> str:
-        """The first rank looks at the older checkpoints, and all say the same."""
+        """Advice about a damaged checkpoint, which the first rank composes for all."""
         if self._everyone is None:
             return self.folders.instead_of(path)
         said = [self.folders.instead_of(path) if dist.get_rank() == 0 else ""]
@@ -231,12 +230,11 @@ class Checkpoints:
 
 
 def _own_groups(saves: bool, group: ProcessGroup | None) -> tuple[ProcessGroup | None, ProcessGroup | None]:
-    """Two groups of gloo that nobody else uses: all ranks, and those that save. None without torch.distributed.
+    """Two gloo groups just for checkpoints: all ranks, and those that save. Both are None without torch.distributed.
 
-    The ranks that don't save get a group of their own in place of the second one, and no use for it. Where ranks have a
-    GPU each, torch would let ranks outside a new group, and nobody else, take part in a split of NCCL's communicator,
-    and they would wait for ever. So nobody is told of a group that it is not in, and all make as many groups: torch
-    names them by how many there are.
+    The ranks that don't save make a second group of their own, although they don't use it. If each rank has a GPU,
+    torch has the ranks outside a new group, and only those, take part in a split of NCCL's communicator, where they
+    would wait forever. So each rank only makes groups that it is in, and all make as many, since torch numbers groups.
     """
     if not dist.is_initialized():
         return None, None

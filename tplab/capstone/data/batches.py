@@ -1,18 +1,17 @@
-"""Which tokens a step trains on: a function of the step's number alone, so that no position has to be saved.
+"""The tokens that a step trains on, computed from the step's number alone, so that no position has to be saved.
 
     tokens      [ . . . . . . . . . . . . . . . . . . . . . ]
-    windows       [   0   ][   1   ][   2   ][   3   ]           each of seq_length, from a random place on
-    epoch 0     2 0 3 1        epoch 1, from another place     1 2 0 3
+    windows       [   0   ][   1   ][   2   ][   3   ]           seq_length tokens each, from a random offset
+    epoch 0     2 0 3 1        epoch 1, from another offset    1 2 0 3
     batch(0)    2 0            batch(1)  3 1       batch(2)  1 2                              batch_size 2
 
-The targets of a window are its tokens one place further on. In an epoch each window comes once; then come others, in
-another order, and a batch may hold the last of one epoch and the first of the next.
+The targets of a window are its tokens shifted by one position. An epoch has each window once. The next epoch has new
+windows in a new order, and a batch may contain the last windows of one epoch and the first of the next.
 
-A run of 10^9 tokens has millions of windows. Their order is not a list but a formula: a Feistel network takes the
-number of a place apart into two halves, and mixes one into the other, again and again. Each such round can be undone,
-so no two places get the same window, and none is left out. It takes the memory of one batch.
-(Black and Rogaway 2002, "Ciphers with arbitrary finite domains": the network, and walking on until the number is one
-of ours.)
+A run on 10^9 tokens has millions of windows, so their order is a formula instead of a list. A Feistel network splits a
+position in that order into two halves and repeatedly mixes one half into the other. Every round can be undone, so no
+two positions get the same window, and none is left out. All of this needs only the memory of one batch.
+(Black and Rogaway 2002, "Ciphers with arbitrary finite domains": the network, and cycle walking to stay in range.)
 """
 
 import hashlib
@@ -29,9 +28,9 @@ _ROUNDS = 8
 
 
 class Batches:
-    """The batches of `tokens`, a vector of ids such as `TokenFiles.train`: the same ones for the same arguments.
+    """The batches of `tokens`, a vector of ids such as `TokenFiles.train`. The same arguments give the same batches.
 
-    `windows` is how many sequences an epoch has. Raises ValueError where there is not one.
+    `windows` is the number of sequences per epoch. Raises ValueError if there isn't even one, or for a size below 1.
     """
 
     def __init__(self, tokens: NDArray[np.unsignedinteger], seq_length: int, batch_size: int, seed: int) -> None:
@@ -46,22 +45,22 @@ class Batches:
                 f"that takes {seq_length + 1:,}"
             )
         self.tokens, self.seq_length, self.batch_size, self.seed = tokens, seq_length, batch_size, seed
-        self.windows = max(1, (len(tokens) - seq_length) // seq_length)  # as many wherever the first one begins
-        self._places = len(tokens) - self.windows * seq_length  # where it may begin: 0, 1, ...
+        self.windows = max(1, (len(tokens) - seq_length) // seq_length)  # the same number for every offset
+        self._places = len(tokens) - self.windows * seq_length  # possible offsets: 0, 1, ...
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """(ids, targets) of a step 0, 1, 2, ...: [batch_size, seq_length] int64, of all replicas."""
+        """(ids, targets) of all replicas for a step 0, 1, 2, ...: [batch_size, seq_length] int64 each."""
         return self._rows(step * self.batch_size, self.batch_size)
 
     def own(self, step: int, replica: int, replicas: int) -> tuple[Tensor, Tensor]:
-        """Those rows of `batch(step)` that one of the replicas trains on: [batch_size / replicas, seq_length]."""
+        """The rows of `batch(step)` that one replica trains on: [batch_size / replicas, seq_length] each."""
         if not 0 <= replica < replicas:
             raise ValueError(f"there is no replica {replica} of {replicas}")
         each = divide(self.batch_size, replicas)
         return self._rows(step * self.batch_size + replica * each, each)
 
     def epoch(self, step: int) -> int:
-        """How often all windows had come before the first row of this step's batch."""
+        """The number of complete epochs before the first row of this step's batch."""
         return step * self.batch_size // self.windows
 
     def _rows(self, first: int, count: int) -> tuple[Tensor, Tensor]:
@@ -72,7 +71,7 @@ class Batches:
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
     def _begins(self, first: int, count: int) -> list[int]:
-        """Where the windows begin that come at places first, first + 1, ... of all that ever come."""
+        """The offsets in `tokens` of windows first, first + 1, ..., counted across all epochs."""
         begins: list[int] = []
         while len(begins) < count:
             epoch, place = divmod(first + len(begins), self.windows)
@@ -84,8 +83,8 @@ class Batches:
 
 
 def shuffled(places: Sequence[int], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """What stands at these places of a list with 0 .. size - 1 in an order that the keys decide."""
-    half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))  # bits; the network's numbers are below 4 size
+    """The elements at positions `places` of the permutation of 0 .. size - 1 that `keys` determines."""
+    half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))  # bits; the network's numbers are below 4 · size
     numbers = np.asarray(places, dtype=np.uint64)
     outside = np.ones(len(numbers), dtype=bool)
     while outside.any():
@@ -103,13 +102,13 @@ def _network(numbers: NDArray[np.uint64], half: np.uint64, keys: NDArray[np.uint
 
 
 def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Each bit of the result depends on each bit given (Appleby 2011, the end of MurmurHash3)."""
+    """A hash whose every bit depends on every bit of the number (Appleby 2011, the finalizer of MurmurHash3)."""
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         numbers = (numbers ^ (numbers >> np.uint64(33))) * np.uint64(factor)
     return numbers ^ (numbers >> np.uint64(33))
 
 
 def _keys(seed: int, epoch: int) -> NDArray[np.uint64]:
-    """One for each round, and one for the place where the first window begins."""
+    """One key per round, and one more for the offset of the first window."""
     digest = hashlib.shake_256(f"{seed} {epoch}".encode()).digest(8 * (_ROUNDS + 1))
     return np.frombuffer(digest, dtype="<u8").astype(np.uint64)

@@ -1,13 +1,13 @@
 """Text to train on: the running Python's standard library, or any folder of text files.
 
-    collected = gather(None)              # the library's sources, its tests where there are any, what help() can tell
-    collected = gather("my/texts")        # every file in it that is UTF-8 text
+    collected = gather(None)              # the library's sources, any tests, and its help() topics
+    collected = gather("my/texts")        # every UTF-8 text file in the folder
     collected.documents                   # [Document(name, text), ...], the same in every run
     collected.skipped                     # {"not UTF-8": ["old.txt"], ...}
 
-A file is a document, its bytes as they are: no line ending is changed. `in_parts` cuts long documents, and `split`
-holds a few percent of them back for validation. The same text twice is always on one side, so that nothing of what the
-model is tested on was in its training.
+Each file is a document, with its bytes and line endings unchanged. `in_parts` splits long documents, and `split` sets a
+few percent of the documents aside for validation. Identical texts always end up on the same side, so the model is never
+validated on a document that it was trained on.
 """
 
 import ast
@@ -20,10 +20,10 @@ from pathlib import Path
 from tplab.capstone.settings.run_folder import is_run
 from tplab.common.corpus import files_below
 
-LONGEST = 1 << 20  # characters of a document; and at most a 20th of the text, so that there is something to hold back
+LONGEST = 1 << 20  # characters per document, which is also at most 1/20 of the text, so that some can be set aside
 VALIDATION_SHARE, VALIDATION_MOST = 0.03, 0.08
-_HEAD = 1 << 16  # so much of a file is looked at first: who is no text has a zero byte early
-# Installed packages and build files are no standard library, and encodings are tables of numbers.
+_HEAD = 1 << 16  # bytes to check first, because a binary file usually has a zero byte early
+# Installed packages aren't part of the standard library, and encodings are tables of numbers.
 _NO_LIBRARY = {"site-packages", "dist-packages", "encodings"}
 _TOPICS = "pydoc_data/topics.py"
 
@@ -36,7 +36,7 @@ class Document:
 
 @dataclass
 class Collected:
-    """Documents, and the names of what was skipped, by the reason."""
+    """Documents, and the names of skipped files by reason."""
 
     documents: list[Document] = field(default_factory=list)
     skipped: dict[str, list[str]] = field(default_factory=dict)
@@ -56,11 +56,11 @@ def collect(data: str | None = None, limit: int | None = None) -> list[Document]
 
 
 def gather(data: str | None = None, limit: int | None = None, without: Iterable[Path] = ()) -> Collected:
-    """All text in a folder (or one file), or the standard library's (None); the first `limit` bytes of it.
+    """The text of a folder, a single file, or the standard library (None), up to `limit` bytes.
 
-    In a folder of the learner's, files and folders whose names begin with a dot are not looked at, nor are folders of
-    runs, nor the folders `without`, should they lie in it. All text is held in memory: of more than that take a limit.
-    Raises FileNotFoundError where there is nothing, ValueError where there is no text.
+    In the learner's own folder, this skips hidden files, folders of runs, and the folders `without`. All text is loaded
+    into memory, so use a limit for more than fits.
+    Raises FileNotFoundError if the path doesn't exist, ValueError if there is no text or the limit is below 1.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit} bytes of text: it should be 1 or more, or None for all")
@@ -85,7 +85,7 @@ def gather(data: str | None = None, limit: int | None = None, without: Iterable[
 
 
 def skipped_text(skipped: dict[str, list[str]]) -> str:
-    """ "3 files not UTF-8 (a.txt, b.txt, ...)", for each reason."""
+    """The skipped files by reason, as text: "3 not UTF-8 (a.txt, b.txt, ...), 1 binary (c.png)"."""
     return ", ".join(
         f"{len(names)} {reason} ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''})"
         for reason, names in skipped.items()
@@ -93,16 +93,16 @@ def skipped_text(skipped: dict[str, list[str]]) -> str:
 
 
 def in_parts(documents: Sequence[Document]) -> list[Document]:
-    """The documents, those cut at line ends that are longer than `LONGEST` or a 20th of all."""
+    """The documents, with any longer than `LONGEST` or 1/20 of all text split, at line ends if possible."""
     most = max(1, min(LONGEST, sum(len(document.text) for document in documents) // 20))
     return [part for document in documents for part in _parts(document, most)]
 
 
 def split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]]:
-    """(train, validation), each in the old order; about 3% of the characters are held back, in whole documents.
+    """(train, validation), each in the original order; validation gets about 3% of the characters, as full documents.
 
-    Which ones is decided by the digest of their text alone: in the order of digests, what fits until there is enough.
-    Raises ValueError where all documents are the same text.
+    Only the digests of the texts matter: in the order of digests, documents that fit are taken until there are enough.
+    Raises ValueError unless there are at least two different texts.
     """
     digests = [hashlib.sha256(document.text.encode()).digest() for document in documents]
     sizes: dict[bytes, int] = {}
@@ -137,7 +137,7 @@ def _files(folder: Path, library: bool, without: set[Path], collected: Collected
 
 
 def _read(path: Path, limit: int | None, name: str, collected: Collected) -> tuple[str, bool]:
-    """(text of the file or of its first `limit` bytes, whether that is all of it); "" if it is none, which is noted."""
+    """(text of a file, or of its first `limit` bytes, whether that is all of it); a file without text is skipped."""
     try:
         if not path.is_file():
             collected.skip(name, "no file")
@@ -156,18 +156,18 @@ def _read(path: Path, limit: int | None, name: str, collected: Collected) -> tup
     try:
         return data[:limit].decode(), whole
     except UnicodeDecodeError as error:
-        if not whole and error.reason == "unexpected end of data":  # the limit lies inside a character
+        if not whole and error.reason == "unexpected end of data":  # the limit falls inside a character
             return data[: error.start].decode(), whole
         collected.skip(name, "not UTF-8")
         return "", True
 
 
 def _topics(source: str) -> list[Document]:
-    """What help("assert") and the like show: a dict in a module, read without running it."""
+    """The help topics, such as that of help("assert"), from a dict in a module, which is parsed but not run."""
     try:
         assigned = next(statement for statement in ast.parse(source).body if isinstance(statement, ast.Assign))
         topics = sorted(ast.literal_eval(assigned.value).items())
-    except (SyntaxError, ValueError, StopIteration):  # a limit has cut it, or a later Python has it another way
+    except (SyntaxError, ValueError, StopIteration):  # truncated by a limit, or different in a later Python
         return [Document(_TOPICS, source)]
     return [Document(f"pydoc_data/{name}", text) for name, text in topics]
 

@@ -1,14 +1,14 @@
-"""Text as token files: made once, mapped into memory, shared by all ranks and by runs beside each other.
+"""Token files that are made once from a text, mapped into memory, and shared by all ranks and by neighboring runs.
 
-    runs/laptop/tokens             a link to
-    runs/tokens/3f9a6c0d52e81b47   one folder for each text and tokenizer; the name is their fingerprint
+    runs/laptop/tokens             a link to the run's folder of token files, such as
+    runs/tokens/3f9a6c0d52e81b47   one folder per text and tokenizer, named after their fingerprint
         tokenizer.json, train.bin, validation.bin, about.json      (see `token_files`)
 
-The folder is written under another name, to the disk, and then renamed: it is there whole or not at all, whenever the
-program is killed. Of several processes that want it at once one makes it, and the others wait for a lock that ends with
-the process. So nothing here has to be deleted by hand, unless a file was damaged later.
+The folder is written under a temporary name, synced to disk, and renamed, so it is either complete or absent, even
+after a kill. If several processes need it at the same time, one makes it, and the others wait for a lock that ends with
+that process. So you never have to delete anything by hand, unless a file gets damaged later.
 
-A run that has checkpoints goes on with the tokens that it began with, also if Python or the text have changed since.
+A run that has checkpoints continues with the tokens that it began with, even if Python or the text has changed since.
 """
 
 import hashlib
@@ -38,22 +38,22 @@ from tplab.checkpoint.files import together
 
 __all__ = ["Batches", "TokenFiles", "prepare"]
 
-PATIENCE = timedelta(days=1)  # of the ranks that wait for the text
-FORMAT = 1  # another one where the same text would give other files
-_AT_ONCE = 1 << 22  # characters that are encoded together
+PATIENCE = timedelta(days=1)  # how long ranks wait for the text
+FORMAT = 1  # to be increased when the same text would give different files
+_AT_ONCE = 1 << 22  # characters to encode together
 
 
 def prepare(settings: Settings) -> TokenFiles:
-    """The token files for these settings, which are made if there are none yet.
+    """The token files for these settings, which are made if they don't exist yet.
 
-    Every rank calls it, or one process without a group. On each machine one rank makes the files and the others wait.
-    Raises what `gather` raises, and ValueError where the text is too short for one sequence, where files are damaged,
-    where machines have different text, or where a run to be taken up again began with tokens that are gone.
+    Every rank calls this, or one process without a group. One rank per machine makes the files while the others wait.
+    Raises what `gather` raises, and ValueError if the text is too short for a single sequence, files are damaged,
+    machines have different texts, or the tokens that a resumed run began with no longer exist.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return _found_or_made(settings)
     maker = int(os.environ.get("LOCAL_RANK", dist.get_rank())) == 0
-    waiting = dist.new_group(backend="gloo", timeout=PATIENCE)  # NCCL would end the run after ten minutes
+    waiting = dist.new_group(backend="gloo", timeout=PATIENCE)  # NCCL's timeout would end the run after ten minutes
     made = together(lambda: _found_or_made(settings) if maker else None, waiting)
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, made and (made.fingerprint, platform.python_version(), str(made.folder)), waiting)
@@ -89,7 +89,7 @@ def _found_or_made(settings: Settings) -> TokenFiles:
 
 
 def _of_run(run: Path) -> str | None:
-    """The fingerprint of what the run's checkpoints were trained on; None if it has none."""
+    """The fingerprint of the tokens that the run's checkpoints were trained on; None if it has no checkpoints."""
     tokens = run / "tokens"
     if not checkpoints_in(run):
         return None
@@ -106,7 +106,7 @@ class _Text:
 
 
 def _text_of(settings: Settings) -> _Text:
-    run = Path(settings.folder)  # what runs write is no text to train on
+    run = Path(settings.folder)  # a run's own files aren't text to train on
     collected = gather(settings.data, settings.data_limit, without=[run, run.parent / "tokens"])
     parts = in_parts(collected.documents)
     digest = hashlib.sha256()
@@ -146,7 +146,7 @@ def _make(folder: Path, text: _Text, settings: Settings) -> None:
 
 
 def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, dtype: str) -> Iterator[bytes]:
-    """The ids of all documents, each with END_OF_TEXT behind it, a few megabytes of text at once."""
+    """The ids of all documents, each followed by END_OF_TEXT, as bytes, for a few megabytes of text at a time."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     waiting: list[Document] = []
     characters = 0

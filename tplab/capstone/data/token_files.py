@@ -1,9 +1,9 @@
-"""Token files as they lie on the disk, mapped into memory, and looked at before anybody trusts them.
+"""Token files on disk, mapped into memory and checked before use.
 
 tokenizer.json     for Hugging Face's `tokenizers`
-train.bin          ids one after the other, little-endian, 2 bytes each (4 beyond 65,536 of them)
-validation.bin     the same, of documents that training never sees
-about.json         length and SHA-256 of the others, and what the text was
+train.bin          consecutive ids, little-endian, 2 bytes each (4 if the vocabulary is larger than 65,536)
+validation.bin     the same, for documents that the model isn't trained on
+about.json         size and SHA-256 of the other files, and a description of the text
 """
 
 import hashlib
@@ -23,17 +23,17 @@ from tplab.capstone.data.tokenizer import END_OF_TEXT
 class TokenFiles:
     """Token files that `prepare` has made.
 
-    tokenizer               turns text into ids and back
-    train, validation       ids, a vector in a mapped file: what is read comes into memory, not the rest
-    vocab_size              how many ids there are: fewer than the settings say, where the text has not enough pairs
+    tokenizer               converts text to ids and back
+    train, validation       vectors of ids in memory-mapped files, of which only the parts that are read get loaded
+    vocab_size              number of ids, which is smaller than in the settings if the text has too few pairs
     end_of_text             the id between documents
-    fingerprint, about      of text and tokenizer; what about.json says
+    fingerprint, about      identifier of text and tokenizer; the contents of about.json
 
-    A model may keep the settings' larger vocabulary: ids beyond `vocab_size` never come, and its sizes stay those that
-    were planned, and divisible by tp. Only samples should not draw them.
+    A model may still have the settings' larger vocabulary, so that its sizes stay as planned and divisible by tp. Ids
+    from `vocab_size` on never occur in the text, and only sampling has to avoid them.
 
-    Raises FileNotFoundError or ValueError for files that are missing, cut short or (with `check`) not those that were
-    written, and says what to delete.
+    Raises FileNotFoundError or ValueError if files are missing, truncated or (with `check`) changed since they were
+    written; the message says what to delete.
     """
 
     def __init__(self, folder: str | Path, check: bool = True) -> None:
@@ -58,7 +58,7 @@ class TokenFiles:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of the held-out text. A loss in bits for each byte, loss / ln 2 / this, doesn't depend on the vocabulary."""
+        """Bytes per token of held-out text, to compare vocabularies in bits per byte: loss / ln 2 / bytes_per_token."""
         return self.about["text"]["validation_bytes"] / len(self.validation)
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class TokenFiles:
 
 
 def sealed(about: dict[str, Any]) -> bytes:
-    """What about.json holds: with a checksum of its own, so that a changed number in it is noticed too."""
+    """The contents of about.json, with their own checksum, so that changes to this file are noticed too."""
     return json.dumps({"about": about, "sha256": _checksum(about)}, indent=1).encode()
 
 

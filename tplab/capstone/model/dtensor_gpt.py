@@ -1,17 +1,17 @@
 """The plain GPT on torch's own tensor parallelism: the baseline of the report.
 
     parallelize_module    nn.Linear -> ColwiseParallel, RowwiseParallel; nn.Embedding -> RowwiseParallel
-    DTensor               a parameter knows its shards, an operation on it which collective it needs
-    loss_parallel         F.cross_entropy of logits that are cut along the vocabulary; backward runs in it, too
-    SequenceParallel      norms, with the sequence cut between the blocks
+    DTensor               a parameter knows its shards, and an operation knows which collectives it needs
+    loss_parallel         F.cross_entropy of logits sharded along the vocabulary; backward has to run inside it, too
+    SequenceParallel      norms, with the sequence sharded between the blocks
 
-torch cuts a parameter in one plain piece for each rank. So the rows of [Wq; Wk; Wv] are sorted by rank, and the table
-is padded as ParallelGPT's is. Then a rank holds what it holds there, number by number: the parameters carry its
-`tensor_parallel` marks, which say what the shards are of.
+torch gives each rank one contiguous shard of a parameter. So the rows of [Wq; Wk; Wv] are sorted by rank, and the table
+is padded like ParallelGPT's. Then every rank stores exactly the same elements as with ParallelGPT, and the parameters
+carry the `tensor_parallel` marks of that model, which describe the shards.
 
-A norm's gradient, where the sequence is cut, is Partial: each rank has its tokens' summand. torch would add it up
-wherever it is used, in the norm and again in the optimizer; `finish_gradients` does it once.
-(torch.distributed.tensor.parallel; torchtitan's models/llama3/infra/parallelize.py has such a plan.)
+If the sequence is sharded, the gradients of norm layers are Partial: each rank has the sum over its own tokens. torch
+would all-reduce them at every use, for the gradient norm and again in the optimizer; `finish_gradients` does it once.
+(torch.distributed.tensor.parallel; torchtitan's models/llama3/infra/parallelize.py has a similar plan.)
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ from tplab.tensor.linear import Device
 
 
 class DTensorGPT(PlainGPT):
-    """`PlainGPT` whose parameters are DTensors over a `mesh` of one dimension. Between blocks x is a plain tensor."""
+    """A `PlainGPT` with DTensor parameters on a one-dimensional `mesh`. Between blocks, x is a plain tensor."""
 
     def __init__(self, config: GPTConfig, mesh: DeviceMesh, *, sequence_parallel: bool = False, **options: Any) -> None:
         super().__init__(config, rows=pad_vocab_size(config.vocab_size, mesh.size()), **options)
@@ -66,7 +66,7 @@ class DTensorGPT(PlainGPT):
             )  # its parameters are replicated
 
     def _enter(self, module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
-        cut = module is self.positions and self.sequence_parallel  # its places are this rank's
+        cut = module is self.positions and self.sequence_parallel  # positions of this rank's tokens
         placement = Shard(0) if cut else Replicate()
         return tuple(DTensor.from_local(x, mesh, [placement], run_check=False) for x in inputs)
 
@@ -78,7 +78,7 @@ class DTensorGPT(PlainGPT):
         return places.chunk(self.mesh.size())[self.mesh.get_local_rank()] if self.sequence_parallel else places
 
     def logits(self, x: Tensor) -> Tensor:
-        """x [b, s, h], or [b, s/p, h] -> [b, s, v padded], cut along v; -inf behind the vocabulary."""
+        """Logits of x [b, s, h], or [b, s/p, h]: [b, s, v padded], sharded along v, with -inf for the padding."""
         between = Shard(1) if self.sequence_parallel else Replicate()
         whole = DTensor.from_local(x, self.mesh, [between], run_check=False).redistribute(placements=[Replicate()])
         logits = F.linear(whole, self.embedding.weight)
@@ -107,7 +107,7 @@ def parallel_plain_gpt(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> DTensorGPT:
-    """The model of `settings`, not yet filled."""
+    """The model for `settings`, with uninitialized weights. Raises ValueError for settings that it doesn't support."""
     check_is_plain(config, "dtensor")
     if settings.dp > 1:
         raise ValueError(f'layers="dtensor" is a baseline for tensor parallelism alone: dp={settings.dp} should be 1')
@@ -135,7 +135,7 @@ def parallel_plain_gpt(
 
 @torch.no_grad()
 def add_up(model: nn.Module) -> None:
-    """Give every gradient the placement of its parameter: one all-reduce for each that is Partial."""
+    """Give every Partial gradient the placement of its parameter, with one all-reduce each."""
     for parameter in model.parameters():
         gradient = parameter.grad
         if isinstance(gradient, DTensor) and any(isinstance(p, Partial) for p in gradient.placements):
@@ -143,7 +143,7 @@ def add_up(model: nn.Module) -> None:
 
 
 def length(model: nn.Module, mesh: DeviceMesh | None) -> Tensor:
-    """The norm of the whole gradient; the marks say which parts are shards."""
+    """The norm of the full gradient. The parameters' `tensor_parallel` marks show which of them are sharded."""
     pieces = []
     for parameter in model.parameters():
         if isinstance(parameter.grad, DTensor):

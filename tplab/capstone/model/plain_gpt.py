@@ -1,7 +1,7 @@
-"""The same GPT in plain PyTorch, on one process: what the parallel ones are measured against.
+"""The GPT in plain PyTorch on a single process, as a reference for the parallel models.
 
-Nothing of the course's is in it but the names of its parameters, which are those of `ParallelGPT`. So a whole state
-dict fits both (`full_state_dict`), and so do checkpoints.
+It uses none of the course's layers, but its parameters have the same names as those of `ParallelGPT`. So the same full
+state dict (`full_state_dict`) and the same checkpoints fit both.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from tplab.tensor.linear import Device
 
 
 class PlainGPT(nn.Module):
-    """ids [b, s] -> logits [b, s, v]; with targets [b, s] -> their mean loss. No dropout.
+    """A GPT without dropout: ids [b, s] -> logits [b, s, v], or with targets [b, s] -> their mean loss.
 
-    rows         of the table, where it is padded: those behind the vocabulary take no part; None: v
+    rows         rows of the embedding table, including padding; None: v
     recompute    as in `ParallelGPT`
     """
 
@@ -53,21 +53,21 @@ class PlainGPT(nn.Module):
         return self.logits(x) if targets is None else self.loss(x, targets)
 
     def places(self, ids: Tensor) -> Tensor:
-        """0 .. s - 1, [s]."""
+        """Positions of the tokens, 0 .. s - 1: [s]."""
         return torch.arange(ids.shape[1], device=ids.device)
 
     def logits(self, x: Tensor) -> Tensor:
-        """x [b, s, h] -> [b, s, v]."""
+        """Logits of x [b, s, h]: [b, s, v]."""
         return F.linear(x, self.embedding.weight)
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """x [b, s, h], targets [b, s] -> their mean loss, taken in float32 (float64 for float64)."""
+        """Mean loss of x [b, s, h] for targets [b, s], computed in float32 (in float64 for float64 logits)."""
         logits = self.logits(x).flatten(0, 1)  # [b s, v]
         return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
 
 
 class PlainLayer(nn.Module):
-    """x [b, s, h] -> norm -> attention, + residual -> norm -> MLP, + residual."""
+    """A transformer layer: x [b, s, h] -> norm -> attention, + residual -> norm -> MLP, + residual."""
 
     def __init__(
         self, hidden_size: int, num_heads: int, ffn_size: int, *, recompute: Recompute = "nothing",
@@ -90,7 +90,7 @@ class PlainLayer(nn.Module):
 
 
 class PlainAttention(nn.Module):
-    """Causal self-attention, [b, s, h] -> the same. `qkv` holds [Wq; Wk; Wv]."""
+    """Causal self-attention, [b, s, h] -> [b, s, h]. `qkv` stacks [Wq; Wk; Wv]."""
 
     def __init__(
         self, hidden_size: int, num_heads: int, *, recompute: bool = False, device: Device = None,
@@ -109,7 +109,7 @@ class PlainAttention(nn.Module):
 
 
 class PlainMLP(nn.Module):
-    """[b, s, h] -> the same."""
+    """The MLP of a layer, [b, s, h] -> [b, s, h]."""
 
     def __init__(
         self, hidden_size: int, ffn_size: int, *, device: Device = None, dtype: torch.dtype | None = None
@@ -123,12 +123,12 @@ class PlainMLP(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q, k, v [b, n, s, d] -> [b, n, s, d], causal."""
+    """Causal attention: q, k, v [b, n, s, d] -> [b, n, s, d]."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def again_in_backward(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same function, of which autograd keeps the inputs alone. For functions that draw no random numbers."""
+    """Wrap `function` so that autograd saves only its inputs for recomputation. It must not draw random numbers."""
 
     def kept_by_inputs(*args: Any, **kwargs: Any) -> Tensor:
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
@@ -137,7 +137,7 @@ def again_in_backward(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def check_is_plain(config: GPTConfig, layers: str) -> None:
-    """Raise ValueError for a GPT that only `ParallelGPT` has: these models are GPT-2's kind, and drop nothing."""
+    """Raise ValueError for a GPT that only `ParallelGPT` supports: other models are like GPT-2, without dropout."""
     if config.dropout:
         raise ValueError(f'dropout={config.dropout} is in layers="tplab" alone: take dropout=0 for layers={layers!r}')
     wanted = {

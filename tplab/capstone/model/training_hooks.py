@@ -1,6 +1,6 @@
-"""How a training step has to treat a model, where that depends on whose layers it is made of.
+"""The parts of a training step that depend on whose layers a model is made of.
 
-Every model that `tplab.capstone.training.build_model` builds has one as `model.hooks`; what calls it is there.
+Every model that `tplab.capstone.training.build_model` builds has them as `model.hooks`, and that module calls them.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from tplab.memory.config import GPTConfig
 
 
 def nothing() -> None:
-    """For gradients that are complete after backward."""
+    """Do nothing, which is right for gradients that are complete after backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingHooks:
-    """What a model brings along for its step.
+    """The model-specific parts of a training step.
 
-    config, group       what it was built for; the group is that of its tensor-parallel ranks
-    around_backward     a context that backward has to run in
-    finish_gradients    adds up what backward has left in summands on the ranks
-    norm                the gradient's length over a mesh; None: `tplab.data.grad_norm`
-    idle                exercises whose answers are there, and which nothing has called when the model was tried
+    config, group       the model's config, and the group of its tensor-parallel ranks
+    around_backward     a context manager that backward has to run in
+    finish_gradients    all-reduces gradients that are partial sums after backward
+    norm                the gradient's norm over a mesh; None: `tplab.data.grad_norm`
+    idle                exercises whose answers the trial of the model didn't call
     """
 
     config: GPTConfig

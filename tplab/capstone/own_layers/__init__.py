@@ -1,11 +1,11 @@
 """A GPT made of the learner's own answers.
 
 find         the answers in the learner's notebooks
-check        which of them have passed their checks, and the checks of the others
-link         which answer replaces which import of a later chapter
-statements   which statements of their cells a model needs
+check        answers that have passed their checks, and the checks of the others
+link         tables of the answers that replace imports in later chapters
+statements   the statements of the answers' cells that a model needs
 adapt        thin wrappers where the interfaces of two chapters differ
-build        the cells, run chapter by chapter, become a model
+build        a model, made by running the cells chapter by chapter
 trial        one step of a small model, compared with tplab's, before training starts
 """
 

@@ -1,9 +1,9 @@
-"""Where the interfaces of two chapters differ: thin covers around the learner's answers.
+"""Thin wrappers around the learner's answers, for chapters whose interfaces differ.
 
-5.1, 6.2     add their last bias; 10.1 wants it apart: they hand on their output, and a bias of zeros
-4.1, 7.4     with 11.3 in them: f and the product in one, whose backward lets dx travel meanwhile
-8.5          is called vocab_parallel_cross_entropy later, and gets logits in float32 at least
-10.2         adds the vectors of all positions; with the sequence cut, its table is asked for this rank's alone
+5.1, 6.2     add their final bias, but 10.1 expects it separately, so they return their output and a bias of zeros
+4.1, 7.4     get the matmul of 11.3, which includes f and all-reduces dx in the background during backward
+8.5          is later called vocab_parallel_cross_entropy, and gets logits in at least float32
+10.2         looks up all positions; with sequence parallelism, its table gets only those of this rank's tokens
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ from tplab.tensor.linear import Device
 from tplab.tensor.region import in_autocast_dtype
 from tplab.tensor.sharding import shard
 
-ROWS = 128  # the table is padded to a multiple of so many rows a rank, as that of ParallelGPT
+ROWS = 128  # the table is padded to a multiple of this many rows per rank, like ParallelGPT's
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a GPT and its training step are made of: the answers to 10.2, 10.1, 12.3 and 14.4."""
+    """The learner's parts of a GPT and its training step: the answers to 10.2, 10.1, 12.3 and 14.4."""
 
     gpt: Any
     layer: Any
@@ -36,7 +36,7 @@ class Parts:
 
 
 def adapted(chapter: int, answers: dict[str, Any], settings: Settings, linear_async: Any) -> dict[str, Any]:
-    """What stands for a chapter's exercises in later chapters."""
+    """The answers of a chapter by exercise, wrapped for later chapters."""
     if chapter == 4:
         column = answers["ColumnParallelLinear"]
         column = _with_async(column, linear_async) if linear_async else column
@@ -60,7 +60,7 @@ def gpt_of(
     parts: Parts, settings: Settings, config: GPTConfig, *, group: ProcessGroup | None, device: Device,
     dtype: torch.dtype | None,
 ) -> nn.Module:  # fmt: skip
-    """The learner's GPT, cut along the sequence where the settings say so."""
+    """The learner's GPT, sequence-parallel if the settings say so."""
     model: nn.Module = parts.gpt(config, parts.layer, multiple=ROWS, group=group, device=device, dtype=dtype)
     if settings.recompute == "layers":
         for layer in model.get_submodule("layers").children():
@@ -76,11 +76,11 @@ def gpt_of(
 
 
 def _with_async(column: Any, linear_async: Any) -> Any:
-    """4.1 with the product of 11.3."""
+    """The layer of 4.1 with the matmul of 11.3."""
 
     class ColumnParallelLinear(column):
         def forward(self, x: Tensor) -> Any:
-            if self.gather_output or torch.compiler.is_compiling():  # the compiler lets it travel by itself
+            if self.gather_output or torch.compiler.is_compiling():  # the compiler overlaps communication by itself
                 return super().forward(x)
             y = _product(linear_async, x, self.weight, self.group)  # [.., o/p]
             if self.skip_bias_add:
@@ -91,7 +91,7 @@ def _with_async(column: Any, linear_async: Any) -> Any:
 
 
 def _logits_with_async(parallel_logits: Callable[..., Tensor], linear_async: Any) -> Callable[..., Tensor]:
-    """7.4 with the product of 11.3."""
+    """The logits of 7.4 with the matmul of 11.3."""
 
     def logits(
         x: Tensor, weight: Tensor, *, gather: bool = False, vocab_size: int | None = None, group: Any = None
@@ -104,12 +104,12 @@ def _logits_with_async(parallel_logits: Callable[..., Tensor], linear_async: Any
 
 
 def _product(linear_async: Any, x: Tensor, weight: Tensor, group: Any) -> Tensor:
-    """11.3 is written out by hand, so that autocast has to be asked here."""
+    """Apply 11.3 in autocast's dtype, because autocast doesn't cast the inputs of a custom function by itself."""
     return linear_async.apply(*in_autocast_dtype(x, weight), group)
 
 
 def _mlp(answer: Any) -> Any:
-    """5.1 as 10.1 calls it."""
+    """The MLP of 5.1 with the interface that 10.1 calls."""
 
     class ParallelMLP(answer):
         def __init__(
@@ -126,7 +126,7 @@ def _mlp(answer: Any) -> Any:
 
 
 def _attention(answer: Any) -> Any:
-    """6.2 as 10.1 calls it."""
+    """The attention of 6.2 with the interface that 10.1 calls."""
 
     class ParallelAttention(answer):
         def __init__(
@@ -147,7 +147,7 @@ def _attention(answer: Any) -> Any:
 
 
 def _loss(answer: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """8.5 as 10.2 calls it."""
+    """The loss of 8.5 with the interface that 10.2 calls."""
 
     def vocab_parallel_cross_entropy(
         logits: Tensor, target: Tensor, *, vocab_size: int, group: Any = None, **options: Any

@@ -1,8 +1,8 @@
-"""A GPT made of the learner's answers: their cells run chapter by chapter, each in a module of its own.
+"""A GPT made of the learner's answers, whose cells run chapter by chapter, each chapter in its own module.
 
-After a chapter's setup has imported the course's ready-made parts, names are bound to what earlier chapters' answers
-have defined (`tplab.capstone.own_layers.link`). So chapter 5's MLP is made of chapter 4's layers, in which chapter 3's
-operators send; and a traceback says "your chapter 05, exercise 5.1, line 7".
+After a chapter's setup has imported ready-made parts of the course, their names are rebound to the answers of earlier
+chapters (`tplab.capstone.own_layers.link`). So chapter 5's MLP uses the learner's layers from chapter 4, which use the
+operators from chapter 3 to communicate. A traceback says "your chapter 05, exercise 5.1, line 7".
 """
 
 import ast
@@ -57,12 +57,12 @@ def assemble(
     dtype: torch.dtype | None = None,
     trial: bool = True,
 ) -> nn.Module:
-    """The learner's GPT, with the parameters of ParallelGPT, not yet filled.
+    """The learner's GPT, with the same parameters as ParallelGPT, but without their initial values.
 
     mesh     as `tplab.data.grid.mesh` makes it; None: all ranks share the model
-    trial    first make a small one, and compare what it computes with what tplab's does on these ranks
+    trial    first build a small model and compare its results with tplab's on these ranks
 
-    Raises ValueError for what their layers don't have, or where the trial finds a difference.
+    Raises ValueError for settings that the learner's layers don't support, or if the trial finds a difference.
     """
     check_is_plain(config, "mine")
     check_answers(answers.whose, settings)
@@ -92,8 +92,8 @@ def assemble(
 
 
 def link(answers: Answers, settings: Settings) -> Parts:
-    """Run the chapters' cells, each with what it takes from the chapters before; returns what a GPT is made of."""
-    made: dict[str, Any] = {}  # exercise -> what stands for it in later chapters
+    """Run the chapters' cells, each with the answers that it uses from earlier ones, and return the parts of a GPT."""
+    made: dict[str, Any] = {}  # exercise -> its answer, wrapped for later chapters
     namespaces: dict[int, dict[str, Any]] = {}
     operators, along_the_sequence = _operators(answers, settings, namespaces)
     if is_async(settings):
@@ -114,13 +114,13 @@ def link(answers: Answers, settings: Settings) -> Parts:
 def _operators(
     answers: Answers, settings: Settings, namespaces: dict[int, dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """f and g, and what stands in their place along the sequence: the learner's where all ranks share the model."""
+    """f and g, and their sequence-parallel replacements: the learner's if all ranks share the model."""
     ready = {"copy_to_region": copy_to_region, "reduce_from_region": reduce_from_region}
     if not whole_world(settings):
         parts = (gather_from_sequence_region, reduce_scatter_to_sequence_region)
         return ready, dict(zip(OPERATORS, parts, strict=True))
     own = run_chapter(answers, 3, {}, namespaces)
-    operators = dict(ready)  # with the sequence cut nobody needs f
+    operators = dict(ready)  # sequence parallelism doesn't need the learner's f
     for name, exercise in OPERATORS.items():
         if (answer := ANSWERS[exercise][0]) in own:
             operators[name] = _for_all_ranks(own[answer], name)
@@ -131,7 +131,7 @@ def _operators(
 
 
 def _for_all_ranks(operator: Any, name: str) -> Any:
-    """The call that chapters 4 and later make, of an operator that asks for no group."""
+    """A function with the signature that later chapters call, for an operator that takes no group."""
 
     def apply(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
         return operator.apply(x)
@@ -143,19 +143,19 @@ def _for_all_ranks(operator: Any, name: str) -> Any:
 def run_chapter(
     answers: Answers, chapter: int, provided: Mapping[str, Any], namespaces: dict[int, dict[str, Any]]
 ) -> dict[str, Any]:
-    """The names that a chapter's cells define; run once, with `provided` in place of what they import from tplab."""
+    """Run a chapter's cells once, with `provided` in place of imports from tplab, and return the names they define."""
     if chapter in namespaces:
         return namespaces[chapter]
     codes = answers.of_chapter(chapter)
     answers.show_in_tracebacks()
     if answers.folder not in sys.path:
         sys.path.append(answers.folder)  # files that the notebooks import
-    module = ModuleType(f"your_chapter_{chapter:02d}_{next(_numbers)}")  # torch.compile asks for modules by name
+    module = ModuleType(f"your_chapter_{chapter:02d}_{next(_numbers)}")  # torch.compile looks up modules by name
     sys.modules[module.__name__] = module
     namespace = namespaces[chapter] = vars(module)
     for code, tree in zip(codes, _trees(codes), strict=True):
         exec(compile(tree, code.where, "exec", dont_inherit=True), namespace)
-        for name, value in list(namespace.items()):  # by its own name or by another, `import copy_to_region as f`
+        for name, value in list(namespace.items()):  # under any name: `import copy_to_region as f`
             own_name = str(getattr(value, "__name__", ""))
             if own_name in provided and str(getattr(value, "__module__", "")).startswith("tplab."):
                 namespace[name] = provided[own_name]
@@ -163,7 +163,7 @@ def run_chapter(
 
 
 def _trees(codes: list[Code]) -> list[ast.Module]:
-    """The cells, without what nobody asks for: pictures and checks that a setup imports, what others try out."""
+    """The parsed cells, without unused imports of the setup (such as pictures and checks) and without trial code."""
     trees = [parse_code(code.source) for code in codes]
     answers = {name for names in ANSWERS.values() for name in names}
     others = [tree for code, tree in zip(codes, trees, strict=True) if code.role != "setup"]
@@ -178,7 +178,7 @@ def _trees(codes: list[Code]) -> list[ast.Module]:
 
 
 def _is_idle(statement: ast.stmt, asked: set[str]) -> bool:
-    """Whether it is an import that nobody asks for; names that nobody asks for are taken out of one."""
+    """Remove unused names from an import statement, and return whether that leaves nothing to import."""
     if not isinstance(statement, ast.Import | ast.ImportFrom):
         return False
     statement.names = [

@@ -1,4 +1,4 @@
-"""What is known of a learner's answers in one chapter, and its checks, run where nothing is known."""
+"""The status of a learner's answers in one chapter, and checks for the answers whose status is unknown."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,30 +17,30 @@ TO_DO = "is still to do"
 
 @dataclass
 class Found:
-    """The answers of one chapter: each of `exercises` is in `passed`, in `problems`, or unknown yet."""
+    """The answers in one chapter. Each of `exercises` is in `passed`, in `problems`, or in `unknown`."""
 
     files: ChapterFiles
-    path: Path  # of the learner's notebook
+    path: Path  # the learner's notebook
     exercises: list[str]
     reference: list[Cell]
     learner: list[Cell]
     merged: Merged
     titles: dict[str, str]
-    passed: dict[str, str] = field(default_factory=dict)  # exercise -> since when
+    passed: dict[str, str] = field(default_factory=dict)  # exercise -> "its check passed"
     problems: dict[str, str] = field(default_factory=dict)  # exercise -> "is still to do"
 
     @property
     def solutions(self) -> dict[str, str]:
-        """The course's."""
+        """The course's solutions by exercise."""
         return {cell.marks["exercise"]: cell.source for cell in self.reference if "exercise" in cell.marks}
 
     def is_the_courses(self, exercise: str) -> bool:
-        """Whether all cells of the learner's that this answer needs are the course's solution, letter by letter."""
+        """Return whether all of the learner's cells that this answer needs are exactly the course's solution."""
         pieces = select(self.merged, [exercise], whole=False)
         return all(piece.role in ("setup", "given", "check") or self._is_solution(piece) for piece in pieces)
 
     def is_copied(self, exercise: str) -> bool:
-        """Whether the exercise's own cell is the course's solution, letter by letter."""
+        """Return whether the exercise's own cell is exactly the course's solution."""
         pieces = [piece for piece in self.merged.pieces if (piece.role, piece.number) == ("exercise", exercise)]
         return all(self._is_solution(piece) for piece in pieces)
 
@@ -53,11 +53,11 @@ class Found:
 
     @property
     def is_in_the_course(self) -> bool:
-        """Whether this is the notebook that `tplab check` checks, and whose verdicts it keeps."""
+        """True if this is the notebook that `tplab check` checks and stores verdicts for."""
         return self.path.resolve() == self.files.learner.resolve()
 
     def run_checks(self, say: Callable[[str], None]) -> None:
-        """Run the checks of what is unknown, one after another, and keep what they say for `tplab progress`."""
+        """Run the checks of the unknown answers, one after another, and store the verdicts for `tplab progress`."""
         if not self.unknown:
             return
         say(f"chapter {self.files.number:02d}: checking your answers to {', '.join(self.unknown)} ...")
@@ -79,7 +79,7 @@ class Found:
 
 
 def look_at(files: ChapterFiles, folder: Path, exercises: list[str]) -> Found:
-    """What is known of the answers in a folder's notebook without running anything."""
+    """Find out as much about the answers in a folder's notebook as possible without running anything."""
     path, reference = folder / f"{files.stem}.ipynb", read_notebook(files.reference)
     titles = exercises_of(reference)
     try:

@@ -1,13 +1,13 @@
-"""The learner's answers: found in their notebooks, checked, and kept as plain data that ranks can be given.
+"""The learner's answers, found in their notebooks, checked, and stored as plain data that can be sent to ranks.
 
-    answers = find_answers(Path("chapters"), settings)      # checks what `tplab check` has not passed already
+    answers = find_answers(Path("chapters"), settings)      # checks answers that `tplab check` hasn't already passed
     answers.save(Path(settings.folder, "answers.json"))
 
-An answer counts when `tplab check` has passed exactly this code (`tplab.course.tools.fingerprint`), when it is the
-course's own solution letter by letter, or when its check passes now. Only such code is trained with; what is missing or
-wrong is named, and may be replaced by the course's solution (missing="tplab").
+An answer is accepted if `tplab check` has passed exactly this code (`tplab.course.tools.fingerprint`), if it is exactly
+the course's own solution, or if its check passes now. Training uses only accepted answers. The error message names
+missing and wrong ones, and missing="tplab" replaces them with the course's solutions.
 
-What is kept of a chapter are the cells that an answer needs: the setup, the answers, and the learner's own helper
+For each chapter, `Answers` has the cells that an answer needs: the setup, the answers, and the learner's own helper
 cells. `tplab.capstone.own_layers.build` runs them on each rank.
 """
 
@@ -30,7 +30,7 @@ MINE, COURSES = "yours", "the course's solution"
 
 
 class NotReady(ValueError):  # noqa: N818 (it names the state of the answers)
-    """Answers are missing or wrong; the message names them, and what to do."""
+    """The error for missing or wrong answers. Its message names them and says what to do."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Code:
 
     role        "setup", "given", "exercise" or "own"
     where       its name in tracebacks
-    exercise    the number of the one that it answers, "" for other cells
+    exercise    the number of the exercise that it answers, "" for other cells
     """
 
     chapter: int
@@ -53,9 +53,9 @@ class Code:
 class Answers:
     """The cells that a model is made of, in the order in which they run.
 
-    folder     of the notebooks, where files that they import lie
+    folder     the folder of the notebooks and the files that they import
     whose      exercise -> "yours" or "the course's solution"
-    checked    exercise -> how it is known to be right
+    checked    exercise -> the reason why the answer was accepted
     """
 
     folder: str
@@ -64,10 +64,10 @@ class Answers:
     checked: dict[str, str]
 
     def __post_init__(self) -> None:
-        self.show_in_tracebacks()  # here, too, where those of the ranks are told
+        self.show_in_tracebacks()  # in this process too, because it prints the ranks' tracebacks
 
     def show_in_tracebacks(self) -> None:
-        """Let this process know the cells' lines by their names."""
+        """Register the cells' source lines in this process, so that its tracebacks can quote them."""
         for code in self.codes:
             linecache.cache[code.where] = (len(code.source), None, code.source.splitlines(keepends=True), code.where)
 
@@ -79,7 +79,7 @@ class Answers:
 
 
 def read_answers(path: Path) -> Answers:
-    """What `Answers.save` wrote."""
+    """Read the answers that `Answers.save` wrote."""
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return Answers(**{**values, "codes": tuple(Code(**code) for code in values["codes"])})
 
@@ -92,13 +92,13 @@ def find_answers(
     missing: Literal["error", "tplab"] = "error",
     say: Callable[[str], None] = print,
 ) -> Answers:
-    """The answers in the notebooks of a folder that a model of these settings needs (None: of any settings).
+    """The answers in a folder's notebooks that a model with these settings needs (None: with any settings).
 
-    check      False: take the answers as they are, if they are there
-    missing    "tplab": take the course's solution for an answer that is missing or wrong
-    say        gets a line for each chapter whose check runs, which takes some seconds
+    check      False: accept answers without running their checks
+    missing    "tplab": use the course's solution for a missing or wrong answer
+    say        called with a line for each chapter whose checks run, which takes some seconds
 
-    Raises NotReady, with all exercises that are missing or wrong, and FileNotFoundError without the folder.
+    Raises NotReady, naming all missing or wrong answers, and FileNotFoundError if the folder doesn't exist.
     """
     folder = _folder_of(chapters)
     try:
@@ -126,7 +126,7 @@ def find_answers(
 
 
 def _folder_of(chapters: str | Path) -> Path:
-    """The folder of the notebooks: seen from here or else, as for `tplab check`, from the course's folder."""
+    """The folder of the notebooks, relative to here or else, as for `tplab check`, to the course's folder."""
     starts = [Path.cwd()]
     with suppress(Misuse):
         starts.append(find_root(Path.cwd()))
@@ -153,11 +153,11 @@ def _raise_if_not_ready(found: list[Found], chapters: str | Path) -> None:
 
 
 def _codes(number: int, chapter: Found) -> list[Code]:
-    """The cells to run, in order, with the course's solution in place of what is missing or wrong."""
+    """The cells to run, in order, with the course's solutions in place of missing or wrong answers."""
     pieces: list[Piece] = []
     for piece in chapter.merged.pieces:
         if piece.number in chapter.problems:
-            if piece.role == "check":  # each exercise has one, below its cell
+            if piece.role == "check":  # each exercise has one check, below its cell
                 pieces.append(Piece("solution", "", chapter.solutions[piece.number], piece.number))
                 pieces.append(piece)
             continue
@@ -169,7 +169,7 @@ def _codes(number: int, chapter: Found) -> list[Code]:
 
 
 def _names(number: int, pieces: list[Piece]) -> list[str]:
-    """What tracebacks call the cells."""
+    """The names of the cells in tracebacks."""
     names, counts = [], dict.fromkeys(("setup", "given", "own"), 0)
     for piece in pieces:
         if piece.role in counts:

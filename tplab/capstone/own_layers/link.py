@@ -1,16 +1,15 @@
-"""Which answer stands where when a GPT is made of the learner's own code. The tables; nothing is run here.
+"""Tables of where each answer goes when a GPT is made of the learner's own code. Nothing is run here.
 
-A chapter's setup imports from tplab what an earlier chapter's exercise has written. For the capstone those names are
-bound to the answers, and the chapters become one program:
+A chapter's setup imports from tplab what the learner has written in earlier chapters. The capstone binds those names to
+the answers instead, and the chapters become one program:
 
     3.1 f, 3.2 g  ->  4.1, 4.2 linear layers  ->  5.1 MLP        ->  10.1 layer  ->  10.2 GPT
                                               ->  6.2 attention  ->
                   ->  7.3 embedding, 7.4 logits                                  ->
                   ->  8.5 loss                                                   ->
 
-With `sequence_parallel` two names are bound to others, and the same cells make another model: f becomes the all-gather
-of 12.1, and g its reduce-scatter, wherever activations pass. The g in the loss adds up numbers of all tokens, and
-stays.
+With `sequence_parallel`, two names are bound differently, so the same cells make a different model: for activations, f
+becomes the all-gather of 12.1, and g its reduce-scatter. The g in the loss stays, because it sums values of all tokens.
 """
 
 from collections.abc import Collection
@@ -35,10 +34,10 @@ LINKS: dict[int, dict[str, str]] = {
 }  # fmt: skip
 NOT_CALLED = "not called"
 DOES_WITHOUT = "no other cell calls it: they have tplab's by another way, or do without"
-SEQUENCE = {F: "GatherFromSequence", G: "ReduceScatterToSequence"}  # of 12.1, in place of f and g
-CUT_ALONG_THE_SEQUENCE = (4, 5, 6, 7)  # chapters in which they stand in place of f and g
+SEQUENCE = {F: "GatherFromSequence", G: "ReduceScatterToSequence"}  # from 12.1, in place of f and g
+CUT_ALONG_THE_SEQUENCE = (4, 5, 6, 7)  # chapters in which these replace f and g
 
-# the other answers, and the names that are asked for in the chapters above
+# exercise -> the names that its answer defines
 ANSWERS: dict[str, tuple[str, ...]] = {
     "3.1": ("CopyToRegion",),
     "3.2": ("ReduceFromRegion",),
@@ -66,17 +65,17 @@ ANSWERS: dict[str, tuple[str, ...]] = {
 
 
 def whole_world(settings: Settings) -> bool:
-    """Whether the ranks that share a model are all ranks: only then can answers without a group be used."""
+    """Return whether all ranks share one model, which is necessary for answers that don't take a group."""
     return settings.dp == 1
 
 
 def is_async(settings: Settings) -> bool:
-    """Whether 11.3 multiplies. It sums dx by an all-reduce, which sequence parallelism has not."""
+    """Return whether 11.3 does the matmuls. It can't with sequence parallelism, because it all-reduces dx."""
     return settings.async_grad_allreduce and not settings.sequence_parallel
 
 
 def needed(settings: Settings | None = None) -> list[str]:
-    """The exercises whose answers a model of these settings is made of; None: those of any model."""
+    """The exercises whose answers a model with these settings is made of; None: with any settings."""
     if settings is None:
         return list(ANSWERS)
     leave = set()
@@ -92,7 +91,7 @@ def needed(settings: Settings | None = None) -> list[str]:
 
 
 def check_answers(whose: dict[str, str], settings: Settings) -> None:
-    """Raise ValueError where answers were looked for that fit other settings."""
+    """Raise ValueError if an answer is missing because `find_answers` was called with other settings."""
     if missing := [exercise for exercise in needed(settings) if exercise not in whose]:
         raise ValueError(
             f"the answers to {', '.join(missing)} were not looked for: a model of these settings needs them. Pass the "
@@ -103,7 +102,7 @@ def check_answers(whose: dict[str, str], settings: Settings) -> None:
 def used_of_mine(
     whose: dict[str, str], settings: Settings, idle: Collection[str] = frozenset()
 ) -> list[dict[str, str]]:
-    """What is used from whom: rows of "what", "whose", "source" and "why". `idle`: of the model's `TrainingHooks`."""
+    """The origin of a model's parts: rows of "what", "whose", "source" and "why". `idle`: see `TrainingHooks`."""
     check_answers(whose, settings)
     world, cut = whole_world(settings), settings.sequence_parallel
     group_less = f"the answer takes all ranks, and here dp={settings.dp} groups of {settings.tp} share a model each"

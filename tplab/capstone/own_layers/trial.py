@@ -1,8 +1,8 @@
-"""Before training: does the model of the learner's answers compute what tplab's does, on these very ranks?
+"""The trial before training: on these ranks, the learner's model has to compute the same as tplab's.
 
-A small one in float64 takes one step, and its loss and every gradient are compared. The checks of the exercises have
-looked at each answer alone; here they work together, with names exchanged that a cell may not go by. A layer that
-multiplies without calling `copy_to_region`, say, passes its check, and can't become sequence-parallel by another f.
+A small model takes one step in float64, and its loss and every gradient are compared. The exercises' checks tested each
+answer on its own. Here the answers work together, with names rebound that a cell may not use: a layer that multiplies
+without calling `copy_to_region`, say, passes its check but doesn't become sequence-parallel with a different f.
 """
 
 import sys
@@ -25,20 +25,20 @@ from tplab.memory.config import GPTConfig
 from tplab.runtime import device as own_device
 from tplab.tensor.linear import Device
 
-CLOSE = 1e-8  # of the largest number there is
+CLOSE = 1e-8  # relative to the largest element
 NAMES = (
     "With sequence_parallel, copy_to_region and reduce_from_region become an all-gather and a reduce-scatter in your "
     "chapters 4 to 7. Do ColumnParallelLinear, RowParallelLinear, parallel_lookup and parallel_logits call them by "
     "these names?"
 )
-IN_BFLOAT16 = 0.05  # of the loss
+IN_BFLOAT16 = 0.05  # relative to the loss
 TWO_DEVICES = ("Expected all tensors to be on the same device", "No backend type associated with device type")
 
 
 def try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: Device) -> set[str]:
-    """One step of a small model. Returns what ran for it: `Code.where` of the cells, among the names of other files.
+    """Train a small model for one step and return the files whose code ran, with the `Code.where` of cells among them.
 
-    Raises ValueError, on all ranks alike, naming what differs most.
+    Raises ValueError, the same on all ranks, naming what differs most from tplab's model.
     """
     with _about_devices(), _files_that_run() as files:
         _try_out(parts, settings, mesh, device)
@@ -47,8 +47,8 @@ def try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: D
 
 @contextmanager
 def _files_that_run() -> Iterator[set[str]]:
-    """The files whose functions this thread calls meanwhile. On a GPU backward runs in another one, so that an answer
-    counts by its forward: each has one."""
+    """Collect the files whose functions this thread calls. On a GPU, backward runs in a different thread, so an answer
+    is noticed by its forward, which every answer has."""
     files: set[str] = set()
 
     def look(frame: FrameType, event: str, arg: object) -> None:
@@ -65,7 +65,7 @@ def _files_that_run() -> Iterator[set[str]]:
 
 @contextmanager
 def _about_devices() -> Iterator[None]:
-    """Say of a tensor on the wrong device where it comes from."""
+    """Add an explanation to errors about a tensor on the wrong device."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -90,7 +90,7 @@ def _try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: 
     _check_parameters(own, dict(right.named_parameters()))
     with torch.no_grad():
         for name, parameter in right.named_parameters():
-            parameter.add_(torch.randn((), dtype=torch.float64, generator=draws).item() / 8)  # some of them are 0
+            parameter.add_(torch.randn((), dtype=torch.float64, generator=draws).item() / 8)  # some of them start at 0
             own[name].copy_(parameter)
     ids = torch.randint(config.vocab_size, (2, config.seq_length + 1), generator=draws)  # [b, s + 1]
     ids = ids.to(place["device"])
@@ -99,7 +99,7 @@ def _try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: 
     try:
         their_loss = theirs(ids[:, :-1], ids[:, 1:])
         their_loss.backward()
-    except RuntimeError as error:  # of shapes that don't fit
+    except RuntimeError as error:  # for shapes that don't match
         if settings.sequence_parallel:
             raise ValueError(f"a small GPT of your answers fails: {error}. {NAMES}") from error
         raise
@@ -122,7 +122,7 @@ def _try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: 
 
 
 def _try_norm(parts: Parts, own: dict[str, nn.Parameter], right: dict[str, nn.Parameter], mesh: DeviceMesh) -> None:
-    """The answer to 14.4, with the gradients of the small model."""
+    """Check the answer to 14.4 on the gradients of the small model."""
     for name, parameter in right.items():
         if hasattr(parameter, "tensor_parallel"):
             own[name].tensor_parallel = parameter.tensor_parallel  # type: ignore[attr-defined]
@@ -136,7 +136,7 @@ def _try_norm(parts: Parts, own: dict[str, nn.Parameter], right: dict[str, nn.Pa
 
 
 def _try_bfloat16(theirs: nn.Module, right: nn.Module, ids: Tensor, wanted: float) -> None:
-    """The products in bfloat16, the weights in float32: near the same loss, and gradients that are numbers."""
+    """Check that matmuls in bfloat16, with weights in float32, give nearly the same loss and finite gradients."""
     weights = dict(right.named_parameters())
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
@@ -162,7 +162,7 @@ def _check_parameters(own: dict[str, nn.Parameter], right: dict[str, nn.Paramete
 
 
 def _difference(found: Tensor | None, right: Tensor | None) -> Tensor:
-    """Of this rank, relative to the largest number; inf for what isn't there."""
+    """The largest difference on this rank, relative to the largest element; inf if a tensor is missing or misshapen."""
     assert right is not None
     if found is None or found.shape != right.shape:
         return torch.full((), torch.inf, dtype=torch.float64, device=right.device)

@@ -1,4 +1,4 @@
-"""What a report is made of, before it is written as HTML or as Markdown."""
+"""The building blocks of a report, before it is written as HTML or Markdown."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from tplab.viz.table import table as as_table
 
 @dataclass(frozen=True)
 class Words:
-    """A paragraph. `names` in backquotes are set as code."""
+    """A paragraph. Names in `backquotes` are set as code."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Number:
-    """One of the large numbers at the top: "2.31", "nats per token", "loss on held-out text"."""
+    """A large number at the top of the report: "2.31", "nats per token", "loss on held-out text"."""
 
     value: str
     unit: str
@@ -31,7 +31,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture and the one sentence that says what to see in it. `name`: of its file beside the Markdown."""
+    """A picture, and a sentence about what it shows. `name`: the name of its file next to the Markdown."""
 
     name: str
     picture: Picture
@@ -40,7 +40,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table; `folded`: shown when it is asked for, below this line."""
+    """A table. `folded`: a line under which the table is collapsed; "": it isn't."""
 
     table: Table
     folded: str = ""
@@ -48,7 +48,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Sample:
-    """Text that the model wrote after a prompt, after so many steps."""
+    """Text that the model wrote from a prompt after a number of steps."""
 
     step: int
     prompt: str
@@ -57,7 +57,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Missing:
-    """What was not measured in this run, and what measures it."""
+    """Something that wasn't measured in this run, and how to measure it."""
 
     what: str
     how: str
@@ -78,13 +78,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """The whole page."""
-
     title: str
     about: str
     sections: list[Section]
 
 
 def grid(rows: Sequence[Mapping[str, object]], *, folded: str = "") -> Grid:
-    """A table of rows with the same names."""
+    """A table of rows that have the same keys."""
     return Grid(as_table(rows), folded)

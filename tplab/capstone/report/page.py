@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: no script, no address outside, its pictures inside it."""
+"""A report as one self-contained HTML page, with embedded pictures, no scripts, and no external resources."""
 
 import base64
 import re
@@ -16,7 +16,7 @@ _DPI = 160
 
 
 def to_html(report: Report) -> str:
-    """The page, as text: the Markdown of the report, rendered, with a list of its sections."""
+    """The page as text: the report's Markdown, rendered, with links to its sections at the top."""
     sizes: dict[str, tuple[int, int]] = {}
 
     def embed(figure: Figure) -> str:
@@ -40,7 +40,7 @@ def to_html(report: Report) -> str:
 
 
 def _mark(tokens: Sequence[Token], sizes: dict[str, tuple[int, int]]) -> None:
-    """Give headings their anchors, pictures their sizes, and what `style` knows by a class its class."""
+    """Add anchors to headings, sizes to pictures, and the class `picture` to the paragraphs around pictures."""
     for opening, inside, *_ in zip(tokens, tokens[1:], strict=False):
         if opening.type == "heading_open" and opening.tag == "h2":
             opening.attrSet("id", _anchor(_words(inside)))

@@ -1,4 +1,4 @@
-"""What a run left in its folder: the rows of its log, and what `tplab.capstone.study.run` measured beside it."""
+"""The run in a folder: the rows of its log, and the measurements that `tplab.capstone.study.run` has added."""
 
 import json
 from dataclasses import asdict
@@ -12,19 +12,19 @@ from tplab.capstone.training.log import read_log, steps_of
 from tplab.trace.rank_trace import RankTrace, Span
 
 MEASUREMENTS = "measurements.json"
-WARM_UP = 5  # steps at the beginning of a run, which are slower
+WARM_UP = 5  # slower steps at the beginning of a run
 LAYOUT = (
     "tp", "dp", "sequence_parallel", "async_grad_allreduce", "layers", "recompute", "compile", "micro_batch_size",
 )  # fmt: skip
 
 
 class Run:
-    """A run, read from its folder. Raises FileNotFoundError where there is no log, ValueError for one without a start.
+    """A run, read from its folder. Raises ValueError if there is no log, or none with the start of a run.
 
-    settings, start    of the last time the run was taken up and did a step
-    steps              by number, the last row of each
-    evaluations        (step, loss), samples: rows, in the order of steps
-    measured           by part; `stale`: parts that were measured with other settings, and with which
+    settings, start    from the run's last start or resume that was followed by a step
+    steps              the last row of each step, by number
+    evaluations        (step, loss); samples: rows; both in the order of steps
+    measured           the study's parts by name; `stale`: parts with other settings than the run's, and these settings
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,12 +46,12 @@ class Run:
 
     @property
     def done(self) -> int:
-        """The newest step; the log has a row for every `log_every` of them."""
+        """The newest step in the log, which has a row every `log_every` steps."""
         return max(self.steps, default=0)
 
     @property
     def recent(self) -> list[dict[str, Any]]:
-        """The steps since the run has had its present layout on its present machine: what its speed is told from."""
+        """The rows of the steps done with the current layout on the current machine, which determine the speed."""
         first = self.start
         for start in reversed(self.starts[: self.starts.index(self.start)]):
             if _place(start) != _place(self.start):
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def step_seconds(self) -> float:
-        """The median of all recent steps but the first ones."""
+        """The median seconds of recent steps, without the first `WARM_UP` of them."""
         values = [row["seconds"] for row in self.recent if row.get("seconds")]
         return median(values[WARM_UP:] or values)
 
@@ -91,20 +91,20 @@ class Run:
 
     @property
     def communication(self) -> list[float] | None:
-        """By rank, the mean share of the steps' time in collectives; None where it can't be told."""
+        """The mean share of step time that each rank spends in collectives; None if it isn't known."""
         shares = [row["communication"] for row in self.recent if row.get("communication")]
         shares = [row for row in shares if None not in row]
         return [sum(of_rank) / len(of_rank) for of_rank in zip(*shares, strict=True)] if shares else None
 
     @property
     def memory(self) -> list[float]:
-        """By rank, the most that any recent step reported."""
+        """The largest figure for memory in any recent step, by rank."""
         rows = [row["memory"] for row in self.recent if row.get("memory")]
         return [max(of_rank) for of_rank in zip(*rows, strict=True)]
 
     @property
     def traces(self) -> list[RankTrace]:
-        """By rank, what it did in the step that was traced; [] if none was."""
+        """The trace of each rank in the step that was traced; [] if none was."""
         return [
             RankTrace(lane["rank"], [Span(kind, name, start, end) for kind, name, start, end in lane["spans"]])
             for lane in self.measured.get("timeline", {}).get("ranks", [])
@@ -112,14 +112,14 @@ class Run:
 
     @property
     def exposed(self) -> list[float] | None:
-        """By rank, the share of the traced step in which it waited for a collective and computed nothing."""
+        """The share of the traced step in which each rank waited for a collective and computed nothing, or None."""
         if self.ranks == 1 or not self.traces or not all(trace.spans for trace in self.traces):
             return None
         return [trace.exposed / trace.duration for trace in self.traces]
 
 
 def read_measurements(folder: Path) -> dict[str, Any]:
-    """What the study has measured so far, by part; {} where there is nothing."""
+    """The study's measurements so far, by part; {} if there are none."""
     try:
         return json.loads(Path(folder, MEASUREMENTS).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -127,13 +127,13 @@ def read_measurements(folder: Path) -> dict[str, Any]:
 
 
 def _other(part: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """What a part was measured with where the run has another value; {} for a part that does not say what it had."""
+    """The settings of a part that differ from the run's; {} if they weren't recorded."""
     now = asdict(settings)
     return {name: value for name, value in part.get("settings", {}).items() if name in now and now[name] != value}
 
 
 def _place(start: dict[str, Any]) -> tuple[Any, ...]:
-    """What the speed of a run depends on, beside its model."""
+    """Everything except the model that determines the speed of a run."""
     settings = start.get("settings") or {}
     where = (start.get(name) for name in ("ranks", "backend", "device", "machine"))
     return (*where, *(settings.get(name) for name in LAYOUT))

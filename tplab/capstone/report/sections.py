@@ -1,4 +1,4 @@
-"""The sections that come from the run's own log: five numbers, machine, configuration, loss, speed, text."""
+"""The report's sections from the run's own log: five numbers, machine, configuration, loss, speed, text."""
 
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +19,7 @@ LAYERS = {
     "dtensor": "torch's own tensor parallelism",
     "plain": "plain PyTorch, no parallelism",
 }
-ROUNDING = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.05}  # what another order of additions may do to a loss
+ROUNDING = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.05}  # how much the order of additions may change a loss
 
 
 def in_five_numbers(run: Run) -> Section:
@@ -41,7 +41,7 @@ def in_five_numbers(run: Run) -> Section:
 
 
 def utilisation(run: Run) -> tuple[float, str] | None:
-    """Model FLOPs a second as a share of what the devices could do, and of what the share is; None if unknown."""
+    """Model FLOP/s as a share of what a device could do, and a description of the latter; None if unknown."""
     machine = run.measured.get("machine") or {}
     done = model_flops(run.settings.model, run.settings.batch_size) / run.step_seconds / run.ranks
     if machine.get("peak"):
@@ -164,7 +164,7 @@ def _one_rank(run: Run) -> list[Block]:
 
 
 def _verdict(settings: Settings, largest: float) -> str:
-    """What a difference between the losses of one rank and of several means."""
+    """A sentence about the largest difference between the losses of one rank and of several."""
     if settings.dropout:
         return (
             f"the losses are at most {small(largest)} apart. With dropout = {settings.dropout:g} the ranks draw other "
@@ -210,7 +210,7 @@ def _around(run: Run, step: int, width: int = 10) -> float:
 
 
 def _few(rows: list[dict[str, Any]], most: int = 4) -> list[dict[str, Any]]:
-    """The first, the last, and some between."""
+    """At most `most` rows: the first, the last, and some between."""
     if len(rows) <= most:
         return rows
     return [rows[round(index * (len(rows) - 1) / (most - 1))] for index in range(most)]
@@ -221,7 +221,7 @@ def _sample(row: dict[str, Any], step: int) -> Sample:
 
 
 def memory_is(run: Run) -> str:
-    """What the log counts as a rank's memory."""
+    """The meaning of a rank's memory in the log, in words."""
     return "peak of tensors on the GPU" if run.device == "cuda" else "resident set, with Python and torch"
 
 

@@ -1,4 +1,4 @@
-"""The look of the page: one column, quiet colours, light and dark, and on paper."""
+"""The style sheet of the page: one column, quiet colors, light and dark mode, and print."""
 
 STYLE = """
 :root {

@@ -1,9 +1,9 @@
-"""The folder of a run: what lies in it, and whether a run there may go on with the settings of now.
+"""The folder of a run: its contents, and whether the run may continue with the current settings.
 
-settings.yaml            what the run was started with
-log.jsonl, log.csv       how it went
-checkpoints/             where it can be taken up again
-tokens/                  the text, for the model
+settings.yaml            the settings that the run was started with
+log.jsonl, log.csv       its log
+checkpoints/             the steps from which it can resume
+tokens/                  its text, tokenized
 """
 
 from dataclasses import asdict
@@ -21,19 +21,19 @@ OF_THE_RUN = (
 
 
 def checkpoints_in(folder: Path) -> bool:
-    """Whether the run in this folder has kept something to go on from."""
+    """Return whether the run in this folder has a checkpoint to resume from."""
     return bool(StepFolders(folder / "checkpoints").steps())
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run has begun in this folder."""
+    """Return whether a run has begun in this folder."""
     return (folder / SETTINGS).exists() and (folder / LOG).exists()
 
 
 def check_unchanged(settings: Settings) -> None:
-    """Raise ValueError if a run in the folder was about something else: another model, other data, another plan.
+    """Raise ValueError if the folder has checkpoints of a run with a different model, data or training schedule.
 
-    It lists each field with its value then and now. Nothing is written.
+    The message lists each changed field with its old and its new value. Nothing is written.
     """
     folder = Path(settings.folder)
     if not checkpoints_in(folder):
@@ -55,7 +55,7 @@ def check_unchanged(settings: Settings) -> None:
 
 
 def write_settings(settings: Settings) -> None:
-    """Put the settings into the run's folder."""
+    """Write the settings into the run's folder, unless the same ones are already there."""
     folder = Path(settings.folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SETTINGS
@@ -65,7 +65,7 @@ def write_settings(settings: Settings) -> None:
 
 
 def set_aside(folder: Path) -> Path | None:
-    """Move what a run left in its folder into before-1/, before-2/, ..; its text stays. Returns that folder, if any."""
+    """Move a run's files, except its text, into before-1/, before-2/, .. and return that folder (None: no files)."""
     there = [folder / name for name in OF_THE_RUN if (folder / name).exists()]
     if not there:
         return None

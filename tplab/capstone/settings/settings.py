@@ -1,8 +1,8 @@
-"""The capstone's one configuration: what is trained, how it is cut over ranks, and what is kept of the run.
+"""The settings of a capstone run: what to train, how to split it over ranks, and what to save.
 
-What a run was started with lies in its folder as settings.yaml (`tplab.capstone.settings.io` reads it, and flags). Some
-fields make the model, the data or their order: when a run is taken up again they must be as they were, or its losses
-would be those of no run. `CHANGEABLE` are the others.
+A run's folder contains its settings as settings.yaml (`tplab.capstone.settings.io` reads that file, and flags). Some
+fields determine the model, the data or their order. These must not change when a run resumes, or it would no longer
+reproduce the losses of an uninterrupted run. `CHANGEABLE` lists the other fields.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -22,41 +22,41 @@ Precision = Literal["float32", "bfloat16", "float64"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A training run. Raises ValueError, naming the fields and what would fit, for one that can't be carried out.
+    """The settings of a training run. Raises ValueError for impossible ones, naming fields and values that would fit.
 
-    folder                where the run keeps its log, checkpoints and report
+    folder                where the run puts its log, checkpoints and report
     data                  a folder of text files; None: the sources of the running Python's standard library
-    data_limit            bytes of text to take; None: all
-    vocab_size            of the byte-pair tokenizer that is trained on the text
-    layers                whose: "tplab", "mine" (from the learner's chapters), "dtensor" (torch's own), "plain" (one
+    data_limit            bytes of text to use; None: all
+    vocab_size            size of the byte-pair tokenizer that is trained on the text
+    layers                "tplab", "mine" (from the learner's chapters), "dtensor" (torch's own), "plain" (a single
                           process, no parallelism)
     chapters              the folder with the learner's notebooks, for layers="mine"
 
     num_layers, hidden_size, num_heads, seq_length, dropout    of the GPT, as in `GPTConfig`
 
-    tp, dp                ranks that share a model, and replicas of it
-    sequence_parallel     cut what lies between the blocks along the sequence
-    async_grad_allreduce  compute a weight's gradient while that of its input travels
-    recompute             what backward computes again: "nothing", "attention" or "layers"
-    compile               let torch.compile make kernels of each layer
-    precision             "float32"; "bfloat16": products in bfloat16 (autocast), weights and optimizer in float32;
-                          "float64": to compare runs with each other
+    tp, dp                ranks that share a model, and number of replicas
+    sequence_parallel     shard the activations between blocks along the sequence
+    async_grad_allreduce  compute a weight's gradient while its input's gradient is all-reduced
+    recompute             what backward recomputes: "nothing", "attention" or "layers"
+    compile               compile each layer with torch.compile
+    precision             "float32"; "bfloat16": matmuls in bfloat16 (autocast), weights and optimizer in float32;
+                          "float64": for comparing runs with each other
 
-    steps                 optimizer steps of the whole run, for which the learning rate is planned
-    batch_size            sequences of a step, over all replicas and micro-batches
-    micro_batch_size      sequences that a rank computes at once
-    learning_rate, min_learning_rate, warmup_steps    linear up to the first, then a cosine down to the second
+    steps                 optimizer steps of the full run, which the learning rate schedule is based on
+    batch_size            sequences per step, over all replicas and micro-batches
+    micro_batch_size      sequences that a rank processes at a time
+    learning_rate, min_learning_rate, warmup_steps    linear warm-up to the first, then cosine decay to the second
     weight_decay, beta1, beta2                        of AdamW
-    max_norm              longest gradient; longer ones are shortened; 0: none is
-    seed                  of weights, dropout and the order of the data
+    max_norm              clip gradients to this norm; 0: don't clip
+    seed                  for weights, dropout and the order of the data
 
-    stop_after            stop after this step, as if the machine were needed; None: at the end
+    stop_after            stop after this step, as if the run were interrupted; None: run to the end
     log_every, evaluate_every, sample_every, save_every    in steps; 0: never (evaluation and samples: only at the end)
-    evaluation_batches    batches of held-out text in an evaluation
-    sample_tokens, prompt what is written at each sample
-    keep                  how many checkpoints to keep, the newest ones
-    async_save            go on training while a checkpoint is written
-    tensorboard           write a log for TensorBoard too
+    evaluation_batches    batches of held-out text per evaluation
+    sample_tokens, prompt length of a sample in tokens, and its beginning
+    keep                  number of newest checkpoints to keep
+    async_save            continue training while a checkpoint is written
+    tensorboard           also write a log for TensorBoard
     """
 
     folder: str = "runs/capstone"
@@ -139,7 +139,7 @@ class Settings:
 
     @property
     def micro_batches(self) -> int:
-        """That each replica takes in a step."""
+        """The number of micro-batches per replica in each step."""
         return self.batch_size // (self.dp * self.micro_batch_size)
 
     @property
@@ -148,7 +148,7 @@ class Settings:
 
     @property
     def last_step(self) -> int:
-        """After which this run stops."""
+        """The step after which this run stops."""
         return self.steps if self.stop_after is None else min(self.steps, self.stop_after)
 
     @property
@@ -160,18 +160,18 @@ class Settings:
 
     @property
     def layout(self) -> Layout:
-        """For the memory bill and the cost model."""
+        """The layout, for the memory bill and the cost model."""
         return Layout(
             tp=self.tp, dp=self.dp, micro_batch=self.micro_batch_size, micro_batches=self.micro_batches,
             sequence_parallel=self.sequence_parallel, recompute=self.recompute,
         )  # fmt: skip
 
     def save(self, path: Path) -> None:
-        """Write them as YAML, in the order of the fields and in one step."""
+        """Write the settings as YAML, in the order of the fields, replacing the file atomically."""
         replace(path, yaml.safe_dump(asdict(self), sort_keys=False).encode())
 
 
-# What may differ when a run is taken up again: how it is laid out and watched, not what is trained on what.
+# Fields that may change when a run resumes: its layout and what it logs and saves, but not the model or the data.
 CHANGEABLE = frozenset({
     "folder", "layers", "chapters", "tp", "dp", "sequence_parallel", "async_grad_allreduce", "recompute", "compile",
     "micro_batch_size", "stop_after", "log_every", "evaluate_every", "evaluation_batches", "sample_every",
@@ -180,7 +180,7 @@ CHANGEABLE = frozenset({
 
 
 def changed(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
-    """{field: (before, now)} of fields that must not change when a run is taken up again."""
+    """The changed fields that must not change when a run resumes, as {field: (before, now)}."""
     pairs = {name: (getattr(before, name), value) for name, value in asdict(now).items() if name not in CHANGEABLE}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 

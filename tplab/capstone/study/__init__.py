@@ -1,9 +1,9 @@
-"""Everything a report shows besides the run itself.
+"""The measurements that a report shows besides the run itself.
 
-run           measure every part that is missing, within a budget
-parts         what each part measures, and what it makes of it
-programs      a few steps, watched closely: what the ranks do for a part
-predictions   what the formulas of earlier chapters say about a run
+run           the study, which measures every missing part within a budget
+parts         a function for each part, which measures it and sums up the result
+programs      the short programs that ranks run for a part
+predictions   the memory and step time that earlier chapters' formulas predict
 traffic       the bytes that one step sends, by formula
 """
 

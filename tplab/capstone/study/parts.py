@@ -1,16 +1,16 @@
-"""The parts of a study: what each of them lets the ranks do (`tplab.capstone.study.programs`), and what it makes of it.
+"""The parts of a study, each of which has ranks run a program (`tplab.capstone.study.programs`) and evaluates it.
 
-    machine     what a rank reaches in products, memory, messages
-    before      what the model writes before training
+    machine     the speed of a rank in matmuls, memory and messages
+    before      text that the model writes before training
     alone       the losses of one rank, with tplab's layers
-    traffic     the record of one step beside the formula
-    memory      what was live in one step beside the bill
+    traffic     the trace of one step, compared with the formula
+    memory      the live memory in one step, compared with the bill
     timeline    one step, operation by operation
-    layers      the learner's layers beside tplab's
-    baseline    torch's own tensor parallelism beside tplab's layers, in turns
-    scaling     step times of 1 to p ranks, of one model and of one that grows, beside the cost model
+    layers      the learner's layers, compared with tplab's
+    baseline    torch's own tensor parallelism and tplab's layers, taking turns
+    scaling     step times of 1 to p ranks, for a fixed and a growing model, compared with the cost model
 
-Each gets a `Study` and returns what measurements.json keeps; `says` or `why` in it is a line for who waits.
+Each part gets a `Study` and returns its entry in measurements.json, whose `says` or `why` is a line for the terminal.
 """
 
 import os
@@ -39,12 +39,12 @@ Measured = dict[str, Any]
 
 @dataclass(frozen=True)
 class Budget:
-    """How many steps each part may take.
+    """The number of steps for each part.
 
-    alone              of one rank, whose losses are compared
-    scaling, warm_up   of each number of ranks; the first ones don't count
-    layers             of the learner's layers and tplab's
-    turns, turn        of the baseline: so many turns each, of so many steps; the first turn warms up
+    alone              steps on one rank, whose losses are compared
+    scaling, warm_up   steps on each number of ranks, and how many of them don't count
+    layers             steps with the learner's layers, and with tplab's
+    turns, turn        turns in the baseline, and steps per turn; the first turn is a warm-up
     """
 
     alone: int = 60
@@ -57,16 +57,16 @@ class Budget:
 
 @dataclass(frozen=True)
 class Study:
-    """What a part gets."""
+    """The input of a part."""
 
     settings: Settings
     budget: Budget
     answers: Any
 
     def launch(self, function: Callable[..., Any], settings: Settings, *args: Any) -> Results:
-        """On as many ranks as the settings have, and on the kind of device that the whole run has.
+        """Run a function on `settings.ranks` ranks, on the same kind of device as the full run.
 
-        A run of two ranks on a machine with one GPU is on the CPU, and one rank beside it has to be there too.
+        A run with two ranks on a machine with one GPU uses the CPU, so a single rank has to do so, too.
         """
         backend = "auto" if torch.cuda.device_count() >= self.settings.ranks else "gloo"
         return launch(function, settings.ranks, args=(settings, *args), backend=backend, timeout=None)
@@ -133,7 +133,7 @@ def _layers(study: Study) -> Measured:
 
 
 def _why(message: str) -> str:
-    """The exercises that aren't ready, of a message that names them one a line; else its first line."""
+    """The exercises that aren't ready, if the message lists them one per line; otherwise its first line."""
     if exercises := re.findall(r"^ +(\d+\.\d+)", message, re.MULTILINE):
         return f"exercises {listed(exercises)} are not written, or don't pass yet"
     return message.splitlines()[0].rstrip(" .")
@@ -181,7 +181,7 @@ def _scaling(study: Study) -> Measured:
 
 
 def _scaled(study: Study, p: int, found: Measured, beside: list[str]) -> None:
-    """Put into `found` what p ranks take, and into `beside` what differs there from the run."""
+    """Add the measurements of p ranks to `found`, and any differences from the run's settings to `beside`."""
     settings, budget = study.settings, study.budget
     one, timed = _with_room(lambda one: study.launch(measuring.timed, one, budget.scaling), _on(settings, p))
     machine, seconds = timed[0]
@@ -201,7 +201,7 @@ def _scaled(study: Study, p: int, found: Measured, beside: list[str]) -> None:
 
 
 def _with_room(attempt: Callable[[Settings], Results], settings: Settings) -> tuple[Settings, Results]:
-    """Try with half the micro-batch, and twice as many, until a GPU has room. The losses are the same."""
+    """Halve the micro-batch size until a step fits on a GPU. There are more micro-batches then, but the same losses."""
     while True:
         try:
             return settings, attempt(settings)
@@ -212,7 +212,7 @@ def _with_room(attempt: Callable[[Settings], Results], settings: Settings) -> tu
 
 
 def _sizes(settings: Settings) -> list[int]:
-    """1, 2, 4 .. up to the run's ranks, where the model and the batch can be cut so."""
+    """The numbers of ranks to measure: 1, 2, 4 .. and the run's own, where model and batch can be split that way."""
     sizes = []
     for p in sorted({2**power for power in range(settings.ranks.bit_length())} | {settings.ranks}):
         try:
@@ -224,7 +224,7 @@ def _sizes(settings: Settings) -> list[int]:
 
 
 def _on(settings: Settings, p: int) -> Settings:
-    """The run on p ranks, with tplab's layers: first ranks that share a model, then replicas. ValueError: it can't."""
+    """The settings for p ranks with tplab's layers: tp grows first, then dp. Raises ValueError for a bad p."""
     tp = min(p, settings.tp)
     if p % tp:
         raise ValueError(f"{p} ranks are no multiple of tp={tp}")
@@ -234,7 +234,7 @@ def _on(settings: Settings, p: int) -> Settings:
 
 @contextmanager
 def _equal_threads(ranks: int) -> Iterator[None]:
-    """On a CPU each rank gets as many threads as in the whole run, or one rank alone would get all cores."""
+    """Give each rank on a CPU as many threads as in the full run, or a single rank would use all cores."""
     before = os.environ.get("OMP_NUM_THREADS")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ["OMP_NUM_THREADS"] = before or str(max(1, cores // ranks))

@@ -1,7 +1,7 @@
-"""What the course's formulas say of a run: the memory bill of chapter 00, the step time of chapter 11.
+"""Predictions for a run by the course's formulas: the memory bill of chapter 00, the step time of chapter 11.
 
-Both count numbers of 16 bits. A run in float32 has numbers of 32: its activations are twice the bill's, and its machine
-moves half as many numbers a second, in memory and between ranks. (float64: four times, a quarter.)
+Both formulas assume 16-bit elements. In float32, activations take twice the bill's bytes, and the machine moves half
+as many elements per second, in memory and between ranks. (In float64: four times, and a quarter.)
 """
 
 from dataclasses import replace
@@ -15,12 +15,12 @@ from tplab.cost.step import Program, step_time
 from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import Recipe, bill
 
-_WIDTH = {"float32": 2, "float64": 4, "bfloat16": 1}  # of an activation, in 16 bits
+_WIDTH = {"float32": 2, "float64": 4, "bfloat16": 1}  # size of an activation, in units of 16 bits
 _STATE = {"float32": Recipe(4, 4, 8), "bfloat16": Recipe(4, 4, 8), "float64": Recipe(8, 8, 16)}  # AdamW
 
 
 def predicted_memory(settings: Settings) -> tuple[dict[str, int], str]:
-    """Bytes of one rank by what they are for, and in a sentence how the bill was read."""
+    """Predicted bytes on one rank by purpose, and a sentence about how the bill was applied."""
     config, width = _as_run(settings), _WIDTH[settings.precision]
     need = bill(config, settings.layout, _STATE[settings.precision])
     tokens, columns = settings.micro_batch_size * config.seq_length, -(-config.vocab_size // settings.tp)
@@ -36,7 +36,7 @@ def predicted_memory(settings: Settings) -> tuple[dict[str, int], str]:
 
 
 def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
-    """Seconds of one step, by what they are for."""
+    """Predicted seconds of one step, by purpose."""
     program = Program(overlap_input_gradient=settings.async_grad_allreduce, overlap_gradients=settings.dp > 1)
     state, width = _STATE[settings.precision], _WIDTH[settings.precision]
     recipe = Recipe(state.weights // width, state.gradients // width, state.optimizer // width)
@@ -48,13 +48,13 @@ def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
 
 
 def slower(machine: Machine, times: int) -> Machine:
-    """The machine for numbers that are so many times as wide: each of its bytes takes that much longer."""
+    """The machine for elements `times` as wide, which take `times` as long to move."""
     inside, between = (Link(link.alpha, link.beta * times) for link in (machine.inside, machine.between))
     return replace(machine, bandwidth=machine.bandwidth / times, inside=inside, between=between)
 
 
 def machine_of(measured: dict[str, Any]) -> Machine:
-    """A `Machine` of what `tplab.capstone.study.programs.machine` found. One rank has no link, and needs none."""
+    """A `Machine` from the results of `tplab.capstone.study.programs.machine`. One rank needs no link."""
     link = Link(measured.get("alpha", 0.0), measured.get("beta", 1e-12))
     return Machine(
         "this machine", flops=measured["flops"], fraction=1.0, memory=measured.get("memory", 1),
@@ -63,5 +63,5 @@ def machine_of(measured: dict[str, Any]) -> Machine:
 
 
 def _as_run(settings: Settings) -> GPTConfig:
-    """torch's attention keeps no scores, unless a CPU has to drop some of them."""
+    """The model's config. torch's attention saves no scores, unless it has to drop some of them on a CPU."""
     return replace(settings.model, flash_attention=not settings.dropout)

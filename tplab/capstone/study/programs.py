@@ -1,6 +1,6 @@
-"""A few steps of a run, watched closely: what the study lets every rank do. Nothing here writes into the run's folder.
+"""The programs that a study has every rank run: a few measured steps, which leave the run's log and checkpoints alone.
 
-All of them train as `tplab.capstone.training.loop` does, on the run's own tokens, in its order, from its first weights.
+All of them train like `tplab.capstone.training.loop`, on the run's tokens, in their order, from its initial weights.
 """
 
 import time
@@ -25,17 +25,17 @@ from tplab.memory.meter import MemoryMeter
 from tplab.runtime import Collective, record
 from tplab.trace.rank_trace import trace_rank
 
-CURVE_POINTS = 1500  # of live memory, in the report
+CURVE_POINTS = 1500  # points of the live-memory curve in the report
 LINK_ROUNDS = 4
-BARS = 1500  # of a rank, in the report's timeline
-FINEST = 2000  # of these parts of a step can the eye tell two apart
-NAME = 60  # characters; those of a GPU's kernels go into the hundreds
+BARS = 1500  # bars per rank in the report's timeline
+FINEST = 2000  # a gap of less than 1/FINEST of a step is too small to see
+NAME = 60  # characters; the names of a GPU's kernels can have hundreds
 
 Bar = tuple[str, str, float, float]  # lane, name, start, end
 
 
 class Short:
-    """The beginning of a run on this rank, step by step."""
+    """The first steps of a run on this rank, one at a time."""
 
     def __init__(self, settings: Settings, answers: Any = None, ranks: Ranks | None = None) -> None:
         self.settings = settings
@@ -52,13 +52,13 @@ class Short:
         self.done = 0
 
     def once(self) -> tuple[float, float]:
-        """One more step: its loss over the whole batch, and the seconds until this rank knew its own part of it."""
+        """Do one more step; return the loss of the full batch, and the seconds until this rank knew its own share."""
         own = self.batches.own(self.done, self.ranks.dp_rank, self.settings.dp)
         ids, targets = (tensor.to(self.ranks.device) for tensor in own)  # [B/dp, s] each
         self.done += 1
         began = time.perf_counter()
         loss, norm = self.step.run(self.done, ids, targets)
-        float(norm)  # a GPU has to be waited for
+        float(norm)  # waits for a GPU
         seconds = time.perf_counter() - began
         if self.settings.dp > 1:
             dist.all_reduce(loss, group=self.ranks.dp)
@@ -73,7 +73,7 @@ def steps(settings: Settings, count: int) -> tuple[list[float], list[float]]:
 
 
 def of_the_learner(settings: Settings, count: int, answers: Any) -> tuple[list[float], frozenset[str]]:
-    """Losses of the first `count` steps with the learner's layers, and the answers that nothing calls."""
+    """Losses of the first `count` steps with the learner's layers, and the exercises whose answers aren't called."""
     short = Short(settings, answers)
     return [short.once()[0] for _ in range(count)], hooks_of(short.model).idle
 
@@ -81,9 +81,9 @@ def of_the_learner(settings: Settings, count: int, answers: Any) -> tuple[list[f
 def turns(
     settings: Settings, layers: Sequence[Layers], rounds: int, count: int
 ) -> dict[str, tuple[list[float], list[list[float]]]]:
-    """Runs with these layers that take turns of `count` steps: of each its losses, and the seconds by turn and step.
+    """Losses, and seconds by turn and step, of runs with different layers that take turns of `count` steps.
 
-    So what else the machine does slows down both. Every run begins at the same weights and sees the same batches.
+    Because of the turns, other load on the machine slows down all runs. They use the same initial weights and batches.
     """
     shorts = {str(name): Short(replace(settings, layers=name)) for name in layers}
     losses: dict[str, list[float]] = {name: [] for name in shorts}
@@ -97,9 +97,9 @@ def turns(
 
 
 def machine(settings: Settings) -> dict[str, Any]:
-    """What this rank's device reaches in the run's precision, while all ranks are busy.
+    """The speed of this rank's device in the run's precision, while all ranks are busy.
 
-    `peak`: of a GPU that `tplab.cost.machines` knows, in bfloat16; what is published there is for no other precision.
+    `peak`: FLOP/s in bfloat16 of a GPU that `tplab.cost.machines` knows, which has no figures for other precisions.
     """
     ranks = join(settings)
     known = known_machine(ranks.device)
@@ -116,12 +116,12 @@ def machine(settings: Settings) -> dict[str, Any]:
 
 
 def timed(settings: Settings, count: int) -> tuple[dict[str, Any], list[float]]:
-    """What the machine reaches with so many ranks, and the seconds of the first steps."""
+    """The speed of the machine with all ranks busy, and the seconds of the first `count` steps."""
     return machine(settings), steps(settings, count)[1]
 
 
 def sent(settings: Settings, answers: Any = None) -> list[Collective]:
-    """The collectives of the second step, as this rank entered them."""
+    """The collectives that this rank entered in the second step, in order."""
     short = Short(settings, answers)
     short.once()
     own = short.batches.own(1, short.ranks.dp_rank, settings.dp)
@@ -131,7 +131,7 @@ def sent(settings: Settings, answers: Any = None) -> list[Collective]:
 
 
 def traced(settings: Settings, warm_up: int, answers: Any = None) -> list[Bar]:
-    """(lane, name, start, end) of what this rank did in one step, after some that warm up."""
+    """The operations of this rank in one step, after a warm-up, as (lane, name, start, end)."""
     short = Short(settings, answers)
     for _ in range(warm_up):
         short.once()
@@ -145,7 +145,7 @@ def traced(settings: Settings, warm_up: int, answers: Any = None) -> list[Bar]:
 
 
 def drawn(bars: Sequence[Bar]) -> list[Bar]:
-    """The bars with short names; where there are too many, neighbours that the eye can't tell apart are one bar."""
+    """The bars with short names. If there are too many, neighbors with no visible gap between them are merged."""
     named = [(lane, name[:NAME], start, end) for lane, name, start, end in bars]
     if len(named) <= BARS:
         return named
@@ -164,7 +164,7 @@ def drawn(bars: Sequence[Bar]) -> list[Bar]:
 
 
 def metered(settings: Settings, answers: Any = None) -> dict[str, Any]:
-    """The most that was live on this rank during the second step; on a CPU also the curve, counted tensor by tensor."""
+    """Peak live bytes on this rank in the second step; on a CPU, also the curve over time, counted tensor by tensor."""
     if join(settings).device.type == "cuda":
         short = Short(settings, answers)
         short.once()
@@ -193,7 +193,7 @@ def metered(settings: Settings, answers: Any = None) -> dict[str, Any]:
 
 
 def untrained(settings: Settings, answers: Any = None) -> tuple[str, float]:
-    """What the model writes before its first step, and the loss of that step."""
+    """The text that the model writes before its first step, and the loss of that step."""
     short = Short(settings, answers)
     text = write_sample(short.model, settings, short.tokens.tokenizer, short.ranks, 0)
     return text, short.once()[0]

@@ -1,16 +1,16 @@
-"""What a report shows beside the run itself: other numbers of ranks, other layers, memory, bytes, one step in detail.
+"""The study of a run, which measures other numbers of ranks, other layers, memory, bytes, and one step in detail.
 
-    study(settings)                      the run, if it isn't done yet, then every part that is missing
+    study(settings)                      the run, if it isn't finished, then every missing part
     study(settings, only=["memory"])     this part, again
 
     python -m tplab.capstone study --preset laptop
     python -m tplab.capstone study --folder runs/laptop --only memory scaling
 
-Each part (`tplab.capstone.study.parts`) trains a few steps, says what it found in one line, and is written into
-measurements.json at once: a study that is killed loses one part. `Budget` says how many steps each may take.
+Each part (`tplab.capstone.study.parts`) trains for a few steps, reports its result in one line, and is immediately
+saved in measurements.json, so a killed study loses only one part. `Budget` sets the number of steps for each part.
 
-With each part are the settings that it was measured with, those of `MATTER`. A run that was taken up again on other
-ranks, or with other layers, has its parts measured anew.
+Each part is saved with the settings in `MATTER` that it was measured with. If a run resumes with a different number of
+ranks or different layers, its parts are measured again.
 """
 
 import argparse
@@ -49,13 +49,13 @@ def study(
     answers: Any = None,
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Measure what is missing or was measured with other settings, or `only` these parts, also where they are there.
+    """Measure parts that are missing or have other settings, or `only` these parts, even if they exist.
 
     Returns the path of the measurements.
 
-    answers    the learner's code; None: it is looked for in `settings.chapters` where it is needed
-    say        gets a line for each part; one whose ranks fail (one GPU has no room for it, say) is left out
-    Raises ValueError for a part that there is not, and for settings of another run than the folder's.
+    answers    the learner's code; None: find it in `settings.chapters` if it is needed
+    say        called with a line for each part; a part whose ranks fail (out of GPU memory, for example) is left out
+    Raises ValueError for an unknown part, and for settings that don't match the run in the folder.
     """
     if unknown := sorted(set(only) - set(PARTS)):
         raise ValueError(f"there are no parts {unknown}; known: {', '.join(PARTS)}")
@@ -81,18 +81,18 @@ def study(
 
 
 def is_done(settings: Settings) -> bool:
-    """Whether the run in the folder has come to the step after which it stops."""
+    """Return whether the run in the folder has reached its last step."""
     steps = steps_of(read_log(Path(settings.folder)))
     return bool(steps) and steps[-1]["step"] >= settings.last_step
 
 
 def is_current(part: Mapping[str, Any] | None, settings: Settings) -> bool:
-    """Whether the part is there, and was measured with these settings. One that doesn't say with which counts."""
+    """Return whether the part exists and has these settings. A part without recorded settings counts as current."""
     return part is not None and part.get("settings", _that_matter(settings)) == _that_matter(settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out a command line; returns the exit code."""
+    """Run a command line and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tplab.capstone study", argument_default=argparse.SUPPRESS, allow_abbrev=False,
         usage="python -m tplab.capstone study [--preset NAME] [--config FILE] [flags] [--only PART ..]",
@@ -122,5 +122,4 @@ def _that_matter(settings: Settings) -> dict[str, Any]:
 
 
 def _keep(folder: Path, name: str, measured: dict[str, Any]) -> None:
-    """Add a part to the file of measurements."""
     replace(folder / MEASUREMENTS, json.dumps(read_measurements(folder) | {name: measured}).encode())

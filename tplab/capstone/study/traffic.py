@@ -1,24 +1,24 @@
-"""What one training step sends: calls and bytes of every collective that one rank enters, part by part, by formula.
+"""The traffic of one training step by formula: calls and bytes of every collective that one rank enters.
 
-With n = b s tokens of a micro-batch, L layers, hidden size h, tables of v rows, tp ranks that share a model, and e
-bytes for a number that a product makes (4, in bfloat16 autocast 2), a micro-batch sends over tp
+With n = b s tokens per micro-batch, L layers, hidden size h, tp ranks that share a model, and e bytes per element of a
+matmul's output (4, or 2 in bfloat16 autocast), a micro-batch sends over tp
 
-    embedding            forward    all-reduce [n, h], 4 bytes a number: what is looked up is in float32
-    layers               forward    2 L all-reduces [n, h], of e bytes
-                         backward   2 L all-reduces [n, h], of e bytes; without async_grad_allreduce autograd has cast
-                                    the gradient back before it is summed, and it has 4
-    output layer         backward   all-reduce [n, h], of e bytes
-    loss                 forward    2 all-reduces for each block of 512 tokens: n maxima of e bytes, and n sums and one
-                                    number a block of 4
+    embedding            forward    all-reduce [n, h], 4 bytes per element, because lookups are in float32
+    layers               forward    2 L all-reduces [n, h], e bytes per element
+                         backward   2 L all-reduces [n, h], e bytes per element; 4 without async_grad_allreduce, because
+                                    autograd casts the gradient back before the all-reduce
+    output layer         backward   all-reduce [n, h], e bytes per element
+    loss                 forward    2 all-reduces per block of 512 tokens: n maxima of e bytes, and n sums and one value
+                                    per block of 4 bytes
 
-With sequence parallelism each all-reduce [n, h] is an all-gather and a reduce-scatter, of the same bytes each; the
-recorder counts the message, which is the whole [n, h] for both. Once a step the gradients of what lies between the
-blocks are summed. recompute="layers" runs the forward of each layer once more, up to its last product: after that
-backward needs nothing, so the last sum is not sent again, unless dropout stands behind it.
+With sequence parallelism, each all-reduce [n, h] becomes an all-gather and a reduce-scatter of the same size; the
+recorder counts the message, which is the full [n, h] for both. Once per step, the gradients of parameters between the
+blocks are all-reduced. recompute="layers" repeats the forward of each layer up to its last matmul. Backward needs
+nothing after that, so the last all-reduce isn't repeated unless dropout comes after it.
 
-Once a step over dp: the gradients of this rank's parameters, 4 bytes each, in buckets. Over tp: the sum for the norm.
-With one rank in a dimension nothing is sent there. (float64: 8 bytes for 4 and for e.)
-`tests/capstone/study/test_traffic.py` holds the record of real steps to this, to the byte.
+Once per step over dp: the gradients of this rank's parameters, 4 bytes each, in buckets. Over tp: the sum for the norm.
+A dimension with one rank has no traffic. (In float64: 8 bytes instead of 4 and of e.)
+`tests/capstone/study/test_traffic.py` compares this with the trace of real steps, to the byte.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,12 +30,12 @@ from tplab.data.flat_parameters import BUCKET_BYTES
 from tplab.runtime import Total
 from tplab.tensor.embedding import pad_vocab_size
 
-TOKENS_AT_ONCE = 512  # of `parallel_linear_cross_entropy`
+TOKENS_AT_ONCE = 512  # block size of `parallel_linear_cross_entropy`
 
 
 @dataclass(frozen=True)
 class Part:
-    """Calls of one kind that serve one purpose, and the bytes of all their messages."""
+    """The calls of one collective for one purpose, and the bytes of all their messages."""
 
     name: str
     kind: str
@@ -44,9 +44,9 @@ class Part:
 
 
 def step_parts(settings: Settings, vocab_size: int | None = None) -> list[Part]:
-    """What one rank sends in one training step, in the order of the step.
+    """The traffic of one rank in one training step, in the order of the step.
 
-    vocab_size    of the tokenizer, which may have found fewer tokens than it was asked for; None: as in the settings
+    vocab_size    size of the tokenizer, which may be smaller than in the settings; None: as in the settings
     """
     vocab_size = settings.vocab_size if vocab_size is None else vocab_size
     parts = list(_micro_batch(settings)) if settings.tp > 1 else []
@@ -56,12 +56,12 @@ def step_parts(settings: Settings, vocab_size: int | None = None) -> list[Part]:
 
 
 def step_bytes(settings: Settings, vocab_size: int | None = None) -> dict[str, Total]:
-    """The same summed up by kind, as `Record.totals` gives it for a rank."""
+    """Calls and bytes of one rank in one training step by collective, like those of `Record.totals`."""
     return totals(step_parts(settings, vocab_size))
 
 
 def totals(parts: Iterable[Part]) -> dict[str, Total]:
-    """Calls and bytes by kind."""
+    """Calls and bytes of parts, added up by collective."""
     found: dict[str, Total] = {}
     for part in parts:
         calls, size = found.get(part.kind, Total(0, 0))
@@ -70,15 +70,15 @@ def totals(parts: Iterable[Part]) -> dict[str, Total]:
 
 
 def _micro_batch(settings: Settings) -> Iterator[Part]:
-    """Over tp, forward and backward of one micro-batch."""
+    """The traffic over tp in forward and backward of one micro-batch."""
     layers, tokens = settings.num_layers, settings.micro_batch_size * settings.seq_length
     wide, narrow = _sizes(settings)
     whole = tokens * settings.hidden_size  # [n, h]
     overlapped = settings.async_grad_allreduce and not settings.compile
-    entering = narrow if overlapped else wide  # f, or the gather in front of a column-parallel layer
+    entering = narrow if overlapped else wide  # f, or the gather before a column-parallel layer
     again = settings.recompute == "layers"
     if settings.sequence_parallel:
-        # blocks: a gather in front of each, a reduce-scatter after it; in backward the other way round
+        # each block has a gather before it and a reduce-scatter after it; in backward, they trade places
         gathers, scatters = 2 * layers, 2 * layers
         yield Part("embedding, forward", "reduce_scatter", 1, whole * wide)
         yield Part("layers, forward", "all_gather", gathers, gathers * whole * entering)
@@ -106,13 +106,13 @@ def _micro_batch(settings: Settings) -> Iterator[Part]:
 
 
 def _loss(tokens: int, wide: int, narrow: int) -> Iterator[Part]:
-    """The maxima in the dtype of the logits, the sums in float32 or better; one number more a block."""
+    """The traffic of the loss: maxima in the logits' dtype, sums in at least float32, one more value per block."""
     blocks = ceil(tokens / TOKENS_AT_ONCE)
     yield Part("loss", "all_reduce", 2 * blocks, tokens * narrow + (tokens + blocks) * wide)
 
 
 def _once(settings: Settings, vocab_size: int) -> Iterator[Part]:
-    """What a step sends once, however many micro-batches it has."""
+    """The traffic that a step has once, regardless of the number of micro-batches."""
     parameters, (wide, _) = _parameters(settings, vocab_size), _sizes(settings)
     if settings.tp > 1 and settings.sequence_parallel:
         between = sum(numbers for numbers, cut in parameters if not cut)
@@ -125,13 +125,13 @@ def _once(settings: Settings, vocab_size: int) -> Iterator[Part]:
 
 
 def _sizes(settings: Settings) -> tuple[int, int]:
-    """Bytes of a number outside of products, and of one that a product makes."""
+    """Bytes per element outside matmuls, and per element of a matmul's output."""
     wide = 8 if settings.precision == "float64" else 4
     return wide, 2 if settings.precision == "bfloat16" else wide
 
 
 def _parameters(settings: Settings, vocab_size: int) -> list[tuple[int, bool]]:
-    """(numbers on this rank, cut over tp) of every parameter, in the order of the model."""
+    """(elements on this rank, sharded over tp) of every parameter, in the order of the model."""
     h, p = settings.hidden_size, settings.tp
     layer = [
         (h, False), (h, False), (3 * h * h // p, True), (3 * h // p, True), (h * h // p, True), (h, False),
@@ -142,7 +142,7 @@ def _parameters(settings: Settings, vocab_size: int) -> list[tuple[int, bool]]:
 
 
 def _buckets(sizes: list[int]) -> int:
-    """The number of buckets that `flat_parameters.in_buckets` makes: from the last to the first, up to the limit."""
+    """The number of buckets that `flat_parameters.in_buckets` makes, from the last parameter to the first."""
     buckets, filled = 0, 0
     for size in reversed(sizes):
         if not buckets or filled + size > BUCKET_BYTES:

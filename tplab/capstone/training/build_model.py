@@ -1,23 +1,23 @@
-"""The model that is trained, made of the course's layers, of the learner's, of torch's own, or of no parallel ones.
+"""The model to train, made of the course's layers, the learner's, torch's own, or plain ones.
 
     model = build_model(settings, settings.model, mesh=mesh, device=device(), answers=answers)
-    backward(model, model(ids, targets))                  in place of loss.backward()
-    finish_gradients(model)                               once a step, after DataParallel.finish()
+    backward(model, model(ids, targets))                  instead of loss.backward()
+    finish_gradients(model)                               once per step, after DataParallel.finish()
     norm = clip_gradients(model, settings.max_norm, mesh)
-    writer = for_generation(model)                        a ParallelGPT with the weights of now, to generate with
+    writer = for_generation(model)                        a ParallelGPT with the current weights, to generate text
 
-These five treat every model right:
+These five functions handle every kind of model:
 
     layers      parameters are        backward runs in    finish_gradients                     the norm is from
     "tplab"     shards                nothing             sequence_parallel: an all-reduce     tplab.data.grad_norm
     "mine"      shards                nothing             the same: the learner's 12.3         the learner's 14.4
-    "dtensor"   DTensors              loss_parallel       all-reduces of what is Partial       tplab.data.grad_norm
-    "plain"     whole, on one rank    nothing             nothing                              tplab.data.grad_norm
+    "dtensor"   DTensors              loss_parallel       all-reduces of Partial gradients     tplab.data.grad_norm
+    "plain"     full, on one rank     nothing             nothing                              tplab.data.grad_norm
 
-A DTensor's `.grad` is one too. `gradients(model)` are this rank's own parts of all gradients, as plain tensors.
+The `.grad` of a DTensor is a DTensor too. `gradients(model)` are this rank's shards of all gradients, as plain tensors.
 
-The first weights are drawn as `ParallelGPT` draws them, in float32, on the CPU. So one seed gives one model, whoever's
-layers it is made of, on any number of ranks, on a GPU, and in float64.
+Initial weights are drawn the way `ParallelGPT` draws them, in float32 on the CPU. So a seed gives the same model with
+every kind of layers, on any number of ranks, on a GPU, and in float64.
 """
 
 from collections.abc import Collection
@@ -52,13 +52,13 @@ def build_model(
     device: Device = None,
     answers: Answers | None = None,
 ) -> nn.Module:
-    """`model(ids, targets)` is the mean loss, on every rank of a replica the same.
+    """Build a model whose `model(ids, targets)` is the mean loss, the same on every rank of a replica.
 
-    config     settings.model, with the size that the vocabulary came out with
-    mesh       as `tplab.data.grid.mesh` makes it; None: one rank has the model alone
+    config     settings.model, possibly with the vocabulary size of the tokenizer
+    mesh       as `tplab.data.grid.mesh` makes it; None: a single rank has the full model
     answers    for layers="mine", from `tplab.capstone.own_layers.find.find_answers`
 
-    The random state of the process stays as it was. Raises ValueError where the layers can't do what the settings ask.
+    The random state of the process doesn't change. Raises ValueError if the layers don't support the settings.
     """
     group = None if mesh is None else mesh.get_group("tp")
     if (p := rank_and_size(group)[1]) != settings.tp:
@@ -98,7 +98,7 @@ def _build(
 
 
 def _drawn(settings: Settings, config: GPTConfig, group: ProcessGroup | None) -> nn.Module:
-    """The course's own model on the CPU, with its first weights."""
+    """The course's own model on the CPU, with its initial weights."""
     options: dict[str, Any] = {"recompute": settings.recompute, "group": group, "device": "cpu", "dtype": torch.float32}
     options["async_grad_allreduce"] = settings.async_grad_allreduce
     cut = settings.sequence_parallel and settings.layers == "tplab"
@@ -111,7 +111,7 @@ def _drawn(settings: Settings, config: GPTConfig, group: ProcessGroup | None) ->
 
 @torch.no_grad()
 def copy_shards(source: nn.Module, target: nn.Module) -> None:
-    """Copy this rank's parameters into those of the same names, with the mark of a shard. Raises ValueError."""
+    """Copy this rank's parameters, with their shard marks, by name. Raises ValueError if names or shapes differ."""
     given, own = dict(source.named_parameters()), dict(target.named_parameters())
     if given.keys() != own.keys():
         there, here = sorted(given.keys() - own.keys()), sorted(own.keys() - given.keys())
@@ -126,18 +126,18 @@ def copy_shards(source: nn.Module, target: nn.Module) -> None:
 
 
 def backward(model: nn.Module, loss: Tensor) -> None:
-    """`loss.backward()`, within what the model needs around it."""
+    """Run `loss.backward()` inside the context manager that the model requires."""
     with hooks_of(model).around_backward():
         loss.backward()
 
 
 def finish_gradients(model: nn.Module) -> None:
-    """Once a step, by every rank, when all gradients are there and before they are used."""
+    """Complete the gradients. Every rank calls this once per step, after the last backward and before clipping."""
     hooks_of(model).finish_gradients()
 
 
 def clip_gradients(model: nn.Module, max_norm: float, mesh: DeviceMesh | None = None) -> Tensor:
-    """Shorten the whole gradient to `max_norm` where it is longer; returns what its norm was, alike on every rank."""
+    """Clip the full gradient to `max_norm`, and return its norm before clipping, the same on every rank."""
     norm = hooks_of(model).norm
     length = norm(mesh) if norm else grad_norm(model.parameters(), mesh)
     clip(gradients(model), length, max_norm)
@@ -145,18 +145,18 @@ def clip_gradients(model: nn.Module, max_norm: float, mesh: DeviceMesh | None = 
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
-    """This rank's parts of the gradients that there are; to write into them is to write into `.grad`."""
+    """The shards of all existing gradients on this rank. Writing into them writes into `.grad`."""
     return [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor; any other tensor as it is."""
+    """The shard of a DTensor on this rank; any other tensor unchanged."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def for_generation(model: nn.Module) -> ParallelGPT:
-    """A ParallelGPT with the model's weights, for `tplab.gpt.generation`. It may be a copy: ask each time."""
+    """A ParallelGPT with the model's current weights, for `tplab.gpt.generation`. It may be a copy: don't store it."""
     if isinstance(model, ParallelGPT) and not model.region.sequence_parallel:
         return model
     way, own = hooks_of(model), dict(model.named_parameters())
@@ -176,9 +176,9 @@ def for_generation(model: nn.Module) -> ParallelGPT:
 def used(
     settings: Settings, answers: Answers | None = None, idle: Collection[str] = frozenset()
 ) -> list[dict[str, str]]:
-    """What is used from whom, for the report: rows of "what", "whose", "source" and "why".
+    """The origin of the model's parts, for the report: rows of "what", "whose", "source" and "why".
 
-    `idle`: `TrainingHooks.idle` of the model, the answers that are there and that nothing calls.
+    `idle`: the model's `TrainingHooks.idle`, which are exercises whose answers are never called.
     """
     if settings.layers == "mine":
         if answers is None:
@@ -200,5 +200,5 @@ def used(
 
 
 def hooks_of(model: nn.Module) -> TrainingHooks:
-    """Also of a model that torch.compile has wrapped, since it hands attributes on."""
+    """The hooks of a model, even if torch.compile has wrapped it, because the wrapper forwards attributes."""
     return model.hooks  # type: ignore[return-value]

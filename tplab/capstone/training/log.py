@@ -1,4 +1,4 @@
-"""The log of a run: log.jsonl for programs, log.csv for a spreadsheet, and TensorBoard if it is wanted.
+"""The log of a run: log.jsonl for programs, log.csv for spreadsheets, and TensorBoard's log on request.
 
     {"kind": "start", "time": .., "settings": {..}, "machine": {..}, "step": 1, "resumed_from": null, ..}
     {"kind": "step", "step": 1, "loss": 7.63, "learning_rate": .., "norm": .., "seconds": .., "sent": [..], ..}
@@ -7,12 +7,12 @@
     {"kind": "checkpoint", "step": 100, "seconds": ..}
     {"kind": "end", "step": 600, "why": "done"}
 
-Of a step, `sent` and `memory` have the bytes of each rank, `communication` the share of its time in which it waited
-(`tplab.capstone.training.meter`); log.csv has the largest of them. Losses are in nats a token.
+In the row of a step, `sent` and `memory` list the bytes of each rank, and `communication` the share of time that each
+rank spent waiting (`tplab.capstone.training.meter`); log.csv has the largest of each. Losses are in nats per token.
 
-One row a line, written at once, so that a run that is killed leaves all but its last line. When it is taken up again
-the rows go on after a new "start". Steps that the killed run had done after its last checkpoint are there twice then:
-`steps_of` takes the later ones.
+Each row is a line that is written immediately, so a killed run loses at most its last line. When the run resumes, its
+rows continue after a new "start". Steps that the killed run did after its last checkpoint then appear twice, and
+`steps_of` returns the later ones.
 """
 
 import json
@@ -29,16 +29,16 @@ COLUMNS = (
     "step", "loss", "evaluation", "learning_rate", "norm", "seconds", "tokens_per_second", "communication", "sent",
     "memory",
 )  # fmt: skip
-_PART = 1 << 20  # bytes
+_PART = 1 << 20  # bytes to read at a time
 
 
 class Log:
-    """Writes the rows of a run. Of several ranks one writes: the others make it with `writes=False`.
+    """The log of a run, to which one rank writes rows. Other ranks create it with `writes=False`.
 
-    step    the first that will be done: TensorBoard forgets what it was told of this and later ones
+    step    the first step of this run; TensorBoard discards what it has about this step and later ones
     tell    called with each row that is written
 
-    Raises ImportError, saying what to install, where TensorBoard is wanted and missing.
+    Raises ImportError, saying what to install, if TensorBoard is requested but missing.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Log:
             self._board = _summary_writer(folder / "tensorboard", step)
 
     def write(self, row: Row) -> None:
-        """Add a row. Raises OSError, naming the file, where it can't be written."""
+        """Write a row. Raises OSError, naming the file, if that fails."""
         if not self.writes:
             return
         _append(self.folder / LOG, json.dumps(row, allow_nan=False) + "\n")
@@ -80,16 +80,16 @@ class Log:
 
 
 def read_log(folder: Path) -> list[Row]:
-    """The rows of a run, the oldest first; none where there is no log. A last line that was cut off is left out.
+    """The rows of a run's log, oldest first, or [] if there is no log. An incomplete last line is ignored.
 
-    Raises ValueError for another line that is none of a log.
+    Raises ValueError for any other line that isn't a row.
     """
     try:
         lines = (folder / LOG).read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     rows = []
-    for number, line in enumerate(lines[:-1], 1):  # after the last newline there is nothing, or half a row
+    for number, line in enumerate(lines[:-1], 1):  # after the last newline comes nothing, or half a row
         try:
             rows.append(json.loads(line))
         except ValueError:
@@ -98,7 +98,7 @@ def read_log(folder: Path) -> list[Row]:
 
 
 def steps_of(rows: Sequence[Row], kind: str = "step") -> list[Row]:
-    """The rows of a kind that count, in the order of their steps: those that a resumed run did not do again."""
+    """The rows of a kind, in the order of their steps, without those that a resumed run has repeated."""
     last: dict[int, Row] = {}
     for row in rows:
         if row["kind"] == "start":
@@ -109,7 +109,7 @@ def steps_of(rows: Sequence[Row], kind: str = "step") -> list[Row]:
 
 
 def check_tensorboard() -> None:
-    """Raise ImportError, saying what to install, where TensorBoard's log can't be written."""
+    """Raise ImportError, saying what to install, if TensorBoard is missing."""
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: F401
     except ImportError:
@@ -138,7 +138,7 @@ def _to_tensorboard(board: Any, row: Row) -> None:
 
 
 def _cells(row: Row) -> Row:
-    """What log.csv shows of a row; of figures for each rank the largest."""
+    """The columns of a row in log.csv, with the largest of any per-rank values."""
     if row["kind"] == "evaluation":
         return {"step": row["step"], "evaluation": row["loss"]}
     if row["kind"] != "step":
@@ -152,7 +152,7 @@ def _cells(row: Row) -> Row:
 
 
 def _append(path: Path, text: str) -> None:
-    """In one write, so that a reader sees whole rows and a kill cuts off the last one at most."""
+    """Append text in a single write, so that readers see full rows and a kill can only truncate the last one."""
     data = text.encode()
     try:
         with open(path, "ab", buffering=0) as file:
@@ -176,7 +176,7 @@ def _drop_cut_off_line(path: Path) -> None:
 
 
 def _whole_lines(file: BinaryIO) -> int:
-    """How many bytes they are. It is read from the end: the log of a long run is long."""
+    """The size of all complete lines in bytes. It reads from the end, because the log of a long run is long."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - _PART)

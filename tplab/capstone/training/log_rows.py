@@ -1,4 +1,4 @@
-"""What the log says of a run when it begins, and of a step. (`tplab.capstone.training.log` writes it.)"""
+"""The log's rows for the start of a run and for a step. (`tplab.capstone.training.log` writes them.)"""
 
 from collections.abc import Collection
 from dataclasses import asdict
@@ -20,12 +20,12 @@ from tplab.memory.config import parameter_count
 def start_row(
     settings: Settings, answers: Any, idle: Collection[str], ranks: Ranks, step: int, resumed_from: int | None
 ) -> Row:
-    """The row of a run that begins.
+    """The row for the start of a run.
 
     answers         the learner's code, if it is used
-    idle            what of it nothing calls, `TrainingHooks.idle`
-    step            the first that will be done
-    resumed_from    the step of the checkpoint that was loaded, if one was
+    idle            the part of it that is never called, `TrainingHooks.idle`
+    step            the first step to do
+    resumed_from    the step of the checkpoint that was loaded, if any
     """
     return {
         "kind": "start",
@@ -45,10 +45,10 @@ def start_row(
 
 
 def step_row(summary: StepSummary, settings: Settings, seconds: float) -> Row:
-    """The row of a step, of which `seconds` is the time: the mean of those since the last row.
+    """The row for a step. `seconds` is the mean time per step since the last row.
 
-    The loss is in nats a token. Lists have a number for each rank: bytes for `sent` and `memory`, shares of the time
-    for `communication`, and none of these before a GPU has ended a step (`tplab.capstone.training.meter`).
+    The loss is in nats per token. Lists have one value per rank: bytes for `sent` and `memory`, and shares of the time
+    for `communication`, which is empty until a GPU has finished a step (`tplab.capstone.training.meter`).
     """
     tokens = settings.tokens_per_step
     shares = [figures.communication for figures in summary.figures]

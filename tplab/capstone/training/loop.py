@@ -1,17 +1,17 @@
-"""Train a GPT as the settings say: the program that every rank runs.
+"""The program that every rank runs to train a GPT.
 
     launch(train, settings.ranks, args=(settings,), timeout=None)          from a notebook
     torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 8      from a shell
 
-    tokens, model, optimizer       made alike on every rank, or loaded from the newest checkpoint
+    tokens, model, optimizer       created identically on every rank, or loaded from the newest checkpoint
     for each step:
-        step                       forward, backward, sums over ranks, clipping, AdamW
-        step_summary               one all-reduce: the mean loss, and whether any rank was asked to stop
+        step                       forward, backward, all-reduces of gradients, clipping, AdamW
+        step_summary               one all-reduce: the mean loss, and whether any rank has a request to stop
         log, evaluation, sample, checkpoint      when they are due
 
-What a step does is a function of the weights, the optimizer's state and the number of the step: that gives its
-sequences (`tokens.Batches`), its dropout and its learning rate. So these three are all that a checkpoint holds, and a
-run that is taken up again goes on as if nothing had happened.
+A step depends only on the weights, the optimizer's state and the number of the step, which determines the sequences
+(`Batches`), the dropout and the learning rate. So a checkpoint contains just these three, and a run that resumes
+continues as if nothing had happened.
 """
 
 import math
@@ -42,17 +42,17 @@ from tplab.capstone.training.step import Step
 from tplab.capstone.training.step_summary import StepSummaries, StepSummary
 from tplab.runtime import record
 
-A_SAVE_MAY_TAKE = 60.0  # seconds that a rank which has failed gives the checkpoint under way
+A_SAVE_MAY_TAKE = 60.0  # seconds that a failed rank gives the save in progress
 
 
 @dataclass
 class Outcome:
-    """What came of a run, the same on every rank.
+    """The outcome of a run, the same on every rank.
 
-    step       the last one that was done, in this run or one before it
-    losses     of the steps that this run did, each the mean over its whole batch
+    step       the last step, done in this run or before it
+    losses     the loss of each step of this run, averaged over the full batch
     stopped    "done", "stop_after" or "SIGTERM"
-    folder     where the rest is
+    folder     the run's folder
     """
 
     step: int
@@ -62,13 +62,13 @@ class Outcome:
 
 
 def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] | None = None) -> Outcome:
-    """Carry out a run, or go on with it from the newest checkpoint in its folder. Every rank calls it.
+    """Train, or resume training from the newest checkpoint in the run's folder. Every rank calls this.
 
     answers    the learner's code from the chapters, for layers="mine"
     tell       called on the first rank with each row of the log
 
-    Raises ValueError for settings that don't fit the ranks, or the run in the folder; FloatingPointError where the loss
-    or the gradient is no number any more.
+    Raises ValueError if the settings don't match the ranks, or the run in the folder; FloatingPointError if the loss or
+    the gradient norm is no longer finite.
     """
     ranks = join(settings)
     check_unchanged(settings)
@@ -80,7 +80,7 @@ def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] |
 
 
 class _Run:
-    """A run on this rank: what it needs, the loop over the steps, and what is done between them."""
+    """A run on this rank: its model and data, the loop over steps, and the work between steps."""
 
     def __init__(self, settings: Settings, answers: Any, ranks: Ranks, stop: Stop) -> None:
         self.settings, self.answers, self.ranks, self.stop = settings, answers, ranks, stop
@@ -128,7 +128,7 @@ class _Run:
         return Outcome(self.done, self.losses, why, settings.folder)
 
     def _steps(self) -> bool:
-        """Train until the last step, or until somebody was asked to stop: whether that was so."""
+        """Train until the last step or until a rank has a request to stop; return whether one had."""
         settings = self.settings
         self.clock.go_on()
         for number in range(self.done + 1, settings.last_step + 1):
@@ -162,7 +162,7 @@ class _Run:
         self.done = number
 
     def _read(self, *, everything: bool) -> bool:
-        """Take note of what the steps gave, as far as it is known; whether anybody was asked to stop."""
+        """Record the results of steps, as far as they are known; return whether any rank has a request to stop."""
         asked = False
         for summary in self.summaries.take(everything=everything):
             self.clock.lap()
@@ -175,7 +175,7 @@ class _Run:
         return asked
 
     def _check(self, summary: StepSummary) -> None:
-        """Stop before anything is saved that can't be trained further."""
+        """Raise FloatingPointError if the loss or the norm isn't finite, before that state could be saved."""
         what = "loss" if not math.isfinite(summary.loss) else "norm of the gradient"
         if math.isfinite(summary.loss) and math.isfinite(summary.norm):
             return
@@ -201,7 +201,7 @@ class _Run:
         self.clock.go_on()
 
     def _keep(self, *, asked: bool = False) -> None:
-        """Save a checkpoint, unless it is there, or the settings want none and nobody `asked` the run to stop."""
+        """Save a checkpoint, unless this step has one, or the settings want none and the run isn't `asked` to stop."""
         if self.saved == self.done or not (self.settings.save_every or asked):
             return
         began = time.perf_counter()
@@ -217,9 +217,9 @@ class _Run:
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Let torch.compile make kernels of each of `model.layers`, in place.
+    """Compile each of `model.layers` with torch.compile, in place.
 
-    No name changes, so checkpoints are as without. All models of `build_model` have `layers`.
+    No names change, so checkpoints don't change either. All models from `build_model` have `layers`.
     """
     layers: Any = model.layers
     for layer in layers:
@@ -227,5 +227,5 @@ def compile_layers(model: nn.Module) -> None:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device. A GPU goes on computing meanwhile: from pinned memory nobody has to wait."""
+    """Copy a tensor to the device. Copying to a GPU from pinned memory doesn't block this rank."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

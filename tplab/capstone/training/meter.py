@@ -1,15 +1,14 @@
-"""What a step costs a rank: time, bytes, memory, and the share of time in which it stands still for others.
+"""The cost of a step on a rank: time, bytes, memory, and the share of time in which the rank waits for others.
 
-The collectives of a step come from the record (`tplab.record`), which is forgotten after each step: a run of days would
-fill the memory with it.
+The collectives of a step come from the trace (`tplab.record`), which is discarded after each step, because it would
+fill the memory in a run that takes days.
 
-    communication    seconds in which the rank waited for a collective / seconds of the step. What is hidden behind
-                     computation is not in it; waiting for a slower rank is. On a GPU the rank itself never waits: its
-                     stream does, and is asked (`tplab.runtime.stream_waits`). It is a step or two behind, so there
-                     this is the share of the newest step that the GPU had ended; None before the first of these
-    sent             message bytes, as in the record
-    memory           GPU: the most that tensors held so far. CPU: what the process holds now (resident set), torch and
-                     Python included
+    communication    seconds in which the rank waited for a collective / seconds of the step. It doesn't include what is
+                     hidden behind computation, but it does include waiting for a slower rank. On a GPU, the stream
+                     waits instead of the rank (`tplab.runtime.stream_waits`), a step or two later. So there this is
+                     the share of the newest step that the GPU has finished, and None before the first one
+    sent             message bytes, as in the trace
+    memory           GPU: peak bytes of tensors so far. CPU: resident bytes of the process, including torch and Python
 """
 
 import os
@@ -32,7 +31,7 @@ from tplab.runtime.stream_waits import StreamWaits
 
 
 class Figures(NamedTuple):
-    """Of one step, on one rank."""
+    """The measurements of one step on one rank."""
 
     communication: float | None
     sent: int
@@ -40,7 +39,7 @@ class Figures(NamedTuple):
 
 
 class Meter:
-    """Measures the steps of this rank; `figures` are those of the last one."""
+    """A meter for the steps of this rank. `figures` are those of the last step."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -50,7 +49,7 @@ class Meter:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A step is carried out inside the block."""
+        """Measure the step that runs inside the block."""
         began = time.perf_counter()
         with record(keep=False) as section, self._stream():
             yield
@@ -63,7 +62,7 @@ class Meter:
 
     @contextmanager
     def _stream(self) -> Iterator[None]:
-        """On a GPU, marks on its stream around what the step waits for."""
+        """Mark the waits on a GPU's stream inside the block."""
         if self.device.type == "cpu":
             yield
             return
@@ -72,7 +71,7 @@ class Meter:
             yield
 
     def _newest_share(self) -> float | None:
-        """Of the newest step that the GPU has ended by now, as far as one has."""
+        """The share of communication in the newest step that the GPU has finished; None if there is none."""
         share = self.figures.communication
         while self._on_the_stream and self._on_the_stream[0].is_over:
             share = self._on_the_stream.popleft().share
@@ -85,36 +84,36 @@ class Meter:
 
 
 class Clock:
-    """Seconds of steps, without what is done between them (evaluation, checkpoints)."""
+    """A clock for steps, without the time between them (evaluation, checkpoints)."""
 
     def __init__(self) -> None:
         self._since, self._seconds, self._steps = time.perf_counter(), 0.0, 0
 
     def go_on(self) -> None:
-        """What happened since the last step doesn't count."""
+        """Leave out the time since the last step."""
         self._since = time.perf_counter()
 
     def lap(self) -> None:
-        """A step is over."""
+        """Count a step that ends now."""
         now = time.perf_counter()
         self._seconds, self._since, self._steps = self._seconds + now - self._since, now, self._steps + 1
 
     def mean(self) -> float:
-        """Seconds of a step, on average over those since this was asked last."""
+        """Mean seconds per step since the last call."""
         mean = self._seconds / max(1, self._steps)
         self._seconds, self._steps = 0.0, 0
         return mean
 
 
 def memory_is(device: torch.device) -> str:
-    """What the figure for memory counts."""
+    """The meaning of the figure for memory, in words."""
     return "resident set of the process" if device.type == "cpu" else "peak of tensors on the GPU"
 
 
 def utilisation(config: GPTConfig, tokens_per_second: float, ranks: int, peak: float) -> float:
-    """Model FLOPs utilization: FLOP/s that the model needs (`cost.flops`), relative to what `ranks` devices can do.
+    """Model FLOPs utilization: the FLOP/s that the model needs (`cost.flops`) / the peak FLOP/s of `ranks` devices.
 
-    peak    FLOP/s of one device, dense products of 16-bit numbers
+    peak    FLOP/s of one device in dense 16-bit matmuls
     """
     return model_flops(config) / config.seq_length * tokens_per_second / (ranks * peak)
 
@@ -122,8 +121,7 @@ def utilisation(config: GPTConfig, tokens_per_second: float, ranks: int, peak: f
 def known_machine(device: torch.device) -> Machine | None:
     """The published figures of this rank's GPU; None for a CPU, and for a GPU that `tplab.cost.machines` doesn't know.
 
-    Those figures are of the form that sits on a server's board (SXM). Cards of the same chip, and slices of it (MIG),
-    reach less.
+    Those figures are for server modules (SXM). Cards with the same chip, and slices of it (MIG), are slower: also None.
     """
     if device.type != "cuda":
         return None
@@ -134,7 +132,7 @@ def known_machine(device: torch.device) -> Machine | None:
 
 
 def this_machine() -> dict[str, Any]:
-    """What the run runs on, to be named in its log and its report."""
+    """A description of this machine for the log and the report."""
     gpus = torch.cuda.device_count()
     return {
         "system": f"{platform.system()} {platform.machine()}",

@@ -1,8 +1,8 @@
-"""Who this rank is in the run, and who it talks to: tp ranks share a model, dp replicas of it share the work.
+"""The place of this rank in the run, and its process groups: tp ranks share a model, and dp replicas share the work.
 
     rank = dp · TP + tp         (as in `tplab.data.grid`, without pipeline stages)
 
-The same program runs on ranks that `launch` started, on those of torchrun, and alone, without any process group.
+The same program runs on ranks that `launch` or torchrun has started, and in a single process without a process group.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from tplab.runtime import device
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank's place. Without a process group mesh, tp and dp are None, and it is rank 0 of 1.
+    """A rank's place in the run. Without a process group, it is rank 0 of 1, and mesh, tp and dp are None.
 
-    rank, size    among all
-    dp_rank       which replica it belongs to
-    tp_rank       which part of the model it has
-    mesh, tp, dp  for those who communicate
-    device        where it computes: its GPU, if it has one, else the CPU
+    rank, size    its rank, and the number of ranks
+    dp_rank       the number of its replica
+    tp_rank       the number of its model shard
+    mesh, tp, dp  the device mesh, and the process groups for communication
+    device        its GPU, if it has one, otherwise the CPU
     """
 
     rank: int
@@ -39,12 +39,12 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that writes the log."""
+        """True on the rank that writes the log."""
         return self.rank == 0
 
 
 def join(settings: Settings) -> Ranks:
-    """Take this rank's place; every rank calls it. Raises ValueError if more or fewer ranks run than were asked for."""
+    """Return this rank's place. Every rank calls this. Raises ValueError if the settings need more or fewer ranks."""
     started = dist.get_world_size() if dist.is_initialized() else 1
     check_started(settings, started)
     if not dist.is_initialized():
@@ -56,7 +56,7 @@ def join(settings: Settings) -> Ranks:
 
 
 def check_started(settings: Settings, started: int) -> None:
-    """Raise ValueError, with a command that would do, unless as many ranks were started as the settings need."""
+    """Raise ValueError, suggesting a command, if the number of started ranks differs from the settings."""
     wanted = settings.ranks
     if started == wanted:
         return

@@ -1,4 +1,4 @@
-"""What the model writes: the prompt, and what it thinks comes next."""
+"""Text that the model writes: the prompt, and a continuation."""
 
 import torch
 from tokenizers import Tokenizer
@@ -14,10 +14,10 @@ TEMPERATURE, TOP_K = 0.8, 40
 
 
 def write_sample(model: nn.Module, settings: Settings, tokenizer: Tokenizer, ranks: Ranks, step: int) -> str:
-    """The prompt with `sample_tokens` more, drawn at random, the same each time for a step. Every rank calls it.
+    """The prompt and `sample_tokens` tokens drawn at random, always the same for a step. Every rank calls this.
 
-    The model has places for `seq_length` tokens: of a longer prompt the end is taken, and one more is written
-    (none if there is a single place).
+    The model has positions for `seq_length` tokens. Only the end of a longer prompt is used, with one token after it
+    (or none, if there is only one position).
     """
     prompt = tokenizer.encode(settings.prompt).ids[-max(1, settings.seq_length - 1) :] or [0]
     more = min(settings.sample_tokens, settings.seq_length - len(prompt))

@@ -1,13 +1,12 @@
-"""Asked to stop, a run saves a checkpoint first. It is asked by SIGTERM, or by a file called `stop` in its folder.
+"""Requests to stop, after which a run saves a checkpoint and ends: SIGTERM, or a file called `stop` in its folder.
 
-Clusters send SIGTERM some time before they take a machine away. It may reach some ranks and not others, or reach them
-in different steps; so a rank only notes it, and tells the others in the next all-reduce (`step_summary`).
+Clusters send SIGTERM some time before they take a machine away. It may reach only some of the ranks, or reach them
+during different steps, so a rank just notes it and informs the others in the next all-reduce (`step_summary`).
 
-torchrun hands the signal on to its ranks, which then may get it twice within a moment. A second one that comes later
-means it: the process ends at once.
+torchrun forwards the signal to its ranks, so these may get it twice within a moment. A later one ends them immediately.
 
-The file is for whoever has no process to send a signal to: a job script, a terminal on another machine, the program
-that waits for the ranks. The first rank looks for it after each step.
+The file is for programs that have no process to send a signal to: a job script, a terminal on a different machine, or
+the program that waits for the ranks. The first rank looks for it after each step.
 """
 
 import os
@@ -21,16 +20,16 @@ from types import FrameType
 
 import psutil
 
-_HANDED_ON = "TPLAB_STOP_IS_HANDED_ON"  # in the environment of the ranks for which a program waits in `hand_on`
-IMPATIENT = 2.0  # seconds after the first SIGTERM from which on another one ends the process
+_HANDED_ON = "TPLAB_STOP_IS_HANDED_ON"  # environment variable of ranks that are started inside `hand_on`
+IMPATIENT = 2.0  # seconds after the first SIGTERM, after which another one ends the process
 
 
 class Stop:
-    """Whether this rank was asked to stop. `folder`: where it looks for the file; None: it doesn't."""
+    """The requests to stop that this rank receives. `folder`: where it looks for the file; None: nowhere."""
 
     def __init__(self, folder: Path | None) -> None:
         self._file = None if folder is None else stop_file(folder)
-        self._began = _began()  # a file of before is of another run
+        self._began = _began()  # an older file belongs to a different run
         self._signal: float | None = None
 
     @property
@@ -44,7 +43,7 @@ class Stop:
         return False
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """The handler of SIGTERM."""
+        """Handle SIGTERM."""
         now = time.monotonic()
         if self._signal is None:
             self._signal = now
@@ -55,9 +54,9 @@ class Stop:
 
 @contextmanager
 def stop_requests(folder: Path | None) -> Iterator[Stop]:
-    """Take SIGTERM as a request inside the block; afterwards it does what it did before. The file is removed."""
+    """Treat SIGTERM as a request inside the block; then restore its old handler and remove the file."""
     stop = Stop(folder)
-    main = threading.current_thread() is threading.main_thread()  # no other may set a handler
+    main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
     before = signal.signal(signal.SIGTERM, stop.receive) if main else None
     try:
         yield stop
@@ -69,11 +68,11 @@ def stop_requests(folder: Path | None) -> Iterator[Stop]:
 
 
 def _began() -> float:
-    """From when on a file is of this run: since its rank was asked for. (The process of `launch` may be older.)"""
+    """The time from which a file belongs to this run: when its ranks were launched. (Their processes may be older.)"""
     if _HANDED_ON in os.environ:
-        return 0.0  # what was there before has been removed
+        return 0.0  # `hand_on` has removed any older file
     if "TPLAB_RANK" in os.environ:
-        from tplab.runtime import hooks  # here, since it imports torch
+        from tplab.runtime import hooks  # imported here because it imports torch
 
         if hooks.active is not None:
             return time.time() - hooks.active.now()
@@ -81,16 +80,16 @@ def _began() -> float:
 
 
 def stop_file(folder: Path) -> Path:
-    """Which file asks the run in this folder to stop."""
+    """The path of the file that requests the run in this folder to stop."""
     return folder / "stop"
 
 
 @contextmanager
 def hand_on(folder: Path) -> Iterator[None]:
-    """For a program that waits for its ranks: a SIGTERM inside the block asks them to stop; a second one ends it.
+    """Forward a SIGTERM inside the block to the ranks that this program waits for; a second one ends the program.
 
-    A file of an earlier run is removed first. Ranks that are started inside the block obey the one that is there then,
-    also if it is older than they are. Only the main thread can call it: ValueError in another.
+    The file of an earlier run is removed first. Ranks that are started inside the block obey any file that they find,
+    even if it is older than they are. Raises ValueError in any thread but the main thread.
     """
     first: list[float] = []
 

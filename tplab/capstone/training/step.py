@@ -1,18 +1,18 @@
-"""One step of training on this rank: forward, backward, the sums over ranks, clipping, the optimizer.
+"""One training step on this rank: forward, backward, all-reduces of gradients, clipping, the optimizer.
 
-    micro-batch 1..m-1   forward, backward             tp inside the layers; gradients add up here
-    micro-batch m        forward, backward             full buckets of gradients leave meanwhile           dp
-    finish               the rest of the gradients has come                                                dp
-    sequence parallel    gradients of what each rank used for its own tokens are added up                  tp
-    clip                 one norm for the whole model, each parameter counted once                         tp
-    AdamW                each rank its own parameters
+    micro-batch 1..m-1   forward, backward             tp inside the layers; gradients accumulate here
+    micro-batch m        forward, backward             full buckets of gradients are sent in the background  dp
+    finish               the remaining gradients arrive                                                      dp
+    sequence parallel    all-reduce the gradients of parameters that each rank used for its own tokens       tp
+    clip                 one norm for the full model, in which each parameter counts once                    tp
+    AdamW                each rank updates its own parameters
 
-Every sequence has as many tokens, so the mean over micro-batches and replicas of mean losses is the mean of all.
+All sequences have the same length, so averaging the mean losses of micro-batches and replicas gives the overall mean.
 
-Dropout of a micro-batch is drawn from a seed of its own, made of the step and of its place in the whole batch. So a run
-that is taken up again drops what the run that was never stopped would have dropped, and nobody has to save a random
-state; nor does it matter which replica computes the micro-batch. With another tp other places are dropped: where a
-tensor is sharded, each tp rank draws those of its shard from a state of its own.
+The dropout of each micro-batch has its own seed, computed from the step and the micro-batch's place in the full batch.
+So a resumed run drops the same elements as an uninterrupted one without saving a random state, and it doesn't matter
+which replica computes the micro-batch. A different tp does change which elements are dropped, because each tp rank
+draws those of its shard from its own random state.
 """
 
 import inspect
@@ -34,7 +34,7 @@ SEEDS_APART = 10_000  # see `tplab.tensor.rng.seed_all`
 
 
 class Step:
-    """Trains a model in place. Every rank makes it, with the same settings, and runs the same steps."""
+    """A training step, which updates a model in place. Every rank creates one with the same settings."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, settings: Settings, ranks: Ranks) -> None:
         self.model, self.optimizer, self.settings, self.ranks = model, optimizer, settings, ranks
@@ -42,10 +42,10 @@ class Step:
         self.takes_rng = "rng" in inspect.signature(model.forward).parameters
 
     def run(self, step: int, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Step number `step` (from 1) on this replica's sequences: ids, targets [B/dp, s]; a target is the next id.
+        """Run step number `step` (from 1) on this replica's sequences: ids, targets [B/dp, s]; a target is the next id.
 
-        Returns their mean loss, in nats a token, as float64, and the length of the whole gradient before it was
-        clipped. Both are scalars on the device, so that a GPU is not waited for.
+        Returns their mean loss in nats per token, as float64, and the norm of the full gradient before clipping. Both
+        are scalars on the device, so the rank doesn't wait for a GPU.
         """
         m = self.settings.micro_batches
         self.optimizer.zero_grad()
@@ -66,7 +66,7 @@ class Step:
 
     @torch.no_grad()
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of sequences [b, s] that are not learned from: a scalar in float64, in nats a token."""
+        """The mean loss in nats per token, a float64 scalar, of sequences [b, s], without training on them."""
         was_training = self.model.training
         self.model.eval()
         try:
@@ -91,7 +91,7 @@ class Step:
 
 
 def lower_precision(settings: Settings, ranks: Ranks) -> AbstractContextManager:
-    """Products in bfloat16 inside it, if the settings say so."""
+    """A context manager that runs matmuls in bfloat16, if the settings say so."""
     if settings.precision != "bfloat16":
         return nullcontext()
     return torch.autocast(ranks.device.type, torch.bfloat16)

@@ -1,14 +1,14 @@
-"""One all-reduce a step, after which every rank knows how the step went on all of them.
+"""One all-reduce per step, after which every rank knows how the step went on all ranks.
 
-    rank 0    [ loss of its replica | norm | asked to stop? | time, bytes, memory of rank 0 |                     ]
-    rank 1    [                     |      | asked to stop? |                               | .. of rank 1        ]
-    sum       [ mean loss           | norm | by anyone?     | of rank 0                     | of rank 1           ]
+    rank 0    [ loss of its replica | norm | stop request?  | time, bytes, memory of rank 0 |                     ]
+    rank 1    [                     |      | stop request?  |                               | .. of rank 1        ]
+    sum       [ mean loss           | norm | on any rank?   | of rank 0                     | of rank 1           ]
 
-So the ranks do the same next: log the same loss, or stop after the same step. A run wants the mean loss of the
-replicas anyway; the rest travels in the same message.
+So all ranks do the same next: they log the same loss, or stop after the same step. A run needs the mean loss over the
+replicas anyway, so the rest is sent in the same message.
 
-A GPU computes while this rank goes on, and what it will have found is not known yet. So there what a step gave is read
-one step later. Whoever has to know at once (before a checkpoint) asks for everything, and waits.
+A GPU still computes while its rank moves on, so the results of a step aren't known yet. They are read one step later.
+A caller that needs them immediately (before a checkpoint) takes everything, and waits.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ _LOSS, _NORM, _STOP, _FIGURES = 0, 1, 2, 3
 
 
 class StepSummary(NamedTuple):
-    """How a step went; the same on every rank. `figures` has one for each rank."""
+    """The results of a step, the same on every rank. `figures` has one entry per rank."""
 
     step: int
     loss: float
@@ -36,14 +36,14 @@ class StepSummary(NamedTuple):
 
 
 class StepSummaries:
-    """Every rank makes one, posts each step, and takes as often as the others do."""
+    """A queue of step summaries. Every rank creates one, posts each step, and takes as often as the other ranks."""
 
     def __init__(self, ranks: Ranks, replicas: int) -> None:
         self.ranks, self.replicas = ranks, replicas
         self._posted: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
 
     def post(self, step: int, loss: Tensor, norm: Tensor, stop: bool, figures: Figures) -> None:
-        """What this rank knows of a step: its replica's loss, the norm, whether it was asked to stop, what it cost."""
+        """Send what this rank knows about a step: its replica's loss, the norm, a request to stop, its figures."""
         width, ranks = len(figures), self.ranks
         mine = torch.zeros(_FIGURES + width * ranks.size, dtype=torch.float64)
         mine[_STOP] = float(stop)
@@ -51,7 +51,7 @@ class StepSummaries:
         known = [-1.0 if value is None else value for value in figures]
         mine[start : start + width] = torch.tensor(known, dtype=torch.float64)
         if ranks.device.type == "cuda":
-            mine = mine.pin_memory()  # else the copy would wait until the GPU is done with the step
+            mine = mine.pin_memory()  # otherwise the copy would wait for the GPU to finish the step
         sums = mine.to(ranks.device, non_blocking=True)
         if ranks.tp_rank == 0:
             sums[_LOSS] = loss / self.replicas
@@ -62,9 +62,9 @@ class StepSummaries:
         self._posted.append((step, *self._on_its_way(sums)))
 
     def take(self, *, everything: bool) -> Iterator[StepSummary]:
-        """The steps of which one can know by now, oldest first; with `everything` all that were posted.
+        """Yield the summaries that are known by now, oldest first; with `everything`, all that were posted.
 
-        Each comes as soon as the GPU is done with it, so that whoever looks at the clock then sees how long it took.
+        Each one comes as soon as the GPU has finished its step, so the caller can measure how long the step took.
         """
         on_gpu = self.ranks.device.type == "cuda"
         left = 0 if everything or not on_gpu else 1

@@ -1,14 +1,14 @@
-"""A run as lines of text, for a terminal or a job's output file: a line each few seconds, and what else happens."""
+"""A run as lines of text, for a terminal or a job's output file: steps every few seconds, and all other events."""
 
 import time
 from datetime import timedelta
 from typing import Any
 
-SECONDS = 5.0  # at least, between two lines about steps
+SECONDS = 5.0  # minimum time between two lines about steps
 
 
 class ConsoleLog:
-    """Call it with each row of the log (`tplab.capstone.training.log`): it prints those that are worth a line."""
+    """A callback that prints rows of the log (`tplab.capstone.training.log`), but steps only every few seconds."""
 
     def __init__(self, last_step: int) -> None:
         self.last_step = last_step
@@ -50,6 +50,6 @@ class ConsoleLog:
 
 
 def shown(sample: dict[str, Any]) -> str:
-    """What the model wrote, from a row of the log."""
+    """The text that the model wrote, from a row of the log, formatted for a terminal."""
     text = "\n".join("    " + line for line in sample["text"].splitlines())
     return f"step {sample['step']}   the model writes:\n{text}"

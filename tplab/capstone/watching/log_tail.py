@@ -1,10 +1,10 @@
-"""What a run's log says so far, for who looks at it while the run goes on.
+"""The status of a run, read from its log while it is still training.
 
     tail = LogTail(settings)
-    status = tail.look()        # reads only what was written since the last look
+    status = tail.look()        # reads only what was written since the last call
 
-A look costs as little after a hundred thousand steps as after ten: curves are thinned to a few hundred points, each the
-mean of as many steps as it stands for.
+A call is as fast after a hundred thousand steps as after ten, because curves are thinned to a few hundred points, each
+of which is the mean of the steps that it represents.
 """
 
 import json
@@ -18,12 +18,12 @@ from typing import Any
 from tplab.capstone.settings.run_folder import LOG
 from tplab.capstone.settings.settings import Settings
 
-POINTS = 400  # of a curve at most
+POINTS = 400  # maximum for a curve
 RECENT = 20  # steps over which the share of communication is averaged
 
 
 class Curve:
-    """Values over steps, in at most `most` points: when there are more, neighbours become one, with their mean."""
+    """A curve of values over steps, with at most `most` points. If there are more, neighbors merge into their mean."""
 
     def __init__(self, most: int = POINTS) -> None:
         self.most, self.every = most, 1
@@ -45,7 +45,7 @@ class Curve:
             self._steps = [self._steps[i + 1] for i in pairs]
 
     def forget(self, step: int) -> None:
-        """What lies at this step and behind it is done again."""
+        """Drop the points from this step on, because the run repeats them."""
         kept = sum(at < step for at in self._steps)
         self._steps, self._values = self._steps[:kept], self._values[:kept]
         self._open = [point for point in self._open if point[0] < step]
@@ -59,13 +59,13 @@ class Curve:
 
 @dataclass
 class RunStatus:
-    """A run as its log shows it. What is not known yet is None, or empty.
+    """The status of a run according to its log. Values that aren't known yet are None or empty.
 
-    step, last_step             done, and after which the run stops
+    step, last_step             the newest step, and the step after which the run stops
     loss, tokens_per_second     of the newest step
-    seconds_left                at the pace since the run began, evaluations and checkpoints included
-    memory, communication       by rank: bytes; the share of the time in collectives, of the last steps
-    losses, speeds, evaluations (step, value)
+    seconds_left                at the pace since the run began, including evaluations and checkpoints
+    memory, communication       by rank: bytes; the share of time in collectives over the last steps
+    losses, speeds, evaluations lists of (step, value)
     device                      "cpu" or "cuda"
     started, ended              whether the run has written its first row; why it stopped
     """
@@ -86,12 +86,12 @@ class RunStatus:
 
     @property
     def done(self) -> float:
-        """The share of the steps that is done."""
+        """The share of the run's steps that are done."""
         return min(1.0, self.step / self.last_step) if self.last_step else 0.0
 
 
 class LogTail:
-    """Reads the log of a run that is about to begin. Rows that were there before are the past of a run taken up."""
+    """A reader for the log of a run that is about to begin. Rows that already exist are the past of a resumed run."""
 
     def __init__(self, settings: Settings) -> None:
         self.path, self.last_step = Path(settings.folder, LOG), settings.last_step
@@ -100,7 +100,7 @@ class LogTail:
         self._begin()
 
     def look(self) -> RunStatus:
-        """The run as it is now."""
+        """Read the new rows and return the status of the run."""
         for row in self._new_rows():
             if isinstance(row, dict):
                 self._take(row)
@@ -115,10 +115,10 @@ class LogTail:
         self._losses, self._speeds = Curve(), Curve()
         self._recent: deque[list[float]] = deque(maxlen=RECENT)
         self._evaluations: dict[int, float] = {}
-        self._first: tuple[int, float] | None = None  # the first step seen of this run, and when
+        self._first: tuple[int, float] | None = None  # the first step seen of this run, and its time
 
     def _new_rows(self) -> Iterable[Any]:
-        """Whole lines after the place read so far. A file that became shorter is another run's."""
+        """The rows in complete lines that haven't been read yet. A file that became shorter belongs to a new run."""
         try:
             size = self.path.stat().st_size
         except FileNotFoundError:
@@ -136,7 +136,7 @@ class LogTail:
             if line.strip():
                 try:
                     yield json.loads(line)
-                except ValueError:  # a row that a kill cut off; a run taken up goes on behind it
+                except ValueError:  # a row that a kill truncated; a resumed run continues after it
                     continue
 
     def _take(self, row: dict[str, Any]) -> None:

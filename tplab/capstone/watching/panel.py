@@ -1,14 +1,13 @@
-"""The live panel of a training run: how far it is, its curves, and what its ranks communicate and hold.
+"""The live panel of a training run: its progress, its curves, and the communication and memory of its ranks.
 
     with panel(settings):
         launch(train, settings.ranks, args=(settings,), timeout=None)
 
-In JupyterLab it is one widget that is drawn anew twice a second, and when the run ends a plain picture takes its place,
-which the saved notebook keeps. In a terminal it is one line. Elsewhere there is nothing, but for the picture in a
-notebook that is executed without anybody looking on.
+In JupyterLab, it is a widget that is redrawn twice a second. When the run ends, a static picture replaces it and is
+saved with the notebook. In a terminal, the panel is a single line. Elsewhere there is no panel, but a notebook without
+a browser still gets the final picture.
 
-The panel only reads the run's log, in the process that waits for the ranks. What it can't draw it leaves out; the run
-goes on, and ends as it would without.
+The panel only reads the run's log, in the process that waits for the ranks. A failure to draw doesn't affect the run.
 """
 
 import sys
@@ -27,12 +26,12 @@ from tplab.runtime import Results, launch
 from tplab.runtime.liveview import LiveView, Now, place, shown_by
 from tplab.runtime.screen import LastLine, Widget
 
-SECONDS = 0.5  # between two drawings
+SECONDS = 0.5  # between two updates
 
 
 @contextmanager
 def panel(settings: Settings) -> Iterator[LogTail]:
-    """Show the runs inside the block as they train; yields what reads their log."""
+    """Show the runs inside the block as they train; yields the reader of their log."""
     tail = LogTail(settings)
     kinds: dict[str, type[_Screen]] = {"page": _Page, "terminal": _Terminal, "nowhere": _Screen}
     screen = kinds[place()](tail)
@@ -45,9 +44,9 @@ def panel(settings: Settings) -> Iterator[LogTail]:
 
 
 def run(settings: Settings, answers: Any = None) -> Results:
-    """Train as the settings say, with the panel: make the tokens, then `train` on every rank.
+    """Train with the panel: prepare the tokens, then run `train` on every rank.
 
-    answers    what the learner wrote in the chapters, for layers="mine"; None: they are looked up
+    answers    the learner's answers from the chapters, for layers="mine"; None: find them
     """
     if settings.layers == "mine" and answers is None:
         answers = find_answers(settings.chapters, settings)
@@ -57,23 +56,23 @@ def run(settings: Settings, answers: Any = None) -> Results:
 
 
 class _Screen:
-    """Shows nothing while the run lasts; in a notebook its picture stays behind."""
+    """A screen that shows nothing during the run, and the final picture in a notebook."""
 
     def __init__(self, tail: LogTail) -> None:
         self.tail = tail
 
     def view(self, see: Callable[[], list[Now]]) -> LiveView:
-        """The view of one run of `launch`."""
+        """The view for one call of `launch`."""
         return _View(see, self)
 
     def draw(self, status: RunStatus, ranks: list[Now]) -> None:
         pass
 
     def hide(self) -> None:
-        """Other text is about to be printed."""
+        """Make room for other text that is about to be printed."""
 
     def close(self) -> None:
-        """The run has ended, however it did."""
+        """Finish, however the run has ended."""
         picture = _picture(self.tail.look())
         if picture is not None and _shell() is not None:
             from IPython.display import display
@@ -82,7 +81,7 @@ class _Screen:
 
 
 class _View(LiveView):
-    """What `launch` calls while it waits for the ranks."""
+    """The view that `launch` refreshes while it waits for the ranks."""
 
     def __init__(self, see: Callable[[], list[Now]], screen: _Screen) -> None:
         super().__init__(see)
@@ -99,7 +98,7 @@ class _View(LiveView):
 
 
 class _Terminal(_Screen):
-    """The last line of a terminal, on stderr. What it said last stays."""
+    """The last line of a terminal, on stderr. Its final text stays."""
 
     def __init__(self, tail: LogTail) -> None:
         super().__init__(tail)
@@ -119,7 +118,7 @@ class _Terminal(_Screen):
 
 
 class _Page(_Screen):
-    """One widget in the output of a notebook's cell. When the run ends the picture takes its place."""
+    """A widget in the output of a notebook's cell, which the picture replaces when the run ends."""
 
     def __init__(self, tail: LogTail) -> None:
         super().__init__(tail)
@@ -139,7 +138,7 @@ class _Page(_Screen):
 
 
 def _picture(status: RunStatus) -> Any:
-    """The curves of the run for good; None where there are none."""
+    """The final picture of the run's curves; None if there are fewer than two losses."""
     if not status.started or len(status.losses) < 2:
         return None
     from tplab import viz

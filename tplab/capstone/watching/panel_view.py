@@ -1,4 +1,4 @@
-"""How the live panel looks: a page of HTML, or one line of text, of the status of a run. Pure functions.
+"""The look of the live panel: pure functions from a run's status to HTML or to a line of text.
 
 ████████████░░░░░░░░   step 312 of 600, 52 %                      2 min 10 s left
 loss 2.31 ⌇⌇⌇⌇⌇        tokens/s 8,912 ⌇⌇⌇⌇⌇
@@ -14,23 +14,23 @@ from tplab.common.units import duration, size
 from tplab.runtime.liveview import Now
 from tplab.viz.colors import rank_color
 
-WIDE, HIGH = 300, 118  # of a curve, in pixels
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 8, 18  # room around it
-_CURVE = "#3A86C8"  # status on white and on black
+WIDE, HIGH = 300, 118  # size of a curve in pixels
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 8, 18  # margins around the curve
+_CURVE = "#3A86C8"  # visible on white and on black
 _FONT = "font-family: var(--jp-ui-font-family, system-ui, sans-serif); font-size: 12px; line-height: 1.45;"
 _NUMBERS = "font-variant-numeric: tabular-nums;"
 Points = Sequence[tuple[int, float]]
 
 
 def to_html(status: RunStatus, ranks: Sequence[Now] = ()) -> str:
-    """The panel, for light and for dark pages; what `ranks` do right now stands there until the first step is done."""
+    """The panel as HTML, for light and dark pages. It shows what `ranks` are doing until the first step is done."""
     rows = [_progress(status), _curves(status), _ranks(status, ranks)]
     style = f"{_FONT} {_NUMBERS} color: var(--jp-ui-font-color1, currentColor); max-width: 640px; padding: 4px 0;"
     return f'<div style="{style}">{"".join(rows)}</div>'
 
 
 def to_line(status: RunStatus, width: int, ranks: Sequence[Now] = ()) -> str:
-    """The same in one line of at most `width` characters."""
+    """The panel as one line of at most `width` characters."""
     if not status.started or not status.step:
         doing = ", ".join(f"rank {now.rank} {now}" for now in ranks)
         return _cut(f"{_phase(status)}  {doing}", width)
@@ -82,7 +82,7 @@ def _curves(status: RunStatus) -> str:
 def _chart(
     name: str, now: str, points: Points, status: RunStatus, dots: Points = (), *, from_zero: bool = False
 ) -> str:
-    """A curve over all steps of the run, with dots of held-out text; the room on the right is what is to come."""
+    """A curve over all steps of the run, with rings for held-out text; the space on the right is for future steps."""
     shown = [(step, value) for step, value in points if math.isfinite(value)]
     values = [value for _, value in shown] + [value for _, value in dots if math.isfinite(value)]
     low, high = _range(values, from_zero)
