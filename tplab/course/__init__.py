@@ -1,19 +1,19 @@
 """The machinery behind every chapter: notebooks, checks, hints, and the `tplab` command.
 
-notebooks   from a chapter's source to its two notebooks
-checks      what a check is made of: cases, observations, comparisons, questions
-feedback    how a verdict is shown, and hints
+notebooks   build a chapter's two notebooks from its source
+checks      building blocks of a check: cases, observations, comparisons, questions
+feedback    verdicts as the learner sees them, and hints
 chapters    the checks, predictions and symptoms of each chapter
-grading     `tplab check`: the learner's answers in the reference chapter, run by nbval
-tools       the command `tplab`
+grading     `tplab check`: run the learner's answers in the reference chapter, using nbval
+tools       the `tplab` command
 
 A notebook uses five functions:
 
     check("4.1", answer)         run an exercise's check
-    predict("4.a", calls=1)      compare a prediction
-    show_failure()               run a program that is wrong on purpose
-    symptoms(4)                  what you see, what it is
-    progress()                   how far you are, in every chapter
+    predict("4.a", calls=1)      compare a prediction with the answer
+    show_failure()               run a program that is broken on purpose
+    symptoms(4)                  show a table of symptoms and their causes
+    progress()                   show your progress in every chapter
 """
 
 import importlib
@@ -38,7 +38,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch only for those who need it: `tplab check` reads and merges notebooks without."""
+    """Import each function on first use, because `tplab check` reads and merges notebooks without importing torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

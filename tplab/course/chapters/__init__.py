@@ -1,1 +1,1 @@
-"""The checks, predictions and symptoms of each chapter: chNN holds those of chapter NN."""
+"""The checks, predictions and symptoms of each chapter, in package chNN for chapter NN."""

@@ -1,13 +1,13 @@
-"""One answer, many cases: run it on 1, 2 and 4 ranks, in groups too, and compare every rank with plain torch.
+"""`check_cases`: run one answer in many cases, on 1, 2 and 4 ranks and in groups, and compare it with plain torch.
 
 A check consists of its cases and four functions; `check_cases` does the rest.
 
-    draw    (case, generator, size)        the full problem that the `size` ranks of one group work on
-    give    (case, problem, place)         what the rank at this place gets of it
-    run     (answer, case, given, group)   the answer at work on a rank; returns what was observed
-    expect  (case, problem, place)         what is right there, and what known mistakes would give
+    draw    (case, generator, size)        draws the full problem that the `size` ranks of one group work on
+    give    (case, problem, place)         selects what the rank at this place receives of it
+    run     (answer, case, given, group)   runs the answer on a rank; returns the observations
+    expect  (case, problem, place)         computes the right values there, and what known mistakes would give
 
-The first case runs in a launch of its own, because its message is the clearest. The others share a second launch.
+The first case gets its own launch, because its message is the clearest. The others share a second launch.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,28 +34,28 @@ from tplab.course.checks.verification import Question, verify
 from tplab.course.feedback.verdict import CheckFailed
 
 Groups = tuple[tuple[int, ...], ...]
-Mistakes = dict[str, dict[str, Any]]  # {observation: {what the mistake is: what it gives}}
+Mistakes = dict[str, dict[str, Any]]  # {observation: {description of the mistake: the value it gives}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One way to build or call the answer.
 
-    groups: the ranks of each process group, for a case on four ranks; None: all ranks, in the default group
+    groups: the ranks of each process group, for a case on four ranks; None means all ranks, in the default group
     """
 
     groups: Groups | None = None
 
     def describe(self, name: str) -> str:
-        """The call as a learner would write it, or what is special about it."""
+        """The call as a learner would write it, or a note on what is special about it."""
         return name
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands: `index` among the `ranks` of its group, which is part of `world_size` ranks.
+    """The position of a rank: `index` among the `ranks` of its group, in a run on `world_size` ranks.
 
-    observed: what the ranks of the group observed, by index; only known to `expect`, which may need drawn masks
+    observed: observations of the group's ranks, by index; set only for `expect`, which may need the masks they drew
     """
 
     index: int
@@ -68,17 +68,17 @@ class Place:
         return len(self.ranks)
 
     def traffic(self, *calls: tuple[str, int]) -> Traffic:
-        """What a rank of this group should send, as (collective, elements); nothing where it is alone."""
+        """The expected traffic of a rank in this group, from (collective, elements) pairs; empty if it is alone."""
         return Traffic.expected(self.world_size, *calls, group=self.ranks)
 
     def part(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """This rank's part of a tensor that is split evenly over its group."""
+        """The shard of this rank, from a tensor that is split evenly over its group along `dim`."""
         return tensor.chunk(self.size, dim)[self.index]
 
 
 @dataclass(frozen=True)
 class Expected:
-    """For one rank: the right value of each observation, and what known mistakes would give."""
+    """The right value of each observation on one rank, and the values that known mistakes would give."""
 
     right: Observed
     mistakes: Mistakes = field(default_factory=dict)
@@ -101,16 +101,16 @@ def check_cases(
     world_sizes: Sequence[int] = WORLD_SIZES,
     tol: float = 1e-9,
 ) -> None:
-    """Run every case at each world size, and raise CheckFailed about the first that is wrong.
+    """Run every case at each world size, and raise CheckFailed for the first one that is wrong.
 
     cases:        subclasses of Case, or a function from the world size to them; those in groups run on four ranks only
-    questions:    the first that fits is asked; also as a function of the case and what all ranks observed
-    crash:        asked where the answer raises, also as a function of the case
-    stuck:        asked where the ranks wait for each other, likewise
-    whose_group:  asked where only a case in groups goes wrong: which call was not given its group?
-    ask_instead:  a better question for a run that failed, if its report gives one
-    world_sizes:  in this order, so that the world size that shows a mistake best comes first
-    tol:          as for `verify`
+    questions:    the first one that fits is asked; may be a function of the case and of all ranks' observations
+    crash:        asked if the answer raises; may be a function of the case
+    stuck:        asked if the ranks wait for each other; may be a function of the case
+    whose_group:  asked if only a case in groups goes wrong: which call didn't receive its group?
+    ask_instead:  returns a better question for a failed run if its report suggests one, else None
+    world_sizes:  tried in this order, so the world size that exposes a mistake best comes first
+    tol:          as in `verify`
     """
     name = getattr(answer, "__name__", "the answer")
 
@@ -151,7 +151,7 @@ def check_cases(
 
 
 def _problems(case: Any, world_size: int, draw: Any, generator: torch.Generator) -> list[tuple[Any, Place]]:
-    """For each rank: the problem that its group works on, and where the rank stands."""
+    """The (problem, place) pair of every rank: the problem that its group works on, and its position in the group."""
     members = member_of(world_size, case.groups)
     drawn = [draw(case, generator, len(members[0][1])) for _ in case.groups or (0,)]
     return [(drawn[i], Place(ranks.index(rank), ranks, world_size)) for rank, (i, ranks) in enumerate(members)]

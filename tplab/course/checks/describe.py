@@ -1,4 +1,4 @@
-"""Names for values that are not what was asked for: "a tuple of 2 (tensor [3, 4], None)"."""
+"""Descriptions of values that aren't what a check expects: "a tuple of 2 (tensor [3, 4], None)"."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Foreign:
-    """Stands for a value that is no tensor and no plain data: a work handle, a module, a generator."""
+    """A placeholder for a value that is neither a tensor nor plain data: a work handle, a module, a generator."""
 
     type_name: str
 

@@ -1,8 +1,8 @@
-"""How an observation differs from the right one, in words that help: "exactly 2 times", not "not close".
+"""Comparison of an observation with the right value, in words that help: "exactly 2 times", not "not close".
 
     compare(seen, expected) -> None | (kind, text)
 
-`kind` is one word or phrase that a `Question` can ask for; `text` is what the learner reads.
+`kind` is one word or phrase that a `Question` can match; `text` is what the learner reads.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Difference:
 
 
 def compare(seen: Any, expected: Any, context: Context) -> tuple[str, str] | None:
-    """(kind, text) of the difference, None if there is none."""
+    """The (kind, text) of the difference, or None if there is none."""
     if isinstance(seen, NotRun):
         return NOT_RUN, f"not run, since {seen.why}"
     if isinstance(seen, Changed):
@@ -67,7 +67,7 @@ def _traffic(seen: Any, expected: Traffic) -> tuple[str, str] | None:
     late = any(not call.waited for call in seen)
     kind = "never waited" if late else "no traffic" if not seen else "traffic"
     wanted, found = _spelled(expected), _spelled(seen)
-    if wanted == found:  # the same calls, among other ranks
+    if wanted == found:  # the same calls, but among different ranks
         wanted, found = (f"{text} among ranks {_members(t)}" for text, t in ((wanted, expected), (found, seen)))
     return kind, f"expected {wanted}; saw {found}"
 

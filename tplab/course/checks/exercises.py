@@ -1,4 +1,4 @@
-"""Exercises and their checks: what `check("4.1", ColumnParallelLinear)` does, and the pieces that check authors use.
+"""Exercises and their checks: the function `check("4.1", ColumnParallelLinear)`, and the pieces that check authors use.
 
 A check is a function in a module of the chapter's package `tplab/course/chapters/chNN/`:
 
@@ -9,11 +9,11 @@ A check is a function in a module of the chapter's package `tplab/course/chapter
             x, dy, ... = torch.randn(..., generator=generator, dtype=torch.float64), ...
             seen = run_ranks(program, p, layer_class, x, dy)       # what `observe` returned on each rank
             expected = [{"out": ..., "dx": ..., "forward traffic": Traffic.expected(p)} for rank in range(p)]
-            verify("4.1", p, seen, expected, questions=[Question("dx", "Who adds up the ranks' parts of dx?")])
-        return Verdict("with a bias that is not zero")
+            verify("4.1", p, seen, expected, questions=[Question("dx", "Who adds up the ranks' shares of dx?")])
+        return Verdict("with a nonzero bias")
 
-Inputs are random and different on every rank, expected values come from plain torch in float64 on one process, and
-every observation is compared on every rank before anything is said.
+Inputs are random and different on every rank, expected values come from plain torch in float64 in a single process,
+and every observation is compared on every rank before anything is reported.
 """
 
 import importlib
@@ -51,7 +51,7 @@ def exercise(number: str, title: str) -> Callable[[Callable[..., Verdict]], Call
 
 
 def chapter_module(number: str | int) -> Any:
-    """The package `tplab.course.chapters.chNN` of a chapter, or of the chapter of an exercise."""
+    """The package `tplab.course.chapters.chNN` of a chapter or an exercise. Raises ValueError if there is none."""
     text = str(number).split(".")[0]
     name = f"tplab.course.chapters.ch{int(text):02d}" if text.isdecimal() else ""
     try:
@@ -65,10 +65,10 @@ def chapter_module(number: str | int) -> Any:
 
 
 def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
-    """Check the learner's answer to an exercise.
+    """Check the learner's answer to an exercise and return the verdict.
 
-    Returns a verdict. Raises CheckFailed with the explanation, or NotImplementedError("exercise 4.1") where the answer
-    is still the stub, here or on a rank. `seed`: the inputs of an earlier failure, named in its message.
+    Raises CheckFailed with the explanation, NotImplementedError("exercise 4.1") while the answer is still the stub, or
+    ValueError for an unknown exercise. `seed` repeats the inputs of an earlier failure, whose message names it.
     """
     chapter_module(number)
     if number not in _exercises:
@@ -94,13 +94,13 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
 
 
 def _name(answer: Any) -> str:
-    """What the learner calls a function or a class; "..." for anything without such a name."""
+    """The name of the learner's function or class; "..." for anything that has none."""
     name = getattr(answer, "__name__", "")
     return name if name.isidentifier() else "..."
 
 
 def fresh_generator() -> torch.Generator:
-    """Random inputs that are new in every check; the seed stands in every failure's message."""
+    """A generator of random inputs that are new in every check; a failure's message names the seed."""
     ledger = current()
     ledger.generators += 1
     return torch.Generator().manual_seed(ledger.seed * 1000 + ledger.generators)

@@ -1,4 +1,4 @@
-"""`show_failure()`: run a program that is wrong on purpose, read what it says, and go on."""
+"""`show_failure()`: run a program that is broken on purpose, show its report, and carry on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +13,14 @@ NOTHING_FAILED = "Nothing failed. This cell is meant to fail: is the program sti
 
 @dataclass
 class Failure:
-    """What was caught; `error` is None when nothing failed."""
+    """The exception that was caught; `error` is None if nothing failed."""
 
     error: Exception | None = None
 
 
 @contextmanager
 def show_failure() -> Iterator[Failure]:
-    """Catch what the block raises and show its report as a normal output.
+    """Catch whatever the block raises and show its report as normal output.
 
     with show_failure():
         launch(a_rank_that_skips_the_all_reduce, 4)

@@ -1,4 +1,4 @@
-"""What the running check has done so far: its inputs' seed, what it compared, at which world sizes it was right."""
+"""The ledger of the running check: the seed of its inputs, what it compared, and the world sizes that were right."""
 
 import secrets
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 class Ledger:
     exercise: str
     seed: int
-    generators: int = 0  # how many streams of random inputs were drawn from the seed
-    compared: dict[str, None] = field(default_factory=dict)  # names, in the order they came
+    generators: int = 0  # number of random generators that were derived from the seed
+    compared: dict[str, None] = field(default_factory=dict)  # names, in the order in which they were compared
     claims: dict[str, None] = field(default_factory=dict)  # statements that hold
     passed: list[int] = field(default_factory=list)  # world sizes
-    alone: bool = False  # the answers were computed on one process, for these world sizes
+    alone: bool = False  # the answers were computed in a single process, for these world sizes
 
     def passed_before(self, p: int | None = None) -> str:
         """The world sizes that were right before this one, for a failure's headline."""
@@ -22,7 +22,7 @@ class Ledger:
         return f" (right at p = {sizes})" if sizes else ""
 
     def told(self) -> str:
-        """What was right and where, for the verdict."""
+        """A sentence for the verdict that lists what was right and at which world sizes."""
         sizes = ", ".join(map(str, sorted(self.passed)))
         where = f", {'for' if self.alone else 'on every rank at'} p = {sizes}" if sizes else ""
         told = f"Right: {', '.join(self.compared)}{where}."
@@ -33,7 +33,7 @@ _running: list[Ledger] = []
 
 
 def current() -> Ledger:
-    """The ledger of the running check; a fresh one, kept nowhere, outside of any check."""
+    """The ledger of the running check, or a fresh throwaway ledger if no check is running."""
     return _running[-1] if _running else Ledger("", secrets.randbelow(10**6))
 
 

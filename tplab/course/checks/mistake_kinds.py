@@ -1,8 +1,8 @@
-"""What a wrong tensor could be: another rank's part, p times the right one, one term of a sum, parts in wrong order.
+"""Guesses at what a wrong tensor is: another rank's part, p times the right one, one term of a sum, or parts reordered.
 
     tensor_difference(seen, expected, context) -> None | (kind, text)
 
-The guesses go from the most telling to plain numbers; the first that fits is the one the learner reads.
+The guesses go from the most telling to plain numbers, and the learner reads the first one that fits.
 """
 
 import itertools
@@ -19,10 +19,10 @@ from tplab.course.feedback.verdict import names
 
 @dataclass(frozen=True)
 class Context:
-    """What else is known when one observation of one rank is compared.
+    """The context in which one observation of one rank is compared.
 
     seen, expected: the observed and the right value on every rank
-    lookalikes:     values that well-known mistakes give on this rank, by a description that completes "equals ..."
+    lookalikes:     values that known mistakes give on this rank, by a description that completes "equals ..."
     """
 
     p: int
@@ -50,7 +50,7 @@ def tensor_difference(seen: Any, expected: Tensor, context: Context) -> tuple[st
 
 
 def _shape(seen: Tensor, expected: Tensor, context: Context) -> tuple[str, str]:
-    """What a tensor of the wrong shape could be."""
+    """A (kind, text) guess at what a tensor of the wrong shape is."""
     for label, value in context.lookalikes.items():
         if _equal(seen, value, context):
             return label, f"it equals {label}"
@@ -69,7 +69,7 @@ def _shape(seen: Tensor, expected: Tensor, context: Context) -> tuple[str, str]:
 
 
 def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
-    """What a wrong tensor of the right shape could be, the most telling first; ends with plain numbers."""
+    """The (kind, text) guesses at a wrong tensor of the right shape, most telling first; the last gives numbers."""
     if seen.is_floating_point() and not torch.isfinite(seen).all():
         what = "NaN" if torch.isnan(seen).any() else "infinity"
         count = int((~torch.isfinite(seen)).sum())
@@ -98,7 +98,7 @@ def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple
 def _multiple(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
     p, wide = context.p, expected.to(torch.float64) if not expected.is_complex() else expected
     norm = (wide * wide).sum()
-    if not norm or expected.numel() < 2 or float(wide.abs().max()) <= context.tol:  # rounding has no multiples
+    if not norm or expected.numel() < 2 or float(wide.abs().max()) <= context.tol:  # only rounding error
         return
     factor = float((seen.to(wide.dtype) * wide).sum() / norm) if not expected.is_complex() else 0.0
     if not factor or not _close(seen.to(wide.dtype) / factor, wide, max(context.tol, 1e-9)):
@@ -116,7 +116,7 @@ def _multiple(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tupl
 
 
 def _parts(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
-    """Guesses that cut the tensor into one part per rank, or look at its rows."""
+    """Guesses that split the tensor into one part per rank, or look at its rows."""
     p = context.p
     for dim in range(seen.dim()):
         if p > 1 and seen.shape[dim] % p == 0:

@@ -1,4 +1,4 @@
-"""What a check looks at on each rank: outputs, gradients, traffic, and whether the caller's tensors are as they were.
+"""Observations that a check makes on each rank: outputs, gradients, traffic, and changes to the caller's tensors.
 
     def program(layer_class, x, dy):                       # runs on every rank
         layer = layer_class(4, 6)
@@ -22,32 +22,32 @@ from tplab.runtime import record
 
 Observed = dict[str, Any]
 
-_side_groups: dict[Any, Any] = {}  # by default group: making one takes ten milliseconds
+_side_groups: dict[Any, Any] = {}  # keyed by the default group, because creating one takes ten milliseconds
 
 
 class Changed(tuple[str, ...]):
-    """Names of the caller's tensors that are no longer what they were. `verify` wants it empty, also when unasked."""
+    """Names of the caller's tensors that were overwritten. `verify` requires it to be empty, even if unexpected."""
 
     __slots__ = ()
 
 
 class Claim(str):
-    """What is the case where the statement that names this observation does not hold; empty where it holds.
+    """The reason why the statement that names this observation doesn't hold; empty if it holds.
 
-        {"the shard has memory of its own": Claim("" if own else "it is a view of the whole tensor")}
+        {"the shard has memory of its own": Claim("" if own else "it is a view of the full tensor")}
 
-    `verify` wants it empty, also when unasked. The name is a statement, since it stands under "Right" when it holds.
+    `verify` requires it to be empty, even if it isn't expected. The name is a statement because "Right" lists it.
     """
 
     __slots__ = ()
 
 
 class Snapshot:
-    """Remembers tensors, to see later whether anybody wrote into them.
+    """A copy of some tensors, for checking later whether anything has written into them.
 
     before = Snapshot(x=x, dy=dy)
     ...
-    before.changed()          # Changed(("x",)) when x was written to
+    before.changed()          # Changed(("x",)) if x was written to
     """
 
     def __init__(self, **tensors: Tensor | None) -> None:
@@ -67,7 +67,7 @@ def _same(now: Tensor, before: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class NotRun:
-    """Stands for an observation that could not be made, because something before it went wrong."""
+    """A placeholder for an observation that couldn't be made because something before it went wrong."""
 
     why: str
 
@@ -79,16 +79,16 @@ def observe(
     inputs: Mapping[str, Tensor],
     parameters: Mapping[str, Tensor | None] | None = None,
 ) -> Observed:
-    """Run the learner's code forward and backward on this rank and note everything a check compares.
+    """Run the learner's code forward and backward on this rank, and record everything that a check compares.
 
     run:        called as run(*inputs.values()); each input is a fresh leaf that requires grad (if it is floating point)
-    upstream:   gradient of the output, given as it is (strided, expanded, ...); None: of out.sum(), which is expanded;
-                for an output that is a tuple, one per element (None: no gradient for that one)
-    parameters: whose gradients are noted as "d" + name
+    upstream:   gradient of the output, passed as is (strided, expanded, ...); None: that of out.sum(), so expanded;
+                if the output is a tuple, one gradient per element (None: no gradient for that element)
+    parameters: their gradients are recorded as "d" + name
 
     Returns "out", "d<name>" for each input and parameter, "forward traffic", "backward traffic", and "inputs unchanged"
-    (Changed: also the parameters and the upstream gradient).
-    All ranks run the backward pass, or none does: an output that can't go backward on one rank leaves no other waiting.
+    (Changed, which also covers the parameters and the upstream gradient).
+    Either all ranks run the backward pass or none does, so no rank waits for one whose output can't go backward.
     """
     leaves = {name: _leaf(tensor) for name, tensor in inputs.items()}
     watched = {**leaves, **(parameters or {})}
@@ -127,7 +127,7 @@ def _not_run(watched: Mapping[str, Any], why: str) -> Observed:
 
 
 def portable(value: Any) -> Any:
-    """A value that can travel to the parent: tensors as detached copies, plain data as it is, else `Foreign`."""
+    """A value that can be sent to the parent: tensors as detached copies, plain data as is, else `Foreign`."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(
@@ -147,7 +147,7 @@ def portable(value: Any) -> Any:
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    """A leaf of its own, with the strides it was given."""
+    """A new leaf with the same values and strides as the tensor."""
     leaf = tensor.detach()
     copy = leaf if _overlaps(leaf) else leaf.clone(memory_format=torch.preserve_format)
     if not _overlaps(leaf) and copy.stride() != leaf.stride():  # a slice: lay the copy out with the same gaps
@@ -162,7 +162,7 @@ def _overlaps(tensor: Tensor) -> bool:
 
 
 def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple[list[tuple[Tensor, Tensor]], str]:
-    """(output, its gradient) for the backward pass, and what stands in the way, if anything does."""
+    """The (output, gradient) pairs for the backward pass, and the reason why it can't run, or ""."""
     if isinstance(upstream, Sequence):
         if not isinstance(out, (tuple, list)) or len(out) != len(upstream):
             return [], f"the output is not a tuple of {len(upstream)}"
@@ -184,7 +184,7 @@ def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple
 
 
 def _side_group() -> Any:
-    """A process group for this module's own questions, so that they don't mix with the learner's collectives."""
+    """A process group for this module's own votes, so that they don't mix with the learner's collectives."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     world = dist.group.WORLD

@@ -2,8 +2,8 @@
 
     predict("4.a", calls=1, bytes=96)
 
-looks up `PREDICTIONS["4.a"]` in the chapter's package. It never raises for a wrong or missing answer. A wrong one is
-told what to think about; from the third different try on, it may see the answer too.
+looks up `PREDICTIONS["4.a"]` in the chapter's package. It never raises for a wrong or missing answer. A wrong one gets
+a piece of advice, and from the third different try on, the learner can unfold the answer too.
 """
 
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class Prediction:
-    """A question with a known answer. In its texts code stands between backticks: "`weight` is [o, i]".
+    """A question with a known answer. Backticks in its texts mark code: "`weight` is [o, i]".
 
     answer: the right value of each field
     why:    shown when all fields are right
-    wrong:  what to think about: for a field ("bytes"), or for a certain wrong value of it (("bytes", 48))
+    wrong:  advice for a field ("bytes"), or for a particular wrong value of it (("bytes", 48))
     """
 
     question: str
@@ -34,7 +34,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Reply:
-    """The reply to a prediction: one box, or its text."""
+    """The reply to a prediction, shown as a box or as text."""
 
     color: str
     mark: str
@@ -57,7 +57,7 @@ _tried: dict[str, list[dict[str, Any]]] = {}
 
 
 def predict(number: str, **values: Any) -> Reply:
-    """Compare the learner's prediction with the answer. Dots (`...`) mean: not predicted yet."""
+    """Compare the learner's prediction with the answer; `...` means not predicted yet. Raises ValueError, TypeError."""
     predictions: dict[str, Prediction] = getattr(chapter_module(number), "PREDICTIONS", {})
     if number not in predictions:
         raise ValueError(f"there is no prediction {number!r} in this chapter")

@@ -1,4 +1,4 @@
-"""Traffic as checks compare it: which collectives a rank entered, how large, with whom; not where and when.
+"""Traffic as checks compare it: which collectives a rank entered, their sizes and groups, but not where or when.
 
 with record() as section:
     y = layer(x)
@@ -17,9 +17,9 @@ from tplab.runtime import Collective
 class Call(NamedTuple):
     """One collective, as checks compare it.
 
-    numel:  elements of the message as nccl-tests counts it: the tensor for all_reduce, broadcast, reduce, send, recv;
+    numel:  elements of the message, counted as in nccl-tests: the tensor for all_reduce, broadcast, reduce, send, recv;
             all parts together for all_gather, gather, scatter, reduce_scatter
-    waited: whether anybody waited for it to complete
+    waited: whether anything waited for it to complete
     """
 
     kind: str
@@ -33,9 +33,9 @@ class Call(NamedTuple):
 
 
 class Traffic(tuple[Call, ...]):
-    """The collectives that one rank entered. Two are equal when they hold the same calls, in any order.
+    """The collectives that one rank entered. Two are equal if they contain the same calls, in any order.
 
-    Collectives in a group of one rank move nothing and are left out.
+    Collectives in a group of one rank transfer nothing and are left out.
     """
 
     __slots__ = ()
@@ -61,7 +61,7 @@ class Traffic(tuple[Call, ...]):
     def expected(
         p: int, *calls: tuple[str, int], dtype: str = "float64", group: Iterable[int] | None = None
     ) -> "Traffic":
-        """Expected traffic: `Traffic.expected(p, ("all_reduce", 96))`. Nothing when the group has one rank."""
+        """Expected traffic, such as `Traffic.expected(p, ("all_reduce", 96))`; empty if the group has one rank."""
         members = tuple(range(p)) if group is None else tuple(group)
         return Traffic(Call(kind, numel, dtype, members) for kind, numel in calls) if len(members) > 1 else Traffic()
 
@@ -80,7 +80,7 @@ def _elements(collective: Collective) -> int:
 
 
 def _in_words(calls: Counter[Call]) -> str:
-    """ "2 all_reduces of 96 float64 elements, 1 all_gather of 48 ...": the same calls counted together."""
+    """Spell out the calls, counting identical ones: "2 all_reduces of 96 elements (float64), 1 all_gather of ..."."""
     groups = {call.group for call in calls}
     texts = []
     for call, count in sorted(calls.items()):

@@ -1,10 +1,10 @@
-"""Run the learner's code, and where it fails say what was tried, what it raised, and on which of the learner's lines.
+"""Run the learner's code, and if it fails, report what was tried, what it raised, and on which of the learner's lines.
 
-run_ranks    a program on p ranks
-run_cases    several cases of a program on p ranks; a failure names the case that fails
-called_as    a call on a rank, named in what it raises
-calling      a call in this process, named in what it raises
-must_refuse  a call in this process that has to raise
+run_ranks    run a program on p ranks
+run_cases    run several cases of a program on p ranks; a failure names the case that fails
+called_as    name a call on a rank in whatever it raises
+calling      name a call in this process in whatever it raises
+must_refuse  require a call in this process to raise
 """
 
 import re
@@ -31,7 +31,7 @@ _STUCK = "Does every rank enter the same collectives in the same order, with ten
 
 
 def as_failure(number: str, error: Exception, what: str = "your code raised", question: str | None = None) -> Exception:
-    """What a check raises where the learner's code raised `error` in this process: a stub's error stays what it is."""
+    """The exception that a check raises if the learner's code raised `error` here; a stub's error is kept."""
     if isinstance(error, CheckFailed):
         return error
     if isinstance(error, NotImplementedError) and _STUB.fullmatch(str(error)):
@@ -49,11 +49,11 @@ def run_ranks(
     stuck: str | None = None,
     note: str = "",
 ) -> Results:
-    """`launch(program, p, args=args)` for checks: results[r] is what program(*args) returned on rank r.
+    """Run a check's program with `launch(program, p, args=args)`: results[r] is what program(*args) returned on rank r.
 
-    A rank that fails becomes CheckFailed with the launcher's report and the question, or `stuck` where the ranks wait
-    for each other; a stub on a rank becomes the stub's own NotImplementedError. `note` says in the headline what was
-    tried: "ColumnParallelLinear(12, 8)".
+    A rank that fails raises CheckFailed with the launcher's report and `question`, or `stuck` if the ranks wait for
+    each other; a stub on a rank raises the stub's own NotImplementedError. `note` says in the headline what was tried:
+    "ColumnParallelLinear(12, 8)".
     """
     try:
         return launch(_portable_result, p, args=(program, args))
@@ -85,12 +85,12 @@ def run_cases(
     stuck: Callable[[Any], str | None] = lambda case: None,
     ask_instead: Callable[[CheckFailed], str | None] = lambda failure: None,
 ) -> Iterator[list[Any]]:
-    """Run `program(answer, cases, data)`, which returns a list, on p ranks; yields what each case gave on every rank.
+    """Run `program(answer, cases, data)`, which returns a list, on p ranks; yields each case's results on every rank.
 
-    All cases go in one launch. If the answer fails in it, each goes in a launch of its own: so the failure names the
-    case with `note`, and asks the `question` that fits it, or `stuck` where the ranks wait for each other. What
-    `ask_instead` makes of the failure, if anything, is asked first. An answer that fails only when the cases run one
-    after another has failed, too: exhaust the iterator.
+    All cases share one launch. If the answer fails in it, each case gets its own launch, so that the failure names the
+    case with `note` and asks the `question` that fits it, or `stuck` if the ranks wait for each other. If `ask_instead`
+    derives a question from the failure, that one is asked first. An answer that fails only when the cases run one after
+    another has failed too, so exhaust the iterator.
     """
 
     def run(some: Sequence[Any], theirs: Sequence[Any], said: str) -> Any:
@@ -113,7 +113,7 @@ def run_cases(
 
 @contextmanager
 def called_as(call: str) -> Iterator[None]:
-    """On a rank: what the learner's function raises within says below its message how the function was called."""
+    """Add a note to whatever the learner's function raises on a rank, saying how the function was called."""
     try:
         yield
     except Exception as error:
@@ -124,7 +124,7 @@ def called_as(call: str) -> Iterator[None]:
 
 @contextmanager
 def calling(call: str, question: str | None = None) -> Iterator[None]:
-    """Within it the learner's function is called in this process; what it raises is told with the call as written.
+    """Turn whatever the learner's function raises in this process into a CheckFailed that shows the call as written.
 
     with calling("shard(tensor [5, 24], dim=-1, rank=0, world_size=2)"):
         mine = shard(tensor, -1, 0, 2)
@@ -141,7 +141,7 @@ def _portable_result(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def fail(number: str, what: str, question: str, report: str = "") -> NoReturn:
-    """Fail a check for a reason that `verify` can't see."""
+    """Raise CheckFailed for a reason that `verify` can't see."""
     raise CheckFailed(f"Exercise {number}: {what}", question=question, report=report)
 
 
@@ -154,9 +154,9 @@ def must_refuse(
     says: Sequence[object] = (),
     what: str = "this",
 ) -> None:
-    """`call` must raise `error`, with every item of `says` in its message.
+    """Require `call` to raise `error` with every item of `says` in its message; otherwise raise CheckFailed.
 
-    what: names the call in the failure's message, "divide(10, 4)"
+    what: the call as the failure's message names it, "divide(10, 4)"
     """
     try:
         result = call()

@@ -1,4 +1,4 @@
-"""The table "what you see, what it is" at the end of a chapter's "Break it"."""
+"""The table of symptoms and their causes at the end of a chapter's "Break it" section."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _WIDTHS = (42, 46)
 
 @dataclass(frozen=True)
 class Symptom:
-    """What a learner sees, and the mistake behind it."""
+    """A symptom that a learner sees, and the mistake behind it."""
 
     see: str
     cause: str
@@ -34,7 +34,7 @@ class Symptoms:
 
 
 def symptoms(chapter: int | str) -> Symptoms:
-    """The symptoms that a chapter has collected."""
+    """The table of symptoms that a chapter has collected."""
     from tplab.course.checks.exercises import chapter_module  # here, since it imports torch
 
     return Symptoms(getattr(chapter_module(chapter), "SYMPTOMS", ()))

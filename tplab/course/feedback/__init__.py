@@ -1,6 +1,6 @@
-"""What a learner reads after a check.
+"""Feedback that a learner reads after a check.
 
 verdict      passed or failed, as text and as a box in the notebook
-tracebacks   reports, reduced to the learner's own lines
+tracebacks   error reports reduced to the learner's own lines
 hints        the three hints of an exercise
 """

@@ -1,8 +1,8 @@
-"""The three hints of an exercise: one more at every `tplab hint 4.2`, and folded into the box of a failed check.
+"""The three hints of an exercise: each `tplab hint 4.2` shows one more, and the box of a failed check folds them in.
 
-The hints are read from the executed solution, whose hints cell holds them one inside the other (rewrite.fold_hints), so
-that a learner who has deleted or changed that cell still gets them. How many of them somebody has seen stands in
-`.tplab/hints.json` beside chapters/: {"4.2": 1}.
+The hints are read from the executed solution, whose hints cell nests them (rewrite.fold_hints), so a learner who has
+deleted or changed that cell still gets them. `.tplab/hints.json` beside chapters/ stores the number of the last hint
+shown for each exercise: {"4.2": 1}.
 """
 
 import json
@@ -19,7 +19,7 @@ _OPENING = re.compile(r"<details><summary>Hint \d+</summary>")
 
 
 class NoHint(Exception):  # noqa: N818 (it names what is not there)
-    """There is no such hint; the message says what to write instead."""
+    """The requested hint doesn't exist; the message says what to type instead."""
 
 
 def unfold(text: str) -> list[str]:
@@ -33,7 +33,7 @@ def hints_of(reference: list[Cell]) -> dict[str, list[str]]:
 
 
 def hints_for(number: str, root: Path) -> list[str]:
-    """The hints of one exercise of the course in the folder `root`. Raises NoHint, and Unreadable for a broken file."""
+    """The hints of exercise `number` in the course at `root`. Raises NoHint, or Unreadable for a broken notebook."""
     chapter, _, place = number.partition(".")
     if not (chapter.isdecimal() and place.isdecimal()):
         raise NoHint(f"There is no exercise {number!r}. Write its number as in the heading: tplab hint 4.2")
@@ -48,11 +48,11 @@ def hints_for(number: str, root: Path) -> list[str]:
     return known[number]
 
 
-# How many hints have been seen
+# Hints that have been shown
 
 
 def seen(root: Path) -> dict[str, int]:
-    """The number of the last hint shown, by exercise. A file that is missing or damaged counts as empty."""
+    """The number of the last hint shown for each exercise. A missing or damaged file counts as empty."""
     try:
         stored = json.loads((root / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -62,7 +62,7 @@ def seen(root: Path) -> dict[str, int]:
 
 
 def remember(root: Path, number: str, step: int) -> None:
-    """Keep that hint `step` has been seen."""
+    """Record that hint `step` has been shown."""
     kept = seen(root)
     path = root / STATE
     path.parent.mkdir(exist_ok=True)
@@ -71,20 +71,20 @@ def remember(root: Path, number: str, step: int) -> None:
 
 
 def choose(number: str, root: Path, *, step: int | None = None, everything: bool = False) -> list[tuple[int, str]]:
-    """The hints to show now, each with its number: the next one, or number `step`, or all; and remembers them."""
+    """Choose the hints to show, the next one, number `step`, or all, as (number, text); records them as seen."""
     hints = hints_for(number, root)
     if step is not None and not 1 <= step <= len(hints):
         raise NoHint(f"Exercise {number} has {len(hints)} hints; there is no hint {step}.")
     last = min(step or seen(root).get(number, 0) + 1, len(hints))
     steps = range(1, len(hints) + 1) if everything else [last]
-    with suppress(OSError):  # a folder that can't be written to is no reason to keep a hint back
+    with suppress(OSError):  # an unwritable folder is no reason to withhold a hint
         remember(root, number, steps[-1])
     return [(step, hints[step - 1]) for step in steps]
 
 
 def show(number: str, root: Path, *, step: int | None = None, everything: bool = False) -> int:
-    """`tplab hint 4.2`: print the hints that are due. Returns the command's exit code."""
-    from rich.console import Console  # here, since a kernel needs this file too, and shows its hints as HTML
+    """Print the hints for a `tplab hint 4.2` command. Returns its exit code: 0, or 2 if there is no such hint."""
+    from rich.console import Console  # imported here, since a kernel uses this module too and shows HTML instead
     from rich.markdown import Markdown
     from rich.text import Text
 
@@ -110,7 +110,7 @@ def show(number: str, root: Path, *, step: int | None = None, everything: bool =
 
 
 def folded(number: str) -> str:
-    """The exercise's hints as HTML, folded one inside the other; "" where they can't be found."""
+    """The exercise's hints as nested HTML; "" if they can't be found."""
     from tplab.course.notebooks.kernels import PACKAGE_ROOT
 
     here = Path.cwd()
@@ -121,7 +121,7 @@ def folded(number: str) -> str:
 
 
 def to_html(hints: list[str]) -> str:
-    """Hints in Markdown as nested <details>: the next one shows once the one before is open. Needs no kernel."""
+    """Convert Markdown hints to nested <details>, so that opening one reveals the next. Needs no kernel."""
     render = _renderer()
     folded = ""
     for place in range(len(hints), 0, -1):
@@ -133,7 +133,7 @@ def to_html(hints: list[str]) -> str:
 
 
 def _renderer() -> Callable[[str], str]:
-    """Markdown to HTML; $...$ is left for the page to typeset."""
+    """A Markdown-to-HTML renderer that leaves $...$ for the page to typeset."""
     from markdown_it import MarkdownIt
     from markdown_it.rules_inline import StateInline
 

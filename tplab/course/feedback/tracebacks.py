@@ -8,15 +8,15 @@ import torch
 
 from tplab.runtime.failures import cell_of
 
-# The shape in which `observe` lets ranks vote: unlike anything a learner communicates, so that it can be told apart
+# Shape of the tensor with which ranks vote inside `observe`; no learner's message has it, so votes can be recognized
 VOTE_SHAPE = (1, 1, 1, 1)
 _VOTE = re.compile(r"\(\[1, 1, 1, 1\] uint8, min\)")
-HOUSE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # of the package tplab
+HOUSE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # of the tplab package
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 def readable_report(report: str) -> str:
-    """The launcher's report without the frames of tplab and torch, and without the votes of `observe`."""
+    """The launcher's report without the frames of tplab and torch, and without the votes that `observe` takes."""
     lines: list[str] = []
     skip_source = False
     for line in report.splitlines():
@@ -34,12 +34,12 @@ def readable_report(report: str) -> str:
 
 
 def has_frames(report: str) -> bool:
-    """Whether a report names any line of code."""
+    """Return whether a report names any line of code."""
     return ", line " in report
 
 
 def readable_traceback(error: BaseException) -> str:
-    """The error and the lines that led to it, without those of tplab and torch; a cell is named as `launch` does."""
+    """The error and its traceback, without the frames of tplab and torch; cells are named as `launch` names them."""
     lines = []
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith((HOUSE, _TORCH)):

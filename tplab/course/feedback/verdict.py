@@ -1,7 +1,7 @@
-"""How a check's result is shown: `Verdict` when it passed, `CheckFailed` when it did not.
+"""The result of a check and how it is displayed: `Verdict` if it passed, `CheckFailed` if it didn't.
 
 Both have a text form (terminal, nbval, `tplab check`) and an HTML box (notebook). A verdict's text is the same in every
-run, so nbval can compare it. A failure says what differs, then asks the question that leads to the cause.
+run, so nbval can compare it. A failure lists what differs, then asks a question that leads to the cause.
 """
 
 import re
@@ -15,7 +15,7 @@ from textwrap import fill, indent, wrap
 from tplab.course.feedback.hints import folded
 
 _WIDTH = 100
-_NAMES = 34  # the most characters across for names, then for ranks
+_NAMES = 34  # maximum width, in characters, of the names column and of the ranks column
 _BOX = (
     "border-left: 6px solid {color}; padding: 0.4em 0.9em; margin: 0.3em 0; "
     "background: var(--jp-layout-color1, transparent); color: var(--jp-ui-font-color1, inherit); "
@@ -29,12 +29,12 @@ BLUE = "var(--jp-info-color1, #1565c0)"
 
 
 def box(color: str, *parts: str) -> str:
-    """HTML of a box with a coloured left border, readable on light and on dark themes."""
+    """HTML for a box with a colored left border, readable in light and dark themes."""
     return f'<div style="{_BOX.format(color=color)}">{"".join(parts)}</div>'
 
 
 def heading(text: str) -> str:
-    """The first line of a box. Not in the box's colour: a theme's colours for borders are too pale for text."""
+    """HTML for the first line of a box, without its color, since a theme's border colors are too pale for text."""
     return f'<div style="font-weight: 600;">{escape(text)}</div>'
 
 
@@ -44,7 +44,7 @@ def paragraph(text: str, strong: bool = False) -> str:
 
 
 def code_html(text: str) -> str:
-    """HTML of a text whose code stands between backticks."""
+    """HTML for a text in which backticks mark code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
@@ -60,7 +60,7 @@ def preformatted(text: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """HTML table, left-aligned, the first column in bold."""
+    """HTML for a left-aligned table; without a head, its first column is bold."""
     cell = (
         'style="text-align: left; vertical-align: top; padding: 0.15em 1.2em 0.15em 0; border: none; background: none;"'
     )
@@ -75,14 +75,14 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Return whether this process is a notebook's kernel."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module else None
     return getattr(shell, "kernel", None) is not None
 
 
 def display_html(html: str, text: str) -> None:
-    """Show the HTML in a notebook, the text anywhere else."""
+    """Show the HTML in a notebook and the text anywhere else."""
     if in_notebook():
         from IPython.display import display
 
@@ -92,13 +92,13 @@ def display_html(html: str, text: str) -> None:
 
 
 def names(items: Sequence[object]) -> str:
-    """ "a", "a and b", "a, b and c"."""
+    """Join items with commas and "and": "a", "a and b", "a, b and c"."""
     texts = [str(item) for item in items]
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " and " + texts[-1] if texts else ""
 
 
 def ranks_text(ranks: Sequence[int], p: int) -> str:
-    """ "rank 1", "ranks 0 and 2", "every rank"."""
+    """Name ranks in words: "rank 1", "ranks 0 and 2", "every rank"."""
     if len(ranks) == p and p > 1:
         return "every rank"
     return ("rank " if len(ranks) == 1 else "ranks ") + names(sorted(ranks))
@@ -106,7 +106,7 @@ def ranks_text(ranks: Sequence[int], p: int) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """An exercise that passed. A check returns `Verdict("a note")`; `check()` fills in the rest."""
+    """The verdict on an exercise that passed. A check returns `Verdict("a note")`; `check()` fills in the rest."""
 
     note: str = ""
     exercise: str = ""
@@ -126,15 +126,15 @@ class Verdict:
 
 @dataclass(eq=False)
 class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fault of the program)
-    """An exercise's check failed. `str()` is the whole explanation.
+    """The failure of an exercise's check. `str()` gives the full explanation.
 
-    headline: which exercise, at which p, on which ranks
-    rows:     what differs: (observation, ranks, how it differs)
+    headline: the exercise, its world size p, and the ranks that are wrong
+    rows:     one per difference: (observation, ranks, how it differs)
     right:    the observations that agree
-    report:   a traceback or the launcher's report, if the code did not run to its end
+    report:   a traceback or the launcher's report, if the code didn't run to its end
     question: leads to the cause
-    footnote: how to see the same inputs again
-    exercise: its number, under which there are hints
+    footnote: how to get the same inputs again
+    exercise: its number, for finding its hints
     """
 
     headline: str
@@ -175,7 +175,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
         return "\n".join(f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in columns)
 
     def html(self, hints: str = "") -> str:
-        """The box. `hints`: HTML that goes into it below the question."""
+        """The failure as an HTML box; `hints` is HTML that goes below the question."""
         parts = [heading("✗ " + self.headline)]
         if self.rows:
             parts.append(table(self.rows))
@@ -192,10 +192,10 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
         return box(RED, *parts, hints)
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows for this exception: in a notebook the box and one line, elsewhere the text; no frames."""
+        """The lines that IPython shows for this exception: one line below the box in a notebook, else the text."""
         if not in_notebook():
             return ["CheckFailed: " + str(self)]
-        if not self._shown:  # IPython asks more than once
+        if not self._shown:  # IPython calls this more than once
             self._shown = True
             display_html(self.html(folded(self.exercise) if self.exercise else ""), str(self))
         return ["CheckFailed: " + self.headline]

@@ -1,7 +1,7 @@
-"""Which cells of a merged chapter have to run for an exercise, and the notebook that nbval runs.
+"""Select the cells of a merged chapter that must run for an exercise, and make them a notebook for nbval to run.
 
-A cell is needed when it binds a name that a needed cell uses. Given cells that no exercise needs (pictures, training
-runs) are left out, which is what makes `tplab check` quick; the course's own tests run every cell.
+A cell is needed if it binds a name that a needed cell uses. Given cells that no exercise needs (pictures, training
+runs) are left out, which makes `tplab check` fast; the course's own tests run every cell.
 """
 
 import ast
@@ -31,7 +31,7 @@ def binds(source: str) -> set[str]:
 
 
 def has_side_effects(source: str) -> bool:
-    """Whether it may change paths, modules or the environment, which no name tells."""
+    """Return whether a cell may change paths, modules or the environment, which its names don't reveal."""
     return _SIDE_EFFECTS.search(source) is not None
 
 
@@ -61,7 +61,7 @@ def select(merged: Merged, exercises: list[str], *, everything: bool = False, wh
 
 
 def with_needs(pieces: list[Piece], needed: set[int]) -> list[Piece]:
-    """The pieces whose id() is in `needed`, and every other that binds a name they use, checks left out."""
+    """The pieces whose id() is in `needed`, and every other piece that binds a name they use, except checks."""
     needed, names = set(needed), set()
     while True:
         names |= {name for piece in pieces if id(piece) in needed for name in uses(piece.source)}
@@ -72,7 +72,7 @@ def with_needs(pieces: list[Piece], needed: set[int]) -> list[Piece]:
 
 
 def cells_that_need_answers(pieces: list[Piece]) -> set[str]:
-    """Ids of the given cells that can't run while an exercise is to do: they use an answer, or what comes of one."""
+    """Ids of the given cells that use an answer or something computed from it, so that they can't run without it."""
     names = {name for piece in pieces if piece.role == "exercise" for name in names_in(piece.source)}
     found = set()
     for piece in pieces:
@@ -83,7 +83,7 @@ def cells_that_need_answers(pieces: list[Piece]) -> set[str]:
 
 
 def to_notebook(pieces: list[Piece]) -> list[Cell]:
-    """The cells that nbval runs: the pieces, and between them hidden cells that keep the answers."""
+    """The cells that nbval runs: the pieces, and between them hidden cells that save the answers."""
     asked = {name for piece in pieces if piece.role == "check" for name in answers_in(piece.source)}
     cells = [_hidden("start", "start()")]
     for piece in pieces:
@@ -109,17 +109,17 @@ def _runnable(piece: Piece) -> Cell:
 
 
 def answers_in(check: str) -> list[str]:
-    """The names that a check cell hands over: ["shard", "unshard"] for check("2.1", shard, unshard)."""
+    """The names that a check cell passes: ["shard", "unshard"] for check("2.1", shard, unshard)."""
     call = next(node for node in ast.walk(parse_code(check)) if isinstance(node, ast.Call))
     return [argument.id for argument in call.args if isinstance(argument, ast.Name)]
 
 
 def _hidden(id: str, call: str) -> Cell:
-    """A step of ours between two cells."""
+    """A hidden cell that runs a step of ours between two cells."""
     metadata = {"tplab": {"role": "hidden"}, "tags": ["nbval-ignore-output"]}
     return Cell("code", handover(call), f"hidden-{id}"[:64], metadata)
 
 
 def handover(call: str) -> str:
-    """An expression that calls a function of handover.py, which nbval_plugin.py has the kernel evaluate."""
+    """An expression that calls a function of handover.py; nbval_plugin.py has the kernel evaluate it."""
     return f'__import__("tplab.course.grading.handover", fromlist=["handover"]).{call}'

@@ -1,10 +1,10 @@
-"""Check a learner's notebook: merge, run nbval on the copy, and turn what it says into a verdict for each exercise.
+"""Check a learner's notebook: merge it, run nbval on the copy, and turn the results into a verdict on each exercise.
 
     passed      the check's result equals the reference's
     failed      the check refused the answer (its message says what to look at), or the exercise's cell doesn't run
     to do       the stub is still there
     waiting     the answer uses an earlier exercise that is still to do
-    not run     the run ended before it
+    not run     the run ended before the check
 
 `check_notebook` yields these one by one, as they become known. The learner's file is only read.
 """
@@ -31,7 +31,7 @@ STATUSES = ("passed", "failed", "to do", "waiting", "not run")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `tplab check` says about one exercise."""
+    """The verdict of `tplab check` on one exercise."""
 
     number: str
     title: str
@@ -41,7 +41,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Note:
-    """Something worth knowing that decides no verdict."""
+    """A remark that doesn't affect any verdict."""
 
     text: str
 
@@ -61,10 +61,10 @@ def check_notebook(
     everything: bool = False,
     timeout: float = CELL_TIMEOUT,
 ) -> Iterator[Verdict | Note]:
-    """Check the notebook at `path` against `reference`. Raises notebook.Unreadable before anything runs.
+    """Check the notebook at `path` against `reference`. Raises cells.Unreadable before anything runs.
 
-    learner: the notebook's cells, where they have been read already. exercises: only these, running only the cells they
-    need. everything: run also the given cells that no check needs.
+    learner: the notebook's cells, if they have been read already. exercises: check only these, and run only the cells
+    they need. everything: also run the given cells that no check needs. timeout: seconds per cell.
     """
     merged = merge(reference, read_notebook(path) if learner is None else learner)
     titles = exercises_of(reference)
@@ -80,7 +80,7 @@ def check_notebook(
 
 
 def hiding_files(folder: Path) -> list[str]:
-    """Names of the learner's files that Python finds in front of modules which the course needs."""
+    """Names of the learner's Python files that hide modules which the course needs."""
     needed = {*NEEDED, *(name for name in sys.modules if name in sys.stdlib_module_names)}
     return sorted(path.stem for path in folder.glob("*.py") if path.stem in needed)
 
@@ -101,14 +101,14 @@ def _verdicts(run: Run, merged: Merged, reference: list[Cell], wanted: list[str]
 
 
 class Judge:
-    """Reads the rows of nbval_plugin.py in order and says what each check's row means."""
+    """A reader of nbval_plugin.py's rows that turns each check's row, in order, into a verdict."""
 
     def __init__(self, merged: Merged, reference: list[Cell]):
         self.missing = merged.missing
         self.need_answers = cells_that_need_answers(merged.pieces)
         self.all_passed = True
         self.notes: list[str] = []
-        self.stopped = ""  # why nothing after this point was run
+        self.stopped = ""  # why nothing ran after this point
         self._broken: dict[str, str] = {}  # exercise -> why its own cell failed
         self._wrote: dict[str, str] = {}  # name -> the exercise whose cell defines it
         for cell in code_cells(reference):
@@ -132,7 +132,7 @@ class Judge:
             self.stopped = NO_START if DIED in row["message"] else f"The kernel {ended} in {_place(row)}."
 
     def verdict(self, row: dict) -> tuple[str, str]:
-        """Status and text for the row of a check cell."""
+        """The status and text for the row of a check cell."""
         number = row["number"]
         if number in self.missing:
             return "failed", self.missing[number]
@@ -156,7 +156,7 @@ class Judge:
 
 
 def _place(row: dict) -> str:
-    """Where a kernel ended, as the learner knows it."""
+    """The place where a kernel ended, in the learner's terms."""
     role = row.get("role")
     if role == "check":
         return f"the check of exercise {row['number']}"
@@ -166,13 +166,13 @@ def _place(row: dict) -> str:
 
 
 def _asks_for(row: dict) -> str:
-    """The exercise whose stub was called, if that is why a cell failed."""
+    """The number of the exercise whose stub was called, if that is why a cell failed; else ""."""
     stub = re.fullmatch(r"exercise (\d+\.\d+)", row.get("evalue", "").strip())
     return stub[1] if stub and row.get("ename") == "NotImplementedError" else ""
 
 
 def explain(row: dict) -> str:
-    """Why a cell failed, in the learner's terms."""
+    """Explain in the learner's terms why a cell failed."""
     message = row.get("message", "")
     if timeout := _out_of_time(row):
         seconds = f"No result after {timeout[1]} seconds; it was stopped."

@@ -1,4 +1,4 @@
-"""What `tplab check` prints, for a terminal of any width."""
+"""Output of `tplab check`, for a terminal of any width."""
 
 import re
 import textwrap
@@ -20,17 +20,17 @@ LOOK = {
     "not run": ("-", "magenta"),
 }
 _INDENT = 4
-_HANGING = 20  # columns by which the continuation of a row is indented at most
+_HANGING = 20  # largest indentation, in columns, of a row's continuation lines
 
 
 def show_heading(console: Console, stem: str, path: Path) -> None:
-    """The chapter, and which state of the notebook is checked: what has not been saved is not seen."""
+    """Print the chapter and when its notebook was saved, because unsaved changes are not checked."""
     console.print(Text(f"Chapter {stem[:2]}: {stem[3:].replace('_', ' ')}", style="bold"))
     console.print(Text(f"{_short(path)}, {saved(path.stat().st_mtime)}", style="dim"))
 
 
 def show_verdict(console: Console, verdict: Verdict) -> None:
-    """One line for an exercise; what to look at stands below it."""
+    """Print one line for an exercise, and below it what to look at."""
     mark, colour = LOOK[verdict.status]
     status = f"waiting for {verdict.text}" if verdict.status == "waiting" else verdict.status
     line = Table.grid(expand=True, padding=(0, 1))
@@ -57,7 +57,7 @@ def show_summary(console: Console, verdicts: list[Verdict]) -> None:
 
 
 def saved(moment: float) -> str:
-    """When a file was saved."""
+    """A phrase for when a file was saved: "saved 10:15:00, 3 min ago". `moment`: seconds since the epoch."""
     minutes = int((time.time() - moment) / 60)
     if minutes < 1:
         ago = "just now"
@@ -69,9 +69,9 @@ def saved(moment: float) -> str:
 
 
 def reflow(text: str, width: int) -> str:
-    """Text that was wrapped for another width, wrapped for this one. A traceback keeps its lines.
+    """Rewrap text that was wrapped for a different width. A traceback keeps its lines.
 
-    A line indented much deeper than the one before it is that one's continuation.
+    A line indented much deeper than the one before it continues that line.
     """
     rows: list[list[str]] = []  # a row and its continuations
     for line in text.split("\n"):
@@ -101,7 +101,7 @@ def _wrapped(row: list[str], width: int) -> str:
 
 
 def _short(path: Path) -> Path:
-    """The path as seen from here."""
+    """The path relative to the current folder, if it is inside it."""
     try:
         return path.resolve().relative_to(Path.cwd())
     except ValueError:

@@ -1,10 +1,10 @@
-"""A process in which no cell has run: here `tplab check` runs the checks, on the answers that a kernel hands over.
+"""A process in which no cell has run, where `tplab check` runs the checks on answers that a kernel hands over.
 
-    checker = Checker(environment, folder)     starts to import torch, while the kernel starts too
-    checker.ask("4.1", answers, limit=120)     -> Reply: what the check said
+    checker = Checker(environment, folder)     starts importing torch while the kernel starts too
+    checker.ask("4.1", answers, limit=120)     -> Reply: the result of the check
 
 The process imports the checks once and forks for each of them, so every check begins in the same clean state. It starts
-one fork server (see `tplab.runtime.forkserver`), which the ranks of all checks come from.
+one fork server (see `tplab.runtime.forkserver`), from which the ranks of all checks come.
 """
 
 import base64
@@ -23,18 +23,18 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-# Others' code that checks build on; of these modules the public functions and classes must stay what they are
+# Modules outside the course that checks build on; their public functions and classes must not change
 OTHERS = ("builtins", "importlib", "math", "torch", "torch.nn", "torch.nn.functional", "torch.autograd",
           "torch.distributed", "torch.testing")  # fmt: skip
-# torch wraps these itself: the first when it loads its compiler, which an optimizer or device "meta" may do in a check,
+# torch wraps these itself: the first when it loads its compiler, which an optimizer or device "meta" may cause, and
 # the others when it first compiles.
 WRAPPED_BY_TORCH = ("torch.manual_seed", "torch.nn.Module.__init__", "torch.nn.Module.__setstate__")
-POLL = 0.05  # seconds between two looks at whether a check has ended
+POLL = 0.05  # seconds between polls for the end of a check
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of a check: `text` of the verdict where it passed, else the exception that it ended with."""
+    """The result of a check: the verdict's `text` if it passed, else the exception that it ended with."""
 
     passed: bool = False
     text: str = ""
@@ -44,7 +44,7 @@ class Reply:
 
 
 class Checker:
-    """The clean process, as nbval's process sees it."""
+    """The clean process, as seen by nbval's process."""
 
     def __init__(self, environment: dict[str, str], folder: Path) -> None:
         self._connection, theirs = Pipe()
@@ -56,7 +56,7 @@ class Checker:
             )  # fmt: skip
 
     def ask(self, number: str, answers: str, limit: float) -> Reply:
-        """Run the check of an exercise on what `handover.hand_over` returned; `limit`: seconds that it may take."""
+        """Run an exercise's check on what `handover.hand_over` returned; `limit` is its time limit in seconds."""
         try:
             self._connection.send_bytes(json.dumps([number, answers, limit]).encode())
             return Reply(**json.loads(self._connection.recv_bytes()))
@@ -89,7 +89,7 @@ def serve(descriptor: int) -> None:
 
 
 def _in_a_fork(number: str, answers: str, limit: float) -> Reply:
-    with suppress(ModuleNotFoundError):  # `check` says so
+    with suppress(ModuleNotFoundError):  # `check` reports that
         importlib.import_module(f"tplab.course.chapters.ch{int(number.partition('.')[0]):02d}")
     ours, theirs = Pipe(duplex=False)
     pid = os.fork()
@@ -137,7 +137,7 @@ def _check(number: str, answers: str) -> Reply:
 
 
 def _receive(number: str, answers: str) -> list[Any]:
-    """The answers, as objects of this process. Raises AssertionError for one that is the course's own."""
+    """Unpack the answers as objects of this process. Raises AssertionError if one is the course's own."""
     import linecache
 
     from tplab.runtime import transport
@@ -160,7 +160,7 @@ def _receive(number: str, answers: str) -> list[Any]:
 
 
 def _code() -> dict[str, Any]:
-    """What the course's modules, and those that checks build on, consist of: functions, their code, classes, constants.
+    """The functions, code objects, classes and constants in the course's modules and in those that checks build on.
 
     {"tplab.course.checks.verification.verify": ..., "torch.nn.Module.__init__": ...}
     """
@@ -180,7 +180,7 @@ def _code() -> dict[str, Any]:
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Names that stand for something else than before, or newly stand in front of one of Python's builtins."""
+    """The names that now refer to something else, and new names that hide one of Python's builtins."""
     modules = {name.rpartition(".")[0] for name in before}
     changed = [name for name, code in before.items() if after.get(name) is not code]
     new = [name.rpartition(".") for name in after.keys() - before.keys()]
@@ -189,6 +189,6 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def _is_torchs_own(name: str, found: Any) -> bool:
-    """Whether torch itself has put `found`, a wrapper from one of its own files, in that place."""
+    """Return whether `found` is a wrapper, from one of torch's own files, that torch itself put there."""
     file = found.__code__.co_filename if isinstance(found, FunctionType) else ""
     return name in WRAPPED_BY_TORCH and f"{os.sep}torch{os.sep}" in file

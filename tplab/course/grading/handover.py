@@ -1,13 +1,13 @@
-"""Runs in the kernel of `tplab check`, beside the cells: takes the answers out, so that they are checked elsewhere.
+"""Code that runs in the kernel of `tplab check`, beside the cells, and takes the answers out to be checked elsewhere.
 
     start()                            before the first cell
-    remember(["Layer"], "4.1")         after an exercise's cell (and the setup): keeps what its names stand for
-    hand_over("4.1", ["Layer"])        the answers as text, which `clean_check` turns into objects again
+    remember(["Layer"], "4.1")         after an exercise's cell (and the setup): saves what its names refer to
+    hand_over("4.1", ["Layer"])        the answers as text, which `clean_check` turns back into objects
 
-No check runs in this kernel. So it makes no difference to a verdict what a notebook does to itself here: define a
-`check` of its own, patch tplab or torch, rewrite cells by an IPython hook, or import the course's layer over the
-learner's. Out of scope are the files on the disk, and a notebook that deceives this very module: whoever does that
-knows that the answer is wrong.
+No check runs in this kernel, so nothing that a notebook does to itself here affects a verdict: it may define its own
+`check`, patch tplab or torch, rewrite cells with an IPython hook, or import the course's layer over the learner's. Out
+of scope are the files on disk, and a notebook that deceives this very module: anyone who does that knows that the
+answer is wrong.
 """
 
 import base64
@@ -24,11 +24,11 @@ from IPython.core.interactiveshell import InteractiveShell
 _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$")  # the file name that IPython gives the source of a cell
 _builtins: dict[str, Any] = {}
 _answers: dict[str, Any] = {}
-_cells: dict[str, str] = {}  # file -> what reports call it
+_cells: dict[str, str] = {}  # file -> its name in reports
 
 
 def start() -> None:
-    """Keep Python's builtins, and refuse to end the kernel from within, which would stop all later checks."""
+    """Save Python's builtins, and refuse to end the kernel from within, which would stop all later checks."""
     _builtins.update(vars(builtins))
     shell = InteractiveShell.instance()
     shell.user_ns.update(exit=_refuse_to_end, quit=_refuse_to_end)  # IPython's own can't leave this process
@@ -42,7 +42,7 @@ def _refuse_to_end(*args: Any, **kwargs: Any) -> None:
 
 
 def remember(names: list[str], exercise: str = "") -> None:
-    """Keep what these names of the notebook stand for now, whatever a later cell binds to them."""
+    """Save what these names of the notebook refer to now, whatever a later cell binds to them."""
     namespace = InteractiveShell.instance().user_ns
     for name in names:
         if name in namespace:
@@ -52,7 +52,7 @@ def remember(names: list[str], exercise: str = "") -> None:
 
 
 def _name_its_cell(value: Any, exercise: str) -> None:
-    """Reports say "your cell of exercise 4.2, line 7": here cells have other numbers than in the learner's notebook."""
+    """Have reports say "your cell of exercise 4.2, line 7", since cell numbers differ from the learner's notebook."""
     for part in [value, *vars(value).values()] if isinstance(value, type) else [value]:
         function = getattr(part, "__func__", part)  # of a static or a class method
         if isinstance(function, FunctionType):
@@ -60,14 +60,14 @@ def _name_its_cell(value: Any, exercise: str) -> None:
 
 
 def hand_over(number: str, names: list[str]) -> str:
-    """The answers to an exercise, with the sources of the cells that they come from.
+    """The answers to an exercise and the sources of the cells that define them, as text.
 
     Raises NameError for a name that no cell has bound, TypeError for an answer that can't leave this process.
     """
     vars(builtins).update(_builtins)
     sys.settrace(None)
     sys.setprofile(None)
-    from tplab.runtime import transport  # not earlier: the setup imports torch anyway
+    from tplab.runtime import transport  # imported late, since the setup imports torch anyway
 
     namespace = InteractiveShell.instance().user_ns
     known = {name: _answers.get(name, namespace.get(name)) for name in names if name in _answers or name in namespace}

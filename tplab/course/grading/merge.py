@@ -1,15 +1,15 @@
-"""Lay the learner's answers into the reference chapter.
+"""Merge the learner's answers into the reference chapter.
 
-The reference is the executed solution: its check cells, their expected outputs and its tags are the ones that count.
-Of the learner's notebook only the source of code cells is taken:
+The reference is the executed solution; its check cells, expected outputs and tags are the ones that count. Only the
+source of code cells is taken from the learner's notebook:
 
     exercise cell            found by cell id, else by metadata, else by its source, else by what it calls or defines;
-                             several cells for one exercise run one after the other, and the last one is the answer
+                             several cells for one exercise run one after another, and the last one is the answer
     check cell               dropped; the reference's own is run
     given cell, changed      runs after the reference's own cell, as one of the learner's own cells
     the learner's own cells  keep their place; they may define helpers
 
-Which of the cells then have to run for a given exercise is decided in needs.py.
+cell_dependencies.py then selects the cells that must run for a given exercise.
 """
 
 import re
@@ -52,7 +52,7 @@ def code_cells(cells: list[Cell]) -> list[Cell]:
 
 
 def names_in(source: str) -> set[str]:
-    """Functions and classes defined at the top level of a cell, also where it isn't valid Python."""
+    """Functions and classes defined at the top level of a cell, even if it isn't valid Python."""
     try:
         return defined_names(source)
     except SyntaxError:
@@ -68,7 +68,7 @@ def is_stub(source: str, number: str) -> bool:
 
 
 class _Index:
-    """Finds the reference cell that a learner's cell is a version of."""
+    """An index of the reference cells that finds the one of which a learner's cell is a version."""
 
     def __init__(self, reference: list[Cell]):
         self.cells = code_cells(reference)
@@ -86,20 +86,20 @@ class _Index:
         return found
 
     def _called(self, cell: Cell) -> Cell | None:
-        """The check or the prediction that a cell calls, whatever else it says to it."""
+        """The check or prediction cell that a cell calls, whatever arguments it passes."""
         call = re.match(r"\s*(check|predict)\(\s*[\"']([\w.]+)[\"']", cell.source) if cell.kind == "code" else None
         return self.by_mark.get((call[1], call[2])) if call else None
 
 
 def find_cells(reference: list[Cell], learner: list[Cell]) -> list[str]:
-    """For each of the learner's cells the id of the reference cell that it is a version of, or ""."""
+    """The id of the reference cell of which each of the learner's cells is a version, or ""."""
     index = _Index(reference)
     found = [index.find(cell) for cell in learner]
     return [cell.id if cell else "" for cell in found]
 
 
 def merge(reference: list[Cell], learner: list[Cell]) -> Merged:
-    """The reference chapter with the learner's exercise cells and own cells in their places."""
+    """The reference chapter with the learner's exercise cells and own cells in place."""
     index = _Index(reference)
     answers, own, notes = _sort_cells(index, learner)
     merged = Merged([], notes)
@@ -131,7 +131,7 @@ def merge(reference: list[Cell], learner: list[Cell]) -> Merged:
 def _sort_cells(index: _Index, learner: list[Cell]) -> tuple[dict, dict, list[str]]:
     """The learner's answers by exercise, their own cells by the reference cell they follow, and notes."""
     answers: dict[str, list[str]] = {}
-    late: dict[str, list[str]] = {}  # answers below their check: they count only where there is no other
+    late: dict[str, list[str]] = {}  # answers below their check, which count only if there is no other
     own: dict[str, list[str]] = {}
     notes: list[str] = []
     checked: set[str] = set()
@@ -163,7 +163,7 @@ def _sort_cells(index: _Index, learner: list[Cell]) -> tuple[dict, dict, list[st
 
 
 def _by_name(reference: Cell, learner: list[Cell]) -> list[str]:
-    """An exercise whose own cell is gone, because it was merged into another one."""
+    """The last cell that defines an exercise's names, in case the exercise's own cell was merged into another."""
     wanted = names_in(reference.source)
     return [cell.source for cell in learner if cell.kind == "code" and wanted & names_in(cell.source)][-1:]
 

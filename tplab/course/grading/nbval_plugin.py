@@ -1,16 +1,16 @@
-"""The pytest plugin behind `tplab check`: nbval, with its faults mended, sending one JSON line for each cell.
+"""The pytest plugin behind `tplab check`: nbval with its bugs fixed, sending one JSON line per cell.
 
-It is loaded instead of nbval's own plugin (`-p tplab.course.grading.nbval_plugin`). nbval's classes do the work; these
-subclasses mend
+It is loaded in place of nbval's own plugin (`-p tplab.course.grading.nbval_plugin`). nbval's classes do the work; these
+subclasses fix
 
 1. the output of child processes, which ipykernel doesn't capture under PYTEST_CURRENT_TEST,
 2. a dead kernel, which nbval notices only when the cell's time is up,
-3. cells with very many messages, of which ZeroMQ drops those that are not read in time (perhaps the one that says that
+3. cells with very many messages, of which ZeroMQ drops those that aren't read in time (perhaps the one that says that
    the cell is done), and cells that never stop printing,
-4. errors that come without an error message on iopub (unknown magics), which nbval lets pass,
-5. one cell out of time, after which nbval expects every later cell to fail.
+4. errors without an error message on iopub (unknown magics), which nbval lets pass,
+5. a cell that times out, after which nbval expects every later cell to fail.
 
-A check cell is not run in the kernel. Its answers are taken out of the kernel, checked in a clean process (see
+A check cell doesn't run in the kernel. Its answers are taken out of the kernel and checked in a clean process (see
 `clean_check`), and the verdict is compared with the reference's, as text.
 """
 
@@ -44,12 +44,12 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 def pytest_configure(config):
     nbval.pytest_configure(config)
-    if sys.platform == "linux":  # whom a cell has left behind becomes our child, also without the run's mark
+    if sys.platform == "linux":  # processes that a cell leaves behind become our children, even without the run's mark
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def pytest_unconfigure(config):
-    """End what cells have left behind. The kernel is gone by now."""
+    """End the processes that cells left behind. The kernel is gone by now."""
     left = end_all(lambda: [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE])
     _send(config, {"left": left})
 
@@ -88,24 +88,24 @@ class Kernel(RunningKernel):
         super().__init__(*args, **kwargs)
 
     def _ensure_iopub_up(self):
-        self.kc.iopub_channel.socket.rcvhwm = 0  # no limit; by default 1000 wait, and then the kernel drops the next
+        self.kc.iopub_channel.socket.rcvhwm = 0  # no limit; by default the kernel drops messages once 1000 are waiting
         super()._ensure_iopub_up()
 
     def execute_cell_input(self, cell_input, allow_stdin=None):
         self.reply, self.printed, self.flooded = {}, 0, False
-        if self.beside:  # evaluated by the kernel beside a cell, where no hook of IPython's can rewrite it
+        if self.beside:  # evaluated by the kernel beside a cell, where no IPython hook can rewrite it
             step = {"hidden": cell_input}
             return self.kc.execute("", store_history=False, user_expressions=step, stop_on_error=False)
         return super().execute_cell_input(cell_input, allow_stdin)
 
     @property
     def evaluated(self) -> dict:
-        """What became of an expression beside the cells: its "data", or the "ename" and "evalue" of its error."""
+        """The result of an expression beside the cells: its "data", or the "ename" and "evalue" of its error."""
         answer = self.reply.get("user_expressions", {}).get("hidden", {})
         return answer or {"status": "error", "ename": "RuntimeError", "evalue": NOT_EVALUATED}
 
     def await_reply(self, msg_id, timeout=None):
-        """Wait for the reply, keeping what the cell shows meanwhile. Raises Empty when time is up, and KernelDied."""
+        """Wait for the reply, collecting the cell's output meanwhile. Raises Empty when time is up, and KernelDied."""
         end = time.monotonic() + (timeout or float("inf"))
         next_look = time.monotonic() + 0.5
         while True:
@@ -150,7 +150,7 @@ class Kernel(RunningKernel):
 
 class ChapterFile(nbval.IPyNbFile):
     def setup(self):
-        """Start the kernel of this very Python, in the learner's folder."""
+        """Start the checker, and a kernel of this Python in the learner's folder."""
         test = os.environ.pop("PYTEST_CURRENT_TEST", None)
         try:
             folder = self.config.option.tplab_folder or str(self.path.parent)
@@ -167,7 +167,7 @@ class ChapterFile(nbval.IPyNbFile):
 
     def collect(self):
         for item in super().collect():
-            tags = nbval.find_metadata_tags(item.cell.metadata)  # what comments in the cell say doesn't count
+            tags = nbval.find_metadata_tags(item.cell.metadata)  # comments in the cell don't count
             options = collections.defaultdict(bool, tags)
             options.setdefault("check", self.compare_outputs)
             yield ChapterCell.from_parent(
@@ -179,14 +179,14 @@ class ChapterCell(nbval.IPyNbCell):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.output_timeout = 15  # seconds that an interrupted cell has to clean up
-        self.verdict: dict = {}  # of a check: what it ended with, or the expected text and another one
+        self.verdict: dict = {}  # of a check: its error, or the expected text and the actual one
 
     @property
     def marks(self) -> dict:
         return dict(self.cell.metadata.get("tplab", {}))
 
     def limit(self, asked: float) -> float:
-        """Seconds that this cell has. The chapter's own set-up imports torch, whatever the learner's cells may take."""
+        """Seconds that this cell may take. The setup imports torch, so it gets more time than the learner's cells."""
         if self.marks.get("role") == "setup":
             return max(asked, CELL_TIMEOUT)
         return min(asked, self.marks.get("timeout", asked))
@@ -207,7 +207,7 @@ class ChapterCell(nbval.IPyNbCell):
             self.config.option.nbval_cell_timeout = asked
             if hasattr(kernel, "km"):  # else nbval has given the kernel up
                 self.parent.timed_out = False
-        if not kernel.reply:  # it says that it is idle and has never answered, as without sys.stderr
+        if not kernel.reply:  # it is idle but never answered, as happens without sys.stderr
             self.raise_cell_error(f"Timeout of {limit:g} seconds exceeded: no answer from the kernel")
         if kernel.reply.get("status") == "error" and not self.options["check_exception"]:
             self.raise_cell_error(f"{kernel.reply.get('ename')}: {kernel.reply.get('evalue')}")
@@ -250,7 +250,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def row(item: ChapterCell, report: pytest.TestReport, call: pytest.CallInfo) -> dict:
-    """What became of a cell, for report.py."""
+    """The result of a cell, for check_notebook.py."""
     told = {"id": item.cell.get("id"), "outcome": report.outcome, "seconds": round(report.duration, 3), **item.marks}
     if call.excinfo is None:
         return told

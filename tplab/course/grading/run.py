@@ -1,8 +1,8 @@
-"""Run nbval on a notebook in a process of its own and hand on what it says, cell by cell.
+"""Run nbval on a notebook in a separate process, and pass on its results cell by cell.
 
-What it says comes through a pipe that no cell can open by a name. Every process of a run carries a mark in its
-environment, unique to the run; on Linux those that drop it are adopted by nbval's process (see nbval_plugin.py).
-Whatever is still there in the end is ended too, by its id.
+The results come through a pipe that no cell can open by name. Every process of a run carries a mark in its
+environment, unique to the run; on Linux, nbval's process adopts those that drop it (see nbval_plugin.py). Whatever is
+still running at the end is killed by its process id.
 """
 
 import json
@@ -21,11 +21,11 @@ from tplab.course.notebooks.cells import Cell, write_notebook
 from tplab.course.notebooks.kernels import CELL_TIMEOUT, kernel_environment
 
 MARK = "TPLAB_CHECK_RUN"
-POLL = 0.1  # seconds between two looks at whether nbval has ended
-# pytest without 1.5 s of importing a grammar for e-mail addresses, which nbformat's own needs don't include
+POLL = 0.1  # seconds between polls for the end of nbval
+# pytest without the 1.5 s it takes to import a grammar for email addresses, which nbformat doesn't need here
 PYTEST = "import sys; sys.modules['rfc3987_syntax'] = None; import pytest; sys.exit(pytest.main())"
-OURS = ("tplab.runtime", "tplab.course.grading", "ipykernel_launcher")  # command lines of what a run itself starts
-GRACE = 2.0  # seconds that ended processes have to go
+OURS = ("tplab.runtime", "tplab.course.grading", "ipykernel_launcher")  # command lines of a run's own processes
+GRACE = 2.0  # seconds that killed processes have to disappear
 
 
 class Run:
@@ -95,14 +95,14 @@ def _follow(process: subprocess.Popen, results: int) -> Iterator[dict]:
 
 
 def end_processes(mark: str) -> int:
-    """End every process that carries this run's mark; returns how many of them a cell has started."""
+    """Kill every process that carries this run's mark; returns how many of them were started by a cell."""
     import psutil
 
     return end_all(lambda: [process for process in psutil.process_iter() if _carries(process, mark)])
 
 
 def end_all(find: Callable[[], list]) -> int:
-    """End the processes that `find` finds, by id; returns how many of them a cell has started."""
+    """Kill the processes that `find` returns, by id; returns how many of them were started by a cell."""
     import psutil
 
     foreign = 0
@@ -122,5 +122,5 @@ def end_all(find: Callable[[], list]) -> int:
 def _carries(process: Any, mark: str) -> bool:
     try:
         return process.pid != os.getpid() and process.environ().get(MARK) == mark
-    except Exception:  # psutil has several: gone meanwhile, another user's, a zombie
+    except Exception:  # psutil raises several kinds: gone meanwhile, another user's, a zombie
         return False

@@ -1,10 +1,10 @@
-"""From a chapter's source to its two notebooks.
+"""The build of a chapter's two notebooks from its source.
 
 source    read solutions/NN_name.py into cells
-rules     what a chapter must hold
-rewrite   take the answers out, fold the hints
+rules     the rules that a chapter's source must follow
+rewrite   remove the answers, fold the hints
 kernels   start a kernel that runs a chapter
-outputs   execute a solution, and store what its cells show
+outputs   execute a solution, and store its outputs
 build     write both notebooks where they are stale
-cells     read a notebook file, whatever has become of it
+cells     read a notebook file, whatever state it is in
 """

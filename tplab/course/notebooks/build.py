@@ -1,13 +1,13 @@
-"""From a chapter's source to its two notebooks.
+"""The build of a chapter's two notebooks from its source.
 
     solutions/NN_name.py  ->  solutions/NN_name.ipynb  (answers in, executed)  ->  chapters/NN_name.ipynb  (answers out)
     solutions/index.py    ->  the same, for the page that leads to the chapters
 
     tplab build              build what changed; NN ... builds only these chapters, "index" the index
     tplab build --force      execute everything again
-    tplab build --check      say which notebooks are stale (exit 1); needs no kernel
+    tplab build --check      list stale notebooks (exit code 1 if there are any); needs no kernel
 
-Everything but the execution is a pure function, so that two builds from the same outputs are equal to the byte.
+Everything except the execution is a pure function, so two builds from the same outputs are identical byte for byte.
 """
 
 import argparse
@@ -27,11 +27,11 @@ from tplab.course.notebooks.rules import validate
 from tplab.course.notebooks.source import INDEX, Cell, Chapter, SourceError, pages, read
 
 COURSE = Path(__file__).parents[1]
-SHOWING = (  # modules that word what a cell shows
+SHOWING = (  # modules whose wording appears in outputs
     "checks/failures", "checks/ledger", "checks/predictions", "checks/symptoms", "feedback/tracebacks",
     "feedback/verdict",
 )  # fmt: skip
-SIZE_LIMIT = 1_000_000  # bytes; GitHub shows no larger notebook
+SIZE_LIMIT = 1_000_000  # bytes; GitHub doesn't display larger notebooks
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -43,7 +43,7 @@ class BuildError(Exception):
 
 
 def skeleton(chapter: Chapter, *, blank: bool) -> NotebookNode:
-    """The chapter as a notebook without outputs: with its answers, or as the learner finds it (`blank`)."""
+    """The chapter as a notebook without outputs: with its answers or, if `blank`, as the learner first sees it."""
     notebook = nbformat.v4.new_notebook(metadata=copy.deepcopy(METADATA))
     if not (blank or chapter.is_index):
         notebook.metadata["tplab"] = {"checks": fingerprint(chapter.number)}
@@ -58,9 +58,9 @@ def skeleton(chapter: Chapter, *, blank: bool) -> NotebookNode:
 
 
 def fingerprint(number: int) -> str:
-    """Of what the outputs of a chapter say besides its source: its checks and predictions, and what words them.
+    """A hash of what shapes a chapter's outputs besides its source: its checks, its predictions, and their wording.
 
-    It stands in the solution's metadata, so that a change of a check's text makes the solution stale.
+    It is stored in the solution's metadata, so that changing a check's text makes the solution stale.
     """
     digest = hashlib.sha256()
     for path in [
@@ -98,7 +98,7 @@ def _metadata(cell: Cell, titles: dict[str, str]) -> dict:
 
 
 def _cell_id(cell: Cell, taken: set[str]) -> str:
-    """An id that stays the same from build to build: by role and number, else by content."""
+    """An id that stays the same from build to build, made from the cell's role and number, else from its content."""
     if cell.role:
         name = f"{cell.role}-{cell.number.replace('.', '-')}"
     else:
@@ -120,7 +120,7 @@ def without_outputs(notebook: NotebookNode) -> NotebookNode:
 
 
 def blank_chapter(chapter: Chapter, solution: NotebookNode) -> NotebookNode:
-    """The learner's notebook: no answers, and no outputs but what each check shows once its exercise is solved."""
+    """The learner's notebook: no answers, and no outputs except what each check shows once its exercise is solved."""
     notebook = skeleton(chapter, blank=True)
     for cell, solved in zip(notebook.cells, solution.cells, strict=True):
         if "check" in cell.metadata.get("tplab", {}):
@@ -134,7 +134,7 @@ def to_text(notebook: NotebookNode) -> str:
 
 
 def load(path: Path) -> NotebookNode | None:
-    """A notebook that this build wrote, or None where there is none that can be read."""
+    """A notebook that this build wrote, or None if there is none that can be read."""
     try:
         return nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
     except (OSError, ValueError, nbformat.ValidationError):
@@ -146,7 +146,7 @@ def is_executed_from(solution: NotebookNode | None, chapter: Chapter) -> bool:
 
 
 def stale(chapter: Chapter, root: Path) -> list[str]:
-    """Which of the chapter's notebooks are not what its source says. Starts no kernel."""
+    """The first of the chapter's notebooks that doesn't match its source, as a list; [] if both do. Runs nothing."""
     solution = load(root / "solutions" / f"{chapter.stem}.ipynb")
     if solution is None or not is_executed_from(solution, chapter):
         return [f"solutions/{chapter.stem}.ipynb"]
@@ -158,7 +158,7 @@ def stale(chapter: Chapter, root: Path) -> list[str]:
 
 
 def build(chapter: Chapter, root: Path, *, force: bool = False) -> list[str]:
-    """Write the chapter's notebooks where they are stale; returns what was written."""
+    """Write the chapter's notebooks where they are stale; returns the names of the files written."""
     solution_path = root / "solutions" / f"{chapter.stem}.ipynb"
     solution = load(solution_path)
     written = []
@@ -185,7 +185,7 @@ def _write(notebook: NotebookNode, path: Path) -> list[str]:
 
 
 def _name(path: Path) -> str:
-    """How a source is called on the command line: "4", "index"."""
+    """The name of a source on the command line: "4", "index"."""
     return path.stem if path.stem == INDEX else str(int(path.stem[:2]))
 
 

@@ -1,6 +1,6 @@
-"""Read a notebook file, whatever has become of it, as plain cells.
+"""Read a notebook file, whatever state it is in, as plain cells.
 
-nbformat would take two seconds to import and refuse a notebook for details that don't matter to a check.
+nbformat would take two seconds to import, and would refuse a notebook for details that don't matter to a check.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class Unreadable(Exception):  # noqa: N818 (it names the state of a file)
-    """The file is no notebook that can be checked; the message says what is wrong and what to do."""
+    """The file is not a notebook that can be checked; the message says what is wrong and what to do."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Cell:
 
     @property
     def marks(self) -> dict:
-        """What the build wrote about the cell: {"exercise": "4.1"}. It survives where ids get lost."""
+        """The marks that the build left on the cell, such as {"exercise": "4.1"}. They survive where ids get lost."""
         marks = self.metadata.get("tplab")
         return marks if isinstance(marks, dict) else {}
 

@@ -1,4 +1,4 @@
-"""Kernels that run a chapter: their environment, and another try where one can't start."""
+"""Kernels that run a chapter: their environment, and retries if one can't start."""
 
 import os
 from collections.abc import Callable
@@ -6,26 +6,26 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
-PACKAGE_ROOT = Path(__file__).resolve().parents[3]  # the folder that holds the package tplab
+PACKAGE_ROOT = Path(__file__).resolve().parents[3]  # the folder that contains the tplab package
 CELL_TIMEOUT = 120.0  # seconds for one cell
-STARTS = 3  # of a kernel, before it counts as one that can't start
-DIED = "Kernel died before replying"  # jupyter_client's words
+STARTS = 3  # attempts, before a kernel counts as one that can't start
+DIED = "Kernel died before replying"  # jupyter_client's wording
 
 
 def kernel_environment() -> dict[str, str]:
-    """The environment of a kernel that runs a chapter: it finds the package also where that isn't installed."""
+    """The environment of a kernel that runs a chapter; it finds the package even if the package isn't installed."""
     environment = dict(os.environ, PYTHONHASHSEED="0")
     environment.pop("MPLBACKEND", None)  # a notebook draws inline
-    environment.pop("JPY_SESSION_NAME", None)  # no page looks at this kernel, also where one looks at ours
+    environment.pop("JPY_SESSION_NAME", None)  # no page shows this kernel, even if one shows ours
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     return environment
 
 
 def started(start: Callable[[], T]) -> T:
-    """What `start` returns; tried again where its kernel ends before it has run anything.
+    """Call `start` and return its result; retry if its kernel dies before it has run anything.
 
-    jupyter_client gives a kernel five ports that were free a moment ago. Where ranks open theirs meanwhile, one of
-    them may be taken (2 in 405 starts met that beside launches that followed one another), and the kernel may end.
+    jupyter_client gives a kernel five ports that were free a moment ago. If ranks open their own ports meanwhile, one
+    of the five may be taken (as in 2 of 405 starts next to back-to-back launches), and the kernel may die.
     """
     for _ in range(STARTS - 1):
         try:

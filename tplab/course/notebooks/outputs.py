@@ -1,4 +1,4 @@
-"""Execute a solution notebook and keep of its outputs what can be stored: no widget state, no paths of this machine."""
+"""Execute a solution notebook and store its outputs, without widget state and without paths of this machine."""
 
 import base64
 import re
@@ -22,7 +22,7 @@ class ExecutionError(Exception):
 
 
 def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
-    """Run every cell in `folder` and store what they show; the notebook is changed in place and returned."""
+    """Run every cell in `folder` and store the outputs; changes the notebook in place and returns it."""
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
@@ -61,7 +61,7 @@ def _has_result(outputs: list) -> bool:
 
 
 def storable(outputs: list, widgets: dict) -> list:
-    """Outputs as they are saved: streams merged, widgets replaced by the picture they first show."""
+    """The outputs in the form that is saved: streams merged, widgets replaced by the first picture they show."""
     kept: list = []
     for output in outputs:
         output.pop("transient", None)
@@ -85,7 +85,7 @@ def storable(outputs: list, widgets: dict) -> list:
 
 
 def still_picture(widgets: dict, reference: str, seen: tuple[str, ...] = ()) -> tuple[dict, dict]:
-    """Data and metadata (its width) of the first picture inside a widget: explore() keeps it in an Output widget."""
+    """Data and metadata (the width) of the first picture inside a widget; explore() puts it into an Output widget."""
     name = reference.removeprefix("IPY_MODEL_")
     state = widgets.get(name, {}).get("state", {})
     for output in state.get("outputs", []):
@@ -100,7 +100,7 @@ def still_picture(widgets: dict, reference: str, seen: tuple[str, ...] = ()) -> 
 
 
 def redact(text: str) -> str:
-    """Without the folders of the machine that built the notebook."""
+    """Replace the folders of the machine that built the notebook with neutral names."""
     for folder, name in (
         (sysconfig.get_path("purelib"), "site-packages"),
         (sysconfig.get_path("stdlib"), "python"),
@@ -111,10 +111,10 @@ def redact(text: str) -> str:
 
 
 def expected_output(outputs: list) -> list:
-    """The verdict of a solved check, below a label that says so.
+    """The verdict of a solved check, below a label that marks it as the expected output.
 
-    The label is a picture without text beside it: nbval compares neither pictures nor their number, so the chapter,
-    once solved, passes `pytest --nbval-lax` also before the learner has run its check cells.
+    The label is a picture without text: nbval compares neither pictures nor their number, so a solved chapter passes
+    `pytest --nbval-lax` even before the learner has run its check cells.
     """
     png = base64.b64encode(EXPECTED_LABEL.read_bytes()).decode()
     label = new_output("display_data", data={"image/png": png}, metadata={"image/png": {"width": 660, "height": 44}})

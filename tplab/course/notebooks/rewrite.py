@@ -1,4 +1,4 @@
-"""Rewrite single cells of a chapter: take answers out, fold hints, put a heading on a task. Text in, text out."""
+"""Rewrite individual cells of a chapter: remove answers, fold hints, add headings to tasks. Text in, text out."""
 
 import ast
 import re
@@ -16,12 +16,12 @@ def has_solution_region(text: str) -> bool:
 
 
 def keep_solution(text: str) -> str:
-    """The cell as it stands in the solution notebook: the answer without its markers."""
+    """The cell as it appears in the solution notebook: the answer without its markers."""
     return "\n".join(line for line in text.split("\n") if line.strip() not in (BEGIN, END))
 
 
 def blank_exercise(text: str, number: str) -> str:
-    """The cell as the learner finds it: each solution region becomes a stub that says which exercise is to do."""
+    """The cell as the learner first sees it: each solution region becomes a stub that names the exercise."""
     lines, inside = [], False
     for count, line in enumerate(text.split("\n"), 1):
         marker = line.strip()
@@ -43,7 +43,7 @@ def blank_exercise(text: str, number: str) -> str:
 
 
 def blank_prediction(text: str) -> str:
-    """`predict("4.a", calls=1)` with `...` for every value. The layout of the call is kept."""
+    """Replace every value in `predict("4.a", calls=1)` with `...`, keeping the layout of the call."""
     call = cast(ast.Call, cast(ast.Expr, ast.parse(text).body[0]).value)
     values = [*call.args[1:], *(keyword.value for keyword in call.keywords)]
     lines = [line.encode() for line in text.split("\n")]  # ast counts columns in bytes
@@ -54,14 +54,14 @@ def blank_prediction(text: str) -> str:
 
 
 def task_heading(text: str, number: str, title: str, difficulty: int, minutes: int) -> str:
-    """What to write, below a heading that says how hard it is and how long it takes."""
+    """The text of a task below a heading that shows its difficulty and its duration in minutes."""
     dots = "●" * difficulty + "○" * (5 - difficulty)
     minute = "minute" if minutes == 1 else "minutes"
     return f"### Exercise {number} · {title}\n\n{dots} · about {minutes} {minute}\n\n{text.strip()}"
 
 
 def fold_hints(text: str) -> str:
-    """A numbered list of three hints as three nested <details>: the next one shows once the one before is open."""
+    """Turn a numbered list of three hints into nested <details>, so that opening one reveals the next."""
     hints: list[list[str]] = []
     for line in text.strip().split("\n"):
         start = re.match(r"(\d+)\. +", line)

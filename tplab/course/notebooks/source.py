@@ -1,4 +1,4 @@
-"""Read the source of a chapter (`solutions/NN_name.py`, jupytext's percent format) and say what is wrong with it.
+"""Read a chapter's source (`solutions/NN_name.py`, jupytext's percent format) and report what is wrong with it.
 
     # %% [markdown] task="4.1" title="Column-parallel forward" difficulty=2 minutes=15
     # %% exercise="4.1"           functions or classes; the answer between ### BEGIN SOLUTION and ### END SOLUTION
@@ -8,8 +8,8 @@
     # %% tags=["setup"]           imports, the only given cells that exercises and checks may depend on
     # %% tags=["explore"]         a widget
 
-`read` turns such a file into a `Chapter` and raises SourceError where its form is wrong; what a chapter must hold is
-said in rules.py. Nothing here runs the chapter.
+`read` turns such a file into a `Chapter` and raises SourceError if its form is wrong; rules.py states what a chapter
+must contain. Nothing here runs the chapter.
 """
 
 import ast
@@ -27,12 +27,12 @@ TAGS = {"setup", "explore", "raises-exception"}
 
 
 class SourceError(Exception):
-    """A rule of the chapter's source is broken; the message says where and what to do."""
+    """The chapter's source breaks a rule; the message says where, and what to do."""
 
 
 @dataclass
 class Cell:
-    """One cell of the source: its role (one of ROLES, or None for prose and given code) and the number it carries."""
+    """One cell of the source, with its role (one of ROLES, or None for prose and given code) and its number."""
 
     code: bool
     text: str
@@ -57,7 +57,7 @@ class Chapter:
 
     @property
     def is_index(self) -> bool:
-        """Whether it is the page that leads to the chapters; that one has no number and no exercises."""
+        """True for the page that leads to the chapters, which has no number and no exercises."""
         return self.stem == INDEX
 
     @property
@@ -69,18 +69,18 @@ class Chapter:
 
 
 def sources(root: Path) -> list[Path]:
-    """The sources of all chapters under `root`, in the course's order."""
+    """The sources of all chapters under `root`, in course order."""
     return sorted((root / "solutions").glob("[0-9][0-9]_*.py"))
 
 
 def pages(root: Path) -> list[Path]:
-    """Everything that notebooks are built from: the index, if there is one, and the chapters."""
+    """All sources that notebooks are built from: the index, if there is one, and the chapters."""
     index = root / "solutions" / f"{INDEX}.py"
     return [*([index] if index.exists() else []), *sources(root)]
 
 
 def read(path: Path) -> Chapter:
-    """Read one source file: a chapter, or the index, which has no number."""
+    """Read one source file: a chapter, or the index, which has no number. Raises SourceError."""
     import jupytext  # here, since `tplab check` needs this file but not jupytext
 
     text = path.read_text(encoding="utf-8")
@@ -121,7 +121,7 @@ def _cell(raw: Any, where: str) -> Cell:
 
 
 def without_magics(source: str) -> str:
-    """A cell's Python: IPython's magics and shell lines taken out, the number of lines kept."""
+    """A cell's Python with IPython's magics and shell lines removed, and the number of lines unchanged."""
     lines = source.split("\n")
     if lines[0].lstrip().startswith("%%"):
         lines[0] = ""
@@ -134,7 +134,7 @@ def parse_code(source: str) -> ast.Module:
 
 
 def defined_names(source: str) -> set[str]:
-    """Functions and classes that a cell defines at its top level."""
+    """The functions and classes that a cell defines at its top level."""
     return {node.name for node in parse_code(source).body if isinstance(node, DEFINITIONS)}
 
 
@@ -153,7 +153,7 @@ def bound_names(source: str) -> set[str]:
 
 
 def used_names(source: str) -> set[str]:
-    """Every name of the notebook that a cell reads, in functions too; their parameters and local names don't count."""
+    """Every notebook name that a cell reads, even inside functions; parameters and local names don't count."""
     names = set()
     tables = [symtable.symtable(without_magics(source), "cell", "exec")]
     while tables:

@@ -1,16 +1,16 @@
-"""The commands of `tplab`, a file for each; cli.py only dispatches to them.
+"""The commands of `tplab`, one file each; cli.py only dispatches to them.
 
 A command is a module with two functions:
 
-    add(commands)            its parser among argparse's subparsers, with `run` as the default of `run`
-    run(options, console)    carry it out; returns the exit code; raises places.Misuse with a sentence for the user
+    add(commands)            adds its parser to argparse's subparsers, with `run` as the default of `run`
+    run(options, console)    runs it and returns the exit code; raises course_files.Misuse with a message for the user
 
-Nothing here imports torch, so every answer that needs no ranks comes at once.
+Nothing here imports torch, so a command that needs no ranks answers immediately.
 
-places        the course's folder, its chapters, their files
+course_files  the course's folder, its chapters, their files
 check         tplab check
-progress      tplab progress; its pieces: standing (what is known of each exercise), state (what `tplab check` said),
-              fingerprint (for exactly which code), page (the same in JupyterLab)
+progress      tplab progress; its parts: exercise_status (each exercise's status), state (verdicts of `tplab check`),
+              fingerprint (the code they apply to), page (the same in JupyterLab)
 hint          tplab hint
 solution      tplab solution
 reset         tplab reset

@@ -1,4 +1,4 @@
-"""`tplab check`: run the learner's answers inside the reference chapter, one line for each exercise.
+"""`tplab check`: run the learner's answers inside the reference chapter, and print one line per exercise.
 
 tplab check                   every chapter
 tplab check 4                 chapter 4
@@ -43,7 +43,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Exit code: 0 all pass, 1 something does not pass, 2 a notebook can't be read."""
+    """Run the command. Exit code: 0 if all exercises pass, 1 if one doesn't, 2 if a notebook can't be read."""
     passed = total = 0
     code = 0
     jobs = _jobs(options, root_of(options))
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _jobs(options: argparse.Namespace, root: Path) -> list[ChapterFiles]:
-    """The chapters to check."""
+    """The files of the chapters to check. Raises Misuse."""
     wanted = list(options.chapters)
     if options.exercise:
         first = options.exercise.partition(".")[0]
@@ -85,7 +85,7 @@ def _jobs(options: argparse.Namespace, root: Path) -> list[ChapterFiles]:
 
 
 def _check_chapter(options: argparse.Namespace, console: Console, files: ChapterFiles) -> tuple[int, int]:
-    """Check one chapter, printing each verdict as it arrives; returns how many exercises pass, and of how many."""
+    """Check one chapter, printing each verdict as it arrives; returns the number that pass and the total."""
     path = options.notebook or files.learner
     reference = read_notebook(files.reference)
     numbers = list(exercises_of(reference))

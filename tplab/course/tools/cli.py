@@ -1,7 +1,7 @@
-"""The command `tplab`. Each command is a file in tools/; `tplab build` is build.py.
+"""The `tplab` command. Each subcommand is a file in tools/, except `tplab build`, which is notebooks/build.py.
 
-Exit code: 0 all is well, 1 something is not (an exercise does not pass, a fault was found), 2 a file can't be read or
-the command is wrong.
+Exit code: 0 if all is well, 1 if something isn't (an exercise doesn't pass, a problem was found), 2 if a file can't be
+read or the command is wrong.
 """
 
 import argparse
@@ -19,7 +19,7 @@ COMMANDS = (lab, check, progress, hint, solution, reset, doctor, plan)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Carry out a command line; returns the exit code."""
+    """Run a command line and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == ["build"]:
         from tplab.course.notebooks.build import main as build  # here, since it takes seconds to import

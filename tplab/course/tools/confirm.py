@@ -1,4 +1,4 @@
-"""A question before something that a learner may regret."""
+"""A prompt to confirm an action that a learner may regret."""
 
 import sys
 
@@ -9,7 +9,7 @@ from tplab.course.tools.course_files import Misuse
 
 
 def agreed(question: str, yes: bool, console: Console) -> bool:
-    """Whether the answer is yes. Raises Misuse where nobody can answer; `yes`: `--yes` was given, don't ask."""
+    """Ask `question` and return whether the answer is yes; `yes` skips it. Raises Misuse if there is no terminal."""
     if yes:
         return True
     if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""Where things are: the course's folder, its chapters, the files of each."""
+"""The course's folder, its chapters, and the files of each chapter."""
 
 import argparse
 import re
@@ -12,7 +12,7 @@ NUMBER = re.compile(r"(\d+)\.\d+")
 
 
 class Misuse(Exception):  # noqa: N818 (it names what the user did)
-    """The command can't be carried out; the message says what to do."""
+    """The command can't be run as written; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ChapterFiles:
 
     @property
     def source(self) -> Path:
-        """What both notebooks are built from."""
+        """The source that both notebooks are built from."""
         return self.root / "solutions" / f"{self.stem}.py"
 
     @property
@@ -42,7 +42,7 @@ class ChapterFiles:
         return self.root / "chapters" / f"{self.stem}.ipynb"
 
     def title(self, reference: list[Cell]) -> str:
-        """The heading of the notebook without its number, else the name of the file."""
+        """The notebook's heading without its number, or else the file's name."""
         heading = re.match(r"# +(?:\d+\W+)?(.+)", reference[0].source) if reference else None
         return heading[1].strip() if heading else self.stem[3:].replace("_", " ")
 
@@ -56,7 +56,7 @@ def root_of(options: argparse.Namespace) -> Path:
 
 
 def find_root(start: Path) -> Path:
-    """The course's folder: here, above here, or where the package lies."""
+    """Find the course's folder: `start`, a folder above it, or the package's folder. Raises Misuse."""
     for folder in (start, *start.parents, PACKAGE_ROOT):
         if (folder / "chapters").is_dir() and any((folder / "solutions").glob("[0-9][0-9]_*.ipynb")):
             return folder
@@ -64,7 +64,7 @@ def find_root(start: Path) -> Path:
 
 
 def all_chapters(root: Path) -> dict[int, ChapterFiles]:
-    """The chapters that the course has, by number, in order."""
+    """The chapters of the course by number, in order."""
     paths = sorted((root / "solutions").glob("[0-9][0-9]_*.ipynb"))
     return {int(path.stem[:2]): ChapterFiles(root, path.stem) for path in paths}
 
@@ -78,7 +78,7 @@ def chapter(root: Path, number: int) -> ChapterFiles:
 
 
 def chapter_of_exercise(root: Path, exercise: str, example: str) -> ChapterFiles:
-    """The chapter that an exercise's number starts with. Raises Misuse, with `example` of how to write the command."""
+    """The chapter to which an exercise belongs. Raises Misuse, with `example` showing how to write the command."""
     found = NUMBER.fullmatch(exercise)
     if not found:
         raise Misuse(f"There is no exercise {exercise} here. Write it like this: {example}")

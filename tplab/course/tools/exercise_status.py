@@ -1,6 +1,6 @@
-"""How far a learner is: what is known of every exercise, from their own notebooks and from what `tplab check` has said.
+"""Status of every exercise, from the learner's own notebooks and from the verdicts of `tplab check`.
 
-passed, failed    `tplab check` said so of exactly this code (see fingerprint.py): verified
+passed, failed    `tplab check` reached this verdict on exactly this code (see fingerprint.py): verified
                   or the check cell in the saved notebook shows it: not verified
 to do             the stub is still there, or the code was edited since its check, or it was never checked
 """
@@ -21,7 +21,7 @@ AS_SHOWN = "as the notebook shows it, not verified"
 
 @dataclass(frozen=True)
 class Standing:
-    """One exercise. `minutes` is what the chapter says that it takes."""
+    """The status of one exercise. `minutes` is the chapter's estimate of how long it takes."""
 
     number: str
     title: str
@@ -45,7 +45,7 @@ class ChapterStanding:
 
     @property
     def shown(self) -> int:
-        """How many pass only as the notebook shows them."""
+        """The number of exercises that pass according to the saved notebook but are not verified."""
         return sum(exercise.status == "passed" and not exercise.verified for exercise in self.exercises)
 
     @property
@@ -58,14 +58,14 @@ class ChapterStanding:
 
 
 def standings(root: Path, numbers: list[int] | None = None) -> list[ChapterStanding]:
-    """Every chapter, or only these. Runs nothing."""
+    """The status of every chapter, or of the chapters in `numbers`. Runs nothing."""
     known = all_chapters(root)
     entries = state.load(root)
     return [standing(known[number], entries) for number in numbers or known]
 
 
 def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterStanding:
-    """One chapter. Raises Unreadable where the course's own solution can't be read."""
+    """The status of one chapter. Raises Unreadable if the course's own solution can't be read."""
     reference = read_notebook(files.reference)
     titles = exercises_of(reference)
     minutes = {str(cell.marks["task"]): int(cell.marks.get("minutes", 0)) for cell in reference if "task" in cell.marks}
@@ -94,14 +94,14 @@ def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterSta
 def _judge(
     number: str, answer: str, now: Fingerprint, entry: state.Entry | None, learner: list[Cell]
 ) -> tuple[str, bool, str]:
-    """Status, whether it is verified, and a note, for an exercise that has an answer."""
+    """The status, whether it is verified, and a note, for an exercise that has an answer."""
     if is_stub(answer, number):
         return "to do", False, ""
     if entry and (entry.answer, entry.check) == (now.answer, now.check):
         return entry.status, True, f"checked {entry.checked}"
     if entry and entry.answer == now.answer:
         return "to do", False, "the course's check has changed since; check it again"
-    is_old = entry is not None and entry.output == now.output  # it was there when other code was checked
+    is_old = entry is not None and entry.output == now.output  # it was already there when different code was checked
     told = "" if is_old else shown(learner, number)
     if told:
         return told, False, AS_SHOWN

@@ -1,12 +1,12 @@
-"""Fingerprints of what a verdict is about: the code that ran for an exercise, and what it was checked by.
+"""Fingerprints of what a verdict applies to: the code that ran for an exercise, and what checked it.
 
 answer    the cells that `tplab check --exercise` runs for it (the answer, earlier answers and helper cells that it
           uses, own cells that change modules, paths or the environment), and Python files beside the notebook.
           Experiments in cells that the exercise doesn't use change nothing
-check     its cell, the result it has to show, every file of tplab that the checks of its chapter need, the version
-output    what the check's cell shows in the notebook; this decides nothing, but tells an old output from a new one
+check     its cell, the expected result, every file of tplab that the checks of its chapter need, the version
+output    the output of the check's cell in the notebook; decides nothing, but distinguishes old outputs from new ones
 
-Change the answer or the check, and an earlier verdict no longer speaks of this code.
+If the answer or the check changes, an earlier verdict no longer applies.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class Fingerprint:
 
 
 def fingerprints(reference: list[Cell], learner: list[Cell], files: ChapterFiles) -> dict[str, Fingerprint]:
-    """The fingerprint of every exercise that the learner's notebook holds an answer to."""
+    """The fingerprint of every exercise that the learner's notebook contains an answer to."""
     merged = merge(reference, learner)
     checker = list(_texts(checker_files(files.number)))
     beside = list(_texts(files.learner.parent.glob("*.py")))
@@ -56,19 +56,19 @@ def fingerprints(reference: list[Cell], learner: list[Cell], files: ChapterFiles
 
 
 def checker_files(chapter: int) -> set[Path]:
-    """The files that the checks of a chapter consist of: its package, and all of tplab that it needs."""
+    """The files that make up the checks of a chapter: its package, and everything in tplab that it needs."""
     package = PACKAGE_ROOT / "tplab" / "course" / "chapters" / f"ch{chapter:02d}"
     return ImportGraph(PACKAGE_ROOT, "tplab").closure(package.glob("*.py"))
 
 
 def _texts(files: Iterable[Path]) -> Iterator[str]:
-    """Names and contents of files, in order."""
+    """The names and contents of files, in order."""
     for path in sorted(path for path in files if path.is_file()):
         yield from (path.name, path.read_bytes().hex())
 
 
 def _hash(parts: Iterable[str]) -> str:
-    """Of the parts and where each ends."""
+    """The SHA-256 hash, in hex, of the parts and their lengths."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode()

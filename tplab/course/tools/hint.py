@@ -1,4 +1,4 @@
-"""`tplab hint 4.2`: the next of an exercise's three hints."""
+"""`tplab hint 4.2`: show the next of an exercise's three hints."""
 
 import argparse
 

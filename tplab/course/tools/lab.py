@@ -1,8 +1,8 @@
-"""`tplab lab`: the course in JupyterLab, on this machine only. `make lab` runs it too.
+"""`tplab lab`: open the course in JupyterLab, on this machine only. `make lab` runs it too.
 
 tplab lab                                the index of the course
 tplab lab 4                              chapter 4
-tplab lab --no-browser --port=8899       what tplab doesn't know is handed to JupyterLab
+tplab lab --no-browser --port=8899       unknown options go to JupyterLab
 """
 
 import argparse
@@ -29,12 +29,12 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Becomes JupyterLab, so that signals reach it; returns only where that fails."""
+    """Replace this process with JupyterLab, so that JupyterLab receives its signals; returns only if that fails."""
     root = root_of(options).resolve()
     page = first_page(root, options.chapter)
     console.print("JupyterLab runs until you stop it with Ctrl-C, twice. No browser here? Copy the URL that it prints.")
     sys.stdout.flush()
-    os.chdir(root)  # what JupyterLab shows; as an option it could not be given a second time
+    os.chdir(root)  # JupyterLab shows this folder; as an option, you couldn't override it
     arguments = command(page, options.rest)
     os.execve(arguments[0], arguments, environment(os.environ))
 
@@ -69,7 +69,7 @@ def command(page: str, more: list[str]) -> list[str]:
 
 
 def environment(outer: Mapping[str, str]) -> dict[str, str]:
-    """The environment of JupyterLab: this Python's commands and its kernel come first."""
+    """The environment of JupyterLab, in which this Python's commands and kernel come first."""
     commands, kernels = os.path.dirname(sys.executable), os.path.join(sys.prefix, "share", "jupyter")
     paths = {"PATH": [commands, outer.get("PATH", "")], "JUPYTER_PATH": [kernels, outer.get("JUPYTER_PATH", "")]}
     return {**outer, **{name: os.pathsep.join(filter(None, parts)) for name, parts in paths.items()}}

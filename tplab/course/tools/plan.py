@@ -1,4 +1,4 @@
-"""`tplab plan`: the layouts of a model over a cluster that fit, with memory and predicted time, fastest first.
+"""`tplab plan`: layouts of a model over a cluster that fit into memory, with predicted step times, fastest first.
 
 tplab plan --params 70e9 --gpus 64 --gpu h100
 tplab plan --model "Llama 3 70B" --gpus 64 --gpu h100 --batch 512
@@ -50,7 +50,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    from tplab.cluster import plan  # here, since it takes seconds to import
+    from tplab.cluster import plan  # imported here, since it takes seconds
     from tplab.cost.machines import machine
 
     if bool(options.params) == bool(options.model):
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def heading(name: str | None, config: "GPTConfig", cluster: "Machine", gpus: int, sequences: int) -> str:
-    """What the plans are for, in two lines."""
+    """Two lines that describe the model and the cluster."""
     from tplab.memory.config import parameter_count
 
     called = f"{name}, " if name else "A GPT of "
@@ -88,7 +88,7 @@ def heading(name: str | None, config: "GPTConfig", cluster: "Machine", gpus: int
 
 
 def table(shown: "list[Plan]") -> Table:
-    """One row a plan."""
+    """A table with one row per plan."""
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for name, justify in COLUMNS.items():
         grid.add_column(name, justify=justify, no_wrap=True)
@@ -109,7 +109,7 @@ def table(shown: "list[Plan]") -> Table:
 
 
 def footing(shown: "list[Plan]", top: int) -> str:
-    """How to take the numbers, and what to do with the first row."""
+    """Two lines that explain the columns and turn the first row into a device mesh."""
     best = shown[0].layout
     more = f"{len(shown) - top} more with --top {len(shown)}. " if len(shown) > top else ""
     return (
@@ -135,7 +135,7 @@ def _config(options: argparse.Namespace) -> "GPTConfig":
 
 
 def parameters(text: str) -> float:
-    """70e9, 70B or 70b as a number. Raises Misuse for anything else."""
+    """Parse a number such as 70e9, 70B or 70b. Raises Misuse for anything else."""
     match = re.fullmatch(r"\s*(\d+\.?\d*(?:e\+?\d+)?)\s*([kmbt]?)\s*", text.lower().replace("_", ""))
     if not match:
         raise Misuse(f"--params {text}: give a number such as 70e9 or 70B")

@@ -1,9 +1,9 @@
-"""`tplab progress`: every chapter and exercise, passed, failed or to do, from the learner's own notebooks.
+"""`tplab progress`: every chapter and exercise as passed, failed or to do, from the learner's own notebooks.
 
     tplab progress            every chapter
     tplab progress 4 --json   one chapter, for another program
 
-In a notebook the same as a page: `from tplab.course import progress` and `progress()`.
+In a notebook, `from tplab.course import progress` and `progress()` show the same as a page.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def show(console: Console, chapter: ChapterStanding) -> None:
-    """One chapter in a terminal."""
+    """Print one chapter's progress in the terminal."""
     heading = Table.grid(expand=True, padding=(0, 1))
     heading.add_column(ratio=1)
     heading.add_column(no_wrap=True, justify="right")
@@ -89,7 +89,7 @@ def _status(exercise: Standing) -> Text:
 
 
 def as_json(chapters: list[ChapterStanding]) -> str:
-    """The standings as JSON, with the same counts as the table's last line."""
+    """The chapters' progress as JSON, with the same counts as in the table."""
     told = [
         asdict(one)
         | {"path": str(one.path), "passed": one.passed, "shown_passed": one.shown, "minutes_left": one.minutes_left}
@@ -99,5 +99,5 @@ def as_json(chapters: list[ChapterStanding]) -> str:
 
 
 def progress() -> page.ProgressPage:
-    """The progress page, from a cell: a table in a notebook, text anywhere else."""
+    """The progress page for a cell: a table in a notebook, text anywhere else."""
     return page.ProgressPage(standings(find_root(Path.cwd())), Path.cwd())

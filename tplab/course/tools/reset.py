@@ -1,9 +1,9 @@
-"""`tplab reset`: a chapter, or one exercise of it, as it was at first. What you wrote is kept as a dated copy.
+"""`tplab reset`: restore a chapter, or one exercise of it, to its original state. Your version is kept as a dated copy.
 
-    tplab reset 4                  the whole chapter, also where its notebook can't be read any more
+    tplab reset 4                  the full chapter, even if its notebook can't be read anymore
     tplab reset --exercise 4.2     one exercise and its check; every other cell stays as it is
 
-Copies lie in chapters/kept/ and are never overwritten. The first state is made anew from the chapter's source.
+Copies go to chapters/kept/ and are never overwritten. The original state is rebuilt from the chapter's source.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def _contents(path: Path) -> bytes | None:
 
 
 def _wanted(files: ChapterFiles, first: str, number: str | None) -> str:
-    """The text of the notebook after the reset. Raises Unreadable where an exercise can't be told from the rest."""
+    """The notebook's text after the reset. Raises Unreadable if one exercise is to be reset in a broken notebook."""
     if number is None:
         return first
     try:
@@ -105,8 +105,8 @@ def _wanted(files: ChapterFiles, first: str, number: str | None) -> str:
 
 
 def first_state(files: ChapterFiles) -> str:
-    """The learner's notebook as the course gives it, made from the chapter's source. Raises Misuse."""
-    from tplab.course.notebooks.build import blank_chapter, load, skeleton, to_text  # here, since it takes a second
+    """The learner's notebook in its original state, built from the chapter's source. Raises Misuse."""
+    from tplab.course.notebooks.build import blank_chapter, load, skeleton, to_text  # slow to import
     from tplab.course.notebooks.source import SourceError, read
 
     try:
@@ -120,7 +120,7 @@ def first_state(files: ChapterFiles) -> str:
 
 
 def keep(path: Path, data: bytes) -> Path:
-    """A copy of the file, named by the time; a name that is taken is never used again."""
+    """Save a copy of the file, named by the time, and return its path. Existing copies are never overwritten."""
     folder = path.parent / KEPT
     folder.mkdir(exist_ok=True)
     stem = f"{path.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"

@@ -1,4 +1,4 @@
-"""Put one exercise of a learner's notebook back to its first state, and leave every other cell as it is."""
+"""Restore one exercise of a learner's notebook to its original state, and leave every other cell as it is."""
 
 import copy
 from typing import Any
@@ -8,11 +8,11 @@ from tplab.course.notebooks.cells import Cell
 
 
 def restore(raw: dict, learner: list[Cell], first: dict, reference: list[Cell], number: str) -> None:
-    """Change `raw`, the notebook's JSON: the exercise's cell and its check's are those of `first`.
+    """Change `raw`, the notebook's JSON, in place: the exercise cell and its check cell become those of `first`.
 
-    learner: the same notebook, read. first: the JSON of the blank chapter. reference: the solution, to find cells by.
-    Cells are found also where they have lost their ids, were turned into text, split or doubled: the first is replaced
-    and the others go. A cell that is gone comes back below what stands before it in the chapter.
+    learner: the same notebook, parsed. first: the JSON of the blank chapter. reference: the solution, for finding
+    cells. Cells are found even if they lost their ids, were turned into text, split or duplicated: the first one is
+    replaced and the others are removed. A missing cell is inserted below the cells that come before it in the chapter.
     """
     owners = find_cells(reference, learner)  # for each of the learner's cells, the id of its reference cell
     cells: list[tuple[str, Any]] = list(zip(owners, raw["cells"], strict=True))
@@ -21,7 +21,7 @@ def restore(raw: dict, learner: list[Cell], first: dict, reference: list[Cell], 
         id = f"{part}-{number.replace('.', '-')}"
         pristine = copy.deepcopy(first["cells"][order.index(id)])
         if isinstance(raw.get("nbformat_minor"), int) and raw["nbformat_minor"] < 5:
-            del pristine["id"]  # the notebook is in a format that had none yet
+            del pristine["id"]  # the notebook's format predates cell ids
         places = [place for place, (owner, _) in enumerate(cells) if owner == id]
         if places:
             cells[places[0]] = (id, pristine)

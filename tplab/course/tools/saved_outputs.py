@@ -1,11 +1,11 @@
-"""What a check cell shows in the notebook as it was saved. Nobody has verified it: the code may have changed since."""
+"""Results that check cells show in a saved notebook. They are unverified, because the code may have changed since."""
 
 from tplab.course.grading.merge import code_cells
 from tplab.course.notebooks.cells import Cell
 
 
 def results(outputs: list) -> list[str]:
-    """The results that a cell shows, as text."""
+    """The results in a cell's outputs, as text."""
     texts = []
     for output in outputs:
         if isinstance(output, dict) and output.get("output_type") == "execute_result":
@@ -16,17 +16,17 @@ def results(outputs: list) -> list[str]:
 
 
 def their_cell(learner: list[Cell], role: str, number: str) -> Cell | None:
-    """The last cell that is an exercise's (role "exercise") or its check's ("check"), by its id or its metadata."""
+    """The last cell for an exercise (role "exercise") or its check ("check"), by id or metadata; None without one."""
     id = f"{role}-{number.replace('.', '-')}"
     found = [cell for cell in code_cells(learner) if cell.id == id or cell.marks.get(role) == number]
     return found[-1] if found else None
 
 
 def shown(learner: list[Cell], number: str) -> str:
-    """ "passed" or "failed", as the check cell shows it; "" where it shows neither, or nothing about this code.
+    """The status that the check cell shows, "passed" or "failed"; "" if it shows neither, or nothing about this code.
 
-    A blank chapter shows what a passed check would look like, below a picture that says so. It tells nothing. Nor does
-    a check that was run before its exercise's cell was.
+    A blank chapter shows the output of a passed check below a picture that labels it as expected, which proves nothing.
+    Neither does a check that ran before its exercise's cell.
     """
     check, exercise = their_cell(learner, "check", number), their_cell(learner, "exercise", number)
     if check is None or exercise is None or _runs(exercise) > _runs(check):
@@ -40,11 +40,11 @@ def shown(learner: list[Cell], number: str) -> str:
 
 
 def _is_label(output: dict) -> bool:
-    """Whether it is the picture above an expected output: one without a text beside it, as no figure is."""
+    """Return whether an output is the label above an expected output, which, unlike a figure, has no text."""
     data = output.get("data")
     return output.get("output_type") == "display_data" and isinstance(data, dict) and set(data) == {"image/png"}
 
 
 def _runs(cell: Cell) -> int:
-    """A cell's place in the order of runs; a cell that was not run since the kernel started comes last of all."""
+    """A cell's position in the order of runs; a cell that hasn't run since the kernel started comes last."""
     return cell.execution_count if isinstance(cell.execution_count, int) else 10**9

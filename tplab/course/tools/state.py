@@ -1,10 +1,10 @@
-"""What `tplab check` has said: `.tplab/progress.json` beside chapters/, one entry for each exercise.
+"""The verdicts of `tplab check`, stored in `.tplab/progress.json` beside chapters/, with one entry per exercise.
 
     {"exercises": {"4.2": {"status": "passed", "answer": "9f86...", "check": "0a4d...", "output": "77de...",
                            "checked": "2026-11-21 10:15"}}}
 
-An entry speaks of exactly the code with those fingerprints (see fingerprint.py) and of no other. A file that is missing
-or damaged counts as empty: nothing is lost but the verdicts, and the next check writes them anew.
+An entry applies only to the code that has exactly these fingerprints (see fingerprint.py). A missing or damaged file
+counts as empty: only the verdicts are lost, and the next check writes them again.
 """
 
 import json
@@ -23,7 +23,7 @@ KEPT = ("passed", "failed")
 
 @dataclass(frozen=True)
 class Entry:
-    """What the last check said about one exercise."""
+    """The last verdict on one exercise, the fingerprints of the code it applies to, and when it was checked."""
 
     status: str
     answer: str
@@ -33,7 +33,7 @@ class Entry:
 
 
 def load(root: Path) -> dict[str, Entry]:
-    """The entries by exercise; what can't be read is left out."""
+    """The entries by exercise, without those that can't be read."""
     try:
         stored = json.loads((root / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -49,9 +49,9 @@ def load(root: Path) -> dict[str, Entry]:
 
 
 def record(root: Path, verdicts: list[Verdict], fingerprints: dict[str, Fingerprint]) -> list[str]:
-    """Keep what a check has said about the code with these fingerprints; returns notes on what went wrong.
+    """Store a check's verdicts on the code with these fingerprints; returns notes on anything that went wrong.
 
-    An exercise that was not decided (to do, waiting, not run) keeps its entry: that one speaks of its own code.
+    An undecided exercise (to do, waiting, not run) keeps its entry, which applies to different code.
     """
     now = time.strftime("%Y-%m-%d %H:%M")
     said = {

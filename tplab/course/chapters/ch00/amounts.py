@@ -1,7 +1,7 @@
-"""What the checks of this chapter share: a GPT in plain torch to count, and numbers compared with what was counted.
+"""Shared parts of this chapter's checks: a GPT in plain torch to count, and a comparison with the counted numbers.
 
-The model is what one of p ranks holds. It is built on device "meta", where tensors have shapes but no memory, so that
-any size costs nothing.
+The model is the part that one of p ranks holds. It is built on device "meta", where tensors have shapes but no memory,
+so any size costs nothing.
 """
 
 import math
@@ -16,12 +16,12 @@ from tplab.course.checks import CheckFailed, current
 from tplab.memory.config import GPTConfig
 from tplab.memory.meter import saved_for_backward
 
-Suspect = tuple[float, str]  # what a well-known mistake gives, to the nearest whole number, and what to ask then
-MOST_QUESTIONS = 2  # where several mistakes give the same number
+Suspect = tuple[float, str]  # the number that a known mistake gives, rounded, and the question to ask then
+MOST_QUESTIONS = 2  # if several mistakes give the same number
 
 
 class PlainLayer(nn.Module):
-    """One layer: whole heads and an equal part of the MLP for each of p ranks; the norms are whole."""
+    """One layer of one of p ranks: full heads and an equal share of the MLP; the norms are replicated."""
 
     def __init__(self, c: GPTConfig, p: int = 1) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class PlainLayer(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """The whole model, or what one of p tensor-parallel ranks holds of it; the vocabulary is padded."""
+    """The full model, or the part of it that one of p tensor-parallel ranks holds; the vocabulary is padded."""
 
     def __init__(self, c: GPTConfig, p: int = 1) -> None:
         super().__init__()
@@ -65,13 +65,13 @@ def plain_gpt(config: GPTConfig, p: int = 1) -> PlainGPT:
 
 
 def count(module: nn.Module, *words: str) -> int:
-    """Parameters of the module, or only those whose name has one of the words in it."""
+    """Count the parameters of the module, or only those whose name contains one of the words."""
     named = module.named_parameters()
     return sum(parameter.numel() for name, parameter in named if not words or any(word in name for word in words))
 
 
 def kept_by_layer(config: GPTConfig, p: int, batch: int) -> int:
-    """Bytes that autograd keeps of one layer on one of p ranks, in 16-bit numbers, without the norms' statistics."""
+    """Bytes that autograd saves for one layer on one of p ranks, in 16-bit elements, without norm statistics."""
     with torch.device("meta"):
         layer = PlainLayer(config, p).to(torch.bfloat16)
         x = torch.empty(batch, config.seq_length, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
@@ -96,8 +96,8 @@ def expect(
 ) -> None:
     """Raise CheckFailed unless `seen` is the number `right`; suspects that give `seen` ask their questions.
 
-    call:      how the function was called; name: what it returns; where: what else the learner should know of the case
-    otherwise: the question where no suspect explains the number
+    call:      how the function was called; name: what it returns; where: what else the learner should know
+    otherwise: the question if no suspect explains the number
     """
     is_number = isinstance(seen, (int, float)) and not isinstance(seen, bool)
     if is_number and abs(seen - right) <= 1e-9 * right:
@@ -113,7 +113,7 @@ def expect(
 
 
 def spelled(config: GPTConfig) -> str:
-    """A configuration, with what differs from a GPT-2."""
+    """A configuration as a call, with every way in which it differs from a GPT-2."""
     sizes = ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_length", "num_kv_heads", "ffn_hidden_size")
     parts = [f"{name}={value}" for name in sizes if (value := getattr(config, name)) is not None]
     parts += ["gated=True"] * config.gated

@@ -9,7 +9,7 @@ from tplab.course.chapters.ch00.amounts import Suspect, count, expect, pick, pla
 from tplab.course.checks import Verdict, calling, exercise, fresh_generator
 from tplab.memory.config import GPTConfig
 
-# Large primes: nothing that is there in each layer has as many vectors of h numbers as one of the tables.
+# Large primes, so that nothing in the layers has as many vectors of h elements as one of the tables.
 _VOCABULARIES = (157, 191, 223, 257, 281, 311, 347, 383)
 _LENGTHS = (83, 89, 97, 101, 103, 107, 109, 113)
 _OTHERWISE = (
@@ -42,7 +42,7 @@ def parameters(parameter_count: Callable[[GPTConfig], int]) -> Verdict:
 
 
 def _configs(generator: torch.Generator) -> Iterator[GPTConfig]:
-    """A GPT-2, then one change at a time, then all mixed."""
+    """Yield a GPT-2, then one change at a time, then random mixtures."""
     llama: dict[str, Any] = {"gated": True, "bias": False, "tied_embedding": False, "learned_positions": False}
     yield _config(generator)
     yield from (_config(generator, **{name: value}) for name, value in llama.items())
@@ -59,7 +59,7 @@ def _config(generator: torch.Generator, fewer_heads: bool = False, other_ffn: bo
     heads = keys * pick(generator, 2, 3)
     h = heads * pick(generator, 3, 6)
     return GPTConfig(
-        num_layers=3 + 2 * pick(generator, 0, 1),  # 2 and 4 could be bytes as well
+        num_layers=3 + 2 * pick(generator, 0, 1),  # 2 and 4 could also be bytes
         hidden_size=h,
         num_heads=heads,
         vocab_size=_VOCABULARIES[pick(generator, 0, 7)],
@@ -71,7 +71,7 @@ def _config(generator: torch.Generator, fewer_heads: bool = False, other_ffn: bo
 
 
 def _made_of(config: GPTConfig) -> str:
-    """Every weight of the model with its shape; the layers once."""
+    """A list of the model's weights with their shapes, in which the layers appear once."""
     lines = []
     for name, parameter in plain_gpt(config).named_parameters():
         if name.startswith("layers.0.") or not name.startswith("layers."):
@@ -81,7 +81,7 @@ def _made_of(config: GPTConfig) -> str:
 
 
 def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
-    """What well-known mistakes give, all from counts of the real modules."""
+    """The numbers that known mistakes give, all from counts of the real modules, with their questions."""
     model = plain_gpt(config)
     layer, layers = model.layers[0], config.num_layers
     h, f = config.hidden_size, config.ffn_size

@@ -43,7 +43,7 @@ def smallest(rank_bytes: RankBytes, smallest_p: Callable[..., int]) -> Verdict:
 
 
 def measured(config: GPTConfig, p: int, batch: int) -> int:
-    """Parameters of the modules of one rank, counted, and what autograd keeps of its layers."""
+    """Bytes that one rank needs: 16 per parameter of its modules, and what autograd saves for its layers."""
     return STATE * count(plain_gpt(config, p)) + config.num_layers * kept_by_layer(config, p, batch)
 
 
@@ -53,13 +53,13 @@ def _config(generator: torch.Generator, p: int) -> GPTConfig:
         num_layers=3 + 2 * pick(generator, 0, 1),  # with 2 or 4, different mistakes give the same number
         hidden_size=heads * 2 * pick(generator, 2, 5),
         num_heads=heads,
-        vocab_size=12 * pick(generator, 20, 40) + 1,  # no p but 1 divides it
-        seq_length=pick(generator, 24, 60),  # at 22 the table of positions has as many numbers as all norms
+        vocab_size=12 * pick(generator, 20, 40) + 1,  # no p except 1 divides it
+        seq_length=pick(generator, 24, 60),  # at 22, the position table would have as many elements as all norms
     )
 
 
 def _parts(config: GPTConfig, p: int, batch: int) -> tuple[int, int]:
-    """Right bytes of states and of activations."""
+    """The right bytes of states and of activations on one rank."""
     return STATE * count(plain_gpt(config, p)), config.num_layers * kept_by_layer(config, p, batch)
 
 
@@ -99,8 +99,8 @@ def _suspects(config: GPTConfig, p: int, batch: int) -> list[Suspect]:
     ]
     if p == 1:
         return [suspect for suspect in suspects if suspect[0] != states + kept]
-    part, taken = count(rank.embedding), 1 - 1 / p  # taken: what a division by p takes away
-    extra = {  # parameters that a rank holds too many or too few of
+    part, taken = count(rank.embedding), 1 - 1 / p  # taken: the share that a division by p removes
+    extra = {  # parameters that a rank would have too many or too few of
         table - part: "Does every rank hold the whole embedding, or some of its rows?",
         table / p - part: "vocab_size can't be divided by p here. What happens to the last rows?",
         config.vocab_size // p * h - part: "vocab_size is not divided evenly here: is it rounded up or down?",
@@ -143,7 +143,7 @@ def _score_mistakes(config: GPTConfig, p: int, batch: int) -> list[float]:
 
 
 def _check_search(smallest_p: Callable[..., int], config: GPTConfig, batch: int) -> None:
-    """The smallest p, at and around the very size that fits, and a refusal where none does."""
+    """Check the smallest p at the size that just fits and one byte below it, and the refusal if no p fits."""
     largest = 8
     needs = {p: measured(config, p, batch) for p in (1, 2, 3, 4, 6)}  # the divisors of 12 up to 8
     for right, size in needs.items():
@@ -170,7 +170,7 @@ def _check_search(smallest_p: Callable[..., int], config: GPTConfig, batch: int)
 
 
 def _check_defaults(smallest_p: Callable[..., int], config: GPTConfig) -> None:
-    """Without micro_batch and largest: one sequence, and p = 6 is tried."""
+    """Check that micro_batch defaults to one sequence, and that p = 6 is tried by default."""
     capacity = measured(config, 6, 1)
     call = f"smallest_p({spelled(config)}, gpu_bytes={capacity})"
     ask = f"micro_batch is 1 and largest is 8 when they are left out; at p = 6 a rank needs {capacity} bytes then."
@@ -183,7 +183,7 @@ def _check_defaults(smallest_p: Callable[..., int], config: GPTConfig) -> None:
 def _must_refuse(
     smallest_p: Callable[..., int], arguments: tuple[Any, ...], call: str, ask: str, says: tuple[int, int]
 ) -> None:
-    """A ValueError whose message has both numbers, the bytes with or without separators."""
+    """Require a ValueError whose message contains both numbers, the bytes with or without separators."""
     told: list[str] = []
 
     def tell() -> Any:

@@ -82,7 +82,7 @@ def _suspects(part: str, n: int, optimizer: str, mixed: bool, measured: Mapping[
     total = sum(measured.values())
     suspects: list[Suspect] = [(n, "Count bytes, not numbers.")] if right != n else []
     if part == "optimizer" and mixed:
-        suspects.append((total, _GONE))  # and so much it is with gradients in float32
+        suspects.append((total, _GONE))  # which is also the amount with float32 gradients
     else:
         suspects.append((total, "That is all three together. This entry is one of them."))
     if part != "optimizer":

@@ -1,6 +1,6 @@
-"""What chapter 01 asks: scatter and gather (1.1), the ring's two halves (1.2, 1.3) and the whole (1.4), its cost (1.5).
+"""Exercises of chapter 01: scatter, gather (1.1), a ring's halves (1.2, 1.3), the full ring (1.4), and its cost (1.5).
 
-Importing it registers the checks of its exercises. Here also: its predictions and its table of symptoms.
+Importing this package registers their checks. It also has the chapter's predictions and its table of symptoms.
 """
 
 from tplab.course.chapters.ch01 import all_gather, all_reduce, cost, reduce_scatter, scatter_gather

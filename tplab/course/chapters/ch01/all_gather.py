@@ -63,7 +63,7 @@ _QUESTIONS = (
 
 
 def expect(case: Input, xs: Tensors, place: Place) -> Expected:
-    """Every rank gets the parts of all, stacked."""
+    """The parts of all ranks, stacked, on every rank."""
     p, rank, gathered = place.size, place.index, torch.stack(xs)
     mistakes = {
         _COPIES: torch.stack([xs[rank]] * p),

@@ -13,7 +13,7 @@ _PART = "this rank's part of the sum, p times"
 
 
 def _whole_tensors(differences: Differences) -> bool:
-    """Right numbers, but messages of the size of x."""
+    """The condition that the values are right, but a message is larger than it has to be, as if it were all of x."""
     return only_traffic(differences) and any(_largest(row.text) > _largest(row.text, seen=False) for row in differences)
 
 
@@ -65,7 +65,7 @@ _QUESTIONS = (
 
 
 def expect(case: Input, xs: Tensors, place: Place) -> Expected:
-    """Every rank gets the sum, in the shape of x."""
+    """The sum, on every rank, in the shape of x."""
     p, rank, total = place.size, place.index, torch.stack(xs).sum(0)
     parts = total.reshape(p, -1)
     mistakes = {

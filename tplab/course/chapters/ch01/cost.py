@@ -1,4 +1,4 @@
-"""The check of exercise 1.5: a line through measured points, and what ring and tree cost by it. No rank is started."""
+"""The check of exercise 1.5: a line through measured points, and the costs of ring and tree on it. Starts no ranks."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ _LEVEL_MORE = "the cost with one level too many"
 
 
 def both(kind: str) -> Callable[[Differences], bool]:
-    """Both numbers are those of the same other line."""
+    """A condition that holds if both numbers are those of the same other line."""
     return lambda d: d.kind("alpha in µs") == d.kind("beta in ps/byte") == kind
 
 
@@ -158,7 +158,7 @@ def _check_fit(fit_line: Fit) -> None:
 
 
 def weighted(points: Points, power: float) -> tuple[float, float]:
-    """alpha and beta that minimise the sum of ((alpha + beta n - t) / t^power)², by Cramer's rule in float64."""
+    """The alpha and beta that minimize the sum of ((alpha + beta n - t) / t^power)², by Cramer's rule in float64."""
     weights = [seconds ** (-2 * power) for _, seconds in points]
 
     def total(*factors: Sequence[float]) -> float:
@@ -211,7 +211,7 @@ def _check_costs(ring_seconds: Seconds, tree_seconds: Seconds, p: int) -> None:
 
 
 def _number(value: object, unit: float) -> object:
-    """A float64 tensor of value times unit; anything that is no number stays as it is."""
+    """A float64 tensor of value times unit; anything that isn't a number is returned as is."""
     if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
         return torch.as_tensor(value, dtype=torch.float64).detach().reshape(()) * unit
     return value

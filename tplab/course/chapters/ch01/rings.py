@@ -1,9 +1,9 @@
-"""How the rings of exercises 1.2 to 1.4 are checked: on 2, 3, 4 and 1 ranks, against plain sums, message by message.
+"""Checks of the rings in exercises 1.2 to 1.4: on 2, 3, 4 and 1 ranks, against plain sums, message by message.
 
 Three ranks are the smallest ring with a direction. A ring that runs to the left is as good as one to the right.
 
-A message that nobody waits for can stop whatever comes after it, even in the next case. Such a message already shows
-in the first case, which has a launch of its own.
+A message that is never waited for can block whatever comes after it, even in the next case. The first case already
+exposes such a message, because it has a launch of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from tplab.course.checks import (
 )
 from tplab.runtime import Deadlock, device, record
 
-ORDER = (2, 3, 4, 1)  # two ranks tell most about a mistake, three are the first to have a left and a right
+ORDER = (2, 3, 4, 1)  # two ranks reveal most about a mistake, three are the first with a left and a right
 Ring = Callable[[Tensor], Tensor]
 Tensors = list[Tensor]
 TORCHS_OWN = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "gather", "scatter", "reduce")
@@ -45,7 +45,6 @@ class Input(Case):
 
 
 def draw(case: Input, generator: torch.Generator, size: int) -> Tensors:
-    """The x of every rank."""
     return [random_tensor(generator, *case.shape) for _ in range(size)]
 
 
@@ -68,7 +67,7 @@ def check_ring(
     expect: Callable[[Input, Tensors, Place], Expected],
     questions: Sequence[Question],
 ) -> None:
-    """Run a ring with an x of each of shapes(p), a different one on every rank."""
+    """Check a ring with inputs of each of shapes(p); every rank has a different x."""
     check_cases(
         number, ring, lambda p: [Input(shape) for shape in shapes(p)], draw=draw, give=give, run=run, expect=expect,
         questions=questions, ask_instead=about_messages, world_sizes=ORDER,
@@ -76,7 +75,7 @@ def check_ring(
 
 
 def ring_traffic(place: Place, count: int, numel: int) -> Traffic:
-    """`count` messages of `numel` elements to the next rank of the ring, and as many from the one before."""
+    """Traffic of `count` messages of `numel` elements to the next rank of the ring, and from the previous one."""
     if place.size == 1:
         return Traffic()
     rank, p, step = place.index, place.size, direction(place.observed)
@@ -87,13 +86,13 @@ def ring_traffic(place: Place, count: int, numel: int) -> Traffic:
 
 
 def direction(observed: Sequence[Observed]) -> int:
-    """-1 where rank 0 sends to its left neighbor, else 1."""
+    """The direction of the ring: -1 if rank 0 sends to its left neighbor, else 1."""
     sends = [call for call in observed[0]["traffic"] if call.kind == "send"]
     p = len(observed)
     return -1 if p > 2 and sends and sends[0].group == (0, p - 1) else 1
 
 
-# What to ask where a run does not end
+# Questions for a run that does not end
 
 
 STUCK = (
@@ -113,24 +112,24 @@ _SELF_SAID = ("destination rank should not be the same", "Pair is not connected"
 
 
 def about_messages(failure: CheckFailed) -> str | None:
-    """A question about sends and receives where ranks wait for each other, or where one waits for itself."""
+    """A question about sends and receives if ranks wait for each other, or if one of them waits for itself."""
     if isinstance(failure.__cause__, Deadlock):
         return LOST if failure.report.startswith(("not finished", "a message was lost")) else STUCK
     return TO_ITSELF if any(words in failure.report for words in _SELF_SAID) else None
 
 
-# When to ask
+# Conditions for questions
 
 
 def sent(*words: str) -> Callable[[Differences], bool]:
-    """The recorded traffic differs on some rank, and has one of these words in it."""
+    """A condition that holds if the recorded traffic differs on some rank and contains one of these words."""
     return lambda d: any(
         row.name.endswith("traffic") and f" {word}" in row.text.partition("saw")[2] for row in d for word in words
     )
 
 
 def only_traffic(differences: Differences) -> bool:
-    """The right numbers came by another way."""
+    """The condition that the values are right, but arrived in a different way."""
     return all(name.endswith("traffic") for name in differences.names)
 
 
@@ -175,4 +174,4 @@ ROUNDED = Question(
     "Which step leaves the dtype of x? torch.empty and torch.zeros give float32 unless they are told otherwise.",
 )
 
-COMMON = (NOT_WAITED, TORCH_DID_IT, CHANGED, ROUNDED, SILENT, ZEROS)  # what every ring asks first
+COMMON = (NOT_WAITED, TORCH_DID_IT, CHANGED, ROUNDED, SILENT, ZEROS)  # questions that every ring tries first

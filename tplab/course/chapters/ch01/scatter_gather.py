@@ -48,9 +48,9 @@ _BEFORE = "the part of the rank before"
 
 @dataclass(frozen=True)
 class Root(Case):
-    """Scattering from rank `root`, then gathering to it; or only one of the two.
+    """A scatter from rank `root`, then a gather to it; or only one of the two.
 
-    shape: of what each rank gets, and of what each rank gives
+    shape: that of the tensor each rank receives, and of the tensor each rank sends
     """
 
     root: int
@@ -71,8 +71,8 @@ def cases(p: int) -> list[Root]:
 
 
 class Problem(NamedTuple):
-    parts: Tensors  # what the root scatters
-    xs: Tensors  # what is gathered
+    parts: Tensors  # scattered by the root
+    xs: Tensors  # gathered by the root
 
 
 class Given(NamedTuple):
@@ -128,7 +128,7 @@ def expect(case: Root, problem: Problem, place: Place) -> Expected:
             ),
         }
     mistakes = {
-        _FIRST: parts[0] if rank else parts[0] + float("nan"),  # on rank 0 that is right
+        _FIRST: parts[0] if rank else parts[0] + float("nan"),  # on rank 0 this is right
         _NEXT: parts[(rank + 1) % p],
         _BEFORE: parts[rank - 1],
     }
@@ -141,7 +141,7 @@ def scatter_and_gather(scatter: Scatter, gather: Gather) -> Verdict:
         check_cases, "1.1", (scatter, gather), draw=draw, give=give, run=run, expect=expect, questions=_QUESTIONS,
         ask_instead=about_messages,
     )  # fmt: skip
-    for case in FIRST:  # each alone: a message that nobody waits for can stop whatever comes after it
+    for case in FIRST:  # each alone, since a message that is never waited for can block what follows
         check([case], world_sizes=ORDER[:1])
     check(cases, world_sizes=ORDER)
     return Verdict("From and to any rank, with p - 1 messages each.")

@@ -1,6 +1,6 @@
-"""What chapter 02 asks: shards (2.1), the column split (2.2), the row split (2.3), GELU and the row split (2.4).
+"""Exercises of chapter 02: shards (2.1), the column split (2.2), the row split (2.3), GELU and the row split (2.4).
 
-Importing it registers the checks of its exercises. Here also: its predictions and its table of symptoms.
+Importing this package registers their checks. It also has the chapter's predictions and its table of symptoms.
 """
 
 from tplab.course.chapters.ch02 import gelu, products, shards

@@ -1,7 +1,7 @@
 """The checks of exercises 2.2 and 2.3: one matmul, Y = X A, with A split by columns or by rows.
 
-Both run on 1, 2 and 4 ranks, and are compared with X @ A on one process. X has two or three dimensions. Each answer
-may use one collective, and its message is as large as Y.
+Both run on 1, 2 and 4 ranks, and are compared with X @ A in a single process. X has two or three dimensions. Each
+answer may use one collective, whose message is as large as Y.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,12 +56,12 @@ CASES = (Input(), Input(leading=(2, 3)))
 
 @dataclass(frozen=True)
 class Split:
-    """One of the two ways to split the matmul.
+    """A way to split the matmul, by columns or by rows of A.
 
     dim_of_x:   the dimension along which x is sharded; None: every rank has the full x
     dim_of_a:   the dimension along which A is sharded
-    collective: the one that makes Y out of the ranks' matmuls
-    mistakes:   what known mistakes give, from the ranks' matmuls, Y and the index of a rank
+    collective: the one that makes Y from the ranks' matmuls
+    mistakes:   values that known mistakes give, from the ranks' matmuls, Y and a rank's index
     """
 
     dim_of_x: int | None
@@ -80,7 +80,7 @@ def draw(case: Input, generator: torch.Generator, size: int) -> Problem:
 
 
 def shards(split: Split, problem: Problem, size: int) -> list[Problem]:
-    """What each of `size` ranks has of x and of A."""
+    """The shards of x and A on each of `size` ranks."""
     xs = [problem.x] * size if split.dim_of_x is None else problem.x.chunk(size, split.dim_of_x)
     rows_or_columns = problem.a.chunk(size, split.dim_of_a)
     return [Problem(x.contiguous(), a.contiguous()) for x, a in zip(xs, rows_or_columns, strict=True)]
@@ -133,7 +133,7 @@ ROWS = Split(-1, 0, "all_reduce", row_mistakes)
 def check_product(number: str, product: Product, split: Split, questions: Sequence[Question]) -> None:
     check_cases(
         number, product, CASES, draw=draw, give=partial(give, split), run=run, expect=partial(expect, split),
-        questions=questions, world_sizes=(2, 4, 1),  # two ranks tell most about a mistake
+        questions=questions, world_sizes=(2, 4, 1),  # two ranks reveal most about a mistake
     )  # fmt: skip
 
 
@@ -149,16 +149,16 @@ def row_split(row_product: Product) -> Verdict:
     return Verdict("One all-reduce of b·out numbers. The weights stayed where they were.")
 
 
-# What to ask
+# Questions
 
 
 def only_traffic(differences: Differences) -> bool:
-    """The numbers are right, but they came by another way."""
+    """The condition that the values are right, but arrived in a different way."""
     return differences.names == {"traffic"}
 
 
 def sent(*words: str) -> Callable[[Differences], bool]:
-    """The numbers are right, but they came by another way, and all these words are in the recorded traffic."""
+    """A condition that holds if only the traffic is wrong, and the recorded traffic contains all these words."""
     return lambda differences: (
         only_traffic(differences) and all(word in d.text.partition("saw")[2] for word in words for d in differences)
     )

@@ -1,4 +1,4 @@
-"""The check of exercise 2.1, `shard` and `unshard`. They only cut and paste, so they run in this process."""
+"""The check of exercise 2.1, `shard` and `unshard`. They only slice and concatenate, so they run in this process."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -20,7 +20,7 @@ from tplab.course.checks import (
     verify,
 )
 
-# Shapes with a dimension that can't be divided beside one that can, and one whose size is p or less
+# Shapes with a dimension that p doesn't divide beside one that it does, and one whose size is p or less
 CUTS = [((8,), 0), ((8, 12), 0), ((8, 12), 1), ((3, 8), 1), ((8, 5), 0), ((3, 4, 5), 1), ((2, 3, 8), -1), ((8, 3), -2)]
 REFUSED = [((8, 10), 1, 4), ((10, 8), 0, 4), ((4, 6, 8), -2, 4), ((2,), 0, 4), ((5,), 0, 2)]
 
@@ -84,7 +84,7 @@ def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tenso
         for rank in range(p):
             must_refuse(
                 "2.1",
-                lambda: shard(torch.zeros(shape), dim, rank, p),  # noqa: B023 (called at once)
+                lambda: shard(torch.zeros(shape), dim, rank, p),  # noqa: B023 (called immediately)
                 _EVEN,
                 says=(shape[dim], p),
                 what=f"shard(a tensor of shape {list(shape)}, dim={dim}, rank={rank}, world_size={p})",
@@ -93,7 +93,7 @@ def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tenso
 
 
 def _even_cuts(p: int, transposed: bool) -> Iterator[tuple[Tensor, list[Tensor], int]]:
-    """The whole, its p equal parts and the dimension, for every one of CUTS that p divides."""
+    """Yield the full tensor, its p equal shards and the dimension, for each of CUTS that p divides."""
     generator = fresh_generator()
     for shape, dim in CUTS:
         whole = torch.randn(*shape, generator=generator, dtype=torch.float64)

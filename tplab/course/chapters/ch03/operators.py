@@ -1,9 +1,9 @@
-"""The checks of exercises 3.1, f, and 3.2, g, and how any of chapter 03's four operators is checked.
+"""The checks of exercises 3.1, f, and 3.2, g, and the machinery that checks any of chapter 03's four operators.
 
-Each operator runs alone, on 2, 4 and 1 ranks. Every rank has its own x and its own upstream gradient, even where the
-docstring of the exercise says that they are replicated, so that a wrong sum, a wrong slice or a needless broadcast
-can't hide. The plain cases come first. After them come an input that autograd has saved, tensors that are not
-contiguous, and the expanded gradient of .sum().
+Each operator runs alone, on 2, 4 and 1 ranks. Every rank has its own x and its own upstream gradient, even if the
+exercise's docstring says that they are replicated, so that a wrong sum, a wrong slice or a needless broadcast can't
+hide. The plain cases come first. After them come an input that autograd has saved, tensors that aren't contiguous, and
+the expanded gradient of .sum().
 """
 
 from collections.abc import Callable, Sequence
@@ -39,9 +39,9 @@ H = 8  # the last dimension of the full tensor: divisible by every p
 
 @dataclass(frozen=True)
 class Input(Case):
-    """What one call of an operator gets.
+    """The input of one call of an operator.
 
-    leading:  all dimensions but the last
+    leading:  all dimensions except the last
     layout:   of x and of the upstream gradient in memory: "contiguous", "transposed" or "every second column"
     expanded: the upstream gradient is that of out.sum()
     exp:      x is the output of exp, which autograd has saved
@@ -69,10 +69,10 @@ CASES = (
 
 
 class Half(NamedTuple):
-    """What an operator does in one direction.
+    """One direction of an operator.
 
-    right:      what the rank with this index should get, from what all ranks put in
-    collective: the one that it takes, "" for none; its message is as large as the full tensor
+    right:      the right result on the rank with this index, from the inputs of all ranks
+    collective: the one that it uses, "" for none; its message is as large as the full tensor
     """
 
     right: Callable[[Sequence[Tensor], int], Tensor]
@@ -99,14 +99,14 @@ COPY, ADD = Half(own), Half(total, "all_reduce")
 SPLIT, GATHER = Half(my_part), Half(all_parts, "all_gather")
 
 
-Mistakes = dict[str, dict[str, Tensor]]  # {observation: {what the mistake is: what it gives}}
+Mistakes = dict[str, dict[str, Tensor]]  # {observation: {description of the mistake: the value it gives}}
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One of the four.
+    """The forward and backward of one of the four operators.
 
-    mistakes: what known mistakes give on a rank, from every rank's x and upstream gradient and the rank's own index
+    mistakes: values that known mistakes give on a rank, from every rank's x and upstream gradient and the rank's index
     """
 
     forward: Half
@@ -115,7 +115,7 @@ class Operator:
 
 
 class Problem(NamedTuple):
-    """Every rank's x and upstream gradient."""
+    """The x and the upstream gradient of every rank."""
 
     xs: list[Tensor]  # [..., H], or [..., H/p] for an operator that gathers
     upstream: list[Tensor]  # [..., H], or [..., H/p] for an operator that splits
@@ -141,7 +141,7 @@ def run(operator: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) ->
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """The same numbers, arranged in memory as `layout` says."""
+    """The tensor in the memory layout that `layout` names."""
     if layout == "transposed":
         return tensor.transpose(0, -1).contiguous().transpose(0, -1)
     if layout == "every second column":
@@ -170,7 +170,7 @@ def expect(operator: Operator, case: Input, problem: Problem, place: Place) -> E
 
 
 def check_operator(number: str, answer: Any, operator: Operator, questions: Sequence[Question]) -> None:
-    """Outputs, gradients and traffic of an operator that runs alone, on 2, 4 and 1 ranks."""
+    """Check the outputs, gradients and traffic of an operator that runs alone, on 2, 4 and 1 ranks."""
     if not (isinstance(answer, type) and issubclass(answer, Function)):
         fail(
             number,
@@ -180,12 +180,12 @@ def check_operator(number: str, answer: Any, operator: Operator, questions: Sequ
     check_cases(
         number, answer, CASES, draw=partial(draw, operator), give=give, run=run, expect=partial(expect, operator),
         questions=questions, ask_instead=about_report,
-        world_sizes=(2, 4, 1),  # two ranks tell most about a mistake
+        world_sizes=(2, 4, 1),  # two ranks reveal most about a mistake
     )  # fmt: skip
 
 
 _CUT = "Which dimension does the task cut, and in which order does shard take (tensor, dim, rank, world_size)?"
-_ASKED_ABOUT = {  # words of a report: the question
+_ASKED_ABOUT = {  # words in a report: the question
     "isn't one of": _CUT,
     "can't be divided over": _CUT,
     "modified by an inplace operation": (
@@ -204,15 +204,15 @@ _ASKED_ABOUT = {  # words of a report: the question
 
 
 def about_report(failure: CheckFailed) -> str | None:
-    """A question of its own for a failure that these operators are known for."""
+    """A specific question for a failure that these operators are known for, or None."""
     return next((question for words, question in _ASKED_ABOUT.items() if words in failure.report), None)
 
 
-# What several operators ask, and the names of mistakes that they share
+# Questions and names of mistakes that several operators share
 
 
 def traffic_too(name: str, kind: str, traffic: str) -> Callable[[Differences], bool]:
-    """`name` is wrong in this way, and `traffic` differs as well."""
+    """A condition that holds if `name` is wrong in this way and `traffic` differs as well."""
     return lambda differences: differences.kind(name) == kind and traffic in differences.names
 
 

@@ -111,7 +111,7 @@ def scatter_to_region(operator: Any) -> Verdict:
 
 
 def scatter_unevenly(operator: Any) -> Observed:
-    """On a rank: 9 columns over 2 ranks."""
+    """Apply the operator to 9 columns on 2 ranks, where it must raise ValueError. Runs on every rank."""
     try:
         part = operator.apply(torch.zeros(4, 9, device=device()))
     except ValueError:

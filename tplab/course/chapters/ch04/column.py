@@ -64,7 +64,7 @@ def expect(case: Built, problem: Problem, place: Place) -> Expected:
     own_weight, own_bias = place.part(problem.weight), None if bias is None else place.part(bias)
 
     def returned(out: Tensor) -> Any:
-        """What the rank at this place returns, where the full output is [..., o]."""
+        """The result on the rank at this place, from the full output [..., o]."""
         here = out if gathered else place.part(out, -1)
         return (here, own_bias) if case.skipped else here
 

@@ -1,4 +1,4 @@
-"""The check of exercise 4.3: cut a weight into shards, glue shards to the weight. It runs in this process."""
+"""The check of exercise 4.3: split a weight into shards, and join shards to the weight. It runs in this process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -144,7 +144,7 @@ CRASH = (
 
 
 def memory(mine: Any) -> Claim:
-    """Whether a shard keeps no more alive than itself."""
+    """The claim that a shard keeps no memory alive except its own."""
     if not isinstance(mine, Tensor):
         return Claim("there is no tensor")
     kept, needed = mine.untyped_storage().nbytes(), mine.numel() * mine.element_size()

@@ -46,7 +46,7 @@ GLUED = "the shards put one after another along dimension 0"
 
 
 class SmallModel(nn.Module):
-    """Parameters sharded in every way that there is, and replicated ones, also in modules inside the module."""
+    """A model with parameters that are sharded in every possible way, and replicated ones, some in nested modules."""
 
     shapes: Mapping[str, tuple[tuple[int, ...], Sharding | None]] = {
         "norm": ((6,), None),
@@ -80,7 +80,7 @@ def load_and_save(
     other: Sequence[Mapping[str, Tensor]],
     groups: Sequence[Sequence[int]] | None,
 ) -> list[Observed]:
-    """On a rank: what load does to one model, and what save returns for another that was filled by hand."""
+    """Run load on one model, and save on another one that was filled by hand. Runs on every rank."""
     group = make_group(groups)
     q = dist.get_world_size(group)
     mine = other[dist.get_rank()]
@@ -104,7 +104,7 @@ def see_loading(load: Callable[..., Any], model: nn.Module, full: Mapping[str, T
     seen[STILL_SHARDED] = Claim(", ".join(lost) and f"lost by {', '.join(lost)}")
     seen[TRAINABLE] = Claim(", ".join(frozen) and f"not {', '.join(frozen)}")
     seen["traffic"] = traffic(section)
-    with torch.no_grad():  # training goes on: does it change the dictionary?
+    with torch.no_grad():  # training continues: does it change the dictionary?
         for param in params.values():
             param.add_(1.0)
     seen["inputs unchanged"] = snapshot.changed()
@@ -128,7 +128,7 @@ def see_saving(save: Callable[..., Any], model: nn.Module, mine: Mapping[str, Te
     seen["traffic"] = traffic(section)
     seen["inputs unchanged"] = snapshot.changed()
     copies = {name: value.detach().clone() for name, value in tensors.items()}
-    with torch.no_grad():  # training goes on: does it change the checkpoint?
+    with torch.no_grad():  # training continues: does it change the checkpoint?
         for param in model.parameters():
             param.add_(1.0)
     aliased = [name for name, value in tensors.items() if not torch.equal(value, copies[name])]
@@ -193,7 +193,7 @@ def random_state(generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def shards_of(state: Mapping[str, Tensor], place: Place) -> dict[str, Tensor]:
-    """What the rank at this place holds of a full state."""
+    """The shards of a full state on the rank at this place."""
 
     def mine(value: Tensor, sharding: Sharding | None) -> Tensor:
         if sharding is None:

@@ -1,6 +1,6 @@
-"""What the checks of the parallel layers, exercises 4.1 and 4.2, share.
+"""Shared parts of the checks of the parallel layers, exercises 4.1 and 4.2.
 
-The reference is a plain linear layer in float64 on one process.
+The reference is a plain linear layer in float64 in a single process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ REFUSED = "a size that p does not divide is refused"
 
 @dataclass(frozen=True)
 class Built(Case):
-    """One way to build a layer, and the input that it gets."""
+    """One way to build a layer, and the form of its input."""
 
     leading: tuple[int, ...] = (5,)
     bias: bool = True
@@ -55,19 +55,19 @@ class Built(Case):
 
     @property
     def skipped(self) -> bool:
-        """Whether the layer returns its bias instead of adding it."""
+        """True if the layer returns its bias instead of adding it."""
         return bool(self.options.get("skip_bias_add"))
 
 
 class Problem(NamedTuple):
-    """The linear layer on one process."""
+    """A linear layer in a single process, with its input and its gradients."""
 
     x: Tensor  # [..., i]
     weight: Tensor  # [o, i]
     bias: Tensor | None  # [o]
     product: Tensor  # [..., o], the output without the bias
     dy: Tensor  # [..., o]
-    d_bias_out: Tensor  # [o], the gradient of the bias where the layer returns it
+    d_bias_out: Tensor  # [o], the gradient of the bias if the layer returns it
     dx: Tensor
     d_weight: Tensor
     d_bias: Tensor | None
@@ -125,7 +125,7 @@ def shape(tensor: Any) -> str:
 
 
 def refuses(layer_class: Any, in_features: int, out_features: int) -> Observed:
-    """On a rank: what happens to a size that p does not divide."""
+    """Build a layer with a size that p doesn't divide, which must raise ValueError. Runs on every rank."""
     try:
         layer_class(in_features, out_features)
     except ValueError:
@@ -145,7 +145,7 @@ def check_layer(
     odd: tuple[int, int],
     odd_question: Question,
 ) -> None:
-    """All cases, and then a layer of `odd` features, which two ranks must refuse."""
+    """Check all cases, and then a layer of `odd` features, which two ranks must refuse."""
 
     def in_group(case: Built) -> str | None:
         return ask_about_group(GROUP_CRASH) if case.groups else None

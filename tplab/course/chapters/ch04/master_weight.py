@@ -1,4 +1,4 @@
-"""The check of exercise 4.4: the first values of a shard, which is a slice of a master weight of the full shape."""
+"""The check of exercise 4.4: the initial values of a shard, which is a slice of a master weight of the full shape."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ from tplab.tensor.sharding import Sharding, shard
 
 @dataclass(frozen=True)
 class Weight:
-    """A layer's weight [o, i], how it is sharded, and the method that draws its first values."""
+    """A layer's weight [o, i], its sharding, and the method that draws its initial values."""
 
     full_shape: tuple[int, int]
     sharding: Sharding
     init_method: Callable[[Tensor], Any]
 
     def call(self, param: Tensor) -> str:
-        """How the learner's function is called: "init_from_master(param [4, 6], (8, 6), xavier_normal_, group)"."""
+        """The call of the learner's function: "init_from_master(param [4, 6] with ..., (8, 6), ..., group)"."""
         method = getattr(self.init_method, "__name__", "init_method")
         return f"init_from_master(param {list(param.shape)} with {self.sharding}, {self.full_shape}, {method}, group)"
 
@@ -45,7 +45,7 @@ class Weight:
         return shard(full, self.sharding.dim, index, size, stride=self.sharding.stride)
 
     def draw(self, size: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
-        """First values in the full shape, or in the shape of a shard on `size` ranks."""
+        """Initial values in the full shape, or in the shape of a shard on `size` ranks."""
         sizes = [n // size if dim == self.sharding.dim else n for dim, n in enumerate(self.full_shape)]
         drawn = torch.empty(sizes, dtype=dtype)
         self.init_method(drawn)
@@ -69,7 +69,7 @@ AT_SHARD_SHAPE = "drawn at the shape of the shard"
 
 @dataclass(frozen=True)
 class Drawn(Case):
-    """All weights, one after the other, from one seed."""
+    """The case in which all weights are drawn one after another, from one seed."""
 
     def describe(self, name: str) -> str:
         return "float64 parameters" + "," * bool(self.groups)
@@ -79,7 +79,7 @@ CASES = (Drawn(), Drawn(groups=GROUPS))
 
 
 class Problem(NamedTuple):
-    """What one process draws from `seed`."""
+    """The values that a single process draws from `seed`."""
 
     seed: int
     masters: dict[str, Tensor]  # the full weights
@@ -109,7 +109,7 @@ def give(case: Drawn, problem: Problem, place: Place) -> int:
 
 
 def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> Observed:
-    """On the CPU, whose random generator is compared."""
+    """Initialize all weights on the CPU, because its random generator is compared. Runs on every rank."""
     params = {}
     for name, weight in WEIGHTS.items():
         full = torch.full(weight.full_shape, UNTOUCHED, dtype=torch.float64)

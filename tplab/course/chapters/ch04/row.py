@@ -62,7 +62,7 @@ def give(case: Built, problem: Problem, place: Place) -> dict[str, Any]:
 
 
 def sliced(case: Built) -> bool:
-    """Whether each rank is given its slice of x only."""
+    """Return whether each rank receives only its slice of x."""
     return bool(case.options.get("input_is_parallel", True))
 
 

@@ -34,12 +34,12 @@ from tplab.tensor.sharding import Sharding
 
 NO_SHARD_SENT = "no shard is sent"
 NOT_FINITE = "nan or inf"  # stands for either
-SHARDED_NUMEL = 77  # no other parameter has as many elements, so that its collectives can be told apart
+SHARDED_NUMEL = 77  # no other parameter has as many elements, so its collectives can be recognized
 CANCEL = "the differences cancel in the sum"
 
 
 class Part(nn.Module):
-    """Two replicated parameters and a shard."""
+    """A module with two replicated parameters and a shard."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Part(nn.Module):
         self.shard.tensor_parallel = Sharding(0)  # type: ignore[attr-defined]
 
 
-Offsets = dict[str, Sequence[float]]  # parameter -> what is added to its last element, by rank in the group
+Offsets = dict[str, Sequence[float]]  # parameter -> the offset of its last element, by rank in the group
 
 SCENES: dict[str, Offsets] = {
     "equal replicas": {},
@@ -59,7 +59,7 @@ SCENES: dict[str, Offsets] = {
     "the first parameter differs more than the second": {"first": (0, 2, 0, 2), "second": (0, 0.25, 0, 0)},
     "ranks 1 and 2 are furthest apart": {"first": (0, 1, -1, 0.5)},
     "the values climb from rank to rank": {"first": (0, 0.5, 1, 1.5)},
-    CANCEL: {"second": (0.5, -0.5, 0.5, -0.5)},  # and the other way round on its first element
+    CANCEL: {"second": (0.5, -0.5, 0.5, -0.5)},  # and the opposite on its first element
     "inside a module": {"inner.second": (0, 0, 0, 4)},
     "one element is NaN on rank 1": {"second": (0, math.nan, 0, 0)},
     "one element is NaN on every rank": {"second": (math.nan,) * 4},
@@ -67,12 +67,12 @@ SCENES: dict[str, Offsets] = {
 
 
 def offsets_on(scene: Offsets, q: int) -> Offsets:
-    """The scene for q ranks: what happens on the last of four happens on the last of q."""
+    """The scene for q of its four ranks; if the last of these has no offset, it gets the fourth rank's."""
     return {name: [*values[: q - 1], values[q - 1] or values[3]] for name, values in scene.items()}
 
 
 def right_drift(scene: Offsets) -> float | str:
-    """What the detector has to say about a scene, as `offsets_on` gives it."""
+    """The drift that the detector should report in a scene from `offsets_on`: a float, or NOT_FINITE."""
     replicated = [values for name, values in scene.items() if "shard" not in name]
     if any(math.isnan(value) for values in replicated for value in values):
         return NOT_FINITE
@@ -80,14 +80,14 @@ def right_drift(scene: Offsets) -> float | str:
 
 
 def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, seed: int) -> list[Observed]:
-    """On a rank: what the detector says in every scene."""
+    """Run the detector in every scene and observe what it reports. Runs on every rank."""
     group = make_group(groups)
     rank, q = dist.get_rank(group), dist.get_world_size(group)
     seen = []
     for note, scene in SCENES.items():
         model = Part()
         model.add_module("inner", Part())
-        generator = torch.Generator().manual_seed(seed)  # the same numbers in each group, other ones in the other group
+        generator = torch.Generator().manual_seed(seed)  # the same values within a group, different ones in the other
         params = dict(model.named_parameters())
         with torch.no_grad():
             for param in params.values():
@@ -117,7 +117,7 @@ def detector(detect: Callable[..., Any]) -> Verdict:
             whose, note = (ask_about_group(WHOSE_GROUP), IN_GROUPS) if groups else (None, "")
             seen = run_ranks(watch, p, detect, groups, seed, question=whose, stuck=whose, note=note)
             runs.append((p, groups, seen))
-    for nan in (False, True):  # first what every detector must see
+    for nan in (False, True):  # first the drifts that every detector must see
         for p, groups, seen in runs:
             q = len(member_of(p, groups)[0][1])
             for i, (note, scene) in enumerate(SCENES.items()):
@@ -132,7 +132,7 @@ def detector(detect: Callable[..., Any]) -> Verdict:
 
 
 def detector_questions(note: str, drifts: list[Any]) -> list[Question]:
-    """What to ask about a wrong number in one scene, by what the ranks returned."""
+    """Questions about a wrong drift in one scene, depending on what the ranks returned."""
     rules = [
         (lambda d: NO_SHARD_SENT in d.names, DETECTOR_ASKS["only the shards differ"]),
         (lambda d: any(type(drift) is not float and drift != NOT_FINITE for drift in drifts), DETECTOR_ASKS["type"]),

@@ -1,7 +1,7 @@
 """The checks of exercises 5.1, ParallelMLP, and 5.3, SwiGLU.
 
-An MLP's weights are loaded from a full checkpoint, by its parameters' own sharding. The reference is plain torch in
-float64 on one process.
+An MLP's weights are loaded from a full checkpoint, using its parameters' own sharding. The reference is plain torch in
+float64 in a single process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.sharding import Sharding, shard
 
 HIDDEN, FFN = 4, 24
-WEIGHTS = {"A": "up.weight", "a": "up.bias", "B": "down.weight", "c": "down.bias"}  # in the formula, in the module
+WEIGHTS = {"A": "up.weight", "a": "up.bias", "B": "down.weight", "c": "down.bias"}  # name in the formula: in the module
 
 TANH = "what the tanh approximation of GELU gives"
 RELU, SILU = "what comes out with ReLU", "what comes out with SiLU"
@@ -52,7 +52,7 @@ BIAS_P_TIMES = "the right one with the last bias added p times"
 
 @dataclass(frozen=True)
 class Built(Case):
-    """One way to build an MLP, and the input that it gets."""
+    """One way to build an MLP, and the form of its input."""
 
     leading: tuple[int, ...] = (5,)
     bias: bool = True
@@ -68,11 +68,11 @@ CASES = (Built(), Built(leading=(2, 3), transposed=True), Built(leading=(2, 3), 
 
 @dataclass(frozen=True)
 class Kind:
-    """One of the two MLPs.
+    """A kind of MLP, plain or gated.
 
     blocks:     how many matrices are fused in `up`
     activation: between the two matmuls, [..., blocks·m] to [..., m]
-    mistakes:   activations that stand for known mistakes
+    mistakes:   activations that known mistakes amount to
     """
 
     blocks: int
@@ -122,7 +122,7 @@ GATED = Kind(
 
 
 class Problem(NamedTuple):
-    """The MLP on one process."""
+    """An MLP in a single process, with its input and its gradients."""
 
     x: Tensor  # [..., h]
     full: dict[str, Tensor]  # its weights A, a, B and c, unsharded
@@ -150,7 +150,7 @@ def forward(activation: Callable[[Tensor], Tensor], x: Tensor, w: Mapping[str, T
 
 
 def shards(kind: Kind, values: Mapping[str, Tensor], place: Place) -> dict[str, Tensor]:
-    """What the rank at this place holds of each weight, or of its gradient."""
+    """The shards of the weights, or of their gradients, on the rank at this place."""
     cuts = {"A": Sharding(0, kind.blocks), "a": Sharding(0, kind.blocks), "B": Sharding(1)}
 
     def mine(value: Tensor, cut: Sharding | None) -> Tensor:
@@ -220,7 +220,7 @@ def check_mlp(number: str, mlp_class: Any, kind: Kind, questions: Sequence[Quest
 
 
 def default_size(mlp_class: Any) -> Observed:
-    """On a rank: the parameters of an MLP whose inner size was left to the default."""
+    """The parameter shapes of an MLP with the default inner size. Runs on every rank."""
     return {"parameters": shapes(dict(mlp_class(HIDDEN).named_parameters()))}
 
 

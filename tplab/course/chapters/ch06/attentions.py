@@ -1,7 +1,7 @@
-"""What the checks of exercises 6.2 and 6.4 share: build a parallel attention, run it, and compare it with plain torch.
+"""Shared parts of the checks of exercises 6.2 and 6.4: build a parallel attention, run it, compare it with plain torch.
 
-Each attention loads its weights from a full checkpoint, by its parameters' own sharding. Below, n and m are a rank's
-heads of Q and of K and V; d is the width of a head.
+Each attention loads its weights from a full checkpoint, using its parameters' own sharding. Below, n and m are the
+numbers of a rank's Q heads and of its K and V heads; d is the width of a head.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,9 +51,9 @@ Local = Callable[[Tensor, int, int, bool], Tensor]  # y [b, s, (n + 2m)·d], n, 
 
 @dataclass(frozen=True)
 class Attention(Case):
-    """One way to build and run an attention with `kv_heads` heads of K and V. Each exercise has a subclass of its own.
+    """One way to build and run an attention with `kv_heads` heads of K and V. Each exercise has its own subclass.
 
-    weight, fused_bias: what the fused [Wq; Wk; Wv] and its bias are called among the parameters
+    weight, fused_bias: parameter names of the fused [Wq; Wk; Wv] and of its bias
     mistakes:           what known mistakes compute on a rank, from its columns of q, k and v to its heads' output
     """
 
@@ -73,7 +73,7 @@ class Attention(Case):
 
     @property
     def sharding(self) -> Sharding:
-        """How the fused weight must say that it is split."""
+        """The sharding that the fused weight must declare."""
         raise NotImplementedError
 
     @property
@@ -86,7 +86,7 @@ class Attention(Case):
         return f"{name}({', '.join(map(str, arguments))})" + " on a non-contiguous x" * self.transposed
 
     def crash(self, ask: str) -> str:
-        """What to ask where the attention raises; `ask` belongs to the exercise."""
+        """The question to ask if the attention raises; `ask` is the exercise's own."""
         no_bias = "Here the attention was built with bias=False. Which line needs a bias that is None?"
         return ask if self.bias else f"{no_bias} If it is not about that: {ask}"
 
@@ -104,7 +104,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = 
 
 
 class Problem(NamedTuple):
-    """Attention on one process: full weights, an input, and what comes out."""
+    """Attention in a single process: full weights, an input, and the results."""
 
     x: Tensor  # [b, s, h]
     full: dict[str, Tensor]  # Wq, Wk, Wv, Wo and, with a bias, bq, bk, bv, bo
@@ -171,7 +171,7 @@ def expect(case: Attention, problem: Problem, place: Place) -> Expected:
 
 
 def built(case: Attention, problem: Problem, place: Place) -> Observed:
-    """What a rank's attention must be before it runs: the shapes of its parameters, and the sharding of one."""
+    """The right observations before a rank's attention runs: parameter shapes, and the fused weight's sharding."""
     held = named(case, held_by(case, problem.full, place.index, place.size))
     return {"parameters": shapes(held), f"sharding of {case.weight}": str(case.sharding)}
 
@@ -189,14 +189,14 @@ def rows_of(case: Attention, index: int, size: int) -> dict[str, list[int]]:
 
 
 def held_by(case: Attention, full: Mapping[str, Tensor], index: int, size: int) -> dict[str, Tensor]:
-    """What rank `index` of `size` ranks must hold of the full weights, or of their gradients."""
+    """The part of the full weights, or of their gradients, that rank `index` of `size` ranks must hold."""
     rows = rows_of(case, index, size)
     held = {name: value[rows[name[1:]]] if name[1:] in rows else value for name, value in full.items()}
     return held | {"Wo": full["Wo"][:, rows["q"]]}
 
 
 def named(case: Attention, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by the names of the learner's parameters: those of q, k and v are fused."""
+    """The weights under the names of the learner's parameters, with those of q, k and v fused."""
     names = {case.weight: torch.cat([held[f"W{part}"] for part in PARTS]), "out.weight": held["Wo"]}
     if "bo" in held:
         names |= {case.fused_bias: torch.cat([held[f"b{part}"] for part in PARTS]), "out.bias": held["bo"]}
@@ -204,7 +204,7 @@ def named(case: Attention, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def backward_traffic(case: Attention, problem: Problem, place: Place) -> Traffic:
-    """f for x over all ranks of the group; where there are copies, f for the rows of K and V over the copies."""
+    """Expected traffic: f for x over the group and, if heads are copied, f for the rows of K and V over the copies."""
     copies = max(1, place.size // case.kv_heads)
     neighbors = place.ranks[place.index // copies * copies :][:copies]
     sizes = [2 * DIM * HIDDEN, 2 * DIM] if case.bias else [2 * DIM * HIDDEN]
@@ -213,7 +213,7 @@ def backward_traffic(case: Attention, problem: Problem, place: Place) -> Traffic
 
 
 def in_the_same_calls(right: Traffic, seen: Any) -> Traffic:
-    """The right traffic, in the calls that were seen if they send the same numbers in the same groups.
+    """The right traffic, expressed in the observed calls if these send the same elements in the same groups.
 
     The gradients of K, of V and of their biases may be summed over the copies one by one or together.
     """
@@ -241,7 +241,7 @@ def unmasked(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
 
 
 def summand(case: Attention, local: Local, x: Tensor, held: Mapping[str, Tensor]) -> Tensor:
-    """One rank's summand of the output [b, s, h], before the final bias is added."""
+    """One rank's term of the output sum [b, s, h], before the final bias is added."""
     n, m = (held[f"W{part}"].shape[0] // DIM for part in "qk")
     weight = torch.cat([held[f"W{part}"] for part in PARTS])
     bias = torch.cat([held[f"b{part}"] for part in PARTS]) if "bq" in held else None
@@ -249,7 +249,7 @@ def summand(case: Attention, local: Local, x: Tensor, held: Mapping[str, Tensor]
 
 
 def lookalikes(case: Attention, problem: Problem, place: Place) -> dict[str, dict[str, Any]]:
-    """What known mistakes give on this rank, by observation."""
+    """The values that known mistakes give on this rank, by observation."""
     index, size = place.index, place.size
     held = [held_by(case, problem.full, i, size) for i in range(size)]
     bias = problem.full.get("bo", torch.zeros(HIDDEN, dtype=torch.float64))
@@ -276,7 +276,7 @@ def lookalikes(case: Attention, problem: Problem, place: Place) -> dict[str, dic
 
 
 def gradients_of_summand(case: Attention, problem: Problem, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients of one rank's own summand with respect to its weights."""
+    """The gradients of one rank's own term of the output with respect to its weights."""
     leaves = {name: value.clone().requires_grad_() for name, value in held.items()}
     summand(case, right_local, problem.x, leaves).backward(problem.dy)
     return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
@@ -347,7 +347,7 @@ REFUSED = "heads that can't be shared out evenly are refused"
 
 
 def refuses(attention_class: Any, sizes: Sequence[tuple[int, ...]]) -> list[Observed]:
-    """On a rank: what happens to heads that p ranks can't share out evenly."""
+    """Build attentions with heads that p ranks can't divide evenly, which must raise ValueError. Runs on every rank."""
     seen: list[Observed] = []
     for each in sizes:
         try:
@@ -362,7 +362,7 @@ def refuses(attention_class: Any, sizes: Sequence[tuple[int, ...]]) -> list[Obse
 
 
 def check_refusal(number: str, attention_class: Any, p: int, asks: Mapping[tuple[int, ...], str]) -> None:
-    """`asks`: sizes that must be refused on p ranks, and what to ask where they are not."""
+    """Check that p ranks refuse the sizes in `asks`, and ask the question beside any that they accept."""
     name = getattr(attention_class, "__name__", "attention")
     notes = [f"{name}({', '.join(map(str, sizes))})" for sizes in asks]
     runs = run_ranks(refuses, p, attention_class, list(asks), note=" and ".join(notes))

@@ -38,7 +38,7 @@ HEADS, DIM, BASE = 8, 4, 100.0
 HIDDEN = HEADS * DIM
 BATCH, MAX_LENGTH = 2, 7
 PIECES = (3, 1, 2)
-KV_HEADS = {1: 2, 2: 4, 4: 2}  # for p ranks: grouped, two on each rank, copies
+KV_HEADS = {1: 2, 2: 4, 4: 2}  # by p: grouped, two per rank, copies
 
 IN_PLACE = "append writes into the memory that the cache was made with"
 VIEWS = "what append returns are views of that memory"
@@ -51,7 +51,7 @@ ALL_ROOM = "all the room of the cache, with what is empty still"
 
 
 class Parts(nn.Module):
-    """The two layers of an attention, and its sizes on this rank; what happens between them is the exercise."""
+    """The two layers of an attention, and its sizes on this rank. The exercise is what happens between the layers."""
 
     def __init__(self, kv_heads: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Parts(nn.Module):
 
 @dataclass(frozen=True)
 class Cache(Case):
-    """One cache alone: what it is, and what its `append` does, twice and once too often."""
+    """A case of one cache by itself: its memory, and its `append`, called twice and then once too often."""
 
     kv_heads: int
 
@@ -78,19 +78,19 @@ class Cache(Case):
 
 @dataclass(frozen=True)
 class Text(Cache):
-    """A cache that an attention uses for a text that comes in pieces."""
+    """A case in which an attention uses a cache for a text that comes in pieces."""
 
     def describe(self, name: str) -> str:
         return f"an {self.attention}, a text of {sum(PIECES)} tokens in {len(PIECES)} pieces"
 
 
 def draw_tokens(case: Cache, generator: torch.Generator, size: int) -> list[Tensor]:
-    """Keys and values of five tokens for a rank's heads, [b, m, 5, d]."""
+    """Random keys and values of five tokens for a rank's heads, [b, m, 5, d] each."""
     return [random_tensor(generator, BATCH, max(1, case.kv_heads // size), 5, DIM) for _ in "kv"]
 
 
 def room(tokens: Sequence[Tensor]) -> str:
-    """What `memory` must say of a cache for such keys and values."""
+    """The description that `memory` should give of a cache for such keys and values."""
     shape = f"[{BATCH}, {tokens[0].shape[1]}, {MAX_LENGTH}, {DIM}] float64"
     return f"keys {shape}, values {shape}"
 
@@ -109,7 +109,7 @@ def append(cache_class: Any, case: Cache, tokens: Sequence[Tensor], group: Any) 
         k, v = (t[:, :, start:stop] for t in mine)
         with called_as(f"cache.append(keys {list(k.shape)}, values {list(v.shape)})"):
             returned = cache.append(k, v)
-            returned = tuple(returned) if isinstance(returned, list) else returned  # a list of two says as much
+            returned = tuple(returned) if isinstance(returned, list) else returned  # a list of two is as good
         if [cache.keys.data_ptr(), cache.values.data_ptr()] != homes:
             claims[IN_PLACE] = f"after {stop} tokens `cache.keys` or `cache.values` is another tensor"
         if not_views(returned, homes):
@@ -122,7 +122,7 @@ def append(cache_class: Any, case: Cache, tokens: Sequence[Tensor], group: Any) 
 
 
 def overflow(cache: Any, mine: Sequence[Tensor]) -> Observed:
-    """What append does with one token more than there is room for: it must raise ValueError and write nothing."""
+    """Append one token more than there is room for, which must raise ValueError and write nothing."""
     before = (cache.keys.clone(), cache.values.clone(), cache.length)
     try:
         cache.append(*(t[:, :, :3] for t in mine))
@@ -136,7 +136,7 @@ def overflow(cache: Any, mine: Sequence[Tensor]) -> Observed:
 
 
 def filled(cache: Any, mine: Sequence[Tensor]) -> Claim:
-    """What append does with two more tokens, which just fit."""
+    """Append two more tokens, which just fit, and claim that this works."""
     try:
         cache.append(*(t[:, :, :2] for t in mine))
     except Exception as error:
@@ -146,7 +146,7 @@ def filled(cache: Any, mine: Sequence[Tensor]) -> Claim:
 
 
 def memory(cache: Any) -> str:
-    """The shapes and dtypes of its two tensors."""
+    """A description of the cache's two tensors by shape and dtype."""
     tensors = {name: getattr(cache, name, None) for name in ("keys", "values")}
     keys, values = tensors.values()
     if isinstance(keys, Tensor) and isinstance(values, Tensor) and keys.data_ptr() == values.data_ptr() != 0:
@@ -158,9 +158,9 @@ def memory(cache: Any) -> str:
 
 
 def not_views(returned: Any, homes: Sequence[int]) -> bool:
-    """Whether the two tensors that append returned begin elsewhere than the cache's own."""
+    """Return whether the two tensors that append returned start at different addresses than the cache's own."""
     if not isinstance(returned, tuple) or len(returned) != 2 or not all(isinstance(t, Tensor) for t in returned):
-        return False  # another observation says so
+        return False  # another observation reports it
     return [t.data_ptr() for t in returned] != homes
 
 
@@ -181,7 +181,7 @@ def expect_tokens(case: Cache, tokens: Sequence[Tensor], place: Place) -> Expect
 
 
 def draw_text(case: Text, generator: torch.Generator, size: int) -> dict[str, Tensor]:
-    """Full weights by their letters, Wq to bo, and x [b, s, h]."""
+    """Random full weights by their short names, Wq to bo, and x [b, s, h]."""
     rows = {"q": HIDDEN, "k": case.kv_heads * DIM, "v": case.kv_heads * DIM, "o": HIDDEN}
     full = {f"W{part}": random_tensor(generator, count, HIDDEN) / 3 for part, count in rows.items()}
     full |= {f"b{part}": random_tensor(generator, count) for part, count in rows.items()}
@@ -225,7 +225,7 @@ def expect_text(case: Text, problem: dict[str, Tensor], place: Place) -> Expecte
 
 @exercise("6.5", "KV cache")
 def kv_cache(cache_class: Any, attend_next: Any) -> Verdict:
-    for p in WORLD_SIZES:  # on p ranks first the cache alone, then an attention that uses it
+    for p in WORLD_SIZES:  # on p ranks, first the cache by itself, then an attention that uses it
         check_cases(
             "6.5", cache_class, [Cache(KV_HEADS[p])], draw=draw_tokens, run=append, expect=expect_tokens,
             questions=CACHE_QUESTIONS, crash=BUILD_CRASH, world_sizes=(p,),
@@ -248,7 +248,7 @@ STEP_CRASH = (
 
 
 def on_any_out(*kinds: str) -> Callable[[Differences], bool]:
-    """One of the outputs is one of these."""
+    """A condition that holds if one of the outputs differs in one of these ways."""
 
     def fits(d: Differences) -> bool:
         return any(has_kind(name, *kinds)(d) for name in d.names if name.startswith("out"))

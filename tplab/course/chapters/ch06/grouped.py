@@ -110,7 +110,7 @@ UNEVEN_COPIES = (
 
 
 def only(*names: str) -> Any:
-    """Only these observations differ, or some of them; the traffic may differ too."""
+    """A condition that holds if these observations differ, or some of them, and no others except the traffic."""
     return lambda d: bool(_numbers(d)) and _numbers(d) <= set(names)
 
 

@@ -1,4 +1,4 @@
-"""The check of exercise 6.1: split into heads, attend, merge. It runs in this process: a head needs nobody else."""
+"""The check of exercise 6.1: split into heads, attend, merge. It runs in this process, since heads are independent."""
 
 from collections.abc import Callable
 from typing import Any
@@ -104,7 +104,7 @@ def check_attend(attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, dy:
 
 
 def gradients(out: Any, leaves: dict[str, Tensor], dy: Tensor) -> dict[str, Any]:
-    """dq, dk, dv for the upstream gradient dy, where there is a way back from a tensor of its shape."""
+    """The gradients dq, dk, dv for the upstream gradient dy; None if dy doesn't fit, or if there is no way back."""
     if not isinstance(out, Tensor) or out.shape != dy.shape or not out.requires_grad:
         return dict.fromkeys(("dq", "dk", "dv"))
     found = torch.autograd.grad(out, list(leaves.values()), dy.to(out.dtype), allow_unused=True)

@@ -1,6 +1,6 @@
-"""Attention on one process, written out, also over a text that comes in pieces: what is right, and what mistakes give.
+"""Attention in a single process, written out, also for a text in pieces: the right values, and those of known mistakes.
 
-Everything is einsum and softmax; nothing of tplab's own layers. Shapes: q [b, n, s, d], k and v [b, n, t, d].
+It uses einsum and softmax, and none of tplab's own layers. Shapes: q [b, n, s, d], k and v [b, n, t, d].
 """
 
 import math
@@ -24,7 +24,7 @@ def merge(y: Tensor) -> Tensor:
 
 
 def hidden(s: int, t: int) -> Tensor:
-    """True where a query may not look: the queries are the last s of t positions."""
+    """A mask [s, t] that is True where a query may not look; the queries are the last s of t positions."""
     return torch.arange(t) > torch.arange(t - s, t)[:, None]  # [s, t]
 
 
@@ -78,7 +78,7 @@ ONE_MORE = "what comes out when every query sees the key behind it too"
 FILLED_WITH_ZERO = "what comes out when hidden scores are set to 0"
 AFTER_SOFTMAX = "what comes out when the mask is put on after the softmax"
 
-MISTAKES: dict[str, Attend] = {  # those without a mask in them first: they are wrong in every case
+MISTAKES: dict[str, Attend] = {  # those without a mask come first, because they are wrong in every case
     NO_SCALE: lambda q, k, v, causal: attend(q, k, v, causal, scale=1.0),
     BY_D: lambda q, k, v, causal: attend(q, k, v, causal, scale=q.shape[-1]),
     BY_H: lambda q, k, v, causal: attend(q, k, v, causal, scale=math.sqrt(q.shape[1] * q.shape[3])),
@@ -95,7 +95,7 @@ MISTAKES: dict[str, Attend] = {  # those without a mask in them first: they are 
 
 
 def turn(x: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Rotary positions by complex numbers: pair i is x_i + j x_(i + d/2), and turning it is a product."""
+    """Apply rotary positions with complex numbers: pair i is x_i + j x_(i + d/2), and a rotation is a product."""
     half = x.shape[-1] // 2
     speeds = 1.0 / base ** (torch.arange(0, 2 * half, 2, dtype=torch.float32) / (2 * half))
     angles = positions[:, None].float() * speeds  # in float32, as in Llama
@@ -117,7 +117,7 @@ def in_pieces(
     remember: bool = True,
     tiled: bool = False,
 ) -> list[Tensor]:
-    """The output for each piece of x [b, s, h], of `pieces` tokens, whose queries see all pieces before it too."""
+    """The outputs for x [b, s, h], one per piece of `pieces` tokens, whose queries also see all earlier pieces."""
     outs, start = [], 0
     keys: list[Tensor] = []
     values: list[Tensor] = []

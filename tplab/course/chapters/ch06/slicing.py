@@ -45,7 +45,7 @@ def rows(heads: list[int], first: int, d: int) -> list[int]:
 
 
 def pick(weight: Tensor, a: int, kv: int, d: int, queries: list[int], keys: list[int], values: list[int]) -> Tensor:
-    """The rows of these heads, head by head."""
+    """The weight's rows for these heads, head by head."""
     return weight[rows(queries, 0, d) + rows(keys, a * d, d) + rows(values, (a + kv) * d, d)]
 
 

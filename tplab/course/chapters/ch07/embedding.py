@@ -1,4 +1,4 @@
-"""The check of exercise 7.3: VocabParallelEmbedding, its first values, its checkpoint, and the ids it must refuse."""
+"""The check of exercise 7.3: VocabParallelEmbedding, its initial values, its checkpoint, and the ids it must refuse."""
 
 import re
 from collections.abc import Callable
@@ -49,7 +49,7 @@ NOT_ZERO_AT_FIRST = "first values in which the row of padding_idx is not zeros"
 
 @dataclass(frozen=True)
 class Built(Case):
-    """The arguments that the embedding is built with."""
+    """The arguments with which the embedding is built."""
 
     multiple: int = 1
     padding_idx: int | None = None
@@ -64,7 +64,7 @@ class Built(Case):
         return f"VocabParallelEmbedding({VOCAB}, {HIDDEN}, {', '.join(options)})"
 
     def wrong_ids(self, size: int) -> list[int]:
-        """The vocabulary's size, a row of padding if there is one, two negative ids, and one far behind all rows."""
+        """The vocabulary's size, a padding row if there is one, two negative ids, and one far beyond all rows."""
         last_row = size * rows_per_rank(size, self.multiple) - 1
         return list(dict.fromkeys([VOCAB, last_row if last_row >= VOCAB else VOCAB + 1, -1, -VOCAB, 10**6]))
 
@@ -79,7 +79,7 @@ CASES = (
 
 
 class Problem(NamedTuple):
-    """`first` and `unpadded` are the first values that `seed` gives, [v, h], with and without padding_idx."""
+    """A problem; `first` and `unpadded` are the initial values [v, h] for `seed`, with and without padding_idx."""
 
     table: Tensor  # [v, h], loaded as a checkpoint
     ids: Tensor
@@ -133,7 +133,7 @@ def run(embedding_class: Any, case: Built, given: dict[str, Any], group: Any) ->
     module = embedding_class(VOCAB, HIDDEN, **options, device=device(), dtype=torch.float64)
     load_full_state_dict(module, {"weight": given["table"].to(device())}, group)
     ids = given["ids"].to(device())
-    # The ids are integers, which have no gradient, so they are not among the inputs
+    # The ids are integers without a gradient, so they are not among the inputs
     seen |= observe(lambda: module(ids), given["dy"].to(device()), inputs={}, parameters={"weight": module.weight})
     seen["checkpoint"] = full_state_dict(module, group)["weight"]
     seen[REFUSES] = Claim(next(filter(None, (refusal(module, ids, wrong) for wrong in given["wrong"])), ""))
@@ -141,7 +141,7 @@ def run(embedding_class: Any, case: Built, given: dict[str, Any], group: Any) ->
 
 
 def refusal(module: Any, ids: Tensor, wrong: int) -> str:
-    """What is wrong, in words, with how the module treats ids of which one is wrong; empty if nothing is."""
+    """A description of how the module treats ids with a `wrong` one, or "" if it raises the right IndexError."""
     ids, what = ids.clone(), f"id {wrong} at {WRONG_AT} of {list(ids.shape)}"
     ids[tuple(WRONG_AT)] = wrong
     try:

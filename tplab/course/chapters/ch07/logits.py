@@ -1,4 +1,4 @@
-"""The check of exercise 7.4: the logits of a table cut by rows, split or gathered."""
+"""The check of exercise 7.4: the logits from a table that is sharded by rows, split or gathered."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ from tplab.course.checks import (
 )
 from tplab.runtime import device
 
-FEW = 5  # less than any rank's rows
+FEW = 5  # fewer than any rank's rows
 PARTIAL = "this rank's part of dx, through its own columns of the logits"
 
 
 @dataclass(frozen=True)
 class Call(Case):
-    """`cut`: with vocab_size; with gather the padding is dropped then, without it nothing."""
+    """One call of parallel_logits. `cut` passes vocab_size, which drops the padding with gather, else nothing."""
 
     gather: bool = False
     cut: bool = False
@@ -67,7 +67,7 @@ class Problem(NamedTuple):
 
 
 def columns(case: Call, problem: Problem, place: Place) -> tuple[slice, slice]:
-    """The columns of this rank's rows, and those that it returns."""
+    """The columns of this rank's rows, and the columns that it returns."""
     count = len(problem.table) // place.size
     own = slice(place.index * count, (place.index + 1) * count)
     return own, slice(VOCAB if case.cut else None) if case.gather else own

@@ -54,7 +54,7 @@ FOREIGN_IN_ROW_0 = "the gradient with those of all foreign ids added to row 0"
 
 @dataclass(frozen=True)
 class Lookup(Case):
-    """The ids that are looked up, in words and as a function that draws them.
+    """The ids to look up, as a description and as a function that draws them.
 
     padding_idx: the id whose row gets no gradient
     transposed:  ids is the transpose of a contiguous tensor
@@ -121,7 +121,7 @@ def expect(case: Lookup, problem: Problem, place: Place) -> Expected:
     (table, ids, dy), size, rows = problem, place.size, rows_per_rank(place.size)
     vectors = padded(table, size)[ids]  # [..., h]
     shards = [part(table, rank, size) for rank in range(size)]
-    local = [ids - rank * rows for rank in range(size)]  # for each rank: the row of its shard, if it is one
+    local = [ids - rank * rows for rank in range(size)]  # by rank: the row of its shard, if in range
     inside = [(row >= 0) & (row < rows) for row in local]
     own = inside[place.index].unsqueeze(-1)
     dweight = part(gradient(ids, dy, case.padding_idx), place.index, size)
@@ -165,7 +165,7 @@ def masked_lookup(function: Callable[..., Any]) -> Verdict:
 
 
 def crash(case: Lookup) -> str:
-    """What to ask where the lookup raises."""
+    """The question to ask if the lookup raises."""
     if case.draw_ids is last_ranks_ids:
         return FOREIGN_CRASH
     return BORDER_CRASH if case.draw_ids is border_ids else CRASH

@@ -1,4 +1,4 @@
-"""The check of exercise 7.1: the padded size of a vocabulary, and which rows a rank holds. Plain arithmetic."""
+"""The check of exercise 7.1: the padded size of a vocabulary, and the rows that a rank holds. Plain arithmetic."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +19,8 @@ from tplab.course.checks import (
 
 WHOLE = "both functions give ints"
 
-# Vocabulary and multiple; None: the default. With a remainder and without, larger and smaller than one step. First the
-# one that tells most mistakes apart, with p = 4, where a multiple of p is not one of `multiple`
+# (vocabulary, multiple or None for the default), with and without a remainder, larger and smaller than one step. The
+# first pair separates most mistakes, at p = 4, where a multiple of p need not be one of `multiple`
 SIZES = [(50257, None), (10, 1), (21, 1), (24, 2), (21, 8), (3, 8), (1024, None), (1009, None)]
 
 
@@ -39,7 +39,7 @@ def padding_and_ranges(pad: Callable[..., Any], span: Callable[..., Any]) -> Ver
 
 
 def answers(pad: Callable[..., Any], span: Callable[..., Any], size: int, p: int, multiple: int | None) -> Observed:
-    """What the learner's functions say."""
+    """Results of the learner's functions, and the claim that they are all ints."""
     given = [] if multiple is None else [multiple]
     text = "" if multiple is None else f", {multiple}"
     with calling(f"pad_vocab_size({size}, {p}{text})"):
@@ -66,7 +66,7 @@ def by_counting(size: int, p: int, multiple: int) -> Observed:
 
 
 def questions(said: Observed, right: Observed, size: int, p: int, multiple: int) -> list[Question]:
-    """What to ask, by the numbers that came out."""
+    """Questions about wrong results, depending on the numbers that were returned."""
     step, padded, wanted = multiple * p, said["padded size"], right["padded size"]
     ranges = [tuple(pair) if isinstance(pair, (tuple, list)) else pair for pair in said["ranges"]]
 

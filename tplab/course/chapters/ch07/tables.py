@@ -1,6 +1,6 @@
-"""What the checks of chapter 07 share: a vocabulary, the rows of its table that a rank holds, ids that expose mistakes.
+"""Shared parts of chapter 07's checks: a vocabulary, the rows of its table on a rank, and ids that expose mistakes.
 
-The reference is plain torch in float64 on one process: it indexes the full table and adds up the gradient row by row.
+The reference is plain torch in float64 in a single process: it indexes the full table and sums its gradient row by row.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ PADDING_TRAINED = "the gradient with that of the padding row"
 
 
 def rows_per_rank(q: int, multiple: int = 1) -> int:
-    """How many rows each of q ranks holds, found by counting up."""
+    """The number of rows on each of q ranks, found by counting up."""
     rows = VOCAB
     while rows % (q * multiple):
         rows += 1
@@ -24,12 +24,12 @@ def rows_per_rank(q: int, multiple: int = 1) -> int:
 
 
 def padded(whole: Tensor, q: int, multiple: int = 1) -> Tensor:
-    """The table [v, h] with rows of zeros appended, until each of q ranks has the same number of rows."""
+    """The table [v, h] with rows of zeros appended until all q ranks have the same number of rows."""
     return F.pad(whole, (0, 0, 0, q * rows_per_rank(q, multiple) - len(whole)))
 
 
 def part(whole: Tensor, index: int, q: int, multiple: int = 1) -> Tensor:
-    """The shard of rank `index` of q: its rows of the padded table."""
+    """The shard of rank `index` of q ranks: its rows of the padded table."""
     rows = rows_per_rank(q, multiple)
     return padded(whole, q, multiple)[index * rows : (index + 1) * rows]
 
@@ -39,7 +39,7 @@ def random_table(generator: torch.Generator) -> Tensor:
 
 
 def inner_ids(generator: torch.Generator, q: int, shape: tuple[int, int]) -> Tensor:
-    """Ids of every rank, none of which belongs to the first or the last row of a shard."""
+    """Random ids from every rank, except the first and the last row of each shard."""
     rows = rows_per_rank(q)
     inner = [i for i in range(VOCAB - 1) if i % rows not in (0, rows - 1)]
     return _with_one_of_each(generator, inner, [rank * rows + 1 for rank in range(q)], shape)
@@ -53,7 +53,7 @@ def border_ids(generator: torch.Generator, q: int, shape: tuple[int, int]) -> Te
 
 
 def last_ranks_ids(generator: torch.Generator, q: int, shape: tuple[int, int]) -> Tensor:
-    """Ids whose rows are all on the last rank, in a flat tensor."""
+    """Random ids whose rows are all on the last rank, in a flat tensor."""
     low = (q - 1) * rows_per_rank(q)
     return torch.randint(low, VOCAB, (shape[0] * shape[1],), generator=generator)
 
@@ -68,7 +68,7 @@ def _with_one_of_each(
 
 
 def gradient(ids: Tensor, dy: Tensor, padding_idx: int | None = None) -> Tensor:
-    """The gradient of the full table [v, h], if the vectors of `ids` [...] have the gradient dy [..., h]."""
+    """The gradient of the full table [v, h] if the vectors of `ids` [...] have the gradient dy [..., h]."""
     total = torch.zeros(VOCAB, HIDDEN, dtype=dy.dtype)
     for number, row in zip(ids.reshape(-1).tolist(), dy.reshape(-1, HIDDEN), strict=True):
         if number != padding_idx:

@@ -35,7 +35,7 @@ WITHOUT_BODY = "what comes out when the body is left out"
 
 
 class Body(nn.Module):
-    """A replicated layer that stands between the two uses of the table, [..., h] to [..., h]."""
+    """A replicated layer between the two uses of the table, [..., h] to [..., h]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ CASES = (Use(), Use(gather=True), Use(groups=GROUPS), Use(gather=True, groups=GR
 
 
 class Problem(NamedTuple):
-    """The model on one process, with its table padded for the ranks of a group, and its gradients use by use."""
+    """The model in a single process, with its table padded for the ranks of a group, and its gradients use by use."""
 
     table: Tensor  # [v, h], padded
     body: Tensor  # [h, h]
@@ -71,7 +71,7 @@ class Problem(NamedTuple):
     dbody: Tensor
     lookup: Tensor  # the table's gradient from the lookup alone
     output: Tensor  # the table's gradient from the output layer alone
-    lookup_through: list[Tensor]  # for each rank: `lookup`, but only through that rank's logits
+    lookup_through: list[Tensor]  # by rank: `lookup`, but only through that rank's logits
 
 
 def draw(case: Use, generator: torch.Generator, size: int) -> Problem:
@@ -81,7 +81,7 @@ def draw(case: Use, generator: torch.Generator, size: int) -> Problem:
     if case.gather:
         dlogits[..., VOCAB:] = 0
     first, second, weight = (tensor.clone().requires_grad_() for tensor in (table, table, body))
-    logits = torch.tanh(first[ids] @ weight) @ second.T  # two copies of the table, to tell its two uses apart
+    logits = torch.tanh(first[ids] @ weight) @ second.T  # two copies of the table, to separate its two uses
     dbody, lookup, output = torch.autograd.grad(logits, (weight, first, second), dlogits, retain_graph=True)
     through = [
         torch.autograd.grad(mine, first, dmine, retain_graph=True)[0]
@@ -92,7 +92,7 @@ def draw(case: Use, generator: torch.Generator, size: int) -> Problem:
 
 
 def returned(case: Use, logits: Tensor, place: Place) -> Tensor:
-    """What the rank at this place returns of the logits [..., v], padding included."""
+    """The logits that the rank at this place returns, from the logits [..., v] with padding."""
     return logits[..., :VOCAB] if case.gather else place.part(logits, -1)
 
 
@@ -129,7 +129,7 @@ def run(model_class: Any, case: Use, given: dict[str, Any], group: Any) -> Obser
 
 
 def own_names(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters by name, each of them once. The table may have a second name, that of an output layer."""
+    """The parameters by name, each of them once, because the output layer may give the table a second name."""
     named = dict(model.named_parameters(remove_duplicate=False))
     found: dict[str, nn.Parameter] = {}
     for name in sorted(named, key=lambda name: name not in ("embedding.weight", "body.weight")):

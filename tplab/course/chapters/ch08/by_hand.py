@@ -56,7 +56,7 @@ def run(answer: Any, case: Logits, given: Sample, group: Any) -> Observed:
 
 
 def two_backwards(apply: Any, logits: Tensor, dy: Tensor) -> Observed:
-    """What a second backward gives, and whether more was kept for it than has to be."""
+    """The gradient from a second backward pass, and the claim that forward saves no more than it needs."""
     leaf = logits.clone().requires_grad_()
     with saved_for_backward() as kept:
         out = apply(leaf)
@@ -70,13 +70,13 @@ def two_backwards(apply: Any, logits: Tensor, dy: Tensor) -> Observed:
 
 
 def on_context(out: Any) -> list[Tensor]:
-    """The tensors that forward put on ctx under a name, without save_for_backward: they are kept as well."""
+    """The tensors that forward stored as attributes of ctx, without save_for_backward; they are kept alive too."""
     node = out.grad_fn if isinstance(out, Tensor) else None
     return [value for value in getattr(node, "__dict__", {}).values() if isinstance(value, Tensor)]
 
 
 def one_by_one(traffic: Any, both: int) -> Any:
-    """The traffic, with an all-reduce of two numbers per token as two of one: the two sums may share a message."""
+    """The traffic with each all-reduce of two elements per token as two of one, as the sums may share a message."""
     calls: list[Call] = []
     for call in traffic:
         halves = call.kind == "all_reduce" and call.numel == both

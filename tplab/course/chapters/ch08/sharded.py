@@ -1,6 +1,6 @@
 """The cases of exercises 8.1 to 8.4: random logits [..., v] whose columns are split over the ranks, COLUMNS on each.
 
-The first case is plain. The others do what real logits do: they are large, or differ from rank to rank, or are -inf.
+The first case is plain. The others do what real logits do: they are large, differ from rank to rank, or are -inf.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class Logits(Case):
     """One kind of logits.
 
     shift:      added to every logit
-    spread:     how far apart the ranks' logits lie: the first rank's are the lowest, the last rank's the highest
+    spread:     distance between the ranks' logits; the first rank has the lowest, the last rank the highest
     climb:      the same for the tokens
-    padded:     the last columns hold -inf: one of them, and with several ranks all columns of the last one too
+    padded:     the last columns are -inf: one column and, with several ranks, also all columns of the last rank
     transposed: not contiguous in memory
     """
 
@@ -50,7 +50,7 @@ CASES = (
 
 
 class Sample(NamedTuple):
-    """The logits of all ranks of a group; a target and an upstream gradient for each token."""
+    """The logits of all ranks of a group, and a target and an upstream gradient for each token."""
 
     logits: Tensor  # [..., v]
     target: Tensor  # [...]
@@ -58,16 +58,16 @@ class Sample(NamedTuple):
 
     @property
     def shards(self) -> tuple[Tensor, ...]:
-        """Each rank's logits, [..., v/p]."""
+        """The logits of each rank, [..., v/p]."""
         return self.logits.split(COLUMNS, -1)
 
     @property
     def owner(self) -> Tensor:
-        """Which rank has the target's column, [...]."""
+        """The rank that has the target's column, [...]."""
         return self.target // COLUMNS
 
     def column_on(self, rank: int) -> Tensor:
-        """Where a rank finds the target among its columns, or 0 if another rank has it, [...]."""
+        """The target's position among a rank's columns, or 0 if another rank has it, [...]."""
         return torch.where(self.owner == rank, self.target % COLUMNS, 0)
 
 
@@ -90,7 +90,7 @@ def draw(case: Logits, generator: torch.Generator, size: int) -> Sample:
 
 
 def give(case: Logits, sample: Sample, place: Place) -> Sample:
-    """The same sample with this rank's logits only, [..., v/p]."""
+    """The sample with this rank's logits only, [..., v/p]."""
     shard = place.part(sample.logits, -1)
     shard = shard.transpose(0, -1).contiguous().transpose(0, -1) if case.transposed else shard.clone()
     return sample._replace(logits=shard)

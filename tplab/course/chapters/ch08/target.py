@@ -1,4 +1,4 @@
-"""The check of exercise 8.3: the target's logit, which one rank knows and all need."""
+"""The check of exercise 8.3: the target's logit, which one rank has and all ranks need."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +56,7 @@ def expect(case: Logits, sample: Sample, place: Place) -> Expected:
         owned = torch.stack([torch.where(sample.owner == rank, right, 0) for rank in range(place.size)])
         modulo = torch.stack([shard.gather(-1, target % COLUMNS).squeeze(-1) for shard in sample.shards])
         alike |= {
-            _LARGEST: owned.amax(0),  # before _OWN: three tokens may have such signs that the two are one
+            _LARGEST: owned.amax(0),  # before _OWN: with some signs of three tokens, the two are equal
             _OWN: owned[place.index],
             _OWN_UNMASKED: found[place.index],
             _UNMASKED: found.sum(0),
@@ -141,7 +141,7 @@ STUCK = (
 
 @dataclass(frozen=True)
 class Outside(Case):
-    """Targets that are not in the vocabulary of v ids."""
+    """A case of targets that are outside the vocabulary of v ids."""
 
     v: int
 
@@ -158,7 +158,7 @@ def draw_any(case: Outside, generator: torch.Generator, size: int) -> Tensor:
 
 
 def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> Observed:
-    """On a rank: what the answer says to each of the ids."""
+    """Call the answer with each of the ids, and observe which error it raises. Runs on every rank."""
     seen: Observed = {}
     for name, number in case.ids.items():
         try:

@@ -49,15 +49,15 @@ PADDING_SMOOTHED = "what comes out if the padded columns are in the mean logit o
 AGAIN = "the right mean, added up over the ranks"
 SIGN = "what comes out if the smoothing takes ε (target's logit - mean logit) away"
 
-COLUMNS, LEADING = 6, (3, 7)  # on each rank; of all tokens
+COLUMNS, LEADING = 6, (3, 7)  # columns per rank; shape of the tokens
 
 
 @dataclass(frozen=True)
 class Batch(Case):
     """One kind of batch, and how the loss is called for it.
 
-    padding:         how many of the last rank's columns, of those that hold ids, are padding
-    rank_of_padding: with several ranks, the last rank has nothing but padding, on top of `padding`
+    padding:         how many columns of the last rank that holds ids are padding
+    rank_of_padding: with several ranks, the last rank has only padding, in addition to `padding`
     ignored:         how many tokens have the target ignore_index
     smoothing:       label_smoothing
     shift:           added to every logit
@@ -102,7 +102,7 @@ CASES = (
 
 
 class Sample(NamedTuple):
-    logits: Tensor  # [3, 7, v with padding]; [3, 7, COLUMNS] of what a rank is given
+    logits: Tensor  # [3, 7, v with padding], or [3, 7, COLUMNS] for a rank
     target: Tensor  # [3, 7]
     vocab_size: int
     dy: Tensor  # []
@@ -111,7 +111,7 @@ class Sample(NamedTuple):
 def draw(case: Batch, generator: torch.Generator, size: int) -> Sample:
     vocab_size = case.vocab_size(size)
     logits = 2 * random_tensor(generator, *LEADING, size * COLUMNS) + case.shift
-    logits[..., vocab_size:] += 3  # padding must not be small by chance
+    logits[..., vocab_size:] += 3  # so that padding isn't small by chance
     target = torch.randint(vocab_size, LEADING, generator=generator)
     if case.ignore_index >= 0:
         target[target == case.ignore_index] = vocab_size - 1
@@ -157,7 +157,7 @@ def loss(case: Batch, sample: Sample, logits: Tensor, **changes: Any) -> Tensor:
 
 
 def lookalikes(case: Batch, sample: Sample, place: Place, right: Tensor) -> dict[str, Tensor]:
-    """What known mistakes give in place of the right loss."""
+    """The values that known mistakes give in place of the right loss."""
     logits, target, k, _ = sample
     real, epsilon = logits[..., :k], case.smoothing
     counted = target != case.ignore_index
@@ -301,7 +301,7 @@ OUTSIDE = (
 
 @dataclass(frozen=True)
 class Outside(Case):
-    """Targets that are no ids of the vocabulary; the ranks have `columns` columns in all, two of them padding."""
+    """A case of targets outside the vocabulary; the ranks have `columns` columns in all, two of padding."""
 
     columns: int
 
@@ -322,7 +322,7 @@ def draw_any(case: Outside, generator: torch.Generator, size: int) -> Tensor:
 
 
 def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> Observed:
-    """On a rank: what the answer says to each of the ids."""
+    """Call the answer with each of the ids, and observe which error it raises. Runs on every rank."""
     seen: Observed = {}
     for name, number in case.ids.items():
         target = torch.tensor([0, number, 1], device=device())

@@ -1,7 +1,7 @@
 """The check of exercise 9.4: a block with dropout in a sharded place and in a replicated one.
 
-Right is the same block on one process, in float64. Inside, it drops what each rank drops of its own columns. At the
-end, it drops what all ranks drop.
+The reference is the same block in a single process, in float64. Inside, it drops what each rank drops of its own
+columns. At the end, it drops what all ranks drop.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,7 +58,7 @@ WRONG_STREAMS = {  # the state that each mask is drawn from: (inside, at the end
 
 
 class Passes(Case):
-    """Two passes while training, with one in eval mode between them."""
+    """A case of two training passes, with one in eval mode between them."""
 
     def describe(self, name: str) -> str:
         return ""
@@ -102,7 +102,7 @@ def run(block_class: Any, case: Passes, given: Problem, group: Any) -> Observed:
 
 
 def masks(seed: int, group: Any) -> dict[tuple[str, str], list[Tensor]]:
-    """What plain torch draws on this rank: for each choice of states, the masks inside and at the end, pass by pass."""
+    """The masks that plain torch draws on this rank, for each choice of states: inside and at the end, pass by pass."""
     index, size = dist.get_rank(group), dist.get_world_size(group)
     inner, outer = (*LEADING, FFN // size), (*LEADING, HIDDEN)
     return {
@@ -114,7 +114,7 @@ def masks(seed: int, group: Any) -> dict[tuple[str, str], list[Tensor]]:
 def forward(
     w: Mapping[str, Tensor], x: Tensor, inner: Tensor | float, outer: Tensor | float, before_gelu: bool = False
 ) -> Tensor:
-    """The block on one process: `inner` [..., m] is the mask of all columns, `outer` [..., h] that of the output."""
+    """The block in a single process. inner: the mask of all columns, [..., m]; outer: that of the output, [..., h]."""
     z = F.linear(x, w["A"], w["a"])  # [..., m]
     z = F.gelu(z * inner) if before_gelu else F.gelu(z) * inner
     return x + F.linear(z, w["B"], w["c"]) * outer  # [..., h]

@@ -1,7 +1,7 @@
 """The check of exercise 9.1: a rank draws its own shard, with the standard deviation of the full weight.
 
-Right is what a generator with the rank's seed draws, times Xavier's standard deviation. The current random state must
-not change, nothing may be sent, and no rank may make a tensor as large as the full weight.
+The right values are those of a generator with the rank's seed, times Xavier's standard deviation. The current random
+state must not change, nothing may be sent, and no rank may create a tensor as large as the full weight.
 """
 
 import math
@@ -35,7 +35,7 @@ from tplab.runtime import record
 
 
 class Shards(Case):
-    """One shard of each weight, drawn one after the other."""
+    """The case of one shard of each weight, drawn one after another."""
 
     def describe(self, name: str) -> str:
         return ""
@@ -65,7 +65,7 @@ FAN_IN = "what is scaled by sqrt(1 / in)"
 
 
 class Largest(TorchDispatchMode):
-    """Notes in `numel` how large the largest tensor is that is made within it; tensors without memory don't count."""
+    """A mode that records in `numel` the size of the largest tensor created within it, except on device "meta"."""
 
     numel = 0
 
@@ -77,7 +77,6 @@ class Largest(TorchDispatchMode):
 
 
 def draw(case: Shards, generator: torch.Generator, size: int) -> int:
-    """The seed of the shards."""
     return int(torch.randint(10**6, (), generator=generator))
 
 

@@ -1,6 +1,6 @@
-"""The dropout masks that plain torch draws on a rank. The checks of 9.4 and 9.5 multiply by them.
+"""The dropout masks that plain torch draws on a rank, by which the checks of 9.4 and 9.5 multiply.
 
-They are drawn on the ranks, because a GPU draws different numbers than a CPU.
+They are drawn on the ranks, because a GPU draws different values than a CPU.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from tplab.runtime import device
 from tplab.tensor.rng import REPLICATED_OFFSET, SHARDED_OFFSET
 
 CURRENT, REPLICATED, SHARDED = "current", "replicated", "sharded"
-Draw = tuple[str, tuple[int, ...]]  # from which stream, how large
+Draw = tuple[str, tuple[int, ...]]  # (stream, shape)
 
 
 def draw_masks(draws: Sequence[Draw], seed: int, index: int, rate: float) -> list[Tensor]:
-    """The mask of each draw, in order, from streams seeded as `seed_all(seed)` seeds them on rank `index`."""
+    """The masks of all draws, in order, from streams seeded as `seed_all(seed)` seeds them on rank `index`."""
     seeds = {CURRENT: seed, REPLICATED: seed + REPLICATED_OFFSET, SHARDED: seed + SHARDED_OFFSET + index}
     masks: list[Tensor] = [torch.empty(0)] * len(draws)
     for stream in dict.fromkeys(name for name, _ in draws):

@@ -1,10 +1,10 @@
-"""The check of exercise 9.5: activation checkpointing whose second run drops what the first has dropped.
+"""The check of exercise 9.5: activation checkpointing whose second run drops the same elements as the first.
 
-The function that is run twice drops in three places, from torch's current state and from both states of a tracker:
+The function that runs twice drops in three places, from torch's current state and from both states of a tracker:
 
     a = dropout_sharded(w * f(x)),   y = dropout_current(dropout_replicated(g(a))),   out = y²
 
-Right are the gradients of the same formula on one process, with the masks that plain torch draws from the same seeds.
+The right gradients are those of this formula in a single process, with plain torch's masks from the same seeds.
 """
 
 import weakref
@@ -46,7 +46,7 @@ MASKS = "masks"
 
 @dataclass(frozen=True, kw_only=True)
 class Scene(Case):
-    """How many times the answer is called before one backward pass, and whether x needs a gradient."""
+    """A case with some number of calls before one backward pass, in which x may or may not need a gradient."""
 
     title: str
     calls: int = 1
@@ -57,7 +57,6 @@ class Scene(Case):
 
     @property
     def dx_names(self) -> list[str]:
-        """The name of dx, call by call."""
         return ["dx"] if self.calls == 1 else [f"dx{call + 1}" for call in range(self.calls)]
 
 
@@ -76,7 +75,7 @@ class Problem(NamedTuple):
 
 
 class Body:
-    """The function that is run twice, with a count of its runs and an eye on what it makes."""
+    """The function that runs twice; it counts its runs and watches the tensors that it creates."""
 
     def __init__(self, weight: Tensor, tracker: RNGTracker) -> None:
         self.weight, self.tracker = weight, tracker
@@ -119,20 +118,20 @@ def run(checkpoint: Callable[..., Any], case: Scene, given: Problem, group: Any)
 
 
 def next_masks(tracker: RNGTracker) -> list[Tensor]:
-    """The next mask of the current state, of "replicated" and of "sharded"."""
+    """The next masks of the current state, of "replicated" and of "sharded"."""
     ones = torch.ones(SIZE, dtype=torch.float64, device=device())
     return [F.dropout(ones, RATE), *(dropout(ones, RATE, sharded=sharded, rng=tracker) for sharded in (False, True))]
 
 
 def masks(seed: int, runs: int) -> list[dict[str, Tensor]]:
-    """What plain torch draws on this rank: the three masks of one run of the function after the other."""
+    """The masks that plain torch draws on this rank: the three masks of each run of the function."""
     names = (SHARDED, REPLICATED, CURRENT)
     drawn = draw_masks([(name, (SIZE,)) for name in names] * runs, seed, dist.get_rank(), RATE)
     return [dict(zip(names, drawn[3 * run : 3 * run + 3], strict=True)) for run in range(runs)]
 
 
 def gradients(problem: Problem, call: int, masks: Sequence[Mapping[str, Tensor]], rank: int) -> tuple[Tensor, ...]:
-    """The out and dx of a call and the dw of a rank, each [n], on one process. masks: those of each rank."""
+    """The out and dx of a call and the dw of a rank, each [n], in a single process, from the `masks` of every rank."""
     x = problem.xs[call].clone().requires_grad_()
     weights = [weight.clone().requires_grad_() for weight in problem.weights]
     a = torch.stack([mine[SHARDED] * weight * x for mine, weight in zip(masks, weights, strict=True)])  # [p, n]
@@ -144,7 +143,7 @@ def expect(case: Scene, problem: Problem, place: Place) -> Expected:
     drawn = [seen[MASKS] for seen in place.observed]  # each rank's masks, run by run
 
     def of_second_run(call: int) -> list[dict[str, Tensor]]:
-        """Backward begins with the last call. Torch puts its current state back, but the tracker's states go on."""
+        """The masks of the second run. Backward starts with the last call, and resets only torch's own state."""
         return [mine[2 * case.calls - 1 - call] | {CURRENT: mine[call][CURRENT]} for mine in drawn]
 
     calls = range(case.calls)

@@ -1,6 +1,6 @@
 """The check of exercise 9.2: the seeds of a rank's streams, equal where they should be and nowhere else.
 
-Any scheme is right that keeps the rules of the exercise. It is asked on real ranks, then for large numbers of them.
+Any scheme that follows the exercise's rules is right. It is called on real ranks, then for large numbers of them.
 """
 
 import builtins
@@ -28,19 +28,19 @@ from tplab.course.checks import (
 
 STREAMS = ("init", "replicated", "sharded")
 COPIES = 3
-MANY = ((1000, [*range(5), *range(995, 1000)]), (8, range(1000)))  # ranks, and copies: asked without starting them
-TORCH_SEEDS = 2**32  # the CPU's generator takes the last 32 bits of a seed
+MANY = ((1000, [*range(5), *range(995, 1000)]), (8, range(1000)))  # (ranks, copies), checked without a launch
+TORCH_SEEDS = 2**32  # the CPU's generator uses the last 32 bits of a seed
 
 RIGHT_FORM = "each seed is a whole number from 0 on"
 ALONE = "no two streams have the same seed"
 FOLLOWS = "another seed of the run gives other seeds"
 REPEATED = "the next run has the same seeds"
 
-Key = tuple[Any, ...]  # the name of a stream, then the copy and the rank that it belongs to, if to one
+Key = tuple[Any, ...]  # a stream's name, then the copy and the rank to which it belongs, if any
 
 
 def ask(stream_seeds: Callable[..., Any], seed: int) -> Observed:
-    """On a rank: its seeds in every copy of the model."""
+    """Call the learner's function for this rank in every copy of the model. Runs on every rank."""
     rank, p = dist.get_rank(), dist.get_world_size()
     said = []
     for copy in range(COPIES):
@@ -50,7 +50,7 @@ def ask(stream_seeds: Callable[..., Any], seed: int) -> Observed:
 
 
 def form(said: Any) -> str:
-    """What is wrong with the form of an answer."""
+    """A description of what is wrong with the form of an answer, or ""."""
     if not isinstance(said, dict) or set(said) != set(STREAMS):
         return f"it returns {said!r}"[:100]
     wrong = [f"{name}: {value!r}" for name, value in said.items() if type(value) is not int or not 0 <= value < 2**63]
@@ -58,7 +58,7 @@ def form(said: Any) -> str:
 
 
 def clash(answers: dict[tuple[int, int], dict[str, int]]) -> tuple[str, bool]:
-    """Two streams that draw the same numbers, in words, and whether their seeds differ all the same."""
+    """Two streams that draw the same numbers, in words, or ""; and whether they do so despite different seeds."""
     owners: dict[int, tuple[Key, int]] = {}
     for (rank, copy), said in answers.items():
         for key in (("init",), ("replicated", copy), ("sharded", copy, rank)):
@@ -75,7 +75,7 @@ def clash(answers: dict[tuple[int, int], dict[str, int]]) -> tuple[str, bool]:
 
 
 def told(key: Key) -> str:
-    """A stream in words."""
+    """A description of a stream."""
     stream, *of = key
     if len(of) == 2:
         return f"{stream} of rank {of[1]}, copy {of[0]}"
@@ -83,7 +83,7 @@ def told(key: Key) -> str:
 
 
 def judge(answers: dict[tuple[int, int], dict[str, int]], alone: dict[int, dict[str, int]]) -> Iterator[Observed]:
-    """What to compare, rank by rank: the seeds that must be those of one rank, and the claims about all of them."""
+    """Yield the observations to compare, rank by rank: seeds that must equal one rank's, and claims about all."""
     words, _ = clash(answers)
     for rank in sorted({rank for rank, _ in answers}):
         yield {
@@ -119,7 +119,7 @@ def seeds(stream_seeds: Callable[..., Any]) -> Verdict:
 
 
 def check_many(stream_seeds: Callable[..., Any], seed: int) -> None:
-    """Many ranks and copies, in this process, and another seed."""
+    """Check many ranks and copies in this process, and a different seed."""
 
     def say(seed: int, rank: int, p: int, copy: int) -> dict[str, int]:
         with calling(f"stream_seeds({seed}, {rank}, {p}, copy={copy})"):
@@ -145,7 +145,7 @@ def check_many(stream_seeds: Callable[..., Any], seed: int) -> None:
 
 @contextmanager
 def other_hashes() -> Iterator[None]:
-    """Within it `hash` of a text is another number, as in the next process that Python starts."""
+    """Change the `hash` of strings within this context, as in the next process that Python starts."""
     real = builtins.hash
     builtins.hash = lambda value: real(repr(value) + "!") if "'" in repr(value) else real(value)
     try:
@@ -155,7 +155,7 @@ def other_hashes() -> Iterator[None]:
 
 
 def collision(answers: dict[tuple[int, int], dict[str, int]], run: int = -1) -> tuple[Question, ...]:
-    """What to ask about two streams with one seed. run: the seed of the run, where it is that which makes them meet."""
+    """Questions about two streams with the same seed. run: the seed of the run, if that is what makes them meet."""
     words, wraps = clash(answers)
     if run == 0:
         text = (

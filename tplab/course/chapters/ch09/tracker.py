@@ -45,12 +45,12 @@ STREAMS, IDLE = "what plain torch draws", "what a tracker draws that does nothin
 
 
 class Idle:
-    """A tracker that does nothing: what is drawn in its forks comes from torch's current state."""
+    """A tracker that does nothing, so everything drawn in its forks comes from torch's current state."""
 
     gives = CURRENT
 
     def add(self, name: str, seed: int) -> None:
-        """Make no state."""
+        """Create no state."""
 
     @contextmanager
     def fork(self, name: str) -> Iterator[None]:
@@ -58,7 +58,7 @@ class Idle:
 
 
 class IdleAndBack(Idle):
-    """A tracker that puts the current state back after each fork, but never puts another state in its place."""
+    """A tracker that restores the current state after each fork, but never switches to another state."""
 
     gives = CURRENT_AGAIN
 
@@ -69,7 +69,7 @@ class IdleAndBack(Idle):
 
 
 def draw(case: Scene, generator: torch.Generator, size: int) -> int:
-    """The seed of torch's current state. The seeds of the names are near it."""
+    """A random seed for torch's current state; the seeds of the names are near it."""
     return int(torch.randint(1000, 10**6, (), generator=generator))
 
 
@@ -88,7 +88,7 @@ def run(tracker_class: Any, case: Scene, seed: int, group: Any) -> Observed:
 
 
 def plain(seed: int) -> list[Tensor]:
-    """The first masks that torch draws after a seed."""
+    """The first nine masks that torch draws after a seed."""
     torch.manual_seed(seed)
     return [mask() for _ in range(9)]
 

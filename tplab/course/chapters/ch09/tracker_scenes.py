@@ -1,4 +1,4 @@
-"""The scenes of the check of exercise 9.3: what a learner's tracker is asked to do, and which draws are right."""
+"""The scenes of the check of exercise 9.3: programs that use a learner's tracker, and the right order of draws."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ REPLICATED, SHARDED, OUTSIDE = "masks of 'replicated'", "masks of 'sharded'", "n
 COMES_OUT = "the exception comes out of the fork"
 SAME_NAME, SAME_SEED = "a second state of the same name is refused", "a second state with the same seed is refused"
 NOTHING_LEFT = "what was refused leaves nothing behind"
-PLACES = 256  # two masks that are not meant to be equal are so once in 2**256
+PLACES = 256  # two independent masks are equal once in 2**256
 
 
 def mask() -> Tensor:
@@ -24,7 +24,7 @@ def mask() -> Tensor:
 
 
 class Script:
-    """A learner's tracker with two states, and what was drawn so far."""
+    """A learner's tracker with two states, and the masks drawn so far."""
 
     def __init__(self, tracker_class: Any, seed: int) -> None:
         self.seeds = {"replicated": seed + 100, "sharded": seed + 200 + dist.get_rank()}
@@ -121,7 +121,7 @@ def saved(script: Script) -> None:
         for _ in range(2):
             script.fork("sharded")
             script.fork("replicated")
-    later = script.tracker.state_dict()  # loading the first must not reach into this one
+    later = script.tracker.state_dict()  # loading the first must not change this one
     script.tracker.load_state_dict(state)
     script.tracker.load_state_dict(later)
     script.fork("sharded")
@@ -150,7 +150,7 @@ def refused(script: Script) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene(Case):
-    """What the tracker is asked to do. order: for each row of masks, which draws of their state they have to be."""
+    """A program that uses the tracker. order: for each row of masks, the draws of their state that they must equal."""
 
     title: str
     program: Callable[[Script], None]

@@ -1,6 +1,6 @@
-"""What chapter 10 asks: the layer (10.1), the whole GPT (10.2), a checkpoint's shards (10.3), generation (10.4).
+"""Exercises of chapter 10: the layer (10.1), the full GPT (10.2), a checkpoint's shards (10.3), generation (10.4).
 
-Importing it registers the checks of its exercises. Here also: its predictions and its table of symptoms.
+Importing this package registers their checks. It also has the chapter's predictions and its table of symptoms.
 """
 
 from tplab.course.chapters.ch10 import checkpoint, generation, gpt, layer

@@ -67,7 +67,7 @@ def in_their_format(whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def mistakes(name: str, state: Mapping[str, Tensor], rank: int, p: int, multiple: int) -> dict[str, Tensor]:
-    """What a rank gets of a tensor in well-known wrong ways."""
+    """The values that known mistakes give a rank for one tensor."""
     made, whole = {}, state[name]
     if name.startswith("layers.1."):
         made[OTHER_LAYER] = plain.cut(name, state[name.replace("layers.1.", "layers.0.")], rank, p, multiple)
@@ -123,7 +123,7 @@ def gpt2_checkpoint(gpt2_shards: Callable[..., Any]) -> Verdict:
 
 
 def observed(mine: Any, right: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a rank got; a missing name leaves the others to be looked at."""
+    """Observations of a rank's dictionary; the other tensors are compared even if a name is missing."""
     if not isinstance(mine, Mapping):
         return {"result": f"a {type(mine).__name__}"}
     missing = [name for name in right if name not in mine]

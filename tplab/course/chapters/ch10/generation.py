@@ -53,7 +53,7 @@ NO_PROMPT = "the new tokens alone, without their prompt"
 TOO_MANY, TOO_FEW = "the text with one token too many", "the text with one token too few"
 FROM_ZERO = "what is written when the places begin at 0 again in each call"
 
-Script = tuple[int, int]  # what the model without weights writes: seed, size of the vocabulary
+Script = tuple[int, int]  # what the model without weights generates: seed, vocabulary size
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def draw_logits(case: Choice, generator: torch.Generator, size: int) -> tuple[Te
         logits[1, [full - WIDTH, full - 2]] = 5.0
         logits[2] = -1.0
     if case.scene == NEGATIVE:
-        logits = -1e4 - logits.abs()  # lower than any number that one might put in their place
+        logits = -1e4 - logits.abs()  # lower than any value that might be used to mask them
         logits[:, full - WIDTH // 2 :] = 0.0  # the padding
         return logits, full - WIDTH // 2
     if case.scene == ONE_RANK:
@@ -134,7 +134,7 @@ _PRIME = 2**31 - 1
 
 
 def next_logits(seen: list[tuple[int, int]], script: Script) -> Tensor:
-    """The logits [v] after the tokens that were seen, (place, token) each. All are negative, and some are equal."""
+    """The logits [v] after these (position, token) pairs. All are negative, and some are equal."""
     seed, vocab_size = script
     state = seed
     for place, token in seen:
@@ -144,7 +144,7 @@ def next_logits(seen: list[tuple[int, int]], script: Script) -> Tensor:
 
 
 class Scripted:
-    """Takes the place of ParallelGPT, with new_cache, config and group, and notes how it is called."""
+    """A stand-in for ParallelGPT, with new_cache, config and group, that records how it is called."""
 
     def __init__(self, script: Script, group: Any) -> None:
         self.script, self.group = script, group
@@ -181,7 +181,7 @@ class Scripted:
         return out[..., self.rank * width : (self.rank + 1) * width].contiguous().to(device())
 
     def wrong_calls(self, length: int, new: int) -> str:
-        """What is wrong with how it was called, in words; empty if nothing is."""
+        """A description of what is wrong with the recorded calls, or ""."""
         calls = [call for call in self.calls if call[0] >= 0]
         rooms = [call[1] for call in self.calls if call[0] < 0]
         if not new:
@@ -203,7 +203,7 @@ class Scripted:
 
 
 def greedy(prompt: Tensor, new: int, script: Script, *, restart: bool = False) -> Tensor:
-    """The texts [b, s + new] that the model writes, on one process. restart: places begin at 0 again in each call."""
+    """The texts [b, s + new] that one process generates. restart: positions start at 0 again in each call."""
     lines = []
     for tokens in prompt.tolist():
         seen = list(enumerate(tokens))
@@ -216,7 +216,6 @@ def greedy(prompt: Tensor, new: int, script: Script, *, restart: bool = False) -
 
 
 def text_mistakes(prompt: Tensor, new: int, script: Script) -> dict[str, Tensor]:
-    """What well-known mistakes write."""
     longer = greedy(prompt, new + 1, script)
     made = {NO_PROMPT: longer[:, prompt.shape[1] : -1], TOO_MANY: longer}
     if new:
@@ -268,7 +267,7 @@ def expect_text(case: Text, problem: tuple[Tensor, Script], place: Place) -> Exp
 
 @exercise("10.4", "Greedy generation on p ranks")
 def greedy_generation(best_token: Callable[..., Any], generate: Callable[..., Any]) -> Verdict:
-    for world_size in WORLD_SIZES:  # both functions at one world size before the next
+    for world_size in WORLD_SIZES:  # both functions at one world size, then at the next
         check_cases(
             "10.4", best_token, CHOICES, draw=draw_logits, give=give_logits, run=run_best, expect=expect_ids,
             questions=best_questions, crash=CRASH, whose_group=WHOSE_GROUP, world_sizes=[world_size],

@@ -1,4 +1,4 @@
-"""The check of exercise 10.2: the forward pass of a whole GPT, with tied logits and loss."""
+"""The check of exercise 10.2: the forward pass of a full GPT, with tied logits and loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ IGNORED_TOO = "what comes out when the ignored token counts in the mean"
 
 @dataclass(frozen=True)
 class Call(Case):
-    """What the model is asked for: "logits", "loss", "dropout" with a stand-in for the layers, or "cache"."""
+    """A request to the model: "logits", "loss", "dropout" with a stand-in for the layers, or "cache"."""
 
     what: str
     training: bool = True
@@ -71,12 +71,12 @@ CASES = (
 
 
 def stand_in(x: Tensor) -> Tensor:
-    """Takes the place of a layer, [b, s, h] to [b, s, h]."""
+    """The function that replaces a layer, [b, s, h] to [b, s, h]."""
     return 2 * x.tanh() + x.roll(1, -1)
 
 
 class StandIn(nn.Module):
-    """Takes the place of a layer: notes what it is called with, and sends nothing."""
+    """A layer's stand-in, which records the options of its calls and communicates nothing."""
 
     def __init__(self, hidden_size: int, num_heads: int, **options: Any) -> None:
         super().__init__()
@@ -91,10 +91,10 @@ class StandIn(nn.Module):
 
 
 class Problem(NamedTuple):
-    full: dict[str, Tensor]  # the weights of one process, by name
+    full: dict[str, Tensor]  # the unsharded weights, by name
     ids: Tensor  # [b, s]
     targets: Tensor  # [b, s], one of them ignored
-    dlogits: Tensor  # [b, s, v]; a rank is given its shard, [b, s, padded v / p]
+    dlogits: Tensor  # [b, s, v]; a rank receives its shard, [b, s, padded v / p]
     dloss: Tensor  # []
     seed: int  # of the tracker
 
@@ -152,7 +152,7 @@ def run(gpt_class: Any, case: Call, given: Problem, group: Any) -> Observed:
 
 
 def in_pieces(model: Any, ids: Tensor) -> Observed:
-    """The logits when the text comes in pieces, with a cache."""
+    """The logits of a text in pieces, with a cache."""
     cache, outs, past = model.new_cache(BATCH, LENGTH), [], 0
     with torch.no_grad():
         for piece in ids.split(PIECES, dim=1):
@@ -189,7 +189,7 @@ def expect(case: Call, problem: Problem, place: Place) -> Expected:
     right: Observed = {"out": out.detach()}
     for name, leaf in leaves.items():
         if case.what == "dropout" and name.startswith("layers."):
-            continue  # a stand-in takes their place
+            continue  # a stand-in replaces them
         assert leaf.grad is not None
         right[f"d{name}"] = plain.cut(name, leaf.grad, place.index, place.size)
     tokens = BATCH * LENGTH

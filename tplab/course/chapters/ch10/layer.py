@@ -83,7 +83,7 @@ DROPPING = (Call(rate=RATE), Call(rate=RATE, training=False))
 
 
 class Problem(NamedTuple):
-    full: dict[str, Tensor]  # the weights of one process, by name
+    full: dict[str, Tensor]  # the unsharded weights, by name
     x: Tensor  # [b, s, h]
     dy: Tensor  # [b, s, h]
     seed: int  # of the tracker
@@ -103,7 +103,7 @@ def run(layer_class: Any, case: Call, given: Problem, group: Any) -> Observed:
     tracker, twin = seed_all(given.seed, group), seed_all(given.seed, group)
     with twin.fork("replicated"):
         masks = [F.dropout(torch.ones(BATCH, LENGTH, HIDDEN, **place), RATE) for _ in range(2)]
-    torch.manual_seed(dist.get_rank())  # a rank that draws from the current state draws for itself
+    torch.manual_seed(dist.get_rank())  # so that a mask from the current state differs by rank
     calls: list[dict[str, Any]] = []
     layer.attention.register_forward_pre_hook(lambda _, __, options: calls.append(dict(options)), with_kwargs=True)
     x = given.x.to(device())
@@ -117,7 +117,7 @@ def run(layer_class: Any, case: Call, given: Problem, group: Any) -> Observed:
 
 
 def in_pieces(layer: Any, x: Tensor, calls: list[dict[str, Any]]) -> Observed:
-    """The layer's output when the text comes in pieces, with a cache."""
+    """The layer's output for a text in pieces, with a cache."""
     layer_cache = layer.new_cache(BATCH, LENGTH)
     with torch.no_grad():
         outs = [layer(piece, cache=layer_cache) for piece in x.split(PIECES, dim=1)]
@@ -151,7 +151,7 @@ def expect(case: Call, problem: Problem, place: Place) -> Expected:
 
 
 def before_the_sum(fixed: Mapping[str, Any], x: Tensor, q: int) -> dict[str, Tensor]:
-    """What q ranks compute that add the residuals or the last biases before the sum over the ranks."""
+    """The outputs of q ranks that add the residuals or the final biases before the sum over the ranks."""
     layer = plain.Layer(**fixed)
     normed = layer.norm1(x)
     after = layer.keep(x, normed) + layer.attention(normed)
@@ -167,7 +167,7 @@ def before_the_sum(fixed: Mapping[str, Any], x: Tensor, q: int) -> dict[str, Ten
 
 
 def dropout_mistakes(fixed: Mapping[str, Any], x: Tensor) -> dict[str, Tensor]:
-    """What a layer computes that drops in the wrong place, with the masks that it should have drawn."""
+    """The outputs of layers that drop in the wrong place, with the masks that they should have drawn."""
     layer, bare = plain.Layer(**fixed), plain.Layer(**{**fixed, "masks": (1.0, 1.0)})
     normed = bare.norm1(x)
     first = (bare.keep(x, normed) + bare.attention(normed)) * layer.masks[0]
@@ -189,7 +189,7 @@ def transformer_layer(layer_class: Any) -> Verdict:
         )  # fmt: skip
 
     check(CASES, WORLD_SIZES)
-    check(DROPPING, (2, 4, 1))  # with several ranks first, where a wrong state shows as ranks that disagree
+    check(DROPPING, (2, 4, 1))  # several ranks first, because there a wrong state makes ranks disagree
     return Verdict("Two all-reduces of b·s·h numbers forward and two backward; norms, biases and dropout send nothing.")
 
 

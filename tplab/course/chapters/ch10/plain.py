@@ -1,4 +1,4 @@
-"""A GPT on one process, written out in plain torch: what is right, and what well-known mistakes give.
+"""A GPT in a single process, written out in plain torch: the right values, and those of known mistakes.
 
 Its weights are a dictionary of full tensors under the names of the chapter's modules, [out, in] as nn.Linear stores
 them. Nothing here is taken from tplab's layers.
@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from tplab.course.checks import random_tensor
 
 Weights = Mapping[str, Tensor]
-Masks = tuple[Tensor | float, Tensor | float]  # what dropout multiplies by: the attention's output, then the MLP's
+Masks = tuple[Tensor | float, Tensor | float]  # dropout's factors for the outputs of attention and MLP
 LINEAR = {"attention.qkv": (3, 1), "attention.out": (1, 1), "mlp.up": (4, 1), "mlp.down": (1, 4)}  # times h: [out, in]
 
 
 def layer_weights(generator: torch.Generator, h: int) -> dict[str, Tensor]:
-    """Random weights of one layer; no bias is zero, and no norm does nothing."""
+    """Random weights of one layer, in which no bias is zero and every norm has an effect."""
     made = {}
     for name, (rows, columns) in LINEAR.items():
         made[f"{name}.weight"] = random_tensor(generator, rows * h, columns * h) * (columns * h) ** -0.5
@@ -42,7 +42,7 @@ def gpt_weights(generator: torch.Generator, layers: int, h: int, vocab_size: int
 def cut(name: str, whole: Tensor, rank: int, p: int, multiple: int = 8) -> Tensor:
     """The shard of a tensor that `rank` of p must hold, by the tensor's name.
 
-    Of the fused weight of Q, K and V that is the rank's heads of each, and of the table it is rows with padding.
+    For the fused weight of Q, K and V it is the rank's heads of each; for the table, it is rows with padding.
     """
     if name.endswith("embedding.weight"):
         rows = -(-len(whole) // (multiple * p)) * multiple * p
@@ -58,15 +58,15 @@ def cut(name: str, whole: Tensor, rank: int, p: int, multiple: int = 8) -> Tenso
 
 @dataclass
 class Layer:
-    """The steps of one layer, which right and wrong layers take in different orders."""
+    """The steps of one layer, which right and wrong layers combine in different orders."""
 
     w: Weights
     heads: int
     causal: bool = True
     post: bool = False
     masks: Masks = (1.0, 1.0)
-    bias: float = 1.0  # how many times the blocks' last biases are added
-    residual: float = 1.0  # how many times the residual is
+    bias: float = 1.0  # how many times the blocks' final biases are added
+    residual: float = 1.0  # how many times the residual connection is added
     drop: Callable[[Tensor, Tensor | float, Tensor | float], Tensor] = lambda y, bias, mask: (y + bias) * mask
 
     def norm1(self, x: Tensor) -> Tensor:
@@ -89,7 +89,6 @@ class Layer:
         return self._leave(F.linear(y, self.w["mlp.down.weight"]), "mlp.down.bias", 1)
 
     def keep(self, x: Tensor, normed: Tensor) -> Tensor:
-        """The residual."""
         return self.residual * (normed if self.post else x)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -128,7 +127,7 @@ def _beside(m: Layer, x: Tensor) -> Tensor:
 
 
 def _blocks(first: Callable, second: Callable, m: Layer, x: Tensor) -> Tensor:
-    """Both blocks with the norms given as functions."""
+    """Run both blocks, with the norms given as functions."""
     normed = first(x)
     x = m.keep(x, normed) + m.attention(normed)
     normed = second(x)
@@ -174,7 +173,7 @@ MISTAKES: dict[str, Callable[[Layer, Tensor], Tensor]] = {
 
 
 def features(w: Weights, ids: Tensor, layers: int, heads: int, *, past: int = 0, positions: bool = True) -> Tensor:
-    """What the final norm reads, [b, s, h]."""
+    """The input of the final norm, [b, s, h]."""
     x = w["embedding.weight"][ids]
     if positions:
         x = x + w["positions.weight"][past : past + ids.shape[1]]

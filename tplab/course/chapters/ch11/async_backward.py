@@ -35,7 +35,7 @@ from tplab.course.checks import (
 )
 from tplab.runtime import device
 
-HIDDEN, SHARD = 5, 7  # h, and the rows of weight that a rank holds: sizes by which the products can be told apart
+HIDDEN, SHARD = 5, 7  # h, and a rank's rows of the weight: sizes that identify the matmuls
 RIGHT = "dx, all-reduce, dW, wait"
 _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "sum", "linear", "matmul", "einsum"}
 _MAKES = {"dx": _PRODUCTS, "dW": {*_PRODUCTS, "mul"}}  # torch.outer, one token's term of dW, is a mul
@@ -63,7 +63,7 @@ CASES = (Input(), Input(leading=(2,)), Input(groups=GROUPS))
 
 
 class Watch(TorchDispatchMode):
-    """Notes in order: each matmul whose result is as large as dx or dW, the start of an all-reduce, the wait for it."""
+    """A mode that records, in order, matmuls with results as large as dx or dW, an all-reduce's start, and its wait."""
 
     def __init__(self, dx: int, dw: int) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ STUCK = "Does every rank start the all-reduce of dx, with the same shape, and wa
 
 
 def _order(*parts: str) -> Callable[[Differences], bool]:
-    """The order differs, and these events directly follow one another in what was observed."""
+    """A condition that holds if the order differs, and these events directly follow each other in what was observed."""
     return lambda d: ORDER in d.names and ", ".join(parts) in d.text(ORDER).partition(", right is")[0]
 
 

@@ -1,4 +1,4 @@
-"""The check of exercise 11.2: compute and communication of a tensor-parallel layer. No rank is started."""
+"""The check of exercise 11.2: compute and communication of a tensor-parallel layer. It starts no ranks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -114,7 +114,7 @@ _QUESTIONS = (
 
 
 def compute_times(b: int, s: int, h: int, p: int, rate: float, recompute: bool) -> tuple[float, dict[str, float]]:
-    """The right compute time, summed over the layer's matmuls, and what known mistakes give."""
+    """The right compute time in seconds, over all of the layer's matmuls, and the times that known mistakes give."""
     tokens = b * s
     attention = 2 * tokens * h * 3 * h + 2 * tokens * h * h
     mlp = 2 * tokens * h * 4 * h * 2
@@ -140,7 +140,7 @@ def compute_times(b: int, s: int, h: int, p: int, rate: float, recompute: bool) 
 def communication_times(
     b: int, s: int, h: int, p: int, link: Link, recompute: bool, width: int
 ) -> tuple[float, dict[str, float]]:
-    """The right communication time, and what known mistakes give. width: bytes per number."""
+    """The right communication time in seconds, and those that known mistakes give. width: bytes per number."""
 
     def ring(size: float) -> float:
         return 2 * (p - 1) * (link.alpha + link.beta * size / p)

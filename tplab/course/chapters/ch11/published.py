@@ -1,4 +1,4 @@
-"""Published measurements to hold the cost model to. Nothing in the model reads them; the tests and chapter 11 do.
+"""Published measurements with which to compare the cost model. The model doesn't use them; the tests and chapter 11 do.
 
 Each row names its configuration and what was measured. Every GPT here has a vocabulary of 51,200, padded so that 8
 ranks share it in multiples of 128, dropout 0.1, a tied embedding and learned positions, as in the papers.
@@ -31,15 +31,15 @@ class Run:
     config: GPTConfig
     layout: Layout
     program: Program
-    parameters: float  # as the paper gives them
-    tflops: float  # achieved by one GPU, FLOPs of recomputation included
+    parameters: float  # according to the paper
+    tflops: float  # achieved per GPU, including FLOPs of recomputation
     share_of_peak: float
 
 
 # Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", table 1, on
-# A100. All activations are computed again. Micro-batch sizes and chunks of layers are not in the paper: they are in the
-# scripts that reproduce it: NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh. The scatter/gather optimisation is on
-# (section 5.1). Where there is no pipeline, torch's DDP sums the gradients during the backward pass (DDP=torch there).
+# A100. All activations are recomputed. Micro-batch sizes and chunks of layers aren't in the paper but in the
+# scripts that reproduce it: NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh. The scatter/gather optimization is on
+# (section 5.1). Without a pipeline, torch's DDP sums the gradients during the backward pass (DDP=torch there).
 _TABLE_1 = (
     # billions, heads, hidden, layers, tp, pp, GPUs, batch, TFLOP/s, % of peak; micro-batch, chunks
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137, 44, 16, 1),
@@ -68,7 +68,7 @@ NARAYANAN_TABLE_1 = tuple(map(_narayanan, _TABLE_1))
 
 @dataclass(frozen=True)
 class Scaling:
-    """A row of weak scaling on DGX-2H: the model grows with the GPUs that share it."""
+    """A row of a weak-scaling table on DGX-2H, where the model grows with the GPUs that share it."""
 
     parameters: float
     config: GPTConfig
@@ -77,8 +77,8 @@ class Scaling:
     with_data_parallel: float  # 64 replicas, batch 512
 
 
-# Shoeybi et al. 2019, "Megatron-LM", table 1 and figure 5: V100 in DGX-2H, batch 8 a replica, activations computed
-# again. The run on one GPU reaches 39 TFLOP/s; efficiency is FLOP/s of a GPU against that.
+# Shoeybi et al. 2019, "Megatron-LM", table 1 and figure 5: V100 in DGX-2H, batch 8 per replica, recomputed
+# activations. The run on one GPU reaches 39 TFLOP/s; efficiency is FLOP/s per GPU relative to that.
 SHOEYBI_FIGURE_5 = (
     Scaling(1.2e9, gpt(40, 1536, 16, 1024), 1, 1.00, 0.96),
     Scaling(2.5e9, gpt(54, 1920, 20, 1024), 2, 0.95, 0.83),
@@ -87,23 +87,23 @@ SHOEYBI_FIGURE_5 = (
 )
 SHOEYBI_TFLOPS = 39.0
 
-# The same, table 8: the 1.2 billion parameters of the first row, batch 8, shared by more and more GPUs; times as fast.
+# The same, table 8: speedup of the first row's 1.2 billion parameters, batch 8, on more and more GPUs.
 SHOEYBI_TABLE_8 = {1: 1.0, 2: 1.64, 4: 2.34, 8: 2.98}
 
 # Shoeybi et al. 2020, "MegatronLM's supercharged V1.0", nv-adlr.github.io/MegatronLMV1: the 1.2 billion parameters on
-# one GPU of a DGX-2H, with a year's optimisations of the software.
+# one GPU of a DGX-2H, with a year of software optimizations.
 MEGATRON_V1_TFLOPS = 62.4
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """Milliseconds of one layer of the model with 22 billion parameters, micro-batch 4, tp 8."""
+    """Milliseconds per layer of the 22-billion-parameter model, micro-batch 4, tp 8."""
 
     name: str
     sequence_parallel: bool
     recompute: Recompute
     forward: float
-    backward: float  # with what is computed again
+    backward: float  # including recomputation
 
 
 # Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", table 4, on A100. The
@@ -120,11 +120,11 @@ KORTHIKANTI_TABLE_4 = (
 
 @dataclass(frozen=True)
 class Iteration:
-    """Seconds of one iteration without data parallelism, with all of every layer computed again, and with less."""
+    """Seconds per iteration without data parallelism, with full recomputation of every layer and with less."""
 
     name: str
     config: GPTConfig
-    layout: Layout  # of the present work: sequence parallel, attention computed again
+    layout: Layout  # of the present work: sequence parallel, attention recomputed
     program: Program
     layers_again: float
     present_work: float

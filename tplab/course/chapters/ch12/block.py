@@ -1,8 +1,8 @@
 """The check of exercise 12.2: a block that holds s/p tokens wherever no matrix needs all of them.
 
 The middle of the block is the check's own: two matrices, split by columns and by rows, without any communication. The
-reference is the same block on one process, in plain torch, in which each rank's tokens go through their own copy of
-the norm's weights and of the bias. So the gradient of a copy is what that rank has to hold.
+reference is the same block in a single process, in plain torch, in which each rank's tokens go through their own copy
+of the norm's weights and of the bias. So the gradient of a copy is the one that this rank must hold.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,7 +76,7 @@ WITH_DROPOUT = (Setting(rate=RATE), Setting(rate=RATE, training=False))
 
 
 class Inner(nn.Module):
-    """All tokens [b, s, h] -> this rank's summand [b, s, h]; remembers what it was given."""
+    """A module from all tokens [b, s, h] to this rank's term of the sum [b, s, h], which records its input."""
 
     def __init__(self, up: Tensor, down: Tensor) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Inner(nn.Module):
 
 
 class Problem(NamedTuple):
-    """What the ranks of one group work on together."""
+    """The shared problem of the ranks in one group."""
 
     x: Tensor  # [b, s, h]
     dy: Tensor  # [b, s, h]
@@ -134,7 +134,7 @@ def run(block_class: Any, case: Setting, given: Problem, group: Any) -> Observed
 
 
 def draw_masks(seed: int, group: Any) -> dict[str, Tensor]:
-    """On a rank: the mask [b, s/p, h] that dropout should draw first from each of the tracker's two states."""
+    """The masks [b, s/p, h] that dropout should draw first from each of the tracker's two states, on this rank."""
     tracker, masks = seed_all(seed, group), {}
     ones = torch.ones(B, S // dist.get_world_size(group), H, device=device(), dtype=torch.float64)
     for state in ("sharded", "replicated"):
@@ -144,7 +144,7 @@ def draw_masks(seed: int, group: Any) -> dict[str, Tensor]:
 
 
 def plain_block(x: Tensor, w: dict[str, Tensor], parts: Sequence[dict[str, Tensor]], mask: Tensor | float) -> Tensor:
-    """The block on one process, [b, s, h] -> [b, s, h]. parts: each rank's own copy of the norm and of the bias."""
+    """The block in a single process, [b, s, h] -> [b, s, h]. parts: each rank's own copy of the norm and the bias."""
     tokens = x.chunk(len(parts), 1)
     normed = [F.layer_norm(t, (H,), own["norm.weight"], own["norm.bias"]) for t, own in zip(tokens, parts, strict=True)]
     y = F.linear(F.gelu(F.linear(torch.cat(normed, 1), w["up"])), w["down"])  # [b, s, h]
@@ -161,7 +161,7 @@ def inner(y: Tensor, w: Weights) -> Tensor:
 
 
 def mistakes(x: Tensor, w: Weights, p: int) -> dict[str, Tensor]:
-    """What a block without dropout gives, for all tokens, when one of its steps is missing, doubled or elsewhere."""
+    """The outputs, for all tokens, of a block without dropout that misses, doubles or misplaces a step."""
     y = inner(normed(x, w), w)
     wrong = {
         NO_BIAS: x + y,
@@ -177,12 +177,12 @@ def mistakes(x: Tensor, w: Weights, p: int) -> dict[str, Tensor]:
         P_BIASES: x + y + p * w["bias"],
         P_RESIDUALS: p * x + y + w["bias"],
         P_BOTH: p * x + y + p * w["bias"],
-        TERM: x + inner(normed(x, w), first) + w["bias"],  # seen on rank 0, whose summand this is
+        TERM: x + inner(normed(x, w), first) + w["bias"],  # seen on rank 0, whose term this is
     }
 
 
 def dropout_mistakes(x: Tensor, w: Weights, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a block gives, for all tokens, that drops at another place or draws from another state."""
+    """The outputs, for all tokens, of a block that drops at a different place or draws from a different state."""
     y, mask = inner(normed(x, w), w), masks["sharded"]
     return {
         NO_DROPOUT: x + y + w["bias"],
@@ -227,7 +227,7 @@ def sequence_parallel_block(block_class: Any) -> Verdict:
     )  # fmt: skip
     check_cases(
         "12.2", block_class, WITH_DROPOUT, draw=draw, run=run, expect=expect, questions=DROPOUT_QUESTIONS, crash=CRASH,
-        world_sizes=(2, 4, 1),  # with several ranks first, where a mask from the wrong state shows
+        world_sizes=(2, 4, 1),  # several ranks first, because they reveal a mask from the wrong state
     )  # fmt: skip
     return Verdict("The same bytes as with f and g, and only what the matrices read is [b, s, h].")
 

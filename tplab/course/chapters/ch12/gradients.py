@@ -1,4 +1,4 @@
-"""The check of exercise 12.3: add up, in one all-reduce, the gradients of what saw only this rank's tokens."""
+"""The check of exercise 12.3: sum, in one all-reduce, the gradients of parameters that saw only this rank's tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,14 +30,14 @@ CALL = "allreduce_sequence_gradients(module, group)"
 RETURNS, KEEPS = "nothing is returned", "a parameter without a gradient has none afterwards"
 MARKED = {"norm.weight": (6,), "norm.bias": (6,), "deep.inside.table": (4, 3), "bias": (5,)}
 UNMARKED = {"up.weight": (3, 4), "down.weight": (2, 5), "said_no.weight": (3,)}
-WITHOUT = "unused.weight"  # marked, and no gradient has reached it
+WITHOUT = "unused.weight"  # marked, but without a gradient
 OWN, MEAN, TWICE = "this rank's own term", "the mean over the ranks", "what a second sum over the ranks gives"
 
 Gradients = dict[str, Tensor]  # of the parameters, by name
 
 
 class Ranks(Case):
-    """All ranks, or the ranks of each group, add up their gradients."""
+    """A case in which all ranks, or the ranks of each group, sum their gradients."""
 
     def describe(self, name: str) -> str:
         return ""
@@ -47,7 +47,6 @@ CASES = (Ranks(), Ranks(groups=GROUPS))
 
 
 def draw(case: Ranks, generator: torch.Generator, size: int) -> list[Gradients]:
-    """The gradients that each rank starts from."""
     shapes = {**MARKED, **UNMARKED}
     return [{name: random_tensor(generator, *shape) for name, shape in shapes.items()} for _ in range(size)]
 
@@ -57,7 +56,7 @@ def give(case: Ranks, problem: list[Gradients], place: Place) -> Gradients:
 
 
 def build(gradients: Gradients) -> nn.Module:
-    """A module whose parameters have these gradients; one of them, a table, lies transposed in memory."""
+    """A module whose parameters have these gradients; one of them, a table, is transposed in memory."""
     model = nn.Module()
     for name, shape in {**MARKED, **UNMARKED, WITHOUT: (2,)}.items():
         *path, last = name.split(".")

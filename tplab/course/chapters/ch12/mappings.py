@@ -1,7 +1,7 @@
 """The check of exercise 12.1: gather and reduce-scatter along the sequence, each tested alone.
 
 Every rank has its own x and its own upstream gradient, so that no wrong sum, slice or order can hide. The plain cases
-come first. After them come an input that autograd has saved, tensors that are not contiguous, and the gradient of
+come first. After them come an input that autograd has saved, tensors that aren't contiguous, and the gradient of
 .sum().
 """
 
@@ -50,7 +50,7 @@ ALONG_BATCH = "the sum cut along dimension 0, which is the batch"
 
 @dataclass(frozen=True)
 class Input(Case):
-    """What one call of a mapping gets: x [batch, s, *rest], or [batch, s/p, *rest] where a gather brings it together.
+    """The input of one call of a mapping: x [batch, s, *rest], or [batch, s/p, *rest] for a gather.
 
     layout:   of x and of the upstream gradient in memory: "contiguous", "sequence first" or "every second column"
     expanded: the upstream gradient is that of out.sum()
@@ -78,14 +78,14 @@ CASES = (
     Input("the gradient of .sum(), with strides of 0", expanded=True),
 )
 
-Mistakes = dict[str, dict[str, Tensor]]  # {observation: {what the mistake is: what it gives}}
+Mistakes = dict[str, dict[str, Tensor]]  # {observation: {description of the mistake: the value it gives}}
 
 
 class Half(NamedTuple):
-    """What a mapping does in one direction.
+    """One direction of a mapping.
 
-    right:      what every rank should get, from what all ranks put in
-    collective: the one that it takes; its message is as large as the full tensor [b, s, ..]
+    right:      the right results on all ranks, from the inputs of all ranks
+    collective: the one that it uses; its message is as large as the full tensor [b, s, ..]
     """
 
     right: Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -93,12 +93,12 @@ class Half(NamedTuple):
 
 
 def all_tokens(parts: Sequence[Tensor]) -> list[Tensor]:
-    """[b, s/p, ..] of each rank -> [b, s, ..] on every rank."""
+    """Gather [b, s/p, ..] of each rank into [b, s, ..] on every rank."""
     return [torch.cat(list(parts), 1)] * len(parts)
 
 
 def parts_of_sum(terms: Sequence[Tensor]) -> list[Tensor]:
-    """[b, s, ..] of each rank -> each rank's tokens of their sum, [b, s/p, ..]."""
+    """Sum [b, s, ..] over the ranks and split the sum into each rank's tokens, [b, s/p, ..]."""
     return list(torch.stack(list(terms)).sum(0).chunk(len(terms), 1))
 
 
@@ -107,9 +107,9 @@ TOGETHER, ADD_UP = Half(all_tokens, "all_gather"), Half(parts_of_sum, "reduce_sc
 
 @dataclass(frozen=True)
 class Mapping:
-    """One of the two.
+    """The forward and backward of one of the two mappings.
 
-    mistakes: what known mistakes give on a rank, from every rank's x and upstream gradient and the rank's own index
+    mistakes: values that known mistakes give on a rank, from every rank's x and upstream gradient and the rank's index
     """
 
     name: str
@@ -120,7 +120,7 @@ class Mapping:
 
 
 class Problem(NamedTuple):
-    """Every rank's x and upstream gradient."""
+    """The x and the upstream gradient of every rank."""
 
     xs: list[Tensor]  # [b, s, ..], or [b, s/p, ..] for the gather
     upstream: list[Tensor]  # [b, s, ..], or [b, s/p, ..] for the reduce-scatter
@@ -147,7 +147,7 @@ def run(operator: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) ->
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """The same elements, arranged in memory as `layout` says."""
+    """The tensor in the memory layout that `layout` names."""
     if layout == "sequence first":
         return tensor.transpose(0, 1).contiguous().transpose(0, 1)
     if layout == "every second column":
@@ -213,12 +213,12 @@ def mappings(gather: Any, reduce_scatter: Any) -> Verdict:
         check_cases(
             "12.1", answer, CASES, draw=partial(draw, mapping), give=give, run=run, expect=partial(expect, mapping),
             questions=mapping.questions, ask_instead=about_report,
-            world_sizes=(2, 4, 1),  # two ranks tell most about a mistake
+            world_sizes=(2, 4, 1),  # two ranks reveal most about a mistake
         )  # fmt: skip
     return Verdict("Each is the other's backward. Together they send what one all-reduce sends.")
 
 
-_ASKED_ABOUT = {  # words of a report: the question
+_ASKED_ABOUT = {  # words in a report: the question
     "returned an invalid gradient": "A gradient has the shape of what went into forward. Of [b, s/p, h] and [b, s, h], "
     "which went in here, and which does your backward return?",
     "contiguous": "A collective wants memory without gaps. A piece of dimension 1 is no contiguous piece of memory "
@@ -229,7 +229,7 @@ _ASKED_ABOUT = {  # words of a report: the question
 
 
 def about_report(failure: CheckFailed) -> str | None:
-    """A question of its own for a failure that these mappings are known for."""
+    """A specific question for a failure that these mappings are known for, or None."""
     return next((question for words, question in _ASKED_ABOUT.items() if words in failure.report), None)
 
 

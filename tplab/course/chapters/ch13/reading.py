@@ -1,4 +1,4 @@
-"""The check of exercise 13.3: the peak of live micro-batches and the bubble, read off the lists."""
+"""The check of exercise 13.3: the peak of live micro-batches and the bubble, computed from the lists."""
 
 import signal
 import threading
@@ -26,8 +26,8 @@ from tplab.course.checks import (
 
 SIZES = ((2, 3), (1, 4), (4, 6), (3, 2), (4, 9))  # (p, m)
 CIRCLE: Lists = ([("F", 0), ("B", 0), ("F", 1), ("B", 1)], [("F", 0), ("F", 1), ("B", 0), ("B", 1)])
-TOLERANCE = 1e-6  # a float32 will do
-SECONDS = 1.0  # of computing, not of waiting: for a check of lists that takes a hundredth of that
+TOLERANCE = 1e-6  # float32 is precise enough
+SECONDS = 1.0  # of CPU time, for a check that takes a hundredth of it
 
 _LEFT = "the live micro-batches at the end of the list"
 _ALL = "the number of all micro-batches"
@@ -118,7 +118,7 @@ def reading(peak_live: Callable[..., Any], bubble: Callable[..., Any]) -> Verdic
 def _ask(
     peak_live: Callable[..., Any], bubble: Callable[..., Any], lists: Lists, forward: float, backward: float
 ) -> Observed:
-    """What the learner's functions say."""
+    """Call the learner's functions on these lists and observe their results."""
     rows, others = actions(lists), actions(lists)
     with no_endless_loop("peak_live(a list of actions)", "Does every loop of yours come to its end?"):
         with calling("peak_live(a list of actions)"):
@@ -135,7 +135,7 @@ def _ask(
 
 
 def _scalar(value: Any) -> Any:
-    """A number as a tensor, which is compared with a tolerance; anything else as it is."""
+    """A number as a tensor, which is compared with a tolerance; anything else as is."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -143,15 +143,14 @@ def _scalar(value: Any) -> Any:
 
 
 def _all(values: Sequence[Any]) -> Any:
-    """The ranks' numbers as one tensor, or as they are where one of them is no number."""
+    """The ranks' numbers as one tensor, or as they are if one of them isn't a number."""
     scalars = [_scalar(value) for value in values]
     plain = all(isinstance(value, torch.Tensor) for value in scalars)
     return torch.stack(scalars) if plain else list(values)
 
 
 def _telling_lists(p: int, m: int, generator: torch.Generator) -> tuple[Lists, float, float]:
-    """Lists by chance, the time of a forward and of a backward, for which each well-known mistake gives a bubble of its
-    own. On one rank most of them give 0, as they should."""
+    """Random lists and times of F and B for which every known mistake gives its own bubble (except at p = 1)."""
     while True:
         lists = random_lists(p, m, generator)
         forward, backward = (int(torch.randint(low, low + 100, (), generator=generator)) / 100 for low in (100, 250))
@@ -161,7 +160,6 @@ def _telling_lists(p: int, m: int, generator: torch.Generator) -> tuple[Lists, f
 
 
 def _mistaken(lists: Lists, forward: float, backward: float) -> dict[str, float]:
-    """The bubble as well-known mistakes give it."""
     p, m, share = len(lists), len(lists[0]) // 2, idle_share(lists, forward, backward)
     total = total_time(lists, forward, backward)
     return {
@@ -176,7 +174,7 @@ def _mistaken(lists: Lists, forward: float, backward: float) -> dict[str, float]
 
 
 def _lookalikes(lists: Lists, forward: float, backward: float) -> dict[str, dict[str, Sequence[Any]]]:
-    """What well-known mistakes give, where that is not the right number by chance."""
+    """The values that known mistakes give, without those that happen to be right."""
     p, m, share = len(lists), len(lists[0]) // 2, idle_share(lists, forward, backward)
     first = [next(place for place, (kind, _) in enumerate(row) if kind == "B") for row in lists]
     peaks = {_LEFT: [0] * p, _BEFORE_B: first, _ALL: [m] * p}
@@ -189,12 +187,12 @@ def _lookalikes(lists: Lists, forward: float, backward: float) -> dict[str, dict
 
 
 class _Endless(BaseException):
-    """Raised in the learner's code when it has computed for too long."""
+    """The exception raised in the learner's code when it has computed for too long."""
 
 
 @contextmanager
 def no_endless_loop(what: str, question: str) -> Iterator[None]:
-    """Fail the check where the code inside computes for ever. Only in the main thread; elsewhere nothing is done."""
+    """Fail the check if the code inside computes forever. Works only in the main thread; elsewhere it does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
-"""The check of exercise 13.4: one stage of a pipeline, run on real ranks, against the whole chain on one process.
+"""The check of exercise 13.4: one pipeline stage, run on real ranks, against the full chain in a single process.
 
-A message that nobody waits for can stop whatever comes after it. It shows in the first case, which has a launch of its
-own.
+A message that is never waited for can block whatever comes after it. The first case exposes it, because that case has
+a launch of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ LAST_ONLY_OVER_M = "the gradient of the last micro-batch alone, over m"
 
 @dataclass(frozen=True)
 class Schedule(Case):
-    """The lists of all ranks, for m micro-batches."""
+    """The case of a schedule: the lists of all ranks, for m micro-batches."""
 
     name: str
     lists: Lists
@@ -67,7 +67,7 @@ def all_forwards_first(p: int, m: int, order: Sequence[int]) -> Lists:
 
 
 def in_turn(p: int, m: int) -> Lists:
-    """1F1B, by what a rank may hold: forward while fewer than p - rank are live, else backward."""
+    """1F1B, derived from a rank's limit: forward while fewer than p - rank micro-batches are live, else backward."""
     rows: list[list[Item]] = []
     for rank in range(p):
         row: list[Item] = []
@@ -94,7 +94,7 @@ def schedules(p: int) -> list[Schedule]:
 
 
 class Problem(NamedTuple):
-    """The whole chain, and what goes through it."""
+    """The full chain and its micro-batches."""
 
     weights: Tensor  # of all stages, [p, h, h + 1], with the bias in the last column
     inputs: Tensor  # micro-batches [m, b, h]
@@ -110,19 +110,19 @@ def draw(case: Schedule, generator: torch.Generator, size: int) -> Problem:
 
 
 def through(stages: Tensor, x: Tensor) -> Tensor:
-    """x [.., h] after these stages; their weights are [stages, h, h + 1]."""
+    """The result [.., h] of passing x [.., h] through these stages, whose weights are [stages, h, h + 1]."""
     for weight in stages:
         x = torch.tanh(F.linear(x, weight[:, :-1], weight[:, -1]))
     return x
 
 
 class WatchedStage(nn.Module):
-    """y = tanh(x W^T + b), of x [b, h].
+    """A stage y = tanh(x W^T + b), x [b, h], that records what it does.
 
     weight     [h, h + 1], with the bias in the last column
-    flow       what should come in: x for each micro-batch, [m, b, h]; by it a micro-batch is known
-    events     what was done, "F0", "B0", ...; "F of something else" for an x that is none of these
-    most_live  the most graphs for a backward pass that were alive at once
+    flow       the expected inputs: x for each micro-batch, [m, b, h]; they identify a micro-batch
+    events     the actions so far, "F0", "B0", ...; "F of something else" for an x that is none of these
+    most_live  the largest number of graphs for a backward pass that were alive at the same time
     """
 
     def __init__(self, weight: Tensor, flow: Tensor) -> None:
@@ -140,7 +140,7 @@ class WatchedStage(nn.Module):
         return torch.tanh(_Watch.apply(F.linear(x, self.weight, self.bias), self, name))
 
     def out_of_step(self, right: Sequence[str]) -> str:
-        """The first place where what was done is not what was right; "" where all of it was."""
+        """A description of the first action that differs from the right one; "" if there is none."""
         for place, (mine, wanted) in enumerate(zip(self.events, right, strict=False)):
             if mine != wanted:
                 return f"action {place} was {mine}, and should be {wanted}"
@@ -151,7 +151,7 @@ class WatchedStage(nn.Module):
 
 
 class _Token:
-    """Lives as long as the graph of one micro-batch."""
+    """A token that lives as long as the graph of one micro-batch."""
 
     def __init__(self, stage: WatchedStage) -> None:
         self.stage = stage
@@ -163,7 +163,7 @@ class _Token:
 
 
 class _Watch(Function):
-    """Passes x on. Its graph node notes the backward of a micro-batch, and holds a token."""
+    """An identity whose graph node records the backward of a micro-batch and holds a token."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, stage: WatchedStage, name: str) -> Tensor:
@@ -180,7 +180,7 @@ class _Watch(Function):
 
 @cache
 def channels_of(world: Any) -> Channels:
-    """The channels of this rank, shared by all its cases, because process groups are slow to make."""
+    """The channels of this rank, shared by all its cases, because process groups are slow to create."""
     return Channels()
 
 
@@ -199,7 +199,7 @@ def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: An
     with record() as section, called_as(f"run_stage(stage, actions, channels, template, loss, ...) with {case.name}"):
         loss = run_stage(stage, row, channels, template, F.mse_loss, inputs, targets)
     sent = traffic(section)
-    most, allowed = stage.most_live, peak(case.lists[rank]) + 1  # one may be on its way in while one goes out
+    most, allowed = stage.most_live, peak(case.lists[rank]) + 1  # one may be entering while another leaves
     return {
         "loss": scalar(loss),
         "dW": stage.weight.grad,
@@ -214,7 +214,7 @@ def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: An
 
 
 def scalar(loss: Any) -> Any:
-    """A loss as a float64 tensor []; anything that is not a single number stays as it is."""
+    """A loss as a float64 tensor []; anything that isn't a single number is returned as is."""
     if isinstance(loss, float):
         return torch.tensor(loss, dtype=torch.float64)
     return loss.reshape(()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
@@ -224,7 +224,7 @@ def expect(case: Schedule, problem: Problem, place: Place) -> Expected:
     weights = problem.weights.clone().requires_grad_()
     outputs = through(weights, problem.inputs)
     losses = torch.stack([F.mse_loss(*pair) for pair in zip(outputs, problem.targets, strict=True)])
-    last = losses[case.lists[-1][-1][1]]  # of the micro-batch that goes backward last
+    last = losses[case.lists[-1][-1][1]]  # of the micro-batch whose backward is last
     (gradient,) = torch.autograd.grad(losses.mean(), weights, retain_graph=True)
     (of_last,) = torch.autograd.grad(last, weights)
     losses, mine, mine_of_last = losses.detach(), gradient[place.index], of_last[place.index]
@@ -244,7 +244,7 @@ def expect(case: Schedule, problem: Problem, place: Place) -> Expected:
 
 
 def messages(place: Place, m: int) -> Traffic:
-    """The next rank gets m outputs and gives m gradients; the one before gives m outputs and gets m gradients."""
+    """Expected traffic: m outputs to the next rank and m gradients back, and the same with the previous rank."""
     rank = place.index
     neighbors = [other for other in (rank - 1, rank + 1) if 0 <= other < place.size]
     calls = [call for other in neighbors for call in (("send", (rank, other)), ("recv", (other, rank)))] * m

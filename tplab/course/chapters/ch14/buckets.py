@@ -1,4 +1,4 @@
-"""The check of exercise 14.1: gradients added up bucket by bucket while the backward pass runs."""
+"""The check of exercise 14.1: gradients summed bucket by bucket while the backward pass runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ Weights = dict[str, Tensor]
 class Step(Case):
     """One step of a model with a bucket size, after the steps before it.
 
-    buckets: how many elements each bucket holds
+    buckets: the number of elements in each bucket
     number:  counted from 1
     """
 
@@ -89,7 +89,7 @@ def summed_loss(w: Weights, x: Tensor) -> Tensor:
 
 class Problem(NamedTuple):
     weights: Weights
-    batches: list[list[Tensor]]  # for each rank x [tokens, 4] of every step; every rank has another number of tokens
+    batches: list[list[Tensor]]  # by rank: x [tokens, 4] of every step; the number of tokens differs by rank
     gradients: list[Weights]  # of each rank's last batch, summed over its tokens
 
 
@@ -118,7 +118,7 @@ def give(case: Step, problem: Problem, place: Place) -> Given:
 
 
 def run(parallel_class: Callable[..., Any], case: Step, given: Given, group: Any) -> Observed:
-    """What the last step leaves in the gradients, and what it sends."""
+    """The gradients after the last step, and the traffic during it."""
     model = Net(given.weights)
     with called_as(f"DataParallel(model, {case.bucket_size}, group)"):
         parallel = parallel_class(model, case.bucket_size, group)
@@ -175,7 +175,7 @@ def gradients_in_buckets(parallel_class: Callable[..., Any]) -> Verdict:
         "14.1", parallel_class, CASES, draw=draw, give=give, run=run, expect=expect,
         questions=lambda case, observed: QUESTIONS if case.number == 1 else (SECOND, *QUESTIONS),
         stuck=STUCK, whose_group=WHOSE_GROUP,
-        world_sizes=(2, 1, 4),  # 2 first: with one rank different mistakes give the same numbers
+        world_sizes=(2, 1, 4),  # 2 first, since on one rank different mistakes give the same values
     )  # fmt: skip
     return Verdict("Every token counts the same, however many a rank has, and the messages start during backward.")
 

@@ -1,7 +1,7 @@
-"""The check of exercise 14.5: a layout for a cluster, judged by what it must fulfil and by its predicted time.
+"""The check of exercise 14.5: a layout for a cluster, judged by its requirements and by its predicted time.
 
-Any layout is right that uses every GPU, divides everything evenly, keeps the tensor-parallel ranks in one node, fits
-the memory, and takes hardly longer than the best one, by the `seconds` that the answer was given.
+Any layout is right if it uses every GPU, divides everything evenly, keeps the tensor-parallel ranks in one node, fits
+into memory, and is hardly slower than the best one, according to the `seconds` that the answer receives.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from tplab.course.checks import Claim, Question, Verdict, calling, exercise, fai
 from tplab.memory.config import GPTConfig
 from tplab.memory.memory_bill import Layout, bill
 
-SLACK = 1.02  # how much longer than the best one it may take
+SLACK = 1.02  # the largest allowed time relative to the best layout's
 
 ALL_GPUS = "dp · pp · tp is the number of GPUs"
 EVEN = "heads, layers and sequences are divided evenly"
@@ -23,11 +23,11 @@ FAST = "it is about as fast as the fastest"
 
 @dataclass(frozen=True)
 class Cluster:
-    """A model on a cluster, with the cost of each kind of message in the time that the answer is given.
+    """A model on a cluster, with the costs that make up the predicted time.
 
-    per_layer   seconds for one micro-batch in one layer, all of it on one GPU
-    tensor      seconds for the messages of one micro-batch in one layer, per other rank and rank
-    data        seconds for each billion parameters on a GPU
+    per_layer   seconds for one micro-batch in one layer, on a single GPU
+    tensor      seconds for the messages of one micro-batch in one layer, times (tp - 1) / tp
+    data        seconds per billion parameters on a GPU, times (dp - 1) / dp
     """
 
     name: str
@@ -41,7 +41,7 @@ class Cluster:
     data: float
 
     def seconds(self, layout: Layout) -> float:
-        """Predicted time of a step: arithmetic with its bubble, messages of tensor and of data parallelism."""
+        """Predicted time of a step: compute with its bubble, and the messages of tensor and data parallelism."""
         layers, m = self.config.num_layers / layout.pp, layout.steps
         compute = (m + layout.pp - 1) * layers * self.per_layer / layout.tp
         tensor = (m + layout.pp - 1) * layers * self.tensor * (layout.tp - 1) / layout.tp
@@ -79,7 +79,7 @@ def even(c: Cluster, dp: int, pp: int, tp: int) -> bool:
 
 
 def possible(c: Cluster) -> Iterator[Layout]:
-    """Every layout that fulfils all that is asked."""
+    """Every layout that satisfies all requirements."""
     for tp in range(1, c.gpus + 1):
         for pp in range(1, c.gpus // tp + 1):
             dp = c.gpus // tp // pp
@@ -90,7 +90,7 @@ def possible(c: Cluster) -> Iterator[Layout]:
 
 
 def judged(c: Cluster, said: Layout, best: Layout) -> dict[str, Claim]:
-    """What does not hold, in words."""
+    """Claims about a layout that say in words what doesn't hold."""
     dp, pp, tp = said.dp, said.pp, said.tp
     spelled = f"dp = {dp}, pp = {pp}, tp = {tp}"
     claims = {ALL_GPUS: "" if dp * pp * tp == c.gpus else f"{spelled} are {dp * pp * tp} of {c.gpus} GPUs"}

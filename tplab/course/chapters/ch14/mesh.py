@@ -1,4 +1,4 @@
-"""The check of exercise 14.3: where a rank stands in a (dp, pp, tp) mesh, and with whom it shares a group."""
+"""The check of exercise 14.3: a rank's position in a (dp, pp, tp) mesh, and the ranks with which it shares a group."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,7 +27,7 @@ Size = tuple[int, int, int]
 AXES = ("dp", "pp", "tp")
 SMALL = [(2, 2, 2), (1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)]
 LARGER = [(3, 2, 4), (4, 3, 2), (2, 4, 8)]
-ON_RANKS: dict[int, tuple[Size, tuple[str, ...]]] = {  # few: making a group takes time
+ON_RANKS: dict[int, tuple[Size, tuple[str, ...]]] = {  # few, since creating a group takes time
     1: ((1, 1, 1), ("tp",)),
     2: ((1, 2, 1), ("pp",)),
     4: ((2, 1, 2), ("tp", "dp")),
@@ -38,7 +38,7 @@ BY_ALL = "all ranks make the same groups in the same order"
 
 
 def right_coordinates(size: Size) -> list[dict[str, int]]:
-    """By counting: dp moves slowest, tp fastest."""
+    """The coordinates of all ranks, by counting: dp changes slowest, tp fastest."""
     return [dict(zip(AXES, place, strict=True)) for place in product(*map(range, size))]
 
 
@@ -57,7 +57,7 @@ def named(size: Size) -> str:
 
 
 def arithmetic(coordinates: Callable[..., Any], axis_groups: Callable[..., Any], size: Size) -> None:
-    """Both functions, in this process, for one mesh."""
+    """Check both functions for one mesh, in this process."""
     p = size[0] * size[1] * size[2]
     said: Observed = {"coordinates": []}
     for rank in range(p):
@@ -77,7 +77,7 @@ def arithmetic(coordinates: Callable[..., Any], axis_groups: Callable[..., Any],
 
 
 def as_lists(value: Any) -> Any:
-    """Tuples and ranges as lists, tensors as nested lists of numbers."""
+    """Tuples and ranges as lists, tensors as nested lists of numbers, anything else as is."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, (list, tuple, range)):
@@ -99,7 +99,7 @@ def wrong_form(said: Observed) -> str:
 
 
 def question(said: Observed, size: Size) -> Question:
-    """What to ask where `coordinates` and `axis_groups` said this, and something of it is wrong."""
+    """The question about wrong results of `coordinates` and `axis_groups`."""
     if said[FORM]:
         return FORM_QUESTION
     dp, pp, tp = size
@@ -151,13 +151,13 @@ OTHER_RANKS = Question(
 
 
 def meet(my_group: Callable[..., Any], size: Size, axes: tuple[str, ...]) -> list[Observed]:
-    """On a rank: for each of the axes, which groups it makes, who is in its own, and the sum of the ranks there."""
+    """Observe, for each axis, the groups that this rank creates, its own group, and the sum of its ranks."""
     seen = []
     for axis in axes:
         made = asked_for(my_group, axis, size)
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, made)
-        if any(other != made for other in everyone):  # made for real, they might wait for each other for ever
+        if any(other != made for other in everyone):  # real groups might wait for each other forever
             seen.append({"made": made})
             continue
         with called_as(f'my_group("{axis}", {", ".join(map(str, size))})'):
@@ -174,7 +174,7 @@ def meet(my_group: Callable[..., Any], size: Size, axes: tuple[str, ...]) -> lis
 
 
 def asked_for(my_group: Callable[..., Any], axis: str, size: Size) -> list[list[int]]:
-    """The ranks of every group that it makes by dist.new_group, but for those that members make alone; makes none."""
+    """The ranks of all groups that it requests from dist.new_group, except local ones; creates none of them."""
     made: list[list[int]] = []
     real = dist.new_group
 
@@ -185,7 +185,7 @@ def asked_for(my_group: Callable[..., Any], axis: str, size: Size) -> list[list[
 
     dist.new_group = new_group
     try:
-        with suppress(Exception):  # the real call will raise it again
+        with suppress(Exception):  # the real call will raise again
             my_group(axis, *size)
     finally:
         dist.new_group = real

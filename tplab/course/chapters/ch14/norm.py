@@ -49,7 +49,7 @@ CUTS = {"up": 0, "down": 1, "table": 0}  # the dimension along which each is spl
 
 @dataclass(frozen=True)
 class Mesh(Case):
-    """The sizes of a mesh of ranks."""
+    """A case with a mesh of these sizes."""
 
     dp: int
     pp: int
@@ -59,7 +59,7 @@ class Mesh(Case):
         return f"dp = {self.dp}, pp = {self.pp}, tp = {self.tp}"
 
     def stage_and_shard(self, rank: int) -> tuple[int, int]:
-        """Where a rank stands on the axes of pp and tp."""
+        """The position of a rank on the axes of pp and tp."""
         return rank // self.tp % self.pp, rank % self.tp
 
     def groups_of(self, axis: str) -> list[list[int]]:
@@ -79,11 +79,11 @@ class Problem(NamedTuple):
     """The gradients of all replicas, unsharded."""
 
     stages: list[dict[str, Tensor]]
-    table: Tensor  # which the first and the last stage share
+    table: Tensor  # shared by the first and the last stage
 
 
 class Held(NamedTuple):
-    """A gradient as one rank holds it."""
+    """A gradient that one rank holds."""
 
     gradient: Tensor
     second_copy: bool = False  # of the table
@@ -117,7 +117,7 @@ def run(gradient_norm: Callable[..., Any], case: Mesh, given: dict[str, Tensor],
     named = {name: as_parameter(name, gradient) for name, gradient in given.items()}
     tied = named.get("table") if case.pp > 1 else None
     params = list(named.values())
-    params.insert(1, nn.Parameter(torch.ones(2, dtype=torch.float64, device=device())))  # one without a gradient
+    params.insert(1, nn.Parameter(torch.ones(2, dtype=torch.float64, device=device())))  # without a gradient
     before = Snapshot(**{f"gradient {n}": param.grad for n, param in enumerate(params)})
     with record() as section, called_as("gradient_norm(parameters, tp_group, pp_group, tied)"):
         norm = gradient_norm(params, tp_group, pp_group, tied)
@@ -145,7 +145,7 @@ def expect(case: Mesh, problem: Problem, place: Place) -> Expected:
 
 
 def known_mistakes(case: Mesh, problem: Problem, place: Place, right: Tensor) -> dict[str, Tensor]:
-    """What known mistakes give on this rank; NaN, which equals nothing, where one gives the right norm."""
+    """The norms that known mistakes give on this rank; NaN, which equals nothing, if a mistake gives the right norm."""
     dp, pp, tp = case.dp, case.pp, case.tp
     i, t = case.stage_and_shard(place.index)
     replicated = [square(stage["norm"]) for stage in problem.stages]
@@ -156,7 +156,7 @@ def known_mistakes(case: Mesh, problem: Problem, place: Place, right: Tensor) ->
         return sum(square(gradient) for gradient, second_copy in held if not second_copy)
 
     def counted(i: int, t: int) -> float:
-        """With the replicated ones on the first tensor-parallel rank only."""
+        """A rank's squared norm, with replicated parameters counted on the first tensor-parallel rank only."""
         return of_rank(i, t) - (replicated[i] if t else 0)
 
     mistakes = {

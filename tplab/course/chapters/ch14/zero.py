@@ -1,4 +1,4 @@
-"""The check of exercise 14.2: ZeRO-1, the optimizer's state shared out over the data-parallel ranks."""
+"""The check of exercise 14.2: ZeRO-1, with the optimizer state sharded over the data-parallel ranks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from tplab.course.checks import (
 )
 from tplab.runtime import device, record
 
-SIZES = ((3, 5), (7,), (3, 3))  # 31 numbers: neither 2 nor 4 divides them
+SIZES = ((3, 5), (7,), (3, 3))  # 31 elements, divisible by neither 2 nor 4
 NUMBERS = 31
 NO_OPTIMIZER = "`self.optimizer` is an optimizer"
 HELD = "numbers in the optimizer's state"
@@ -44,7 +44,7 @@ Flat = list[Tensor]  # one tensor for each parameter
 class Step(Case):
     """One step of an optimizer, after the steps before it.
 
-    kept:   how many tensors as large as a parameter the optimizer keeps
+    kept:   number of tensors as large as a parameter in the optimizer's state
     number: counted from 1
     """
 
@@ -58,7 +58,7 @@ class Step(Case):
 
 
 MOMENTUM = (("lr", 0.1), ("momentum", 0.9))
-# Adam hides a factor in the gradients: a large eps shows it
+# Adam hides a factor in the gradients, but a large eps reveals it
 LARGE_EPS = (("lr", 0.1), ("eps", 0.3), ("weight_decay", 0.2))
 CASES = tuple(
     Step(optimizer, options, kept, number, groups=groups)
@@ -73,12 +73,12 @@ CASES = tuple(
 
 class Problem(NamedTuple):
     weights: Flat
-    gradients: list[list[Flat]]  # of each rank, for each step
+    gradients: list[list[Flat]]  # by rank and step
 
 
 class Given(NamedTuple):
     weights: Flat
-    gradients: list[Flat]  # of this rank, for each step
+    gradients: list[Flat]  # of this rank, by step
 
 
 def draw(case: Step, generator: torch.Generator, size: int) -> Problem:
@@ -93,7 +93,7 @@ def give(case: Step, problem: Problem, place: Place) -> Given:
 
 
 def run(zero_class: Callable[..., Any], case: Step, given: Given, group: Any) -> Observed:
-    """Weights and traffic of the last step, and what the optimizer keeps after it."""
+    """The weights and traffic of the last step, and the size of the optimizer's state after it."""
     params = [nn.Parameter(value.clone().to(device())) for value in given.weights]
     options = dict(case.options)
     with called_as(f"ZeRO1(parameters, {case.optimizer.__name__}, group, **{options})"):
@@ -116,13 +116,13 @@ def one_step(zero: Any, params: list[nn.Parameter], gradients: Flat) -> Observed
 
 
 def held(optimizer: Optimizer) -> int:
-    """How many numbers the tensors of its state hold; the count of the steps is not one of them."""
+    """The number of elements in the tensors of the optimizer's state, without the step counts."""
     values = [value for state in optimizer.state.values() for value in state.values()]
     return sum(value.numel() for value in values if isinstance(value, Tensor) and value.dim() > 0)
 
 
 def plain(case: Step, weights: Flat, gradients: Sequence[Flat]) -> Flat:
-    """The weights after all steps of the optimizer on one process."""
+    """The weights after all steps of the optimizer in a single process."""
     params = [nn.Parameter(value.clone()) for value in weights]
     options: dict[str, Any] = dict(case.options)
     optimizer = case.optimizer(params, **options)
@@ -134,7 +134,7 @@ def plain(case: Step, weights: Flat, gradients: Sequence[Flat]) -> Flat:
 
 
 def summed(parts: Sequence[Sequence[Flat]], factor: float = 1.0) -> list[Flat]:
-    """For each step and parameter the sum of the ranks' gradients, times a factor."""
+    """The sum of the ranks' gradients, times a factor, for each step and parameter."""
     return [
         [factor * torch.stack(of_ranks).sum(0) for of_ranks in zip(*steps, strict=True)]
         for steps in zip(*parts, strict=True)
@@ -142,12 +142,12 @@ def summed(parts: Sequence[Sequence[Flat]], factor: float = 1.0) -> list[Flat]:
 
 
 def part_length(p: int) -> int:
-    """Elements in the flat part of each of p ranks, with padding."""
+    """Elements in each rank's part of the flat parameters, with padding."""
     return -(-NUMBERS // p)
 
 
 def own_part_only(start: Flat, after: Flat, place: Place) -> Flat:
-    """The new values in this rank's part of the flat parameters, the old ones elsewhere."""
+    """The new values in this rank's part of the flat parameters, and the old ones elsewhere."""
     old, new = (torch.cat([value.flatten() for value in values]) for values in (start, after))
     mine = torch.arange(NUMBERS) // part_length(place.size) == place.index
     mixed = torch.where(mine, new, old)

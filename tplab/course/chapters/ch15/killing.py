@@ -2,8 +2,8 @@
 
     killed_at(5, folder, work)         work() in a child process, ended by SIGKILL before its fifth such step
 
-The steps are counted by one of Python's audit hooks, which is told of every one of them before it happens, whatever
-library it comes from. A file that is being written can die in its middle: its writer calls `halfway()` there.
+One of Python's audit hooks counts the steps, because it is called before every one of them, whatever library it comes
+from. A file that is being written can die in its middle: its writer calls `halfway()` there.
 """
 
 import os
@@ -28,7 +28,7 @@ IN_WORDS = {
 
 
 class Countdown:
-    """Ends this process by SIGKILL at step `place` of its work with files, and says what it was about to do."""
+    """An audit hook that ends this process by SIGKILL at step `place` of its file work, and reports that step."""
 
     def __init__(self, place: int, said: int) -> None:
         self.left, self.said = place, said
@@ -42,13 +42,13 @@ class Countdown:
 
 
 def opens_for_writing(args: tuple[Any, ...]) -> bool:
-    """Of an audit event "open": path, mode, flags."""
+    """Return whether an audit event "open", with arguments path, mode and flags, opens a file for writing."""
     flags = args[2] if len(args) > 2 else 0
     return isinstance(args[0], (str, bytes)) and isinstance(flags, int) and bool(flags & WRITING)
 
 
 class _OwnStepsOnly:
-    """An audit hook that refuses to start another program. Hooks can't be taken away, but this one can be off."""
+    """An audit hook that refuses to start another program. Hooks can't be removed, but this one can be off."""
 
     installed = on = False
 
@@ -65,7 +65,7 @@ _own_steps_only = _OwnStepsOnly()
 
 @contextmanager
 def in_this_process() -> Iterator[None]:
-    """Within it no other program can be started."""
+    """Refuse to start any other program within this context."""
     if not _own_steps_only.installed:
         sys.addaudithook(_own_steps_only)
         _own_steps_only.installed = True
@@ -77,14 +77,14 @@ def in_this_process() -> Iterator[None]:
 
 
 def halfway() -> None:
-    """Called between two halves of a file."""
+    """Signal, between the two halves of a file, that it is half written."""
     sys.audit("halfway")
 
 
 def killed_at(place: int, work: Callable[[], object]) -> str:
-    """What the child was about to do when it was killed at step `place`; "" if it came to its end before.
+    """Kill a child that does `work` at step `place`; return what it was about to do, or "" if it finished first.
 
-    Raises RuntimeError if it ended in another way.
+    Raises RuntimeError if the child ended in a different way.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():

@@ -1,7 +1,7 @@
-"""The check of exercise 15.4: checkpoints that a kill leaves complete, whenever it comes.
+"""The check of exercise 15.4: checkpoints that are complete after a kill, whenever it comes.
 
-A child process saves, and is killed before every one of its steps on the disk in turn, and in the middle of each file.
-After each kill every directory that is called like a checkpoint must be complete, `newest_checkpoint` must find the
+A child process saves, and is killed before each of its steps on the disk in turn, and in the middle of each file.
+After each kill, every directory with the name of a checkpoint must be complete, `newest_checkpoint` must find the
 newest of them, and the next save must work.
 """
 
@@ -26,10 +26,10 @@ KEPT = "the newest ones are kept, and no leftovers"
 OTHERS = "other files in the folder are left alone"
 KILLS = "each of the kills"
 
-FILES = {"model.bin": 3000, "optimizer.bin": 5000, "about.txt": 20}  # and how many bytes each has
+FILES = {"model.bin": 3000, "optimizer.bin": 5000, "about.txt": 20}  # file name: bytes
 MOST = 120  # moments at which a save is killed
 KEEP = 2
-NOTES = ("notes.txt", "step-notes.txt")  # somebody else's, in the folder of the checkpoints
+NOTES = ("notes.txt", "step-notes.txt")  # files of others in the checkpoint folder
 
 
 def content(name: str, step: int) -> bytes:
@@ -37,7 +37,7 @@ def content(name: str, step: int) -> bytes:
 
 
 class Writer:
-    """What the learner's function is given as `write`: fills a directory with the files of a step."""
+    """The `write` argument of the learner's function, which fills a directory with the files of a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -63,13 +63,13 @@ def name_of(step: int) -> str:
 
 
 def step_of(path: Any) -> int | None:
-    """The step of a path that is called like a checkpoint."""
+    """The step in a path with the name of a checkpoint, or None."""
     last = Path(path).name.removeprefix("step-") if isinstance(path, (str, Path)) else ""
     return int(last) if last.isdecimal() and name_of(int(last)) == Path(path).name else None
 
 
 def damage(path: Path, step: int) -> str:
-    """What is wrong with a checkpoint; "" if nothing is."""
+    """A description of what is wrong with a checkpoint, or ""."""
     if not path.is_dir():
         return f"{path.name} is not a directory"
     there = {entry.name for entry in path.iterdir()}
@@ -109,11 +109,11 @@ class Folder:
         return next(filter(None, (damage(self.path / name_of(step), step) for step in self.steps())), "")
 
     def steps(self) -> list[int]:
-        """Of all that is called like a checkpoint."""
+        """The steps of all entries with the name of a checkpoint."""
         return [step for name in self.names() if (step := step_of(name)) is not None]
 
     def not_newest(self, step: int | None) -> str:
-        """What is wrong with what `newest_checkpoint` finds, where `step` (None: nothing) is right."""
+        """A description of how `newest_checkpoint` is wrong if `step` (None: nothing) is the newest, or ""."""
         found = self.newest()
         if step is None:
             return "" if found is None else f"{describe(str(found))} where there is none yet"
@@ -132,7 +132,7 @@ class Folder:
 
 
 def without_kills(folder: Folder) -> dict[str, str]:
-    """Saves one after the other: names, order, what is kept. Later claims only where the earlier ones hold."""
+    """Test saves one after another: names, order, cleanup. Later claims are made only if the earlier ones hold."""
     said = {FOUND: folder.not_newest(None)}  # there is no folder
     folder.path.mkdir()
     for name in NOTES:
@@ -142,7 +142,7 @@ def without_kills(folder: Folder) -> dict[str, str]:
     for place, step in enumerate(steps):
         folder.save(step, KEEP)
         age = 10**9 - 1000 * place
-        for saved in range(place + 1):  # a copy of the folder may have any dates
+        for saved in range(place + 1):  # a copied folder may have any dates
             if (folder.path / name_of(steps[saved])).is_dir():
                 os.utime(folder.path / name_of(steps[saved]), (age, age))
                 age -= 10
@@ -160,7 +160,7 @@ def without_kills(folder: Folder) -> dict[str, str]:
 
 
 def with_kills(base: Folder, before: Sequence[int]) -> tuple[dict[str, str], int]:
-    """Kill the next save, which keeps one, before each of its steps on the disk; what does not hold, and the kills."""
+    """Kill the next save, which keeps one, before each of its steps on the disk; returns faults and number of kills."""
     step = before[-1] + 10 if before else 10
     for place in range(1, MOST + 1):
         path = base.path.with_name(f"killed-{place}")
@@ -187,7 +187,7 @@ def after_a_kill(folder: Folder, before: Sequence[int], step: int) -> dict[str, 
     said[FOUND] = folder.not_newest(max(there, default=None))
     if said[FOUND]:
         return said
-    next_step = step + 10 if step in there else step  # the run goes on from the newest
+    next_step = step + 10 if step in there else step  # the run continues from the newest
     try:
         folder.save(next_step, 1)
     except Exception as error:
@@ -201,9 +201,9 @@ def after_a_kill(folder: Folder, before: Sequence[int], step: int) -> dict[str, 
 
 
 def attack(functions: tuple[Callable[..., Any], Callable[..., Any]]) -> Observed:
-    """On a rank: all that is tried."""
+    """Run all tests of saving in a temporary folder. Runs on every rank."""
     home = Path(tempfile.mkdtemp(prefix="tplab-saving-"))
-    tempfile.tempdir = str(home)  # what an answer makes there is removed too; this rank ends soon
+    tempfile.tempdir = str(home)  # so that an answer's temporary files are removed too
     try:
         Folder(home / "new" / "checkpoints", *functions).save(10, KEEP)  # there is no such folder yet
         said = without_kills(Folder(home / "run", *functions))

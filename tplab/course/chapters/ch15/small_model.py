@@ -1,10 +1,10 @@
-"""The model of exercise 15.3, on a grid of ranks and on one process.
+"""The model of exercise 15.3, on a grid of ranks and in a single process.
 
-Of its four parameters W1 and W2 are split over tp; scale and shift are replicated on each of its ranks:
+Of its four parameters, W1 and W2 are split over tp; scale and shift are replicated on each of its ranks:
 
     x [b, s, 4] · scale -> W1 [8, 4] -> tanh -> W2 [3, 8] -> + shift -> mean square of the distance from y [b, s, 3]
 
-With sequence parallelism each rank scales and shifts its own tokens only, so scale and shift are marked.
+With sequence parallelism, each rank scales and shifts its own tokens only, so scale and shift are marked.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ from tplab.tensor.sharding import Sharding
 PARAMETERS = {"scale": (4,), "W1": (8, 4), "W2": (3, 8), "shift": (3,)}
 CUTS = {"W1": 0, "W2": 1}  # the dimension along which each is split
 BATCH, TOKENS = 2, 4  # of a micro-batch
-LR = 0.2  # of plain SGD, which hides no factor
+LR = 0.2  # for plain SGD, which hides no factor
 
 Weights = dict[str, Tensor]
 MicroBatch = tuple[Tensor, Tensor]  # x [b, s, 4] and y [b, s, 3]
 
 
 class SmallModel(nn.Module):
-    """model(x, y) -> the mean loss of a micro-batch, the same on every rank of `group`."""
+    """A model such that model(x, y) is the mean loss of a micro-batch, the same on every rank of `group`."""
 
     def __init__(self, weights: Weights, group: Any, *, sequence_parallel: bool) -> None:
         super().__init__()
@@ -59,13 +59,13 @@ class SmallModel(nn.Module):
 
 
 def messages_of_model(tp: int, *, sequence_parallel: bool) -> int:
-    """Elements that a micro-batch sends over tp, as `reduced` counts them."""
-    both = BATCH * TOKENS * (4 + 3)  # what W1 reads, and what W2 writes
+    """Elements that a micro-batch sends over tp, as counted by `reduced`."""
+    both = BATCH * TOKENS * (4 + 3)  # the input of W1 and the output of W2
     return 0 if tp == 1 else both + sequence_parallel
 
 
 def reduced(section: Any, group: Any) -> int:
-    """Elements in messages of a group; those of reduce-scatters and all-gathers count half: an all-reduce is both."""
+    """Elements in a group's messages. Reduce-scatters and all-gathers count half, since an all-reduce is both."""
     ranks = dist.get_process_group_ranks(group)
     count = 0.0
     for call in section:
@@ -83,7 +83,7 @@ def random_micro_batch(generator: torch.Generator) -> MicroBatch:
 
 
 def shards_of(weights: Weights, t: int, tp: int) -> Weights:
-    """What tensor-parallel rank t holds."""
+    """The shards on tensor-parallel rank t."""
     return {n: v.chunk(tp, CUTS[n])[t].contiguous() if n in CUTS else v for n, v in weights.items()}
 
 
@@ -106,6 +106,6 @@ def norm_of(gradient: Weights) -> float:
 
 
 def stepped(weights: Weights, gradient: Weights, max_norm: float) -> Weights:
-    """The weights after a step with this gradient, clipped."""
+    """The weights after a step with this gradient, clipped to max_norm."""
     factor = min(1.0, max_norm / (norm_of(gradient) + 1e-6))
     return {name: weights[name] - LR * factor * gradient[name] for name in weights}

@@ -1,4 +1,4 @@
-"""The check of exercise 15.3: one training step on a grid of ranks, against the same step on one process in float64."""
+"""The check of exercise 15.3: a training step on a grid of ranks, against the same step in a single float64 process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -46,7 +46,7 @@ from tplab.course.checks.describe import describe
 from tplab.data.grid import Grid, mesh
 from tplab.runtime import device, record
 
-FEW = 6  # numbers that may travel besides the gradients: norm, loss
+FEW = 6  # elements that may be sent besides the gradients: norm, loss
 
 SUM_OF_M = "what comes out when the micro-batches are added up, and not averaged"
 SUM_OF_DP = "what comes out when the replicas are added up, and not averaged"
@@ -72,7 +72,7 @@ TWO = "two numbers come out"
 TENSORS = "what comes out are plain floats"
 MARKED_ONCE = "of the gradients only the marked ones travel over tp"
 
-Batch = list[list[MicroBatch]]  # for each replica its micro-batches
+Batch = list[list[MicroBatch]]  # by replica
 Values = dict[str, float | Tensor]  # by observation
 
 
@@ -139,7 +139,7 @@ def give(case: Step, problem: Problem, place: Place) -> Given:
 
 
 def run(step: Callable[..., Any], case: Step, given: Given, group: Any) -> Observed:
-    """Loss, norm, weights and traffic of the last step."""
+    """The loss, norm, weights and traffic of the last step."""
     grid = mesh(dp=case.dp, tp=case.tp)
     model = SmallModel(given.weights, grid.get_group("tp"), sequence_parallel=case.sequence_parallel)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
@@ -173,7 +173,7 @@ def one_step(step: Callable[..., Any], model: Any, optimizer: Any, own: Any, gri
 
 
 def number(said: Any) -> Any:
-    """A float64 scalar; anything that is not one number as it is."""
+    """A single number as a float64 scalar; anything else as is."""
     if isinstance(said, Tensor) and said.numel() == 1:
         return said.detach().cpu().double().reshape(())
     return scalar(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else said
@@ -222,7 +222,7 @@ def expect(case: Step, problem: Problem, place: Place) -> Expected:
 
 
 def by_observation(mistakes: dict[str, Values], right: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Turned round: {observation: {mistake: value}}; NaN, which equals nothing, where a mistake changes nothing."""
+    """The mistakes as {observation: {mistake: value}}, with NaN, which equals nothing, if a mistake changes nothing."""
     turned: dict[str, dict[str, Tensor]] = {name: {} for name in right}
     for label, values in mistakes.items():
         for name, given in values.items():
@@ -236,7 +236,7 @@ def scalar(value: float) -> Tensor:
 
 
 def micro_steps(case: Step, weights: Weights, batch: Batch) -> Weights:
-    """A step of the optimizer after each micro-batch."""
+    """The weights after a step of the optimizer for each micro-batch."""
     for k in range(case.m):
         parts = [loss_and_gradients(weights, own[k])[1] for own in batch]
         weights = stepped(weights, summed(parts, 1 / len(parts) / case.m), case.max_norm)
@@ -265,7 +265,7 @@ def weights_are(*kinds: str) -> Callable[[Differences], bool]:
 
 
 def seen(*kinds: str) -> Callable[[Differences], bool]:
-    """In the weights, or in the norm."""
+    """A condition that holds if the weights or the norm differ in one of these ways."""
     return lambda d: weights_are(*kinds)(d) or has_kind("norm", *kinds)(d)
 
 

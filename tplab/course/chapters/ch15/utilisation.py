@@ -1,4 +1,4 @@
-"""The check of exercise 15.5: model-FLOPs utilisation, against the operations that torch counts in a plain GPT."""
+"""The check of exercise 15.5: model FLOPs utilization, against the operations that torch counts in a plain GPT."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ MODEL, HARDWARE = "model FLOPs", "hardware FLOPs"
 
 
 class Layer(nn.Module):
-    """A plain transformer layer; its products are written out, so that each is counted."""
+    """A plain transformer layer whose matmuls are written out, so that each one is counted."""
 
     def __init__(self, h: int, heads: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Layer(nn.Module):
 
 
 def counted_flops(config: GPTConfig, again: bool, b: int = 2) -> float:
-    """Operations for one token, forward and backward, as torch counts them in a model of these sizes."""
+    """FLOPs per token, forward and backward, as torch counts them in a model of these sizes."""
     h, s = config.hidden_size, config.seq_length
     table = nn.Embedding(config.vocab_size, h)
     layers = [Layer(h, config.num_heads) for _ in range(config.num_layers)]
@@ -61,7 +61,7 @@ def counted_flops(config: GPTConfig, again: bool, b: int = 2) -> float:
 
 @dataclass(frozen=True)
 class Run:
-    """A model and what its training reached."""
+    """A model, and the speed that its training reached."""
 
     config: GPTConfig
     gpus: int
@@ -90,7 +90,7 @@ VISIBLE = "the share with those scores only that the mask leaves"
 
 
 def lookalikes(run: Run) -> dict[str, dict[str, list[Tensor]]]:
-    """What known mistakes give."""
+    """The utilizations that known mistakes give."""
     c = run.config
     h, s, layers, v = c.hidden_size, c.seq_length, c.num_layers, c.vocab_size
     weights, scores, logits = 24.0 * layers * h * h, 4.0 * layers * s * h, 2.0 * h * v

@@ -1,7 +1,7 @@
-"""The check of exercise 15.2: which windows of the text a replica takes in a step, as a function and nothing else.
+"""The check of exercise 15.2: the windows of the text that a replica takes in a step, as a pure function.
 
-Any shuffle is right. What is compared is what must hold for it: each window once in each epoch, the same batch for any
-number of replicas, and nothing remembered from call to call or taken from the random numbers of the rank.
+Any shuffle is right. The check compares the properties that it must have: each window once per epoch, the same batch
+for any number of replicas, and nothing remembered from call to call or taken from the rank's random numbers.
 """
 
 import random
@@ -41,8 +41,8 @@ SHUFFLED = "the windows are shuffled"
 SEEDED = "another seed gives another order"
 APART = "another seed has epochs of its own"
 
-SEEDS, EPOCHS = 4, 4  # neighbours, and how many epochs of each are held against all others
-# Of these seeds the beginnings of many epochs: 64 windows, since two batches of 16 are never alike by chance
+SEEDS, EPOCHS = 4, 4  # consecutive seeds, and how many epochs of each are compared with all others
+# The first batches of many epochs of these seeds: of 64 windows, two batches of 16 are never equal by chance
 APART_SEEDS, APART_EPOCHS, APART_WINDOWS, APART_BATCH = (0, 1, 2, 1000), 120, 64, 16
 
 Batch = list[int]
@@ -50,7 +50,7 @@ Batch = list[int]
 
 @dataclass(frozen=True)
 class Case:
-    """A run: the windows of its text, the sequences of a step, the steps that are looked at, and its seed."""
+    """A run: the windows of its text, the sequences per step, the number of steps to check, and its seed."""
 
     windows: int
     batch: int
@@ -62,7 +62,7 @@ class Case:
 
 
 def ask(function: Callable[..., Any], cases: Sequence[Case], disorder: int) -> list[Observed]:
-    """On a rank, as replica number `rank`: its windows of every step, asked in order and out of order."""
+    """Call the learner's function, as replica number `rank`, for every step in order and out of order, on each rank."""
     rank, p = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(disorder + rank)
     random.seed(disorder + rank)
@@ -91,7 +91,7 @@ def ask(function: Callable[..., Any], cases: Sequence[Case], disorder: int) -> l
 
 
 def beginnings(function: Callable[..., Any]) -> list[tuple[int, int, Any]]:
-    """(seed, epoch, its first batch) of the seeds whose epochs may meet where the order's seed is made too simply."""
+    """The (seed, epoch, first batch) triples of seeds whose epochs may coincide if they are combined too simply."""
     found = []
     for seed in APART_SEEDS:
         for epoch in range(APART_EPOCHS):
@@ -102,13 +102,13 @@ def beginnings(function: Callable[..., Any]) -> list[tuple[int, int, Any]]:
 
 
 def epoch_of(own: Callable[..., Any], case: Case, seed: int, epoch: int) -> list[Any]:
-    """What one replica takes in an epoch of whole batches."""
+    """The windows that one replica takes in an epoch of complete batches."""
     per_epoch = case.windows // case.batch
     return [own(step, seed=seed) for step in range(epoch * per_epoch, (epoch + 1) * per_epoch)]
 
 
 def plain(said: Any) -> Any:
-    """A list of whole numbers, also from a tuple of them; anything else as it is."""
+    """A list of ints, also from a tuple or range of them; anything else in portable form."""
     if isinstance(said, (list, tuple, range)):
         numbers = list(said)
         if all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
@@ -147,7 +147,7 @@ def check_form(of_ranks: list[list[Any]], case: Case, p: int) -> None:
 
 
 def claims(case: Case, ranks: list[Observed], together: list[Batch], alone: list[Batch]) -> dict[str, str]:
-    """What does not hold, in words; only what can be said when the claims before it hold."""
+    """Claims that say in words what doesn't hold; each is made only if the claims before it allow it."""
     wrong = [w for batch in together for w in batch if not 0 <= w < case.windows]
     found = {RANGE: f"window {wrong[0]} of 0 to {case.windows - 1}" if wrong else ""}
     found[PURE] = impure(ranks)
@@ -162,7 +162,7 @@ def claims(case: Case, ranks: list[Observed], together: list[Batch], alone: list
     whole = together[: case.windows // case.batch]
     in_order = all(sorted(batch) == list(range(i * case.batch, (i + 1) * case.batch)) for i, batch in enumerate(whole))
     found[SHUFFLED] = "they come one after the other" if in_order else ""
-    if case.windows % case.batch == 0:  # an epoch is a number of whole batches
+    if case.windows % case.batch == 0:  # an epoch consists of complete batches
         per_epoch = case.windows // case.batch
         epochs = [[sorted(b) for b in together[i : i + per_epoch]] for i in range(0, len(together), per_epoch)]
         found[NEW_ORDER] = "epoch 1 has the batches of epoch 0" if epochs[1] == epochs[0] else ""
@@ -176,7 +176,7 @@ def claims(case: Case, ranks: list[Observed], together: list[Batch], alone: list
 
 
 def shared(orders: Sequence[tuple[int, int, list[Any]]]) -> str:
-    """An epoch of a seed that is one of another seed, too."""
+    """A description of an epoch that one seed shares with another seed, or ""."""
     had: dict[str, tuple[int, int]] = {}
     for seed, epoch, order in orders:
         first = had.setdefault(str(order), (seed, epoch))
@@ -186,7 +186,7 @@ def shared(orders: Sequence[tuple[int, int, list[Any]]]) -> str:
 
 
 def neighbours_again(epochs: Sequence[list[Batch]]) -> str:
-    """An epoch in which half of the windows that stood side by side in the first do so again (by chance: one in 23)."""
+    """A description of an epoch that repeats over half of the first one's neighbors (by chance: 1 in 23), or ""."""
     pairs = []
     for batches in epochs:
         order = [window for batch in batches for window in batch]
@@ -214,7 +214,7 @@ def unlike(together: list[Batch], alone: list[Batch]) -> str:
 
 
 def not_once(case: Case, together: list[Batch]) -> str:
-    """After any number of steps two windows have come equally often, or one of them once more."""
+    """A description of two windows whose counts differ by more than one after some step, or ""."""
     counts = Counter(dict.fromkeys(range(case.windows), 0))
     for step, batch in enumerate(together):
         counts.update(batch)

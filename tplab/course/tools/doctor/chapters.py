@@ -1,4 +1,4 @@
-"""Whether each chapter will run here, and how: which ranks over NCCL, which over gloo."""
+"""Findings about each chapter: whether it will run here, and which ranks use NCCL and which use gloo."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from tplab.course.tools.course_files import ChapterFiles, all_chapters
 from tplab.course.tools.doctor.findings import BAD, GOOD, Finding
 from tplab.course.tools.doctor.probe import Torch
 
-# What has to be in order for a chapter that starts ranks, and for one that doesn't
+# Findings that must be good for a chapter that starts ranks, and for one that doesn't
 EVERYTHING = ("Python", "PyTorch", "packages", "kernel", "memory", "shared memory", "loopback", "ranks")
 WITHOUT_RANKS = ("Python", "PyTorch", "packages", "kernel")
 _STARTS = re.compile(r"\b(launch|run_ranks|check_cases)\(|^%%ranks\b", re.MULTILINE)
@@ -18,14 +18,14 @@ CHECKED = {1, 2, 4}  # the numbers of ranks on which every check runs an answer
 
 
 def ranks_of(texts: list[str]) -> set[int]:
-    """How many ranks a chapter starts, as its code says; nothing for a chapter that starts none."""
+    """The world sizes that a chapter launches, found in its code; empty for a chapter that starts no ranks."""
     if not any(_STARTS.search(text) for text in texts):
         return set()
     return CHECKED | {int(a or b) for text in texts for a, b in _NUMBERS.findall(text)}
 
 
 def how(ranks: set[int], gpus: int) -> str:
-    """ "1 and 2 ranks over NCCL, 4 over gloo"."""
+    """A phrase for how a chapter runs: "runs; ranks: 1, 2 over NCCL; 4 over gloo"."""
     if not ranks:
         return "runs in the notebook itself, without ranks"
     ways = (("NCCL", {p for p in ranks if p <= gpus}), ("gloo", {p for p in ranks if p > gpus}))
@@ -34,7 +34,7 @@ def how(ranks: set[int], gpus: int) -> str:
 
 
 def judge(name: str, ranks: set[int], gpus: int, bad: list[str], unreadable: str, number: int) -> Finding:
-    """One chapter. bad: what was found to be wrong with this machine; unreadable: what is wrong with the notebook."""
+    """The finding about one chapter. bad: faults of this machine, by name; unreadable: the notebook's fault, or ""."""
     needed = EVERYTHING if ranks else WITHOUT_RANKS
     if blocked := [what for what in bad if what in needed]:
         return Finding(name, BAD, f"will not run: first mend {', '.join(blocked)}")
@@ -44,7 +44,7 @@ def judge(name: str, ranks: set[int], gpus: int, bad: list[str], unreadable: str
 
 
 def look(root: Path, seen: Torch, findings: list[Finding]) -> list[Finding]:
-    """Examine every chapter that the course has."""
+    """Examine every chapter of the course."""
     bad = [finding.what for finding in findings if finding.state == BAD]
     gpus = len(seen.gpus) if seen.nccl else 0
     return [

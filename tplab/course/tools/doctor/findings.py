@@ -1,4 +1,4 @@
-"""What an examination finds."""
+"""Findings of `tplab doctor`."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ GOOD, NOTE, BAD = "good", "note", "bad"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One thing that was examined.
 
-    state: "good"; "note", worth knowing, the course runs all the same; "bad", something will not work
-    mend:  the command, or the sentence, that puts it right
+    state: "good"; "note", worth knowing, but the course still runs; "bad", something won't work
+    mend:  the command or the sentence that fixes it
     """
 
     what: str

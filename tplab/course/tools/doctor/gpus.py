@@ -1,4 +1,4 @@
-"""GPUs, what links them, and which backend ranks will use. All of it is right, and silent, on a machine without one."""
+"""GPUs, the links between them, and the backend that ranks will use. A machine without GPUs is fine too."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from tplab.course.tools.doctor.findings import GOOD, NOTE, Finding
 from tplab.course.tools.doctor.probe import Torch
 
 CHOOSE = "PyTorch's own command for this machine: https://pytorch.org/get-started/locally/"
-# What `nvidia-smi topo -m` writes between two GPUs, by its own legend
+# Meanings of the links in `nvidia-smi topo -m`, according to its own legend
 PATHS = {
     "PIX": "PCIe, one switch",
     "PXB": "PCIe, several switches",
@@ -22,7 +22,7 @@ PATHS = {
 
 
 def devices(seen: Torch, on_machine: list[str], visible: str | None) -> Finding:
-    """The GPUs that PyTorch sees. on_machine: what nvidia-smi lists; visible: the variable CUDA_VISIBLE_DEVICES."""
+    """The finding about PyTorch's GPUs. on_machine: the GPUs in nvidia-smi's list; visible: CUDA_VISIBLE_DEVICES."""
     if seen.gpus:
         each = (f"{place}: {gpu.name}, {size(gpu.total)}, {size(gpu.free)} free" for place, gpu in enumerate(seen.gpus))
         return Finding("GPUs", GOOD, "; ".join(each))
@@ -36,7 +36,7 @@ def devices(seen: Torch, on_machine: list[str], visible: str | None) -> Finding:
 
 
 def links(peers: list[list[bool]], topology: str) -> Finding | None:
-    """What lies between the GPUs, for two or more. topology: what `nvidia-smi topo -m` prints, "" for nothing."""
+    """The finding about links between two or more GPUs, else None. topology: output of `nvidia-smi topo -m`, or ""."""
     if len(peers) < 2:
         return None
     kinds: dict[str, list[str]] = {}
@@ -57,7 +57,7 @@ def links(peers: list[list[bool]], topology: str) -> Finding | None:
 
 
 def parse_topology(text: str) -> list[list[str]]:
-    """The table of `nvidia-smi topo -m`: [a][b] is the link from GPU a to GPU b. [] where there is no such table."""
+    """The table of `nvidia-smi topo -m`: [a][b] is the link from GPU a to GPU b. [] if there is no such table."""
     rows = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
     head = next((row for row in rows if row[:1] == ["GPU0"] and "X" not in row), [])
     number = sum(bool(re.fullmatch(r"GPU\d+", word)) for word in head)
@@ -67,13 +67,13 @@ def parse_topology(text: str) -> list[list[str]]:
 
 
 def link_name(word: str) -> str:
-    """ "NV18" as "NVLink, 18 links"."""
+    """A link in words: "NV18" is "NVLink, 18 links"."""
     wires = re.fullmatch(r"NV(\d+)", word)
     return f"NVLink, {count(int(wires[1]), 'link')}" if wires else PATHS.get(word, word)
 
 
 def backend(seen: Torch) -> Finding:
-    """How `launch` will connect the ranks here."""
+    """The finding about the backend with which `launch` will connect ranks here."""
     number = len(seen.gpus)
     if not number or not seen.nccl:
         why = "" if not number else ": this PyTorch was built without NCCL"
@@ -83,11 +83,11 @@ def backend(seen: Torch) -> Finding:
     return Finding("backend", GOOD, f"NCCL for {ranks}, one GPU each; gloo on the CPU for more")
 
 
-# The real thing
+# The real machine
 
 
 def nvidia_smi(*arguments: str) -> str:
-    """What nvidia-smi prints; "" where there is none, or where it fails."""
+    """The output of nvidia-smi; "" if there is no such program or if it fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""

@@ -1,6 +1,6 @@
-"""Cores, memory, shared memory, the loopback interface.
+"""Cores, memory, shared memory, and the loopback interface.
 
-Every function gets what it judges as an argument; `look` fetches the real thing.
+Every function takes what it judges as an argument; `look` fetches the real values.
 """
 
 import importlib.util
@@ -15,8 +15,8 @@ from pathlib import Path
 from tplab.common.units import count, size
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
 
-NEEDED = 2**30  # bytes; `tplab check 5 --all-cells`, the heaviest chapter, held 850 MiB at once, with its 4 ranks
-NCCL_SHARED = 2**30  # bytes; NCCL's guide asks containers for --shm-size=1g
+NEEDED = 2**30  # bytes; `tplab check 5 --all-cells`, the heaviest chapter, peaks at 850 MiB with its 4 ranks
+NCCL_SHARED = 2**30  # bytes; NCCL's guide recommends --shm-size=1g for containers
 SHARED = Path("/dev/shm")
 
 
@@ -28,7 +28,7 @@ def cores(number: int) -> Finding:
 
 
 def memory(available: float, total: float) -> Finding:
-    """Main memory in bytes: what is free for a new program, and all of it."""
+    """The finding about main memory. available: bytes that are free for a new program; total: all bytes."""
     told = f"{size(available)} free of {size(total)}"
     if available >= NEEDED:
         return Finding("memory", GOOD, told)
@@ -39,7 +39,7 @@ def memory(available: float, total: float) -> Finding:
 
 
 def shared_memory(total: float | None, gpus: int) -> Finding:
-    """/dev/shm in bytes; None where the system has none. gpus: how many PyTorch sees."""
+    """The finding about /dev/shm. total: its bytes, None if the system has none. gpus: how many PyTorch sees."""
     if total is None:
         return Finding("shared memory", GOOD, "no /dev/shm here, and none needed")
     told = f"/dev/shm holds {size(total)}"
@@ -52,7 +52,7 @@ def shared_memory(total: float | None, gpus: int) -> Finding:
 
 
 def loopback(interfaces: list[str], talk: Callable[[], None]) -> Finding:
-    """The interface over which ranks talk. interfaces: their names; talk: connects to itself, or raises OSError."""
+    """The finding about the interface that ranks use. interfaces: names; talk: tries it, and may raise OSError."""
     name = next((name for name in interfaces if name in ("lo", "lo0")), "")
     mend = f"as root: ip link set {name or 'lo'} up"
     if not name:
@@ -67,11 +67,11 @@ def loopback(interfaces: list[str], talk: Callable[[], None]) -> Finding:
     return Finding("loopback", GOOD, f"127.0.0.1 answers ({name})")
 
 
-# The real thing
+# The real machine
 
 
 def talk_to_itself() -> None:
-    """Send a byte over 127.0.0.1 to this very process. Raises OSError."""
+    """Send a byte over 127.0.0.1 to this same process. Raises OSError."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(5)
         with socket.create_connection(server.getsockname(), timeout=5) as sender:
@@ -83,16 +83,16 @@ def talk_to_itself() -> None:
 
 
 def memory_of(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
-    """Free and total bytes: of the machine, or of the container where that has less."""
+    """Free and total bytes of the machine, or of the container if that has less."""
     import psutil
 
     machine = psutil.virtual_memory()
     free, total = float(machine.available), float(machine.total)
-    with suppress(OSError, ValueError):  # no such limit: no such file, or the word "max"
+    with suppress(OSError, ValueError):  # without a limit, the file is missing or says "max"
         limit = int((cgroup / "memory.max").read_text())
         used = int((cgroup / "memory.current").read_text())
         lines = (line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        cache = next((int(value) for name, value in lines if name == "inactive_file"), 0)  # given back when needed
+        cache = next((int(value) for name, value in lines if name == "inactive_file"), 0)  # freed when needed
         free, total = min(free, limit - used + cache), min(total, limit)
     return free, total
 
@@ -103,7 +103,7 @@ def look(gpus: int) -> list[Finding]:
     shared = shutil.disk_usage(SHARED).total if sys.platform == "linux" and SHARED.is_dir() else None
     return [
         cores(usable),
-        *([memory(*memory_of())] if importlib.util.find_spec("psutil") else []),  # else "packages" says what is missing
+        *([memory(*memory_of())] if importlib.util.find_spec("psutil") else []),  # else "packages" reports it missing
         shared_memory(shared, gpus),
         loopback([name for _, name in socket.if_nameindex()], talk_to_itself),
     ]

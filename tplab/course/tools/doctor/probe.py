@@ -1,4 +1,4 @@
-"""What PyTorch sees of this machine, asked in a process of its own: an import that crashes must not end the doctor."""
+"""PyTorch's view of this machine, from a separate process, because an import that crashes must not end the doctor."""
 
 import json
 import os
@@ -35,7 +35,7 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Gpu:
-    """total, free: bytes of memory"""
+    """One GPU. total, free: bytes of memory"""
 
     name: str
     total: int
@@ -44,10 +44,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Torch:
-    """What PyTorch says of itself and of the GPUs.
+    """PyTorch's report on itself and on the GPUs.
 
-    error: why it can't be imported; then the rest is empty. cuda: the version it was built for, "" for none
-    complaint: what it warned of while it looked for GPUs. peers[a][b]: whether GPU a reaches GPU b's memory
+    error: why it can't be imported; the rest is empty then. cuda: the version it was built for, "" for none
+    complaint: its warning while it looked for GPUs, or "". peers[a][b]: whether GPU a can access GPU b's memory
     """
 
     error: str = ""
@@ -61,7 +61,7 @@ class Torch:
 
 
 def ask_torch(code: str = _ASK, timeout: float = PATIENCE) -> Torch:
-    """Ask PyTorch."""
+    """Ask PyTorch for its report; a failure, or no answer after `timeout` seconds, becomes its `error`."""
     try:
         told = ask(code, timeout)
     except RuntimeError as error:
@@ -71,7 +71,7 @@ def ask_torch(code: str = _ASK, timeout: float = PATIENCE) -> Torch:
 
 
 def ask(code: str, timeout: float) -> dict:
-    """Run code in a process of its own; returns the JSON of its last line. Raises RuntimeError, in a sentence."""
+    """Run code in a separate process; returns the JSON of its last line. Raises RuntimeError with a sentence."""
     path = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     try:
         done = subprocess.run(

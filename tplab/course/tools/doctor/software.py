@@ -1,6 +1,6 @@
-"""Python, the packages, PyTorch, the kernel that notebooks run in.
+"""Python, the packages, PyTorch, and the kernel that notebooks run in.
 
-Every function gets what it judges as an argument, so that a test can show it any fault; `look` fetches the real thing.
+Every function takes what it judges as an argument, so a test can present any fault; `look` fetches the real values.
 """
 
 import importlib.metadata
@@ -16,7 +16,7 @@ from tplab.course.tools.doctor.findings import BAD, GOOD, Finding
 from tplab.course.tools.doctor.probe import Torch
 from tplab.course.tools.lab import environment
 
-OLDEST = (3, 11)  # as pyproject.toml asks for; make looks for it too
+OLDEST = (3, 11)  # as in pyproject.toml; the Makefile looks for it too
 INSTALL = "make lab (or, in your own environment: python -m pip install -c constraints.txt -e .)"
 KERNEL = 'python -m ipykernel install --sys-prefix --name python3 --display-name "Python 3 (ipykernel)"'
 
@@ -30,7 +30,7 @@ def python(version: tuple[int, ...], executable: str) -> Finding:
 
 
 def packages(requirements: Iterable[Requirement], version_of: Callable[[str], str]) -> Finding:
-    """Every package that the course needs but torch, which is looked at by itself, in the range that it asks for.
+    """The finding about the versions of all packages that the course needs, except torch, which has its own.
 
     version_of: the installed version of a package; raises PackageNotFoundError
     """
@@ -53,7 +53,7 @@ def packages(requirements: Iterable[Requirement], version_of: Callable[[str], st
 
 
 def torch(seen: Torch, wanted: Requirement) -> Finding:
-    """PyTorch: that it can be imported, and its version."""
+    """The finding about PyTorch: whether it can be imported, its version, and its backends."""
     if seen.error:
         return Finding("PyTorch", BAD, f"it can't be imported: {seen.error}", INSTALL)
     if not wanted.specifier.contains(seen.version, prereleases=True):
@@ -64,11 +64,11 @@ def torch(seen: Torch, wanted: Requirement) -> Finding:
 
 
 def kernel(argv: list[str] | None, executable: str) -> Finding:
-    """The kernel "python3": that notebooks run in this very Python. argv: its command line; None: there is none."""
+    """The finding about the kernel "python3", which must run this Python. argv: its command line, or None."""
     if argv is None:
         return Finding("kernel", BAD, "Jupyter knows no kernel called python3", KERNEL)
     named = argv[0] if argv else ""
-    # Jupyter itself takes a bare "python" to be its own Python
+    # Jupyter itself takes a bare "python" to mean its own Python
     same = os.path.basename(named) == named and named.startswith("python")
     if same or _same_environment(named, executable):
         return Finding("kernel", GOOD, "notebooks run in this Python")
@@ -76,7 +76,7 @@ def kernel(argv: list[str] | None, executable: str) -> Finding:
 
 
 def _same_environment(one: str, other: str) -> bool:
-    """Whether two Pythons lie in one folder. The files themselves are links, in every environment to the same one."""
+    """Return whether two Pythons share a folder. The files themselves are links to the same file everywhere."""
     return os.path.realpath(os.path.dirname(one)) == os.path.realpath(os.path.dirname(other))
 
 
@@ -86,14 +86,14 @@ def jupyterlab(version: str | None) -> Finding:
     return Finding("JupyterLab", GOOD, f"{version}; start it with make lab, or tplab lab")
 
 
-# The real thing
+# The real environment
 
 
 def requirements() -> list[Requirement]:
-    """What pyproject.toml asks for, or the installed package where that file isn't there."""
+    """The requirements in pyproject.toml, or those of the installed package if that file isn't there."""
     path = PACKAGE_ROOT / "pyproject.toml"
     if path.exists() and sys.version_info >= OLDEST:
-        import tomllib  # here, since an older Python, which has none, must be told that it is too old
+        import tomllib  # imported here, because an older Python lacks it but must get its finding
 
         texts = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["dependencies"]
     else:

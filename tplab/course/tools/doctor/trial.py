@@ -1,6 +1,6 @@
-"""The proof that ranks can be started here and talk: an all-reduce by `tplab.launch`, in a process of its own.
+"""Proof that ranks can be started here and can communicate: an all-reduce by `tplab.launch`, in a separate process.
 
-`python -m tplab.course.tools.doctor.trial` shows the launcher's whole report when it fails.
+`python -m tplab.course.tools.doctor.trial` shows the launcher's full report when it fails.
 """
 
 import json
@@ -16,7 +16,7 @@ _TRY = "import sys; sys.stderr = open('/dev/null', 'w'); from tplab.course.tools
 
 @dataclass(frozen=True)
 class Trial:
-    """One launch. right: whether the sum was right on every rank; error: what the launcher said when it failed."""
+    """One launch. right: whether the sum was right on every rank; error: the launcher's report if it failed."""
 
     ranks: int
     backend: str = ""
@@ -26,12 +26,12 @@ class Trial:
 
 
 def sizes(gpus: int) -> list[int]:
-    """How many ranks to try: two, and what the checks use besides with another backend."""
+    """The world sizes to try: 2, and another one that checks use if it runs over a different backend."""
     return sorted({2} | ({1} if gpus == 1 else set()) | ({4} if 2 <= gpus < 4 else set()))
 
 
 def attempt(ranks: list[int]) -> list[Trial]:
-    """Launch so many ranks, one number after the other."""
+    """Launch each of these numbers of ranks, one after another."""
     try:
         told = ask(_TRY.format(ranks), PATIENCE * 2)
     except RuntimeError as error:
@@ -40,7 +40,7 @@ def attempt(ranks: list[int]) -> list[Trial]:
 
 
 def judge(trials: list[Trial]) -> Finding:
-    """What the trials say about this machine."""
+    """The finding from these trials."""
     for trial in trials:
         name = f"{trial.ranks} rank{'' if trial.ranks == 1 else 's'}"
         if trial.error:
@@ -51,11 +51,11 @@ def judge(trials: list[Trial]) -> Finding:
     return Finding("ranks", GOOD, f"an all-reduce works: {', '.join(each)}, the start included")
 
 
-# In the process of its own
+# In the separate process
 
 
 def add_up() -> tuple[float, str]:
-    """On every rank: the sum of 1, 2, ... over the ranks, and the backend."""
+    """Return the sum of 1, 2, ... over the ranks, and the backend. Runs on every rank."""
     import torch
     import torch.distributed as dist
 
@@ -67,7 +67,7 @@ def add_up() -> tuple[float, str]:
 
 
 def main(ranks: list[int]) -> None:
-    """Try every number of ranks and print what happened as JSON."""
+    """Try every number of ranks, and print the results as JSON."""
     import time
 
     from tplab import launch
