@@ -85,7 +85,7 @@ def files_of_checks() -> dict[str, list[Path]]:
     graph = ImportGraph(ROOT, "tplab")
     found = {}
     for path in sorted((TPLAB / "course" / "chapters").glob("ch*/*.py")):
-        for exercise in re.findall(r'^@exercise\("([\d.]+)"', path.read_text(), re.MULTILINE):
+        for exercise in re.findall(r'^@(?:checks\.)?exercise\("([\d.]+)"', path.read_text(), re.MULTILINE):
             needed = graph.closure([path])
             found[exercise] = [file for file in needed if file.parent == path.parent and file.stem != "__init__"]
     return found

@@ -13,21 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tplab.course.checks import (
-    Call,
-    Case,
-    CheckFailed,
-    Differences,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Snapshot,
-    Traffic,
-    check_cases,
-    random_tensor,
-    traffic,
-)
+from tplab.course import checks
 from tplab.runtime import Deadlock, device, record
 
 ORDER = (2, 3, 4, 1)  # two ranks reveal most about a mistake, three are the first with a left and a right
@@ -37,7 +23,7 @@ TORCHS_OWN = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to
 
 
 @dataclass(frozen=True)
-class Input(Case):
+class Input(checks.Case):
     shape: tuple[int, ...]  # of x
 
     def describe(self, name: str) -> str:
@@ -45,47 +31,47 @@ class Input(Case):
 
 
 def draw(case: Input, generator: torch.Generator, size: int) -> Tensors:
-    return [random_tensor(generator, *case.shape) for _ in range(size)]
+    return [checks.random_tensor(generator, *case.shape) for _ in range(size)]
 
 
-def give(case: Input, xs: Tensors, place: Place) -> Tensor:
+def give(case: Input, xs: Tensors, place: checks.Place) -> Tensor:
     return xs[place.index]
 
 
-def run(ring: Ring, case: Input, given: Tensor, group: Any) -> Observed:
+def run(ring: Ring, case: Input, given: Tensor, group: Any) -> checks.Observed:
     x = given.to(device())
-    before = Snapshot(x=x)
+    before = checks.Snapshot(x=x)
     with record() as section:
         out = ring(x)
-    return {"out": out, "traffic": traffic(section), "inputs unchanged": before.changed()}
+    return {"out": out, "traffic": checks.traffic(section), "inputs unchanged": before.changed()}
 
 
 def check_ring(
     number: str,
     ring: Ring,
     shapes: Callable[[int], Sequence[tuple[int, ...]]],
-    expect: Callable[[Input, Tensors, Place], Expected],
-    questions: Sequence[Question],
+    expect: Callable[[Input, Tensors, checks.Place], checks.Expected],
+    questions: Sequence[checks.Question],
 ) -> None:
     """Check a ring with inputs of each of shapes(p); every rank has a different x."""
-    check_cases(
+    checks.check_cases(
         number, ring, lambda p: [Input(shape) for shape in shapes(p)], draw=draw, give=give, run=run, expect=expect,
         questions=questions, ask_instead=about_messages, world_sizes=ORDER,
     )  # fmt: skip
 
 
-def ring_traffic(place: Place, count: int, numel: int) -> Traffic:
+def ring_traffic(place: checks.Place, count: int, numel: int) -> checks.Traffic:
     """Traffic of `count` messages of `numel` elements to the next rank of the ring, and from the previous one."""
     if place.size == 1:
-        return Traffic()
+        return checks.Traffic()
     rank, p, step = place.index, place.size, direction(place.observed)
-    return Traffic(
-        [Call("send", numel, "float64", (rank, (rank + step) % p))] * count
-        + [Call("recv", numel, "float64", ((rank - step) % p, rank))] * count
+    return checks.Traffic(
+        [checks.Call("send", numel, "float64", (rank, (rank + step) % p))] * count
+        + [checks.Call("recv", numel, "float64", ((rank - step) % p, rank))] * count
     )
 
 
-def direction(observed: Sequence[Observed]) -> int:
+def direction(observed: Sequence[checks.Observed]) -> int:
     """The direction of the ring: -1 if rank 0 sends to its left neighbor, else 1."""
     sends = [call for call in observed[0]["traffic"] if call.kind == "send"]
     p = len(observed)
@@ -111,7 +97,7 @@ TO_ITSELF = (
 _SELF_SAID = ("destination rank should not be the same", "Pair is not connected")  # torch of a send, gloo of a recv
 
 
-def about_messages(failure: CheckFailed) -> str | None:
+def about_messages(failure: checks.CheckFailed) -> str | None:
     """A question about sends and receives if ranks wait for each other, or if one of them waits for itself."""
     if isinstance(failure.__cause__, Deadlock):
         return LOST if failure.report.startswith(("not finished", "a message was lost")) else STUCK
@@ -121,55 +107,55 @@ def about_messages(failure: CheckFailed) -> str | None:
 # Conditions for questions
 
 
-def sent(*words: str) -> Callable[[Differences], bool]:
+def sent(*words: str) -> Callable[[checks.Differences], bool]:
     """A condition that holds if the recorded traffic differs on some rank and contains one of these words."""
     return lambda d: any(
         row.name.endswith("traffic") and f" {word}" in row.text.partition("saw")[2] for row in d for word in words
     )
 
 
-def only_traffic(differences: Differences) -> bool:
+def only_traffic(differences: checks.Differences) -> bool:
     """The condition that the values are right, but arrived in a different way."""
     return all(name.endswith("traffic") for name in differences.names)
 
 
-NOT_WAITED = Question(
+NOT_WAITED = checks.Question(
     lambda d: "never waited" in d.kinds(),
     "isend and irecv only start a message. From when on does the received tensor hold the numbers, and the sent one "
     "may be changed? What do they return, and what do you do with it?",
 )
 
-CHANGED = Question(
+CHANGED = checks.Question(
     lambda d: "changed" in d.kinds(),
     "x belongs to the caller, who still needs it. Which line adds or receives into x, or into a view of it such as "
     "x[i], instead of into a tensor of your own?",
 )
 
-TORCH_DID_IT = Question(
+TORCH_DID_IT = checks.Question(
     sent(*TORCHS_OWN),
     "torch has a collective that does this, and you called one. The exercise is to build it: which messages to the "
     "right neighbour, in which order, give the same?",
 )
 
-SILENT = Question(
+SILENT = checks.Question(
     lambda d: any(row.name.endswith("traffic") and row.kind == "no traffic" for row in d),
     "Nothing was sent. The other ranks' numbers are in the memory of other processes: what brings them here? If your "
     "loop does: how often does it run for this p?",
 )
 
-FAR = Question(
+FAR = checks.Question(
     lambda d: only_traffic(d) and d.p > 2,
     "The numbers are right, but not by the messages of a ring. Compare what was expected with what was seen: to whom "
     "does each rank send, how often, and how much? On a ring everybody sends to one neighbour only, so each wire "
     "carries one part at a time.",
 )
 
-ZEROS = Question(
+ZEROS = checks.Question(
     lambda d: "zeros" in d.kinds() and not d.malformed,
     "The shape is right, and it is all zeros. Which line puts the numbers in, and is it reached?",
 )
 
-ROUNDED = Question(
+ROUNDED = checks.Question(
     lambda d: bool({"rounded", "dtype"} & d.kinds()),
     "Which step leaves the dtype of x? torch.empty and torch.zeros give float32 unless they are told otherwise.",
 )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tplab.course import checks
 from tplab.course.chapters.ch01.rings import (
     NOT_WAITED,
     ORDER,
@@ -17,23 +18,6 @@ from tplab.course.chapters.ch01.rings import (
     about_messages,
     only_traffic,
     sent,
-)
-from tplab.course.checks import (
-    Call,
-    Case,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Snapshot,
-    Traffic,
-    Verdict,
-    check_cases,
-    exercise,
-    has_kind,
-    kind_is,
-    random_tensor,
-    traffic,
 )
 from tplab.runtime import device, record
 
@@ -47,7 +31,7 @@ _BEFORE = "the part of the rank before"
 
 
 @dataclass(frozen=True)
-class Root(Case):
+class Root(checks.Case):
     """A scatter from rank `root`, then a gather to it; or only one of the two.
 
     shape: that of the tensor each rank receives, and of the tensor each rank sends
@@ -81,50 +65,50 @@ class Given(NamedTuple):
 
 
 def draw(case: Root, generator: torch.Generator, size: int) -> Problem:
-    parts, xs = ([random_tensor(generator, *case.shape) for _ in range(size)] for _ in range(2))
+    parts, xs = ([checks.random_tensor(generator, *case.shape) for _ in range(size)] for _ in range(2))
     return Problem(parts, xs)
 
 
-def give(case: Root, problem: Problem, place: Place) -> Given:
+def give(case: Root, problem: Problem, place: checks.Place) -> Given:
     return Given(problem.parts if place.index == case.root else None, problem.xs[place.index])
 
 
-def run(answers: tuple[Scatter, Gather], case: Root, given: Given, group: Any) -> Observed:
+def run(answers: tuple[Scatter, Gather], case: Root, given: Given, group: Any) -> checks.Observed:
     scatter, gather = answers
     parts = None if given.parts is None else [part.to(device()) for part in given.parts]
     out = torch.full(case.shape, 7.0, dtype=torch.float64, device=device())
     x = given.x.to(device())
-    before = Snapshot(x=x, **{f"parts[{index}]": part for index, part in enumerate(parts or [])})
-    seen: Observed = {}
+    before = checks.Snapshot(x=x, **{f"parts[{index}]": part for index, part in enumerate(parts or [])})
+    seen: checks.Observed = {}
     if case.scatters:
         with record() as section:
             returned = scatter(out, parts, case.root)
-        seen |= {"out": out, "returned": returned, "scatter traffic": traffic(section)}
+        seen |= {"out": out, "returned": returned, "scatter traffic": checks.traffic(section)}
     if case.gathers:
         with record() as section:
             gathered = gather(x, case.root)
-        seen |= {"gathered": gathered, "gather traffic": traffic(section)}
+        seen |= {"gathered": gathered, "gather traffic": checks.traffic(section)}
     return seen | {"inputs unchanged": before.changed()}
 
 
-def expect(case: Root, problem: Problem, place: Place) -> Expected:
+def expect(case: Root, problem: Problem, place: checks.Place) -> checks.Expected:
     parts, rank, p = problem.parts, place.index, place.size
     at_root, numel = rank == case.root, parts[rank].numel()
     partners = [other for other in range(p) if other != case.root] if at_root else [rank]  # of the root
-    right: Observed = {}
+    right: checks.Observed = {}
     if case.scatters:
         right |= {
             "out": parts[rank],
             "returned": parts[rank],
-            "scatter traffic": Traffic(
-                Call("send" if at_root else "recv", numel, "float64", (case.root, other)) for other in partners
+            "scatter traffic": checks.Traffic(
+                checks.Call("send" if at_root else "recv", numel, "float64", (case.root, other)) for other in partners
             ),
         }
     if case.gathers:
         right |= {
             "gathered": problem.xs if at_root else None,
-            "gather traffic": Traffic(
-                Call("recv" if at_root else "send", numel, "float64", (other, case.root)) for other in partners
+            "gather traffic": checks.Traffic(
+                checks.Call("recv" if at_root else "send", numel, "float64", (other, case.root)) for other in partners
             ),
         }
     mistakes = {
@@ -132,76 +116,76 @@ def expect(case: Root, problem: Problem, place: Place) -> Expected:
         _NEXT: parts[(rank + 1) % p],
         _BEFORE: parts[rank - 1],
     }
-    return Expected(right, {"out": mistakes} if p > 1 else {})
+    return checks.Expected(right, {"out": mistakes} if p > 1 else {})
 
 
-@exercise("1.1", "scatter and gather by send and recv")
-def scatter_and_gather(scatter: Scatter, gather: Gather) -> Verdict:
+@checks.exercise("1.1", "scatter and gather by send and recv")
+def scatter_and_gather(scatter: Scatter, gather: Gather) -> checks.Verdict:
     check = partial(
-        check_cases, "1.1", (scatter, gather), draw=draw, give=give, run=run, expect=expect, questions=_QUESTIONS,
-        ask_instead=about_messages,
+        checks.check_cases, "1.1", (scatter, gather), draw=draw, give=give, run=run, expect=expect,
+        questions=_QUESTIONS, ask_instead=about_messages,
     )  # fmt: skip
     for case in FIRST:  # each alone, since a message that is never waited for can block what follows
         check([case], world_sizes=ORDER[:1])
     check(cases, world_sizes=ORDER)
-    return Verdict("From and to any rank, with p - 1 messages each.")
+    return checks.Verdict("From and to any rank, with p - 1 messages each.")
 
 
 _QUESTIONS = (
     NOT_WAITED,
-    Question(
+    checks.Question(
         lambda d: "changed" in d.kinds(),
         "Scattering and gathering only copy. Which line writes into a tensor that the caller still needs?",
     ),
-    Question(
+    checks.Question(
         sent(*TORCHS_OWN),
         "torch has a collective that does this, and you called one. Build it from dist.send and dist.recv: who sends "
         "what to whom?",
     ),
     SILENT,
-    Question(
+    checks.Question(
         lambda d: "out" in d.names and "returned" not in d.names,
         "What is returned is right, but the tensor `out` that the caller passed in was not filled. `out = ...` only "
         "gives a name to another tensor; what copies numbers into an existing one? And does the source fill its own?",
     ),
-    Question(
+    checks.Question(
         lambda d: "returned" in d.names and "out" not in d.names,
         "`out` is filled rightly. What does the function return, on the source and on the others?",
     ),
-    Question(
-        kind_is("out", _FIRST, _NEXT, _BEFORE),
+    checks.Question(
+        checks.kind_is("out", _FIRST, _NEXT, _BEFORE),
         "The right numbers went to the wrong rank. Rank r gets parts[r], also when the source stands in the middle of "
         "the ranks: which index does each send use?",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" in d.names and len(d.ranks("out")) == 1 and d.p > 1,
         "All ranks but one are right. Is it the source, which sends nothing to itself?",
     ),
-    Question(
-        has_kind("gathered", "none"),
+    checks.Question(
+        checks.has_kind("gathered", "none"),
         "Rank dst got None. Is there a `return` on every way through the function, and is dst always rank 0?",
     ),
-    Question(
+    checks.Question(
         lambda d: (
             "gathered" in d.names and any("where None is right" in row.text for row in d if row.name == "gathered")
         ),
         "Only rank dst gathers. What do the other ranks return?",
     ),
-    Question(
+    checks.Question(
         lambda d: any("where a list" in row.text for row in d if row.name == "gathered"),
         "A list of p tensors is wanted. Which line makes something else of it?",
     ),
-    Question(
+    checks.Question(
         lambda d: "gathered" in d.names,
         "The list is in rank order, with rank dst's own tensor at its own place. Whose tensor stands where in yours? "
         "([buffer] * p is p times the same tensor.)",
     ),
-    Question(
+    checks.Question(
         lambda d: only_traffic(d) and "scatter traffic" in d.names,
         "Every rank has its part, but more or other messages were sent than have to be. Each rank needs parts[rank] "
         "and nothing else: how many messages is that, and how large?",
     ),
-    Question(
+    checks.Question(
         lambda d: only_traffic(d) and "gather traffic" in d.names,
         "Rank dst has the list, but more or other messages were sent than have to be. Who has to send, to whom, and "
         "how often?",

@@ -6,18 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from tplab.course.checks import (
-    Question,
-    Snapshot,
-    Verdict,
-    calling,
-    exercise,
-    fail,
-    fresh_generator,
-    kind_is,
-    random_tensor,
-    verify,
-)
+from tplab.course import checks
 
 IN = 8  # divisible by every p
 
@@ -36,26 +25,28 @@ _TWO = "the gap for p = 2"
 _TANH = "the gap of the tanh approximation of GELU"
 
 _GAP_QUESTIONS = (
-    Question(
+    checks.Question(
         lambda d: d.p == 1 and "gelu_gap" in d.names and not d.malformed,
         "With p = 1 there is one term and the gap is 0. Does your code use world_size?",
     ),
-    Question(
-        kind_is("gelu_gap", _SIGNED, _SIGNED_OTHER),
+    checks.Question(
+        checks.kind_is("gelu_gap", _SIGNED, _SIGNED_OTHER),
         "Some differences are positive, some negative. How do you measure a size without its sign?",
     ),
-    Question(kind_is("gelu_gap", _MEAN, _TOTAL), "Which single number over all entries does the task ask for?"),
-    Question(kind_is("gelu_gap", _TWO), "Into how many shards does world_size say to cut?"),
-    Question(
-        kind_is("gelu_gap", _TANH),
+    checks.Question(
+        checks.kind_is("gelu_gap", _MEAN, _TOTAL), "Which single number over all entries does the task ask for?"
+    ),
+    checks.Question(checks.kind_is("gelu_gap", _TWO), "Into how many shards does world_size say to cut?"),
+    checks.Question(
+        checks.kind_is("gelu_gap", _TANH),
         "Which GELU does torch.nn.functional.gelu compute if you don't ask for an approximation?",
     ),
-    Question(
-        kind_is("gelu_gap", "zeros"),
+    checks.Question(
+        checks.kind_is("gelu_gap", "zeros"),
         "Your two sides are equal. On one of them GELU comes before the sum over the ranks. And which dimension of X "
         "and of A does a row split cut? (After a column split there is no gap.)",
     ),
-    Question(
+    checks.Question(
         lambda d: "gelu_gap" in d.names and not d.malformed,
         "Write both sides down for p = 2: GELU(X_0 A_0 + X_1 A_1), and GELU(X_0 A_0) + GELU(X_1 A_1). Which line of "
         "your code is which?",
@@ -66,20 +57,23 @@ Gap = Callable[[Tensor, Tensor, int], float]
 Example = Callable[[], tuple[Tensor, Tensor]]
 
 
-@exercise("2.4", "GELU after the sum and before it")
-def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> Verdict:
+@checks.exercise("2.4", "GELU after the sum and before it")
+def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> checks.Verdict:
     for p in (2, 4, 1):  # at p = 1 there is no gap; two ranks reveal most about a mistake
-        generator = fresh_generator()
-        large = random_tensor(generator, 5, IN) * 2, random_tensor(generator, IN, 3)  # most gaps are negative
+        generator = checks.fresh_generator()
+        large = (
+            checks.random_tensor(generator, 5, IN) * 2,
+            checks.random_tensor(generator, IN, 3),
+        )  # most gaps are negative
         small = (
-            random_tensor(generator, 4, IN).abs() * 0.1,
-            random_tensor(generator, IN, 6).abs() * 0.1,
+            checks.random_tensor(generator, 4, IN).abs() * 0.1,
+            checks.random_tensor(generator, IN, 6).abs() * 0.1,
         )  # all are positive
         for x, a in (large, small):
             right = gap(x, a, p)
-            before = Snapshot(x=x, a=a)
+            before = checks.Snapshot(x=x, a=a)
             call = f"gelu_gap(x {list(x.shape)}, a {list(a.shape)}, world_size={p})"
-            with calling(call):
+            with checks.calling(call):
                 found = gelu_gap(x, a, p)
             is_number = isinstance(found, (int, float, Tensor))
             size = torch.as_tensor(found, dtype=torch.float64).detach() if is_number else found
@@ -91,7 +85,7 @@ def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> V
                 _TWO: [gap(x, a, 2).abs().max()],
                 _TANH: [gap(x, a, p, lambda t: gelu(t, approximate="tanh")).abs().max()],
             }
-            verify(
+            checks.verify(
                 "2.4",
                 p,
                 [{"gelu_gap": size, "inputs unchanged": before.changed()}],
@@ -105,36 +99,38 @@ def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> V
     x, a = _check_example("lucky_example", lucky)
     smallest = min(float(x.abs().min()), float(a.abs().min()))
     if smallest < 0.1 - 1e-6:
-        fail(
+        checks.fail(
             "2.4",
             f"lucky_example holds the number {smallest:.3g}.",
             "With zeros and tiny numbers both sides are about 0. Where else is GELU a straight line through 0?",
         )
-    return Verdict("The counter-example is off by at least 1, the lucky one looks right.")
+    return checks.Verdict("The counter-example is off by at least 1, the lucky one looks right.")
 
 
 def _check_example(name: str, example: Example) -> tuple[Tensor, Tensor]:
     """Check the form of an example and its gap at p = 2, and return its two tensors."""
-    with calling(f"{name}()"):
+    with checks.calling(f"{name}()"):
         pair = example()
     form = "x [b, in] and a [in, out], two floating-point tensors of two dimensions with in even"
     if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(t, Tensor) and t.dim() == 2 for t in pair)):
-        fail("2.4", f"{name}() should return {form}.", "What does your last line return, and what are the shapes?")
+        checks.fail(
+            "2.4", f"{name}() should return {form}.", "What does your last line return, and what are the shapes?"
+        )
     x, a = pair
     shapes = f"{list(x.shape)} and {list(a.shape)}"
     if x.shape[1] != a.shape[0] or x.shape[1] % 2 or not x.numel() or not a.numel() or not x.is_floating_point():
-        fail(
+        checks.fail(
             "2.4", f"{name}() returned {shapes}; it should return {form}.", "Can x @ a be cut into two halves of `in`?"
         )
     size = float(gap(x.double(), a.double(), 2).abs().max())
     if name == "counter_example" and not size >= 1:
-        fail(
+        checks.fail(
             "2.4",
             f"the gap of counter_example is {size:.3g}, less than 1.",
             "GELU bends around 0. Which two terms lie on either side of the bend, and what is their sum?",
         )
     if name == "lucky_example" and not size < 1e-6:
-        fail(
+        checks.fail(
             "2.4",
             f"the gap of lucky_example is {size:.3g}, not below 1e-6.",
             "For which terms is GELU a straight line through 0, so that both sides agree? How large do they have to "

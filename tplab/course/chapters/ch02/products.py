@@ -12,22 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tplab.course.checks import (
-    LATE_QUESTION,
-    Case,
-    Differences,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Snapshot,
-    Verdict,
-    check_cases,
-    exercise,
-    kind_is,
-    random_tensor,
-    traffic,
-)
+from tplab.course import checks
 from tplab.runtime import device, record
 
 IN, OUT = 8, 12  # divisible by every p, and different, so that a mix-up shows
@@ -44,7 +29,7 @@ LARGEST = "the largest of the ranks' products, entry by entry"
 
 
 @dataclass(frozen=True)
-class Input(Case):
+class Input(checks.Case):
     leading: tuple[int, ...] = (5,)  # all dimensions of x but the last
 
     def describe(self, name: str) -> str:
@@ -76,7 +61,7 @@ class Problem(NamedTuple):
 
 
 def draw(case: Input, generator: torch.Generator, size: int) -> Problem:
-    return Problem(random_tensor(generator, *case.leading, IN), random_tensor(generator, IN, OUT))
+    return Problem(checks.random_tensor(generator, *case.leading, IN), checks.random_tensor(generator, IN, OUT))
 
 
 def shards(split: Split, problem: Problem, size: int) -> list[Problem]:
@@ -86,23 +71,23 @@ def shards(split: Split, problem: Problem, size: int) -> list[Problem]:
     return [Problem(x.contiguous(), a.contiguous()) for x, a in zip(xs, rows_or_columns, strict=True)]
 
 
-def give(split: Split, case: Input, problem: Problem, place: Place) -> Problem:
+def give(split: Split, case: Input, problem: Problem, place: checks.Place) -> Problem:
     return shards(split, problem, place.size)[place.index]
 
 
-def run(product: Product, case: Input, given: Problem, group: Any) -> Observed:
+def run(product: Product, case: Input, given: Problem, group: Any) -> checks.Observed:
     x, a = (tensor.to(device()) for tensor in given)
-    before = Snapshot(**{"the first argument": x, "the second argument": a})
+    before = checks.Snapshot(**{"the first argument": x, "the second argument": a})
     with record() as section:
         out = product(x, a)
-    return {"out": out, "traffic": traffic(section), "inputs unchanged": before.changed()}
+    return {"out": out, "traffic": checks.traffic(section), "inputs unchanged": before.changed()}
 
 
-def expect(split: Split, case: Input, problem: Problem, place: Place) -> Expected:
+def expect(split: Split, case: Input, problem: Problem, place: checks.Place) -> checks.Expected:
     y = problem.x @ problem.a
     products = [x @ a for x, a in shards(split, problem, place.size)]
     mistakes = split.mistakes(products, y, place.index) if place.size > 1 else {}
-    return Expected({"out": y, "traffic": place.traffic((split.collective, y.numel()))}, {"out": dict(mistakes)})
+    return checks.Expected({"out": y, "traffic": place.traffic((split.collective, y.numel()))}, {"out": dict(mistakes)})
 
 
 def column_mistakes(products: Sequence[Tensor], y: Tensor, rank: int) -> dict[str, Tensor]:
@@ -130,107 +115,113 @@ COLUMNS = Split(None, 1, "all_gather", column_mistakes)
 ROWS = Split(-1, 0, "all_reduce", row_mistakes)
 
 
-def check_product(number: str, product: Product, split: Split, questions: Sequence[Question]) -> None:
-    check_cases(
+def check_product(number: str, product: Product, split: Split, questions: Sequence[checks.Question]) -> None:
+    checks.check_cases(
         number, product, CASES, draw=draw, give=partial(give, split), run=run, expect=partial(expect, split),
         questions=questions, world_sizes=(2, 4, 1),  # two ranks reveal most about a mistake
     )  # fmt: skip
 
 
-@exercise("2.2", "Y = [X A_0, X A_1, ...] on real ranks")
-def column_split(column_product: Product) -> Verdict:
+@checks.exercise("2.2", "Y = [X A_0, X A_1, ...] on real ranks")
+def column_split(column_product: Product) -> checks.Verdict:
     check_product("2.2", column_product, COLUMNS, COLUMN_QUESTIONS)
-    return Verdict("One all-gather of b·out numbers. The weights stayed where they were.")
+    return checks.Verdict("One all-gather of b·out numbers. The weights stayed where they were.")
 
 
-@exercise("2.3", "Y = X_0 A_0 + X_1 A_1 + ... on real ranks")
-def row_split(row_product: Product) -> Verdict:
+@checks.exercise("2.3", "Y = X_0 A_0 + X_1 A_1 + ... on real ranks")
+def row_split(row_product: Product) -> checks.Verdict:
     check_product("2.3", row_product, ROWS, ROW_QUESTIONS)
-    return Verdict("One all-reduce of b·out numbers. The weights stayed where they were.")
+    return checks.Verdict("One all-reduce of b·out numbers. The weights stayed where they were.")
 
 
 # Questions
 
 
-def only_traffic(differences: Differences) -> bool:
+def only_traffic(differences: checks.Differences) -> bool:
     """The condition that the values are right, but arrived in a different way."""
     return differences.names == {"traffic"}
 
 
-def sent(*words: str) -> Callable[[Differences], bool]:
+def sent(*words: str) -> Callable[[checks.Differences], bool]:
     """A condition that holds if only the traffic is wrong, and the recorded traffic contains all these words."""
     return lambda differences: (
         only_traffic(differences) and all(word in d.text.partition("saw")[2] for word in words for d in differences)
     )
 
 
-ROUNDED = Question(
+ROUNDED = checks.Question(
     lambda d: bool({"rounded", "dtype"} & d.kinds()),
     "Which step leaves the dtype of x? Fewer bytes are sent that way, and digits are lost.",
 )
 
-ROOT_ONLY = Question(
+ROOT_ONLY = checks.Question(
     lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"),
     "Rank 0 is right, the others are not. Which collective gives its result to one rank, and which to all?",
 )
 
-ZEROS = Question(
+ZEROS = checks.Question(
     lambda d: "zeros" in d.kinds() and not d.malformed,
     "The shape is right. Which line puts numbers in, and is it reached?",
 )
 
-WEIGHTS_MOVED = Question(
+WEIGHTS_MOVED = checks.Question(
     sent(f"of {IN * OUT} elements"),
     f"The numbers are right, but {IN * OUT} elements is the size of A: the weights were sent. They are the large "
     "part, and the reason to split. Multiply first: what has to be sent then?",
 )
 
-TWICE = Question(
+TWICE = checks.Question(
     sent(" 2 all_"),
     "The numbers are right. Is the second collective needed, and what would each cost?",
 )
 
-MORE = Question(
+MORE = checks.Question(
     only_traffic,
     "The numbers are right, but by more steps or more bytes than it takes. After each rank's product one collective "
     "is enough: which?",
 )
 
 COLUMN_QUESTIONS = (
-    LATE_QUESTION,
+    checks.LATE_QUESTION,
     ROUNDED,
-    Question(
+    checks.Question(
         lambda d: "order" in d.kinds(),
         "The right columns, in another order. all_gather fills its list in rank order, the same on every rank: what "
         "did you do with it?",
     ),
     ROOT_ONLY,
     ZEROS,
-    Question(kind_is("out", OWN), "These are this rank's columns of Y. Who has the others, and how do they get here?"),
-    Question(
-        kind_is("out", STACKED, RESHAPED),
+    checks.Question(
+        checks.kind_is("out", OWN), "These are this rank's columns of Y. Who has the others, and how do they get here?"
+    ),
+    checks.Question(
+        checks.kind_is("out", STACKED, RESHAPED),
         "The parts of Y are columns. Along which dimension were they put together? (all_gather_into_tensor always uses "
         "dimension 0, and a reshape doesn't move numbers between rows as you need it.)",
     ),
-    Question(kind_is("out", SUM), "The parts are different columns of Y, not terms of a sum. Should they be added?"),
-    Question(
+    checks.Question(
+        checks.kind_is("out", SUM), "The parts are different columns of Y, not terms of a sum. Should they be added?"
+    ),
+    checks.Question(
         lambda d: d.names == {"out"} and any(COPIES in row.text for row in d),
         "One part stands in all p places. Are the p tensors of your list p different ones? ([tensor] * p is p times "
         "the same.)",
     ),
-    Question(kind_is("out", COPIES), "Every part came from this rank. Which call brings the other ranks' parts here?"),
-    Question(
+    checks.Question(
+        checks.kind_is("out", COPIES), "Every part came from this rank. Which call brings the other ranks' parts here?"
+    ),
+    checks.Question(
         lambda d: d.kind("out") == "shape",
         "x is [.., in], with any number of dimensions in front. Which dimension of the product is `out`, counted "
         "from the end?",
     ),
-    Question(
+    checks.Question(
         sent("all_reduce"),
         "The numbers are right. But an all-reduce adds, and here nothing has to be added: each column of Y is "
         "finished on one rank. Which collective only brings the parts together, for half of what an all-reduce "
         "sends?",
     ),
-    Question(
+    checks.Question(
         sent("broadcast", "all_gather"),
         "Who already holds x? (It is replicated: look at the docstring.) What does the broadcast change?",
     ),
@@ -240,42 +231,44 @@ COLUMN_QUESTIONS = (
 )
 
 ROW_QUESTIONS = (
-    LATE_QUESTION,
+    checks.LATE_QUESTION,
     ROUNDED,
     ROOT_ONLY,
     ZEROS,
-    Question(
-        kind_is("out", OWN),
+    checks.Question(
+        checks.kind_is("out", OWN),
         "Each rank has its own terms of the sum. Who adds up the terms of all ranks? (If you did call all_reduce: "
         "which tensor did it write to, and which one do you return?)",
     ),
-    Question(kind_is("out", "1/p"), "Y is the sum of the products. Is it their mean?"),
-    Question(kind_is("out", LARGEST), "Which operation over the ranks makes Y out of the terms: their maximum?"),
-    Question(kind_is("out", "p times"), "How many times is each term added?"),
-    Question(
-        kind_is("out", P_TIMES_OWN),
+    checks.Question(checks.kind_is("out", "1/p"), "Y is the sum of the products. Is it their mean?"),
+    checks.Question(
+        checks.kind_is("out", LARGEST), "Which operation over the ranks makes Y out of the terms: their maximum?"
+    ),
+    checks.Question(checks.kind_is("out", "p times"), "How many times is each term added?"),
+    checks.Question(
+        checks.kind_is("out", P_TIMES_OWN),
         "These are p times this rank's own terms. Where do the other ranks' terms come in?",
     ),
-    Question(
-        kind_is("out", BESIDE, STACKED),
+    checks.Question(
+        checks.kind_is("out", BESIDE, STACKED),
         "Each product has the full shape of Y already. Do the products stand side by side, or add up?",
     ),
-    Question(
+    checks.Question(
         lambda d: any(d.kind(name) == "changed" for name in d.names) and "out" in d.names,
         "Y is a sum of products. Is it the product of a sum? What did all_reduce write into?",
     ),
     WEIGHTS_MOVED,
-    Question(
+    checks.Question(
         sent("reduce_scatter", "all_gather"),
         "The numbers are right, and in a ring the bytes are too: these two together are what an all-reduce does. "
         "Which single call does both?",
     ),
-    Question(
+    checks.Question(
         sent("all_gather"),
         "The numbers are right, but every rank received p tensors of the size of Y to add them up itself. Which "
         "collective adds on the way?",
     ),
-    Question(
+    checks.Question(
         sent("broadcast", "reduce"),
         "The numbers are right, in two steps: to one rank, then from it to all. Which single collective does both?",
     ),

@@ -5,20 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from tplab.course.checks import (
-    WORLD_SIZES,
-    Claim,
-    Observed,
-    Question,
-    Snapshot,
-    Verdict,
-    calling,
-    changed,
-    exercise,
-    fresh_generator,
-    must_refuse,
-    verify,
-)
+from tplab.course import checks
 
 # Shapes with a dimension that p doesn't divide beside one that it does, and one whose size is p or less
 CUTS = [((8,), 0), ((8, 12), 0), ((8, 12), 1), ((3, 8), 1), ((8, 5), 0), ((3, 4, 5), 1), ((2, 3, 8), -1), ((8, 3), -2)]
@@ -38,63 +25,63 @@ _DIVIDES = (
 )
 
 _SHARD_QUESTIONS = (
-    Question(
-        changed,
+    checks.Question(
+        checks.changed,
         "Cutting and pasting only reads. Which line writes into a tensor that came in?",
     ),
-    Question(
+    checks.Question(
         lambda d: "dtype" in d.kinds(), "A shard holds the same numbers in fewer places. What changed their dtype?"
     ),
-    Question(
+    checks.Question(
         lambda d: d.names == {CONTIGUOUS},
         "A collective reads memory from front to back. Are the numbers of this shard next to each other in memory, in "
         "the order of its dimensions? (clone() alone keeps the layout of what it copies.)",
     ),
-    Question(
+    checks.Question(
         lambda d: d.names <= {OWN_MEMORY, CONTIGUOUS} and OWN_MEMORY in d.names,
         "Is the shard a copy, or a view into the whole tensor? While a view lives, what happens to the memory of the "
         "whole? (.contiguous() makes no copy of a tensor that is contiguous already.)",
     ),
-    Question(
+    checks.Question(
         lambda d: d.kind("shard") == "zeros",
         "The shape is right. Which line puts the numbers in?",
     ),
-    Question(
+    checks.Question(
         lambda d: "shard" in d.names and not d.malformed,
         "Rank r holds the r-th of p equal blocks of neighbours along dim. Where along dim does your rank r start, "
         "how far does it go, and do all other dimensions stay whole?",
     ),
-    Question(
+    checks.Question(
         "unshard",
         "The shards were cut along dim, in rank order. Along which dimension, and in which order, do they go back?",
     ),
 )
 
 
-@exercise("2.1", "shard and unshard")
-def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tensor]) -> Verdict:
+@checks.exercise("2.1", "shard and unshard")
+def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tensor]) -> checks.Verdict:
     for layout in ("", ", transposed in memory"):
-        for p in WORLD_SIZES:
+        for p in checks.WORLD_SIZES:
             for whole, parts, dim in _even_cuts(p, transposed=bool(layout)):
                 seen = [_cut_and_paste(shard, unshard, whole, parts, dim, rank, p) for rank in range(p)]
                 expected = [{"shard": part, "unshard": whole} for part in parts]
                 note = f"shape {list(whole.shape)}, dim={dim}{layout}"
-                verify("2.1", p, seen, expected, questions=_SHARD_QUESTIONS, tol=0, note=note)
+                checks.verify("2.1", p, seen, expected, questions=_SHARD_QUESTIONS, tol=0, note=note)
     for shape, dim, p in REFUSED:
         for rank in range(p):
-            must_refuse(
+            checks.must_refuse(
                 "2.1",
                 lambda: shard(torch.zeros(shape), dim, rank, p),  # noqa: B023 (called immediately)
                 _EVEN,
                 says=(shape[dim], p),
                 what=f"shard(a tensor of shape {list(shape)}, dim={dim}, rank={rank}, world_size={p})",
             )
-    return Verdict("Along any dimension, and a size that can't be divided is refused on every rank.")
+    return checks.Verdict("Along any dimension, and a size that can't be divided is refused on every rank.")
 
 
 def _even_cuts(p: int, transposed: bool) -> Iterator[tuple[Tensor, list[Tensor], int]]:
     """Yield the full tensor, its p equal shards and the dimension, for each of CUTS that p divides."""
-    generator = fresh_generator()
+    generator = checks.fresh_generator()
     for shape, dim in CUTS:
         whole = torch.randn(*shape, generator=generator, dtype=torch.float64)
         if transposed:
@@ -112,16 +99,18 @@ def _cut_and_paste(
     dim: int,
     rank: int,
     p: int,
-) -> Observed:
+) -> checks.Observed:
     given = [part.clone() for part in parts]
-    before = Snapshot(tensor=whole, **{f"shards[{i}]": part for i, part in enumerate(given)})
-    with calling(f"shard(a tensor of shape {list(whole.shape)}, dim={dim}, rank={rank}, world_size={p})", _DIVIDES):
+    before = checks.Snapshot(tensor=whole, **{f"shards[{i}]": part for i, part in enumerate(given)})
+    with checks.calling(
+        f"shard(a tensor of shape {list(whole.shape)}, dim={dim}, rank={rank}, world_size={p})", _DIVIDES
+    ):
         mine = shard(whole, dim, rank, p)
-    with calling(f"unshard({p} shards of shape {list(given[0].shape)}, dim={dim})"):
+    with checks.calling(f"unshard({p} shards of shape {list(given[0].shape)}, dim={dim})"):
         pasted = unshard(given, dim)
-    seen: Observed = {"shard": mine, "unshard": pasted, "inputs unchanged": before.changed()}
+    seen: checks.Observed = {"shard": mine, "unshard": pasted, "inputs unchanged": before.changed()}
     if isinstance(mine, Tensor):
         kept, needed = mine.untyped_storage().nbytes(), parts[rank].numel() * mine.element_size()
-        seen[OWN_MEMORY] = Claim(f"it keeps {kept} bytes alive and needs {needed}" if kept > needed else "")
-        seen[CONTIGUOUS] = Claim("" if mine.is_contiguous() else f"its strides are {mine.stride()}")
+        seen[OWN_MEMORY] = checks.Claim(f"it keeps {kept} bytes alive and needs {needed}" if kept > needed else "")
+        seen[CONTIGUOUS] = checks.Claim("" if mine.is_contiguous() else f"its strides are {mine.stride()}")
     return seen

@@ -15,30 +15,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tplab.course.checks import (
-    LATE_QUESTION,
-    Case,
-    CheckFailed,
-    Differences,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Verdict,
-    check_cases,
-    exercise,
-    fail,
-    kind_is,
-    observe,
-    random_tensor,
-)
+from tplab.course import checks
 from tplab.runtime import device
 
 H = 8  # the last dimension of the full tensor: divisible by every p
 
 
 @dataclass(frozen=True)
-class Input(Case):
+class Input(checks.Case):
     """The input of one call of an operator.
 
     leading:  all dimensions except the last
@@ -123,19 +107,19 @@ class Problem(NamedTuple):
 
 def draw(operator: Operator, case: Input, generator: torch.Generator, size: int) -> Problem:
     def tensors(sharded: bool) -> list[Tensor]:
-        return [random_tensor(generator, *case.leading, H // size if sharded else H) for _ in range(size)]
+        return [checks.random_tensor(generator, *case.leading, H // size if sharded else H) for _ in range(size)]
 
     xs, upstream = tensors(operator.forward == GATHER), tensors(operator.forward == SPLIT)
     return Problem(xs, [torch.ones_like(gradient) for gradient in upstream] if case.expanded else upstream)
 
 
-def give(case: Input, problem: Problem, place: Place) -> tuple[Tensor, Tensor]:
+def give(case: Input, problem: Problem, place: checks.Place) -> tuple[Tensor, Tensor]:
     return problem.xs[place.index], problem.upstream[place.index]
 
 
-def run(operator: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) -> Observed:
+def run(operator: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) -> checks.Observed:
     x, upstream = (laid_out(tensor.to(device()), case.layout) for tensor in given)
-    return observe(
+    return checks.observe(
         lambda x: operator.apply(x.exp() if case.exp else x), None if case.expanded else upstream, inputs={"x": x}
     )
 
@@ -151,7 +135,7 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
     return tensor
 
 
-def expect(operator: Operator, case: Input, problem: Problem, place: Place) -> Expected:
+def expect(operator: Operator, case: Input, problem: Problem, place: checks.Place) -> checks.Expected:
     rank, upstream = place.index, problem.upstream
     xs = [x.exp() if case.exp else x for x in problem.xs]
     dx = operator.backward.right(upstream, rank)
@@ -166,18 +150,18 @@ def expect(operator: Operator, case: Input, problem: Problem, place: Place) -> E
         "dx": dx * xs[rank] if case.exp else dx,
         "backward traffic": backward,
     }
-    return Expected(right, operator.mistakes(xs, upstream, rank) if place.size > 1 and not case.exp else {})
+    return checks.Expected(right, operator.mistakes(xs, upstream, rank) if place.size > 1 and not case.exp else {})
 
 
-def check_operator(number: str, answer: Any, operator: Operator, questions: Sequence[Question]) -> None:
+def check_operator(number: str, answer: Any, operator: Operator, questions: Sequence[checks.Question]) -> None:
     """Check the outputs, gradients and traffic of an operator that runs alone, on 2, 4 and 1 ranks."""
     if not (isinstance(answer, type) and issubclass(answer, Function)):
-        fail(
+        checks.fail(
             number,
             "the answer is not a class made from torch.autograd.Function.",
             "Is the line `class ...(Function):` still there?",
         )
-    check_cases(
+    checks.check_cases(
         number, answer, CASES, draw=partial(draw, operator), give=give, run=run, expect=partial(expect, operator),
         questions=questions, ask_instead=about_report,
         world_sizes=(2, 4, 1),  # two ranks reveal most about a mistake
@@ -203,7 +187,7 @@ _ASKED_ABOUT = {  # words in a report: the question
 }
 
 
-def about_report(failure: CheckFailed) -> str | None:
+def about_report(failure: checks.CheckFailed) -> str | None:
     """A specific question for a failure that these operators are known for, or None."""
     return next((question for words, question in _ASKED_ABOUT.items() if words in failure.report), None)
 
@@ -211,41 +195,45 @@ def about_report(failure: CheckFailed) -> str | None:
 # Questions and names of mistakes that several operators share
 
 
-def traffic_too(name: str, kind: str, traffic: str) -> Callable[[Differences], bool]:
+def traffic_too(name: str, kind: str, traffic: str) -> Callable[[checks.Differences], bool]:
     """A condition that holds if `name` is wrong in this way and `traffic` differs as well."""
     return lambda differences: differences.kind(name) == kind and traffic in differences.names
 
 
-FORWARD_SENDS = Question(
+FORWARD_SENDS = checks.Question(
     lambda d: "forward traffic" in d.names and d.kind("forward traffic") == "traffic" and not d.malformed,
     "What does this operator have to send in the forward pass? Read its row in the table again.",
 )
 
-BACKWARD_SENDS = Question(
+BACKWARD_SENDS = checks.Question(
     lambda d: d.names == {"backward traffic"},
     "The gradient is right. What has to be sent for it in the backward pass? Read the operator's row in the table "
     "again.",
 )
 
-ROUNDED = Question(
+ROUNDED = checks.Question(
     lambda d: bool({"rounded", "dtype"} & d.kinds()),
     "Which step leaves the dtype of the tensor? Fewer bytes are sent that way, and digits are lost.",
 )
 
-WROTE = Question(
+WROTE = checks.Question(
     lambda d: any(d.kind(name) == "changed" for name in d.names),
     "A collective writes into the tensor it is given. Was that one yours? The caller still needs x, and autograd the "
     "upstream gradient: what has to be made first? (.contiguous() makes no copy of a tensor that is contiguous "
     "already.)",
 )
 
-NO_GRADIENT = Question(
-    kind_is("dx", "none"),
+NO_GRADIENT = checks.Question(
+    checks.kind_is("dx", "none"),
     "backward returned nothing for x. What is its last line? (dist.all_reduce changes its argument and returns None.)",
 )
 
-ZERO_GRADIENT = Question(kind_is("dx", "zeros"), "The gradient has the right shape. Which line puts numbers in?")
-ZERO_OUT = Question(kind_is("out", "zeros"), "The output has the right shape. Which line puts numbers in?")
+ZERO_GRADIENT = checks.Question(
+    checks.kind_is("dx", "zeros"), "The gradient has the right shape. Which line puts numbers in?"
+)
+ZERO_OUT = checks.Question(
+    checks.kind_is("out", "zeros"), "The output has the right shape. Which line puts numbers in?"
+)
 ONLY_ROOT = "Rank 0 is right, the others are not. Which collective gives its result to one rank only, and which to all?"
 OWN_X = "this rank's own x"
 
@@ -259,34 +247,34 @@ P_TIMES_OWN = "p times this rank's own upstream gradient"
 LARGEST = "the largest over the ranks, entry by entry"
 
 F_QUESTIONS = (
-    LATE_QUESTION,
+    checks.LATE_QUESTION,
     ROUNDED,
     WROTE,
-    Question(
-        kind_is("out", SUM_X, X_OF_0, MEAN_X),
+    checks.Question(
+        checks.kind_is("out", SUM_X, X_OF_0, MEAN_X),
         "Forward, every rank has the right x already. What is left for f to do?",
     ),
     ZERO_OUT,
     FORWARD_SENDS,
     NO_GRADIENT,
     ZERO_GRADIENT,
-    Question(lambda d: d.p > 1 and "dx" in d.names and 0 not in d.ranks("dx"), ONLY_ROOT),
-    Question(
+    checks.Question(lambda d: d.p > 1 and "dx" in d.names and 0 not in d.ranks("dx"), ONLY_ROOT),
+    checks.Question(
         traffic_too("dx", OWN_TERM, "backward traffic"),
         "x went to every rank, and the gradient of each rank covers its own path only. Who adds up the paths?",
     ),
-    Question(
-        kind_is("dx", OWN_TERM),
+    checks.Question(
+        checks.kind_is("dx", OWN_TERM),
         "An all-reduce ran, but the tensor you return does not hold the sum. Which tensor did it write into?",
     ),
-    Question(
-        kind_is("dx", P_TIMES_OWN),
+    checks.Question(
+        checks.kind_is("dx", P_TIMES_OWN),
         "x went to every rank, and each rank's gradient is a different one. Where do the other ranks' come in?",
     ),
-    Question(kind_is("dx", "1/p"), "The chain rule adds over all uses of x. Does it take their mean?"),
-    Question(kind_is("dx", LARGEST), "The chain rule adds over all uses of x. Does it take the largest?"),
-    Question(kind_is("dx", "p times"), "How many times is each rank's term added?"),
-    Question(
+    checks.Question(checks.kind_is("dx", "1/p"), "The chain rule adds over all uses of x. Does it take their mean?"),
+    checks.Question(checks.kind_is("dx", LARGEST), "The chain rule adds over all uses of x. Does it take the largest?"),
+    checks.Question(checks.kind_is("dx", "p times"), "How many times is each rank's term added?"),
+    checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_gather" in row.text for row in d),
         "The gradient is right, but every rank received p tensors to add them up itself. Which collective adds on "
         "the way?",
@@ -307,10 +295,10 @@ def f_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int) -> M
     }
 
 
-@exercise("3.1", "f: copy forward, add backward")
-def copy_to_region(operator: Any) -> Verdict:
+@checks.exercise("3.1", "f: copy forward, add backward")
+def copy_to_region(operator: Any) -> checks.Verdict:
     check_operator("3.1", operator, Operator(COPY, ADD, f_mistakes), F_QUESTIONS)
-    return Verdict(
+    return checks.Verdict(
         "One all-reduce, backward. Strided and expanded gradients are right too, and nobody's tensor was touched."
     )
 
@@ -321,39 +309,39 @@ SUM_UP = "the sum of the upstream gradients of all ranks"
 UP_OF_0 = "the upstream gradient of rank 0"
 
 G_QUESTIONS = (
-    LATE_QUESTION,
+    checks.LATE_QUESTION,
     ROUNDED,
     WROTE,
     ZERO_OUT,
-    Question(lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"), ONLY_ROOT),
-    Question(
+    checks.Question(lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"), ONLY_ROOT),
+    checks.Question(
         traffic_too("out", OWN_X, "forward traffic"),
         "Each rank holds one term of a sum. Who adds them up?",
     ),
-    Question(
-        kind_is("out", OWN_X),
+    checks.Question(
+        checks.kind_is("out", OWN_X),
         "An all-reduce ran, but the tensor you return does not hold the sum. Which tensor did it write into? "
         "(.contiguous() makes a copy of a tensor that is not contiguous.)",
     ),
-    Question(kind_is("out", "1/p"), "The network adds the terms. Does it take their mean?"),
-    Question(kind_is("out", "p times"), "How many times is each rank's term added?"),
-    Question(
+    checks.Question(checks.kind_is("out", "1/p"), "The network adds the terms. Does it take their mean?"),
+    checks.Question(checks.kind_is("out", "p times"), "How many times is each rank's term added?"),
+    checks.Question(
         lambda d: d.names == {"forward traffic"} and any("all_gather" in row.text for row in d),
         "The sum is right, but every rank received p tensors to add them up itself. Which collective adds on the way?",
     ),
     FORWARD_SENDS,
     NO_GRADIENT,
     ZERO_GRADIENT,
-    Question(
-        kind_is("dx", SUM_UP),
+    checks.Question(
+        checks.kind_is("dx", SUM_UP),
         "All ranks share one loss, and each holds its whole gradient already. How often is it counted if you add the "
         "ranks' copies?",
     ),
-    Question(
-        kind_is("dx", "1/p", "p times"),
+    checks.Question(
+        checks.kind_is("dx", "1/p", "p times"),
         "z = z_0 + z_1: how much does z change when one term changes by 1? Is there a p in it?",
     ),
-    Question(kind_is("dx", UP_OF_0), "Every rank holds the gradient already. Why ask rank 0 for it?"),
+    checks.Question(checks.kind_is("dx", UP_OF_0), "Every rank holds the gradient already. Why ask rank 0 for it?"),
     BACKWARD_SENDS,
 )
 
@@ -362,7 +350,7 @@ def g_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int) -> M
     return {"out": {OWN_X: xs[rank]}, "dx": {SUM_UP: total(upstream), UP_OF_0: upstream[0]}}
 
 
-@exercise("3.2", "g: add forward, copy backward")
-def reduce_from_region(operator: Any) -> Verdict:
+@checks.exercise("3.2", "g: add forward, copy backward")
+def reduce_from_region(operator: Any) -> checks.Verdict:
     check_operator("3.2", operator, Operator(ADD, COPY, g_mistakes), G_QUESTIONS)
-    return Verdict("One all-reduce, forward. The tensor that autograd saved is still what it was.")
+    return checks.Verdict("One all-reduce, forward. The tensor that autograd saved is still what it was.")

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tplab.course import checks
 from tplab.course.chapters.ch03.operators import (
     BACKWARD_SENDS,
     FORWARD_SENDS,
@@ -23,17 +24,6 @@ from tplab.course.chapters.ch03.operators import (
     check_operator,
     total,
 )
-from tplab.course.checks import (
-    LATE_QUESTION,
-    Claim,
-    Observed,
-    Question,
-    Verdict,
-    exercise,
-    kind_is,
-    run_ranks,
-    verify,
-)
 from tplab.runtime import device
 
 COPIES = "p copies of this rank's part"
@@ -49,39 +39,44 @@ WHOLE_X = "the whole x"
 UNEVEN = "a size that can't be divided is refused"
 
 SCATTER_QUESTIONS = (
-    Question(
+    checks.Question(
         UNEVEN,
         "9 columns on 2 ranks: one rank would hold more than the other. What does the other half of the network make "
         "of that? (shard refuses such sizes for you.)",
     ),
-    LATE_QUESTION,
+    checks.LATE_QUESTION,
     ROUNDED,
     WROTE,
     ZERO_OUT,
-    Question(kind_is("out", PART_OF_0), "Which part of x is this rank's own?"),
-    Question(kind_is("out", EVERY_PTH, "value"), "A shard is a block of neighbours. Which columns does rank r hold?"),
-    Question(kind_is("out", WHOLE_X), "What is left for this rank to cut away?"),
-    Question(
+    checks.Question(checks.kind_is("out", PART_OF_0), "Which part of x is this rank's own?"),
+    checks.Question(
+        checks.kind_is("out", EVERY_PTH, "value"), "A shard is a block of neighbours. Which columns does rank r hold?"
+    ),
+    checks.Question(checks.kind_is("out", WHOLE_X), "What is left for this rank to cut away?"),
+    checks.Question(
         lambda d: "out" in d.names and not d.malformed,
         "Which dimension does scatter cut, how long is a part, and where does the part of rank r start?",
     ),
     FORWARD_SENDS,
     NO_GRADIENT,
     ZERO_GRADIENT,
-    Question(
+    checks.Question(
         lambda d: d.kind("dx") in (PADDED, "partly zero"),
         "The rest of the gradient is not zero: other ranks hold it. How does it get here?",
     ),
-    Question(kind_is("dx", COPIES), "Every part came from this rank. Which call brings the other ranks' parts?"),
-    Question(
+    checks.Question(
+        checks.kind_is("dx", COPIES), "Every part came from this rank. Which call brings the other ranks' parts?"
+    ),
+    checks.Question(
         lambda d: d.kind("dx") in (STACKED, "order") or "order" in d.kinds(),
         "x was cut along the last dimension, in rank order. Along which dimension, and in which order, do the parts "
         "go back?",
     ),
-    Question(
-        kind_is("dx", "1/p", "p times"), "Each column of x was used by one rank, once. Is there a p in its gradient?"
+    checks.Question(
+        checks.kind_is("dx", "1/p", "p times"),
+        "Each column of x was used by one rank, once. Is there a p in its gradient?",
     ),
-    Question(
+    checks.Question(
         lambda d: d.names == {"backward traffic"} and any("all_reduce" in row.text for row in d),
         "The gradient is right. But an all-reduce adds, and here nothing has to be added. Which collective only "
         "brings the parts together, for half of what an all-reduce sends?",
@@ -102,21 +97,21 @@ def scatter_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int
     }
 
 
-@exercise("3.3", "scatter: cut forward, gather backward")
-def scatter_to_region(operator: Any) -> Verdict:
+@checks.exercise("3.3", "scatter: cut forward, gather backward")
+def scatter_to_region(operator: Any) -> checks.Verdict:
     check_operator("3.3", operator, Operator(SPLIT, GATHER, scatter_mistakes), SCATTER_QUESTIONS)
-    seen = run_ranks(scatter_unevenly, 2, operator)
-    verify("3.3", 2, list(seen), [{}] * 2, questions=SCATTER_QUESTIONS, note="9 columns")
-    return Verdict("One all-gather, backward.")
+    seen = checks.run_ranks(scatter_unevenly, 2, operator)
+    checks.verify("3.3", 2, list(seen), [{}] * 2, questions=SCATTER_QUESTIONS, note="9 columns")
+    return checks.Verdict("One all-gather, backward.")
 
 
-def scatter_unevenly(operator: Any) -> Observed:
+def scatter_unevenly(operator: Any) -> checks.Observed:
     """Apply the operator to 9 columns on 2 ranks, where it must raise ValueError. Runs on every rank."""
     try:
         part = operator.apply(torch.zeros(4, 9, device=device()))
     except ValueError:
-        return {UNEVEN: Claim("")}
-    return {UNEVEN: Claim(f"cut all the same, to shape {list(part.shape)}")}
+        return {UNEVEN: checks.Claim("")}
+    return {UNEVEN: checks.Claim(f"cut all the same, to shape {list(part.shape)}")}
 
 
 # 3.4
@@ -126,19 +121,21 @@ SLICE_OF_MEAN = "this rank's slice of the mean of all ranks' gradients"
 SLICE_0 = "slice 0 of the gradient, whatever the rank"
 
 GATHER_QUESTIONS = (
-    LATE_QUESTION,
+    checks.LATE_QUESTION,
     ROUNDED,
     WROTE,
     ZERO_OUT,
-    Question(kind_is("out", OWN_X), "This is one part. Who holds the others?"),
-    Question(kind_is("out", COPIES), "Every part came from this rank. Which call brings the other ranks' parts?"),
-    Question(kind_is("out", SUM_PARTS), "The parts are different columns. Should they be added?"),
-    Question(
+    checks.Question(checks.kind_is("out", OWN_X), "This is one part. Who holds the others?"),
+    checks.Question(
+        checks.kind_is("out", COPIES), "Every part came from this rank. Which call brings the other ranks' parts?"
+    ),
+    checks.Question(checks.kind_is("out", SUM_PARTS), "The parts are different columns. Should they be added?"),
+    checks.Question(
         lambda d: "out" in d.names and (d.kind("out") in (STACKED, "value") or "order" in d.kinds()),
         "Along which dimension, and in which order, do the parts go together? (all_gather_into_tensor uses dimension "
         "0.)",
     ),
-    Question(
+    checks.Question(
         lambda d: d.names == {"forward traffic"} and any("saw 1 all_reduce" in row.text for row in d),
         "The output is right. But an all-reduce adds, and here nothing has to be added. Which collective only brings "
         "the parts together, for half of what an all-reduce sends?",
@@ -146,13 +143,14 @@ GATHER_QUESTIONS = (
     FORWARD_SENDS,
     NO_GRADIENT,
     ZERO_GRADIENT,
-    Question(
-        kind_is("dx", SLICE_OF_SUM, SLICE_OF_MEAN),
+    checks.Question(
+        checks.kind_is("dx", SLICE_OF_SUM, SLICE_OF_MEAN),
         "All ranks share one loss, and each holds its whole gradient already. What is there to add, or to average?",
     ),
-    Question(kind_is("dx", SLICE_0), "Which columns of the whole did this rank put in?"),
-    Question(
-        kind_is("dx", "1/p", "p times"), "Each column was put in by one rank, once. Is there a p in its gradient?"
+    checks.Question(checks.kind_is("dx", SLICE_0), "Which columns of the whole did this rank put in?"),
+    checks.Question(
+        checks.kind_is("dx", "1/p", "p times"),
+        "Each column was put in by one rank, once. Is there a p in its gradient?",
     ),
     BACKWARD_SENDS,
 )
@@ -175,7 +173,7 @@ def gather_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int)
     }
 
 
-@exercise("3.4", "gather: gather forward, cut backward")
-def gather_from_region(operator: Any) -> Verdict:
+@checks.exercise("3.4", "gather: gather forward, cut backward")
+def gather_from_region(operator: Any) -> checks.Verdict:
     check_operator("3.4", operator, Operator(GATHER, SPLIT, gather_mistakes), GATHER_QUESTIONS)
-    return Verdict("One all-gather, forward.")
+    return checks.Verdict("One all-gather, forward.")

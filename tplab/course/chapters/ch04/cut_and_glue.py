@@ -6,21 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tplab.course.checks import (
-    WORLD_SIZES,
-    Claim,
-    Question,
-    Snapshot,
-    Verdict,
-    calling,
-    changed,
-    differs,
-    exercise,
-    fresh_generator,
-    has_kind,
-    must_refuse,
-    verify,
-)
+from tplab.course import checks
 from tplab.tensor.sharding import shard
 
 OWN_MEMORY = "each shard has memory of its own"
@@ -29,44 +15,44 @@ EVERY_PTH = "every p-th entry, taken one by one"
 GLUED_CONTIGUOUS = "the shards simply put one after another"
 
 CUT_QUESTIONS = (
-    Question(
-        changed,
+    checks.Question(
+        checks.changed,
         "The caller still needs the full tensor and the shards. Which line writes into one of them?",
     ),
-    Question(
-        has_kind("shard", CONTIGUOUS),
+    checks.Question(
+        checks.has_kind("shard", CONTIGUOUS),
         "With `stride` blocks side by side a rank needs its piece of every block. Write the row numbers down "
         "for p = 2, stride = 2: which rows does rank 0 have now, and which should it have?",
     ),
-    Question(
-        has_kind("shard", EVERY_PTH),
+    checks.Question(
+        checks.has_kind("shard", EVERY_PTH),
         "A rank takes whole pieces: n / (p·stride) neighbouring entries of each block. Which entries did you "
         "take for p = 2, stride = 1?",
     ),
-    Question(
-        has_kind("shard", "other rank"),
+    checks.Question(
+        checks.has_kind("shard", "other rank"),
         "The pieces are right, but a rank has the pieces of another. How does the number of a piece depend on "
         "the rank, and how on the block?",
     ),
-    Question(
-        differs(OWN_MEMORY),
+    checks.Question(
+        checks.differs(OWN_MEMORY),
         "How many bytes does the shard keep alive? A slice is a view of the full tensor, and `contiguous()` "
         "of a slice along dimension 0 is still that view. Which call always makes new memory?",
     ),
-    Question(
+    checks.Question(
         lambda d: (
-            has_kind("shard", "shape", "whole", "part", "transposed")(d)
-            or has_kind("unshard", "shape", "part", "transposed")(d)
+            checks.has_kind("shard", "shape", "whole", "part", "transposed")(d)
+            or checks.has_kind("unshard", "shape", "part", "transposed")(d)
         ),
         "Which dimension is cut, and by what is it divided? `dim` may be 0, 1 or -1, and the tensor may have "
         "more than two dimensions.",
     ),
-    Question(
-        has_kind("unshard", GLUED_CONTIGUOUS),
+    checks.Question(
+        checks.has_kind("unshard", GLUED_CONTIGUOUS),
         "Glueing undoes cutting: the full tensor starts with all of block 0. Which pieces of which ranks make "
         "up block 0?",
     ),
-    Question(
+    checks.Question(
         lambda d: d.names == {"unshard"},
         "Cutting is right. To glue, cut each shard into its `stride` pieces first: in which order do the "
         "pieces of all ranks follow each other in the full tensor?",
@@ -74,9 +60,9 @@ CUT_QUESTIONS = (
 )
 
 
-@exercise("4.3", "Cut and glue")
-def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> Verdict:
-    for p in WORLD_SIZES:
+@checks.exercise("4.3", "Cut and glue")
+def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> checks.Verdict:
+    for p in checks.WORLD_SIZES:
         for sizes, dim, stride in (
             ((16, 3), 0, 1),
             ((3, 16), 1, 1),
@@ -84,20 +70,22 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> Ver
             ((2, 24, 3), 1, 3),
             ((5, 24), -1, 2),
         ):
-            full = torch.randn(sizes, generator=fresh_generator(), dtype=torch.float64)
+            full = torch.randn(sizes, generator=checks.fresh_generator(), dtype=torch.float64)
             right = [shard(full, dim, rank, p, stride=stride) for rank in range(p)]
             n = full.shape[dim]
             order = torch.arange(n).reshape(stride, p, -1).transpose(0, 1).reshape(p, -1)  # [rank, entries]
             assert all(torch.equal(full.index_select(dim, order[rank]), right[rank]) for rank in range(p))
-            before = Snapshot(
+            before = checks.Snapshot(
                 **{"the full tensor": full}, **{f"the shard of rank {rank}": right[rank] for rank in range(p)}
             )
             shards = []
             for rank in range(p):
                 options = f"dim={dim}, rank={rank}, world_size={p}, stride={stride}"
-                with calling(f"shard(a tensor of shape {list(sizes)}, {options})", CRASH):
+                with checks.calling(f"shard(a tensor of shape {list(sizes)}, {options})", CRASH):
                     shards.append(cut(full, dim, rank, p, stride=stride))
-            with calling(f"unshard({p} shards of shape {list(right[0].shape)}, dim={dim}, stride={stride})", CRASH):
+            with checks.calling(
+                f"unshard({p} shards of shape {list(right[0].shape)}, dim={dim}, stride={stride})", CRASH
+            ):
                 glued = glue(list(right), dim, stride=stride)
             observed = [
                 {
@@ -116,8 +104,8 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> Ver
                 alike["shard"][CONTIGUOUS] = list(full.chunk(p, dim))
                 alike["unshard"][GLUED_CONTIGUOUS] = [torch.cat(right, dim)] * p
             note = f"a tensor {list(sizes)}, dim = {dim}, stride = {stride}"
-            verify("4.3", p, observed, expected, questions=CUT_QUESTIONS, lookalikes=alike, note=note)
-    must_refuse(
+            checks.verify("4.3", p, observed, expected, questions=CUT_QUESTIONS, lookalikes=alike, note=note)
+    checks.must_refuse(
         "4.3",
         lambda: cut(torch.zeros(8, 3), 0, 0, 4, stride=3),
         "8 rows can't be 3 blocks of 4 equal pieces each. What does `chunk` do with them, and who would notice? "
@@ -125,7 +113,7 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> Ver
         says=(8, 3, 4),
         what="8 rows cut into 3 blocks for 4 ranks",
     )
-    must_refuse(
+    checks.must_refuse(
         "4.3",
         lambda: cut(torch.zeros(6, 3), 0, 0, 4),
         "6 rows can't be cut into 4 equal pieces: `chunk` gives three pieces of 2 without a word, and the "
@@ -133,7 +121,7 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> Ver
         says=(6, 4),
         what="6 rows cut for 4 ranks",
     )
-    return Verdict("unshard undoes shard, for every dimension and every number of fused blocks.")
+    return checks.Verdict("unshard undoes shard, for every dimension and every number of fused blocks.")
 
 
 CRASH = (
@@ -143,9 +131,9 @@ CRASH = (
 )
 
 
-def memory(mine: Any) -> Claim:
+def memory(mine: Any) -> checks.Claim:
     """The claim that a shard keeps no memory alive except its own."""
     if not isinstance(mine, Tensor):
-        return Claim("there is no tensor")
+        return checks.Claim("there is no tensor")
     kept, needed = mine.untyped_storage().nbytes(), mine.numel() * mine.element_size()
-    return Claim("" if kept <= needed else f"it keeps {kept} bytes alive and needs {needed}")
+    return checks.Claim("" if kept <= needed else f"it keeps {kept} bytes alive and needs {needed}")

@@ -7,32 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tplab.course import checks
 from tplab.course.chapters.ch04.master_weight import UNCHANGED, UNTOUCHED
-from tplab.course.checks import (
-    GROUPS,
-    IN_GROUPS,
-    WORLD_SIZES,
-    Claim,
-    Observed,
-    Place,
-    Question,
-    Snapshot,
-    Traffic,
-    Verdict,
-    ask_about_group,
-    changed,
-    differs,
-    exercise,
-    fresh_generator,
-    group_question,
-    has_kind,
-    make_group,
-    member_of,
-    random_tensor,
-    run_ranks,
-    traffic,
-    verify,
-)
 from tplab.runtime import device, record
 from tplab.tensor.sharding import Sharding, shard
 
@@ -79,31 +55,31 @@ def load_and_save(
     full: Mapping[str, Tensor],
     other: Sequence[Mapping[str, Tensor]],
     groups: Sequence[Sequence[int]] | None,
-) -> list[Observed]:
+) -> list[checks.Observed]:
     """Run load on one model, and save on another one that was filled by hand. Runs on every rank."""
-    group = make_group(groups)
+    group = checks.make_group(groups)
     q = dist.get_world_size(group)
     mine = other[dist.get_rank()]
     return [see_loading(load, SmallModel(q), full, group), see_saving(save, SmallModel(q), mine, group)]
 
 
-def see_loading(load: Callable[..., Any], model: nn.Module, full: Mapping[str, Tensor], group: Any) -> Observed:
+def see_loading(load: Callable[..., Any], model: nn.Module, full: Mapping[str, Tensor], group: Any) -> checks.Observed:
     full = {name: value.to(device()) for name, value in full.items()}
     identity = {name: (id(param), param.data_ptr()) for name, param in model.named_parameters()}
-    snapshot = Snapshot(**{f"full_state[{name!r}]": value for name, value in full.items()})
+    snapshot = checks.Snapshot(**{f"full_state[{name!r}]": value for name, value in full.items()})
     with record() as section:
         load(model, dict(full), group)
     params = dict(model.named_parameters())
-    seen: Observed = {name: param.detach().clone() for name, param in params.items()}
+    seen: checks.Observed = {name: param.detach().clone() for name, param in params.items()}
     kept = all(identity[name] == (id(param), param.data_ptr()) for name, param in params.items())
     lost = [
         name for name, (_, cut) in SmallModel.shapes.items() if cut and not hasattr(params[name], "tensor_parallel")
     ]
     frozen = [name for name, param in params.items() if not param.requires_grad]
-    seen[IN_PLACE] = Claim("" if kept else "some were replaced")
-    seen[STILL_SHARDED] = Claim(", ".join(lost) and f"lost by {', '.join(lost)}")
-    seen[TRAINABLE] = Claim(", ".join(frozen) and f"not {', '.join(frozen)}")
-    seen["traffic"] = traffic(section)
+    seen[IN_PLACE] = checks.Claim("" if kept else "some were replaced")
+    seen[STILL_SHARDED] = checks.Claim(", ".join(lost) and f"lost by {', '.join(lost)}")
+    seen[TRAINABLE] = checks.Claim(", ".join(frozen) and f"not {', '.join(frozen)}")
+    seen["traffic"] = checks.traffic(section)
     with torch.no_grad():  # training continues: does it change the dictionary?
         for param in params.values():
             param.add_(1.0)
@@ -111,54 +87,57 @@ def see_loading(load: Callable[..., Any], model: nn.Module, full: Mapping[str, T
     return seen
 
 
-def see_saving(save: Callable[..., Any], model: nn.Module, mine: Mapping[str, Tensor], group: Any) -> Observed:
+def see_saving(save: Callable[..., Any], model: nn.Module, mine: Mapping[str, Tensor], group: Any) -> checks.Observed:
     with torch.no_grad():
         for name, param in model.named_parameters():
             param.copy_(mine[name])
-    snapshot = Snapshot(**dict(model.named_parameters()))
+    snapshot = checks.Snapshot(**dict(model.named_parameters()))
     with record() as section:
         state = save(model, group)
     if not isinstance(state, dict):
-        return {IS_DICT: Claim(f"it is {type(state).__name__}"), "traffic": traffic(section)}
+        return {IS_DICT: checks.Claim(f"it is {type(state).__name__}"), "traffic": checks.traffic(section)}
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    seen: Observed = {IS_DICT: Claim(""), **{name: value.detach().clone() for name, value in state.items()}}
+    seen: checks.Observed = {
+        IS_DICT: checks.Claim(""),
+        **{name: value.detach().clone() for name, value in state.items()},
+    }
     tracked = [name for name, value in tensors.items() if value.requires_grad]
     seen["names"] = str(sorted(state))
-    seen[DETACHED] = Claim(", ".join(tracked) and f"not {', '.join(tracked)}")
-    seen["traffic"] = traffic(section)
+    seen[DETACHED] = checks.Claim(", ".join(tracked) and f"not {', '.join(tracked)}")
+    seen["traffic"] = checks.traffic(section)
     seen["inputs unchanged"] = snapshot.changed()
     copies = {name: value.detach().clone() for name, value in tensors.items()}
     with torch.no_grad():  # training continues: does it change the checkpoint?
         for param in model.parameters():
             param.add_(1.0)
     aliased = [name for name, value in tensors.items() if not torch.equal(value, copies[name])]
-    seen[COPIED] = Claim(", ".join(aliased) and f"{', '.join(aliased)} changed when the parameters did")
+    seen[COPIED] = checks.Claim(", ".join(aliased) and f"{', '.join(aliased)} changed when the parameters did")
     return seen
 
 
-@exercise("4.5", "Load and save")
-def load_and_save_full(load: Callable[..., Any], save: Callable[..., Any]) -> Verdict:
-    for p in WORLD_SIZES:
-        for groups in (None, GROUPS) if p == 4 else (None,):
+@checks.exercise("4.5", "Load and save")
+def load_and_save_full(load: Callable[..., Any], save: Callable[..., Any]) -> checks.Verdict:
+    for p in checks.WORLD_SIZES:
+        for groups in (None, checks.GROUPS) if p == 4 else (None,):
             check_load_and_save(load, save, p, groups)
-    return Verdict("A checkpoint written at any p can be read at any other.")
+    return checks.Verdict("A checkpoint written at any p can be read at any other.")
 
 
 def check_load_and_save(
     load: Callable[..., Any], save: Callable[..., Any], p: int, groups: Sequence[Sequence[int]] | None
 ) -> None:
     """Run both in one launch, then compare what was loaded, then what was saved."""
-    generator = fresh_generator()
+    generator = checks.fresh_generator()
     to_load = random_state(generator)
     to_save = [random_state(generator) for _ in groups or (0,)]  # each group saves a model of its own
-    members = member_of(p, groups)
-    places = [Place(ranks.index(rank), ranks, p) for rank, (_, ranks) in enumerate(members)]
+    members = checks.member_of(p, groups)
+    places = [checks.Place(ranks.index(rank), ranks, p) for rank, (_, ranks) in enumerate(members)]
     loaded = [shards_of(to_load, place) for place in places]
     filled = [shards_of(to_save[number], place) for (number, _), place in zip(members, places, strict=True)]
-    where = f", {IN_GROUPS}" if groups else ""
-    whose = ask_about_group(WHOSE_GROUP) if groups else None
-    first = [group_question(WHOSE_GROUP)] if groups else []
-    seen = run_ranks(
+    where = f", {checks.IN_GROUPS}" if groups else ""
+    whose = checks.ask_about_group(WHOSE_GROUP) if groups else None
+    first = [checks.group_question(WHOSE_GROUP)] if groups else []
+    seen = checks.run_ranks(
         load_and_save, p, load, save, to_load, filled, groups,
         question=whose or LOAD_CRASH, stuck=whose, note="loading and saving" + where,
     )  # fmt: skip
@@ -166,8 +145,8 @@ def check_load_and_save(
     untouched = {
         name: {UNCHANGED: [torch.full_like(mine[name], UNTOUCHED) for mine in loaded]} for name in SmallModel.shapes
     }
-    verify(
-        "4.5", p, [rank[0] for rank in seen], [mine | {"traffic": Traffic()} for mine in loaded],
+    checks.verify(
+        "4.5", p, [rank[0] for rank in seen], [mine | {"traffic": checks.Traffic()} for mine in loaded],
         questions=[*first, *LOAD_QUESTIONS], lookalikes=untouched, note="loading" + where,
     )  # fmt: skip
 
@@ -182,17 +161,17 @@ def check_load_and_save(
         {"names": str(sorted(SmallModel.shapes)), **to_save[number], "traffic": place.traffic(*gathers)}
         for (number, _), place in zip(members, places, strict=True)
     ]
-    verify(
+    checks.verify(
         "4.5", p, [rank[1] for rank in seen], saved,
         questions=[*first, *SAVE_QUESTIONS], lookalikes=glued, note="saving" + where,
     )  # fmt: skip
 
 
 def random_state(generator: torch.Generator) -> dict[str, Tensor]:
-    return {name: random_tensor(generator, *sizes) for name, (sizes, _) in SmallModel.shapes.items()}
+    return {name: checks.random_tensor(generator, *sizes) for name, (sizes, _) in SmallModel.shapes.items()}
 
 
-def shards_of(state: Mapping[str, Tensor], place: Place) -> dict[str, Tensor]:
+def shards_of(state: Mapping[str, Tensor], place: checks.Place) -> dict[str, Tensor]:
     """The shards of a full state on the rank at this place."""
 
     def mine(value: Tensor, sharding: Sharding | None) -> Tensor:
@@ -204,75 +183,77 @@ def shards_of(state: Mapping[str, Tensor], place: Place) -> dict[str, Tensor]:
 
 
 LOAD_QUESTIONS = (
-    Question(
-        changed,
+    checks.Question(
+        checks.changed,
         "After loading, training goes on, and the dictionary changed with it. Is the parameter a copy, or "
         "does it share memory with the dictionary?",
     ),
-    Question(
+    checks.Question(
         lambda d: bool({IN_PLACE, STILL_SHARDED, TRAINABLE} & d.names),
         "The optimizer holds on to the parameter objects, and the attribute `tensor_parallel` sits on them. "
         "How do you change the numbers in a parameter without making a new one?",
     ),
-    Question(differs("traffic"), "Every rank has the whole dictionary already. What is there to communicate?"),
-    Question(
+    checks.Question(
+        checks.differs("traffic"), "Every rank has the whole dictionary already. What is there to communicate?"
+    ),
+    checks.Question(
         lambda d: d.names == {"fused.weight"},
         "Only the fused weight is wrong. What does its `tensor_parallel` say beside the dimension?",
     ),
-    Question(
-        has_kind("column.weight", "other rank"),
+    checks.Question(
+        checks.has_kind("column.weight", "other rank"),
         "A rank got the shard of another rank. Whose number decides, also inside a group?",
     ),
-    Question(
+    checks.Question(
         lambda d: UNCHANGED in d.kinds(),
         "Some parameters kept their old values. Which ones does your loop leave out, and why?",
     ),
 )
 
 SAVE_QUESTIONS = (
-    Question(
-        changed,
+    checks.Question(
+        checks.changed,
         "Saving changed the model. Which line writes into a parameter?",
     ),
-    Question(differs(IS_DICT), "What does the function return, on every rank?"),
-    Question(
-        differs("names"),
+    checks.Question(checks.differs(IS_DICT), "What does the function return, on every rank?"),
+    checks.Question(
+        checks.differs("names"),
         "Which names does the full state dict of one process have? Every parameter, once, under the name that "
         "`named_parameters` gives it.",
     ),
-    Question(
-        differs(DETACHED),
+    checks.Question(
+        checks.differs(DETACHED),
         "A checkpoint needs no gradients. Which call cuts a tensor off from autograd?",
     ),
-    Question(
-        differs(COPIED),
+    checks.Question(
+        checks.differs(COPIED),
         "The dictionary changed when training went on, so it shares memory with the parameters. Which values "
         "did you not copy? Think of the replicated ones, and of p = 1.",
     ),
-    Question(
-        lambda d: has_kind("row.bias", "shape", "whole")(d) or has_kind("norm", "shape", "whole")(d),
+    checks.Question(
+        lambda d: checks.has_kind("row.bias", "shape", "whole")(d) or checks.has_kind("norm", "shape", "whole")(d),
         "A replicated parameter is whole on every rank already. What happens if its p copies are glued together?",
     ),
-    Question(
-        lambda d: has_kind("row.bias", "p times")(d) or has_kind("norm", "p times")(d),
+    checks.Question(
+        lambda d: checks.has_kind("row.bias", "p times")(d) or checks.has_kind("norm", "p times")(d),
         "A replicated parameter is whole on every rank already. Why add up its copies?",
     ),
-    Question(
+    checks.Question(
         lambda d: d.names == {"fused.weight"},
         "Only the fused weight is wrong: its shards were glued one after another. What does its "
         "`tensor_parallel` say beside the dimension?",
     ),
-    Question(
-        has_kind("row.weight", "shape", GLUED),
+    checks.Question(
+        checks.has_kind("row.weight", "shape", GLUED),
         "The row-parallel weight was cut along dimension 1. Along which dimension did you glue it?",
     ),
-    Question(
+    checks.Question(
         lambda d: bool(d.names) and d.names <= {"traffic"},
         "The numbers are right, the communication is not. One all-gather for each sharded parameter is "
         "enough, and a replicated one needs none.",
     ),
-    Question(
-        has_kind("column.weight", "part", "shape"),
+    checks.Question(
+        checks.has_kind("column.weight", "part", "shape"),
         "Each rank has only its own shard. How does it get those of the others?",
     ),
 )

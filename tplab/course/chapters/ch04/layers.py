@@ -11,22 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.checks import (
-    Case,
-    Claim,
-    Expected,
-    NotRun,
-    Observed,
-    Place,
-    Question,
-    ask_about_group,
-    check_cases,
-    group_question,
-    observe,
-    random_tensor,
-    run_ranks,
-    verify,
-)
+from tplab.course import checks
 from tplab.runtime import device
 
 IN, OUT = 12, 8  # divisible by every p, and different, so that a mix-up shows
@@ -40,7 +25,7 @@ REFUSED = "a size that p does not divide is refused"
 
 
 @dataclass(frozen=True)
-class Built(Case):
+class Built(checks.Case):
     """One way to build a layer, and the form of its input."""
 
     leading: tuple[int, ...] = (5,)
@@ -79,11 +64,11 @@ class Problem(NamedTuple):
 
 def draw(case: Built, generator: torch.Generator, size: int) -> Problem:
     if case.transposed:
-        x = random_tensor(generator, IN, *case.leading).movedim(0, -1)
+        x = checks.random_tensor(generator, IN, *case.leading).movedim(0, -1)
     else:
-        x = random_tensor(generator, *case.leading, IN)
-    weight, bias = random_tensor(generator, OUT, IN), random_tensor(generator, OUT)
-    dy, d_bias_out = random_tensor(generator, *case.leading, OUT), random_tensor(generator, OUT)
+        x = checks.random_tensor(generator, *case.leading, IN)
+    weight, bias = checks.random_tensor(generator, OUT, IN), checks.random_tensor(generator, OUT)
+    dy, d_bias_out = checks.random_tensor(generator, *case.leading, OUT), checks.random_tensor(generator, OUT)
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
     product = F.linear(x, weight)  # [..., o]
     dx, d_weight, d_bias = torch.autograd.grad(product + bias, leaves, dy)
@@ -93,25 +78,25 @@ def draw(case: Built, generator: torch.Generator, size: int) -> Problem:
     )  # fmt: skip
 
 
-def run(layer_class: Any, case: Built, given: dict[str, Any], group: Any) -> Observed:
+def run(layer_class: Any, case: Built, given: dict[str, Any], group: Any) -> checks.Observed:
     options = {"group": group, "device": device(), "dtype": torch.float64, **case.options}
     layer = layer_class(IN, OUT, case.bias, **options)
-    shapes: Observed = {"shape of weight": shape(layer.weight), "shape of bias": shape(layer.bias)}
+    shapes: checks.Observed = {"shape of weight": shape(layer.weight), "shape of bias": shape(layer.bias)}
     if shapes != {"shape of weight": shape(given["W"]), "shape of bias": shape(given["b"])}:
         names = ("out", "dx", "dW", "db", "forward traffic", "backward traffic")
-        return shapes | dict.fromkeys(names, NotRun("a parameter has another shape"))
+        return shapes | dict.fromkeys(names, checks.NotRun("a parameter has another shape"))
     with torch.no_grad():
         layer.weight.copy_(given["W"])
         if case.bias:
             layer.bias.copy_(given["b"])
-    seen = observe(
+    seen = checks.observe(
         layer,
         on_device(given["upstream"]),
         inputs={"x": given["x"].to(device())},
         parameters={"W": layer.weight, "b": layer.bias},
     )
     found = getattr(layer.weight, "tensor_parallel", None)
-    return shapes | seen | {SHARDED: Claim("" if found == given["sharding"] else f"it is {found}")}
+    return shapes | seen | {SHARDED: checks.Claim("" if found == given["sharding"] else f"it is {found}")}
 
 
 def on_device(value: Any) -> Any:
@@ -124,13 +109,13 @@ def shape(tensor: Any) -> str:
     return str(list(tensor.shape)) if isinstance(tensor, Tensor) else str(tensor)
 
 
-def refuses(layer_class: Any, in_features: int, out_features: int) -> Observed:
+def refuses(layer_class: Any, in_features: int, out_features: int) -> checks.Observed:
     """Build a layer with a size that p doesn't divide, which must raise ValueError. Runs on every rank."""
     try:
         layer_class(in_features, out_features)
     except ValueError:
-        return {REFUSED: Claim("")}
-    return {REFUSED: Claim("the layer was built, without a ValueError")}
+        return {REFUSED: checks.Claim("")}
+    return {REFUSED: checks.Claim("the layer was built, without a ValueError")}
 
 
 def check_layer(
@@ -138,29 +123,29 @@ def check_layer(
     layer_class: Any,
     cases: Sequence[Built],
     *,
-    give: Callable[[Built, Problem, Place], dict[str, Any]],
-    expect: Callable[[Built, Problem, Place], Expected],
-    questions: Sequence[Question],
+    give: Callable[[Built, Problem, checks.Place], dict[str, Any]],
+    expect: Callable[[Built, Problem, checks.Place], checks.Expected],
+    questions: Sequence[checks.Question],
     crash: str,
     odd: tuple[int, int],
-    odd_question: Question,
+    odd_question: checks.Question,
 ) -> None:
     """Check all cases, and then a layer of `odd` features, which two ranks must refuse."""
 
     def in_group(case: Built) -> str | None:
-        return ask_about_group(GROUP_CRASH) if case.groups else None
+        return checks.ask_about_group(GROUP_CRASH) if case.groups else None
 
     def without_bias(case: Built) -> str:
         return crash if case.bias else f"{NO_BIAS_CRASH} If it is not about that: {crash}"
 
-    check_cases(
+    checks.check_cases(
         number, layer_class, cases, draw=draw, give=give, run=run, expect=expect,
         questions=lambda case, observed: [GROUP_IGNORED, *questions] if case.groups else questions,
         crash=lambda case: in_group(case) or without_bias(case), stuck=in_group,
     )  # fmt: skip
     note = f"{getattr(layer_class, '__name__', 'layer')}({odd[0]}, {odd[1]})"
-    refused = run_ranks(refuses, 2, layer_class, *odd, note=note)
-    verify(number, 2, list(refused), [{}] * 2, questions=[odd_question], note=note)
+    refused = checks.run_ranks(refuses, 2, layer_class, *odd, note=note)
+    checks.verify(number, 2, list(refused), [{}] * 2, questions=[odd_question], note=note)
 
 
 NO_BIAS_CRASH = (
@@ -171,30 +156,30 @@ GROUP_CRASH = (
     "Which of your calls takes its size or its rank from the default group of all ranks, or communicates in it, "
     "instead of `self.group`?"
 )
-GROUP_IGNORED = group_question(
+GROUP_IGNORED = checks.group_question(
     "Which of your calls communicates in the default group of all ranks instead of `self.group`?"
 )
 
 
-TRAFFIC_QUESTION = Question(
+TRAFFIC_QUESTION = checks.Question(
     lambda d: bool(d.names) and d.names <= {"forward traffic", "backward traffic"},
     "The numbers are right, the communication is not. Which collective has to run here and in which "
     "direction, by the table of the four operators, and which line runs another one?",
 )
 
-SHARDING_QUESTION = Question(
+SHARDING_QUESTION = checks.Question(
     SHARDED,
     "Loading and saving read `weight.tensor_parallel`. Is it still set in the constructor, on the parameter "
     "that the layer uses?",
 )
 
-SKIPPED_BIAS_QUESTION = Question(
+SKIPPED_BIAS_QUESTION = checks.Question(
     lambda d: bool({WITH_BIAS, WITH_P_BIASES} & d.kinds()),
     "With skip_bias_add=True the layer hands the bias back, and the caller adds it. So the output must be without it: "
     "which line adds it here?",
 )
 
-WAIT_QUESTION = Question(
+WAIT_QUESTION = checks.Question(
     lambda d: "never waited" in d.kinds(),
     "A collective was started with async_op=True, and nobody waited for it. From when on may its result be used, and "
     "is it its result that you use?",

@@ -8,22 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Claim,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Verdict,
-    called_as,
-    check_cases,
-    differs,
-    exercise,
-    has_kind,
-    traffic,
-)
+from tplab.course import checks
 from tplab.runtime import record
 from tplab.tensor.sharding import Sharding, shard
 
@@ -68,14 +53,14 @@ AT_SHARD_SHAPE = "drawn at the shape of the shard"
 
 
 @dataclass(frozen=True)
-class Drawn(Case):
+class Drawn(checks.Case):
     """The case in which all weights are drawn one after another, from one seed."""
 
     def describe(self, name: str) -> str:
         return "float64 parameters" + "," * bool(self.groups)
 
 
-CASES = (Drawn(), Drawn(groups=GROUPS))
+CASES = (Drawn(), Drawn(groups=checks.GROUPS))
 
 
 class Problem(NamedTuple):
@@ -104,11 +89,11 @@ def uniform() -> Tensor:
     return torch.rand(4, dtype=torch.float64)
 
 
-def give(case: Drawn, problem: Problem, place: Place) -> int:
+def give(case: Drawn, problem: Problem, place: checks.Place) -> int:
     return problem.seed
 
 
-def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> Observed:
+def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> checks.Observed:
     """Initialize all weights on the CPU, because its random generator is compared. Runs on every rank."""
     params = {}
     for name, weight in WEIGHTS.items():
@@ -119,35 +104,35 @@ def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> Observe
     torch.manual_seed(seed)
     with record() as section:
         for name, weight in WEIGHTS.items():
-            with called_as(weight.call(params[name])):
+            with checks.called_as(weight.call(params[name])):
                 init(params[name], weight.full_shape, weight.init_method, group)
-    seen: Observed = {name: param.detach().clone() for name, param in params.items()}
+    seen: checks.Observed = {name: param.detach().clone() for name, param in params.items()}
     seen["the next random number"] = uniform()
     kept = before == [param.data_ptr() for param in params.values()]
-    seen[IN_PLACE] = Claim("" if kept else "the memory of one was replaced")
+    seen[IN_PLACE] = checks.Claim("" if kept else "the memory of one was replaced")
     trainable = all(param.requires_grad and param.is_leaf for param in params.values())
-    seen[TRAINABLE] = Claim("" if trainable else "one of them is not")
-    seen["traffic"] = traffic(section)
+    seen[TRAINABLE] = checks.Claim("" if trainable else "one of them is not")
+    seen["traffic"] = checks.traffic(section)
     return seen
 
 
-def expect(case: Drawn, problem: Problem, place: Place) -> Expected:
+def expect(case: Drawn, problem: Problem, place: checks.Place) -> checks.Expected:
     shards = {name: weight.shard_of(problem.masters[name], place.index, place.size) for name, weight in WEIGHTS.items()}
     right = {**shards, "the next random number": problem.next_numbers, "traffic": place.traffic()}
     mistakes = {name: {UNCHANGED: torch.full_like(mine, UNTOUCHED)} for name, mine in shards.items()}
     mistakes["first weight"][FLOAT32] = FIRST.shard_of(problem.float32, place.index, place.size)
     if place.size > 1:
         mistakes["first weight"][AT_SHARD_SHAPE] = problem.at_shard_shape
-    return Expected(right, mistakes)
+    return checks.Expected(right, mistakes)
 
 
-@exercise("4.4", "Init from a master weight")
-def init_from_a_master(init: Callable[..., Any]) -> Verdict:
-    check_cases(
+@checks.exercise("4.4", "Init from a master weight")
+def init_from_a_master(init: Callable[..., Any]) -> checks.Verdict:
+    checks.check_cases(
         "4.4", init, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
         crash=CRASH, whose_group=WHOSE_RANK,
     )  # fmt: skip
-    return Verdict(
+    return checks.Verdict(
         "The model starts from the same point for every p, and the random generator ends where one process leaves it."
     )
 
@@ -162,51 +147,53 @@ CRASH = (
 )
 
 QUESTIONS = (
-    Question(
-        has_kind("first weight", UNCHANGED),
+    checks.Question(
+        checks.has_kind("first weight", UNCHANGED),
         "The parameter still has its old values. Does your function change `param` itself, or a new tensor "
         "that nobody keeps?",
     ),
-    Question(
+    checks.Question(
         lambda d: bool(d.names) and d.names <= {"traffic"},
         "The numbers are right, but they came over the wire. Every rank has the same seed: what does it need "
         "the others for?",
     ),
-    Question(
-        differs(IN_PLACE),
+    checks.Question(
+        checks.differs(IN_PLACE),
         "The optimizer and the module hold on to this parameter's memory. How do you change the numbers "
         "without replacing the memory? And what does a view of the master keep alive?",
     ),
-    Question(differs(TRAINABLE), "Is `param` still a leaf that requires a gradient? Which line changed that?"),
-    Question(
-        has_kind("first weight", FLOAT32),
+    checks.Question(
+        checks.differs(TRAINABLE), "Is `param` still a leaf that requires a gradient? Which line changed that?"
+    ),
+    checks.Question(
+        checks.has_kind("first weight", FLOAT32),
         "The parameters are float64 here. Which dtype has a tensor that `torch.empty` makes when it is told only a "
         "shape, and which one must the master have, so that the numbers are those of one process?",
     ),
-    Question(
-        has_kind("first weight", AT_SHARD_SHAPE),
+    checks.Question(
+        checks.has_kind("first weight", AT_SHARD_SHAPE),
         "The numbers were drawn at the shape of the shard: xavier then takes its standard deviation from the "
         "wrong shape, and all ranks draw the same numbers. At which shape must they be drawn?",
     ),
-    Question(
-        has_kind("first weight", "other rank"),
+    checks.Question(
+        checks.has_kind("first weight", "other rank"),
         "A rank has the numbers of another rank. Which argument decides which piece is taken?",
     ),
-    Question(
+    checks.Question(
         lambda d: "third weight" in d.names and not d.names & {"first weight", "second weight"},
         "Only the fused weight is wrong. What does `param.tensor_parallel` say about it beside the dimension?",
     ),
-    Question(
+    checks.Question(
         lambda d: "second weight" in d.names and "first weight" not in d.names,
         "The first weight is right, a later one is not. Did you use each parameter's own dimension? And did "
         "you set a seed, so that the second weight starts again with the same random numbers as the first?",
     ),
-    Question(
+    checks.Question(
         lambda d: "the next random number" in d.names and d.names <= {"the next random number", "traffic"},
         "The weights are right, but afterwards the random generator is not where one process would have it. "
         "How many numbers did this rank draw, and did somebody set a seed?",
     ),
-    Question(
+    checks.Question(
         lambda d: "first weight" in d.names,
         "One process would call `init_method` once, on a tensor of the full shape with the parameter's dtype, "
         "from the seed that the caller set. Which of these is different in your function?",

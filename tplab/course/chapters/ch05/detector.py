@@ -8,27 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tplab.course.checks import (
-    GROUPS,
-    IN_GROUPS,
-    WORLD_SIZES,
-    Claim,
-    Observed,
-    Question,
-    Snapshot,
-    Verdict,
-    ask_about_group,
-    called_as,
-    changed,
-    exercise,
-    fresh_generator,
-    group_question,
-    make_group,
-    member_of,
-    run_ranks,
-    traffic,
-    verify,
-)
+from tplab.course import checks
 from tplab.runtime import device, record
 from tplab.tensor.sharding import Sharding
 
@@ -79,9 +59,9 @@ def right_drift(scene: Offsets) -> float | str:
     return float(max((max(values) - min(values) for values in replicated), default=0.0))
 
 
-def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, seed: int) -> list[Observed]:
+def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, seed: int) -> list[checks.Observed]:
     """Run the detector in every scene and observe what it reports. Runs on every rank."""
-    group = make_group(groups)
+    group = checks.make_group(groups)
     rank, q = dist.get_rank(group), dist.get_world_size(group)
     seen = []
     for note, scene in SCENES.items():
@@ -97,41 +77,41 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
                 params[name].view(-1)[-1] += offsets[rank]
                 if note == CANCEL:
                     params[name].view(-1)[0] -= offsets[rank]
-        snapshot = Snapshot(**params)
-        with record() as section, called_as(f"replica_drift(module, group), where {note}"):
+        snapshot = checks.Snapshot(**params)
+        with record() as section, checks.called_as(f"replica_drift(module, group), where {note}"):
             drift = detect(model, group)
         if type(drift) is float and not math.isfinite(drift):
             drift = NOT_FINITE
-        sent = any(call.numel % SHARDED_NUMEL == 0 for call in traffic(section) if call.numel)
-        claim = Claim("a collective is as large as a sharded parameter" if sent else "")
+        sent = any(call.numel % SHARDED_NUMEL == 0 for call in checks.traffic(section) if call.numel)
+        claim = checks.Claim("a collective is as large as a sharded parameter" if sent else "")
         seen.append({"drift": drift, NO_SHARD_SENT: claim, "inputs unchanged": snapshot.changed()})
     return seen
 
 
-@exercise("5.4", "A detector for drifting replicas")
-def detector(detect: Callable[..., Any]) -> Verdict:
+@checks.exercise("5.4", "A detector for drifting replicas")
+def detector(detect: Callable[..., Any]) -> checks.Verdict:
     runs = []
-    for p in WORLD_SIZES:
-        for groups in (None, GROUPS) if p == 4 else (None,):
-            seed = int(torch.randint(10**6, (), generator=fresh_generator()))
-            whose, note = (ask_about_group(WHOSE_GROUP), IN_GROUPS) if groups else (None, "")
-            seen = run_ranks(watch, p, detect, groups, seed, question=whose, stuck=whose, note=note)
+    for p in checks.WORLD_SIZES:
+        for groups in (None, checks.GROUPS) if p == 4 else (None,):
+            seed = int(torch.randint(10**6, (), generator=checks.fresh_generator()))
+            whose, note = (checks.ask_about_group(WHOSE_GROUP), checks.IN_GROUPS) if groups else (None, "")
+            seen = checks.run_ranks(watch, p, detect, groups, seed, question=whose, stuck=whose, note=note)
             runs.append((p, groups, seen))
     for nan in (False, True):  # first the drifts that every detector must see
         for p, groups, seen in runs:
-            q = len(member_of(p, groups)[0][1])
+            q = len(checks.member_of(p, groups)[0][1])
             for i, (note, scene) in enumerate(SCENES.items()):
                 if ("NaN" in note) == nan:
                     right = {"drift": right_drift(offsets_on(scene, q))}
                     observed = [mine[i] for mine in seen]
-                    questions = [CHANGED, group_question(WHOSE_GROUP)] if groups else [CHANGED]
+                    questions = [CHANGED, checks.group_question(WHOSE_GROUP)] if groups else [CHANGED]
                     questions += detector_questions(note, [mine["drift"] for mine in observed])
-                    where = f"{note}, {IN_GROUPS}" if groups else note
-                    verify("5.4", p, observed, [right] * p, questions=questions, note=where)
-    return Verdict("It sees one wrong element on one rank, also a NaN, and does not mind that shards differ.")
+                    where = f"{note}, {checks.IN_GROUPS}" if groups else note
+                    checks.verify("5.4", p, observed, [right] * p, questions=questions, note=where)
+    return checks.Verdict("It sees one wrong element on one rank, also a NaN, and does not mind that shards differ.")
 
 
-def detector_questions(note: str, drifts: list[Any]) -> list[Question]:
+def detector_questions(note: str, drifts: list[Any]) -> list[checks.Question]:
     """Questions about a wrong drift in one scene, depending on what the ranks returned."""
     rules = [
         (lambda d: NO_SHARD_SENT in d.names, DETECTOR_ASKS["only the shards differ"]),
@@ -139,11 +119,11 @@ def detector_questions(note: str, drifts: list[Any]) -> list[Question]:
         (lambda d: len(set(drifts)) > 1, DETECTOR_ASKS["not the same on every rank"]),
         (lambda d: True, DETECTOR_ASKS.get(note, DETECTOR_ASKS["else"])),
     ]
-    return [Question(when, ask) for when, ask in rules]
+    return [checks.Question(when, ask) for when, ask in rules]
 
 
-CHANGED = Question(
-    changed,
+CHANGED = checks.Question(
+    checks.changed,
     "A detector must not repair what it measures. `dist.all_reduce` writes into the tensor it gets: into which one "
     "does yours write?",
 )

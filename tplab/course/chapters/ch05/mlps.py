@@ -13,25 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.checks import (
-    GROUPS,
-    INPUTS_QUESTION,
-    Case,
-    Expected,
-    NotRun,
-    Observed,
-    Place,
-    Question,
-    Verdict,
-    check_cases,
-    exercise,
-    has_kind,
-    has_no_gradient,
-    observe,
-    random_tensor,
-    run_ranks,
-    verify,
-)
+from tplab.course import checks
 from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.sharding import Sharding, shard
@@ -51,7 +33,7 @@ BIAS_P_TIMES = "the right one with the last bias added p times"
 
 
 @dataclass(frozen=True)
-class Built(Case):
+class Built(checks.Case):
     """One way to build an MLP, and the form of its input."""
 
     leading: tuple[int, ...] = (5,)
@@ -63,7 +45,12 @@ class Built(Case):
         return f"{name}({HIDDEN}, {FFN}{options})" + " on a three-dimensional, non-contiguous x" * self.transposed
 
 
-CASES = (Built(), Built(leading=(2, 3), transposed=True), Built(leading=(2, 3), bias=False), Built(groups=GROUPS))
+CASES = (
+    Built(),
+    Built(leading=(2, 3), transposed=True),
+    Built(leading=(2, 3), bias=False),
+    Built(groups=checks.GROUPS),
+)
 
 
 @dataclass(frozen=True)
@@ -132,7 +119,7 @@ class Problem(NamedTuple):
 
 
 def draw(kind: Kind, case: Built, generator: torch.Generator, size: int) -> Problem:
-    random = partial(random_tensor, generator)
+    random = partial(checks.random_tensor, generator)
     full = {"A": random(kind.blocks * FFN, HIDDEN), "B": random(HIDDEN, FFN)}
     if case.bias:
         full |= {"a": random(kind.blocks * FFN), "c": random(HIDDEN)}
@@ -149,7 +136,7 @@ def forward(activation: Callable[[Tensor], Tensor], x: Tensor, w: Mapping[str, T
     return F.linear(inner, w["B"], w.get("c"))  # [..., h]
 
 
-def shards(kind: Kind, values: Mapping[str, Tensor], place: Place) -> dict[str, Tensor]:
+def shards(kind: Kind, values: Mapping[str, Tensor], place: checks.Place) -> dict[str, Tensor]:
     """The shards of the weights, or of their gradients, on the rank at this place."""
     cuts = {"A": Sharding(0, kind.blocks), "a": Sharding(0, kind.blocks), "B": Sharding(1)}
 
@@ -163,11 +150,11 @@ def shapes(params: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {list(value.shape)}" for name, value in sorted(params.items()))
 
 
-def parameters_on(kind: Kind, problem: Problem, place: Place) -> str:
+def parameters_on(kind: Kind, problem: Problem, place: checks.Place) -> str:
     return shapes({WEIGHTS[name]: value for name, value in shards(kind, problem.full, place).items()})
 
 
-def give(kind: Kind, case: Built, problem: Problem, place: Place) -> dict[str, Any]:
+def give(kind: Kind, case: Built, problem: Problem, place: checks.Place) -> dict[str, Any]:
     return {
         "x": problem.x,
         "dy": problem.dy,
@@ -176,22 +163,24 @@ def give(kind: Kind, case: Built, problem: Problem, place: Place) -> dict[str, A
     }
 
 
-def run(mlp_class: Any, case: Built, given: dict[str, Any], group: Any) -> Observed:
+def run(mlp_class: Any, case: Built, given: dict[str, Any], group: Any) -> checks.Observed:
     mlp = mlp_class(HIDDEN, FFN, bias=case.bias, group=group, device=device(), dtype=torch.float64)
     params = dict(mlp.named_parameters())
-    seen: Observed = {
+    seen: checks.Observed = {
         "parameters": shapes(params),
         "sharding of up.weight": str(getattr(params.get("up.weight"), "tensor_parallel", None)),
     }
     if seen["parameters"] != given["parameters"]:
         names = ("out", "dx", "dA", "da", "dB", "dc", "forward traffic", "backward traffic")
-        return seen | dict.fromkeys(names, NotRun("the parameters are others"))
+        return seen | dict.fromkeys(names, checks.NotRun("the parameters are others"))
     load_full_state_dict(mlp, {name: value.to(device()) for name, value in given["full"].items()}, group)
     watched = {letter: params.get(name) for letter, name in WEIGHTS.items()}
-    return seen | observe(mlp, given["dy"].to(device()), inputs={"x": given["x"].to(device())}, parameters=watched)
+    return seen | checks.observe(
+        mlp, given["dy"].to(device()), inputs={"x": given["x"].to(device())}, parameters=watched
+    )
 
 
-def expect(kind: Kind, case: Built, problem: Problem, place: Place) -> Expected:
+def expect(kind: Kind, case: Built, problem: Problem, place: checks.Place) -> checks.Expected:
     gradients = shards(kind, problem.gradients, place)
     right = {
         "parameters": parameters_on(kind, problem, place),
@@ -207,11 +196,11 @@ def expect(kind: Kind, case: Built, problem: Problem, place: Place) -> Expected:
         mistakes[PARTIAL] = forward(kind.activation, problem.x, shards(kind, problem.full, place))
         if case.bias:
             mistakes[BIAS_P_TIMES] = problem.out + (place.size - 1) * problem.full["c"]
-    return Expected(right, {"out": mistakes})
+    return checks.Expected(right, {"out": mistakes})
 
 
-def check_mlp(number: str, mlp_class: Any, kind: Kind, questions: Sequence[Question]) -> None:
-    check_cases(
+def check_mlp(number: str, mlp_class: Any, kind: Kind, questions: Sequence[checks.Question]) -> None:
+    checks.check_cases(
         number, mlp_class, CASES, draw=partial(draw, kind), give=partial(give, kind), run=run,
         expect=partial(expect, kind), questions=questions,
         crash=lambda case: CRASH if case.bias else f"{NO_BIAS_CRASH} If it is not about that: {CRASH}",
@@ -219,26 +208,26 @@ def check_mlp(number: str, mlp_class: Any, kind: Kind, questions: Sequence[Quest
     )  # fmt: skip
 
 
-def default_size(mlp_class: Any) -> Observed:
+def default_size(mlp_class: Any) -> checks.Observed:
     """The parameter shapes of an MLP with the default inner size. Runs on every rank."""
     return {"parameters": shapes(dict(mlp_class(HIDDEN).named_parameters()))}
 
 
-@exercise("5.1", "ParallelMLP")
-def parallel_mlp(mlp_class: Any) -> Verdict:
+@checks.exercise("5.1", "ParallelMLP")
+def parallel_mlp(mlp_class: Any) -> checks.Verdict:
     check_mlp("5.1", mlp_class, PLAIN, PLAIN_QUESTIONS)
-    seen = run_ranks(default_size, 2, mlp_class)
+    seen = checks.run_ranks(default_size, 2, mlp_class)
     sizes = {"up.weight": (2 * HIDDEN, HIDDEN), "up.bias": (2 * HIDDEN,), "down.weight": (HIDDEN, 2 * HIDDEN)}
     zeros = {name: torch.zeros(size) for name, size in {**sizes, "down.bias": (HIDDEN,)}.items()}
     expected = [{"parameters": shapes(zeros)}] * 2
-    verify("5.1", 2, seen, expected, questions=[DEFAULT_SIZE_QUESTION], note=f"ParallelMLP({HIDDEN})")
-    return Verdict("One all-reduce of b·s·h numbers forward and one backward; nothing between the two layers.")
+    checks.verify("5.1", 2, seen, expected, questions=[DEFAULT_SIZE_QUESTION], note=f"ParallelMLP({HIDDEN})")
+    return checks.Verdict("One all-reduce of b·s·h numbers forward and one backward; nothing between the two layers.")
 
 
-@exercise("5.3", "SwiGLU")
-def parallel_swiglu(mlp_class: Any) -> Verdict:
+@checks.exercise("5.3", "SwiGLU")
+def parallel_swiglu(mlp_class: Any) -> checks.Verdict:
     check_mlp("5.3", mlp_class, GATED, GATED_QUESTIONS)
-    return Verdict("One fused product, one f, one g: the same two all-reduces as without the gate.")
+    return checks.Verdict("One fused product, one f, one g: the same two all-reduces as without the gate.")
 
 
 WHOSE_GROUP = (
@@ -253,100 +242,100 @@ CRASH = (
 
 
 COMMON_QUESTIONS = (
-    INPUTS_QUESTION,
-    Question(
-        has_kind("out", "none", "type", "structure"),
+    checks.INPUTS_QUESTION,
+    checks.Question(
+        checks.has_kind("out", "none", "type", "structure"),
         "What does forward return? One tensor [..., h], the sum over all ranks with its bias.",
     ),
-    Question(
-        has_kind("out", NO_ACTIVATION),
+    checks.Question(
+        checks.has_kind("out", NO_ACTIVATION),
         "Two linear maps with nothing between them are one linear map. Where does the activation stand?",
     ),
-    Question(
-        has_kind("out", PARTIAL),
+    checks.Question(
+        checks.has_kind("out", PARTIAL),
         "Each rank has one term of the sum. Which layer adds up the terms, and is it that layer you use for `down`?",
     ),
-    Question(has_kind("out", BIAS_P_TIMES), "How many times is the last bias added?"),
-    Question(
-        has_no_gradient("dA", "dB", "da", "dc"),
+    checks.Question(checks.has_kind("out", BIAS_P_TIMES), "How many times is the last bias added?"),
+    checks.Question(
+        checks.has_no_gradient("dA", "dB", "da", "dc"),
         "A parameter gets no gradient. Which line does autograd not know about?",
     ),
-    Question(
-        lambda d: "dx" in d.names and has_kind("backward traffic", "no traffic")(d),
+    checks.Question(
+        lambda d: "dx" in d.names and checks.has_kind("backward traffic", "no traffic")(d),
         "dx is only this rank's part: f is missing. Which layer brings f with it, and do you go round its forward?",
     ),
-    Question(
-        lambda d: has_kind("dx", "p times")(d) and has_kind("backward traffic", "traffic")(d),
+    checks.Question(
+        lambda d: checks.has_kind("dx", "p times")(d) and checks.has_kind("backward traffic", "traffic")(d),
         "f is in the column-parallel layer already. Which line of yours sums dx over the ranks a second time?",
     ),
-    Question(
+    checks.Question(
         lambda d: bool({"forward traffic", "backward traffic"} & d.names) and "out" not in d.names,
         "The output is right, the communication is not: one all-reduce forward and one backward are enough. Which call "
         "gathers, scatters or sums what could stay where it is?",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" not in d.names and bool({"dx", "dA", "dB"} & d.names),
         "The output is right, a gradient is not. Which part of the forward pass is cut off from autograd?",
     ),
 )
 
 PLAIN_QUESTIONS = (
-    Question(
+    checks.Question(
         lambda d: "parameters" in d.names,
         "Which layer is cut by columns and which by rows? `self.up` goes from h to m and splits m, `self.down` "
         "goes from m to h and splits m too; both are parallel layers, with a bias only if `bias`.",
     ),
-    Question(
+    checks.Question(
         lambda d: "sharding of up.weight" in d.names,
         "`self.up` is not cut by columns, or not parallel at all. Which layer keeps its output split, so that GELU "
         "can work on it?",
     ),
-    Question(
-        has_kind("out", TANH),
+    checks.Question(
+        checks.has_kind("out", TANH),
         "This is GELU by its tanh approximation. Which of the two does the exercise ask for?",
     ),
-    Question(
-        has_kind("out", RELU, SILU),
+    checks.Question(
+        checks.has_kind("out", RELU, SILU),
         "The right structure with another activation. Which one does the exercise ask for?",
     ),
     *COMMON_QUESTIONS,
-    Question(
-        lambda d: "out" in d.names and not has_kind("out", "zeros")(d),
+    checks.Question(
+        lambda d: "out" in d.names and not checks.has_kind("out", "zeros")(d),
         "Y = GELU(X A + a) B + c, nothing before it and nothing after it. Where does your order of steps differ?",
     ),
 )
 
 GATED_QUESTIONS = (
-    Question(
+    checks.Question(
         lambda d: "parameters" in d.names,
         "The parameters should be those of one fused `self.up`, column-parallel from h to 2m, and of `self.down`, "
         "row-parallel from m to h. Which of them has another name or shape?",
     ),
-    Question(
+    checks.Question(
         lambda d: "sharding of up.weight" in d.names,
         "Rank 0 must hold its rows of the gate and its rows of up. How many matrices are fused in `up`, and which "
         "argument of ColumnParallelLinear says so? Without it a rank gets rows that don't belong together.",
     ),
-    Question(
-        has_kind("out", SWAPPED),
+    checks.Question(
+        checks.has_kind("out", SWAPPED),
         "The weight is [gate; up]: the first half of the output is the gate. On which half does SiLU go?",
     ),
-    Question(
-        has_kind("out", INTERLEAVED),
+    checks.Question(
+        checks.has_kind("out", INTERLEAVED),
         "The shard is this rank's rows of the gate, then its rows of up. Which columns of the output are the gate?",
     ),
-    Question(
-        has_kind("out", OTHER_GATE, GELU_GATE),
+    checks.Question(
+        checks.has_kind("out", OTHER_GATE, GELU_GATE),
         "SiLU(u) = u · sigmoid(u). Which function did you put on the gate?",
     ),
     *COMMON_QUESTIONS,
-    Question(
-        lambda d: "out" in d.names and not has_kind("out", "zeros")(d),
+    checks.Question(
+        lambda d: "out" in d.names and not checks.has_kind("out", "zeros")(d),
         "Y = (SiLU(X G + g) * (X U + u)) D + d. Compute one number by hand with p = 1: where does it differ?",
     ),
 )
 
-DEFAULT_SIZE_QUESTION = Question(
+DEFAULT_SIZE_QUESTION = checks.Question(
     "parameters",
     f"When ffn_hidden_size is None it is 4 · hidden_size: here {4 * HIDDEN}, of which each of two ranks keeps half.",
 )

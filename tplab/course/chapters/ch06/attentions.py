@@ -12,23 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.checks import (
-    INPUTS_QUESTION,
-    Case,
-    Claim,
-    Expected,
-    NotRun,
-    Observed,
-    Place,
-    Question,
-    Traffic,
-    has_kind,
-    has_no_gradient,
-    observe,
-    random_tensor,
-    run_ranks,
-    verify,
-)
+from tplab.course import checks
 from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.sharding import Sharding
@@ -50,7 +34,7 @@ Local = Callable[[Tensor, int, int, bool], Tensor]  # y [b, s, (n + 2m)·d], n, 
 
 
 @dataclass(frozen=True)
-class Attention(Case):
+class Attention(checks.Case):
     """One way to build and run an attention with `kv_heads` heads of K and V. Each exercise has its own subclass.
 
     weight, fused_bias: parameter names of the fused [Wq; Wk; Wv] and of its bias
@@ -115,13 +99,13 @@ class Problem(NamedTuple):
 
 def draw(case: Attention, generator: torch.Generator, size: int) -> Problem:
     rows = {"q": HIDDEN, "k": case.kv_heads * DIM, "v": case.kv_heads * DIM, "o": HIDDEN}
-    full = {f"W{part}": random_tensor(generator, count, HIDDEN) / 3 for part, count in rows.items()}
+    full = {f"W{part}": checks.random_tensor(generator, count, HIDDEN) / 3 for part, count in rows.items()}
     if case.bias:
-        full |= {f"b{part}": random_tensor(generator, count) for part, count in rows.items()}
-    x = random_tensor(generator, *case.leading, HIDDEN)
+        full |= {f"b{part}": checks.random_tensor(generator, count) for part, count in rows.items()}
+    x = checks.random_tensor(generator, *case.leading, HIDDEN)
     if case.transposed:
-        x = random_tensor(generator, HIDDEN, *reversed(case.leading)).permute(2, 1, 0)
-    dy = random_tensor(generator, *case.leading, HIDDEN)
+        x = checks.random_tensor(generator, HIDDEN, *reversed(case.leading)).permute(2, 1, 0)
+    dy = checks.random_tensor(generator, *case.leading, HIDDEN)
     leaves = {name: value.clone().requires_grad_() for name, value in {"x": x, **full}.items()}
     q, k, v = (split(F.linear(leaves["x"], leaves[f"W{part}"], leaves.get(f"b{part}"))) for part in PARTS)
     k, v = (torch.stack([t[:, head * case.kv_heads // HEADS] for head in range(HEADS)], 1) for t in (k, v))
@@ -131,24 +115,26 @@ def draw(case: Attention, generator: torch.Generator, size: int) -> Problem:
     return Problem(x, full, dy, out.detach(), gradients)
 
 
-def give(case: Attention, problem: Problem, place: Place) -> dict[str, Any]:
+def give(case: Attention, problem: Problem, place: checks.Place) -> dict[str, Any]:
     rows = [len(mine) for mine in rows_of(case, place.index, place.size).values()]
     full = named(case, problem.full)
     return {"x": problem.x, "dy": problem.dy, "full": full, "rows": rows, "built": built(case, problem, place)}
 
 
-def run(attention_class: Any, case: Attention, given: dict[str, Any], group: Any) -> Observed:
+def run(attention_class: Any, case: Attention, given: dict[str, Any], group: Any) -> checks.Observed:
     attention = attention_class(*case.sizes, **case.options, group=group, device=device(), dtype=torch.float64)
     params = dict(attention.named_parameters())
     sharding = str(getattr(params.get(case.weight), "tensor_parallel", None))
-    seen: Observed = {"parameters": shapes(params), f"sharding of {case.weight}": sharding}
+    seen: checks.Observed = {"parameters": shapes(params), f"sharding of {case.weight}": sharding}
     if seen != given["built"]:
         names = ("out", "dx", *GRADIENTS, "forward traffic", "backward traffic")
-        return seen | dict.fromkeys(names, NotRun("the parameters are others"))
+        return seen | dict.fromkeys(names, checks.NotRun("the parameters are others"))
     load_full_state_dict(attention, {name: value.to(device()) for name, value in given["full"].items()}, group)
     names_of = {"W": case.weight, "b": case.fused_bias, "Wo": "out.weight", "bo": "out.bias"}
     watched = {letters: params.get(name) for letters, name in names_of.items()}
-    noted = observe(attention, given["dy"].to(device()), inputs={"x": given["x"].to(device())}, parameters=watched)
+    noted = checks.observe(
+        attention, given["dy"].to(device()), inputs={"x": given["x"].to(device())}, parameters=watched
+    )
     for letter in ("W", "b"):
         fused = noted.pop(f"d{letter}")
         parts = fused.split(given["rows"]) if isinstance(fused, Tensor) else [fused] * 3
@@ -156,10 +142,10 @@ def run(attention_class: Any, case: Attention, given: dict[str, Any], group: Any
     return seen | noted
 
 
-def expect(case: Attention, problem: Problem, place: Place) -> Expected:
+def expect(case: Attention, problem: Problem, place: checks.Place) -> checks.Expected:
     gradients = held_by(case, problem.gradients, place.index, place.size)
     seen = place.observed[place.index]
-    right: Observed = {
+    right: checks.Observed = {
         **built(case, problem, place),
         "out": problem.out,
         "dx": problem.gradients["x"],
@@ -167,10 +153,10 @@ def expect(case: Attention, problem: Problem, place: Place) -> Expected:
         "forward traffic": place.traffic(("all_reduce", problem.out.numel())),
         "backward traffic": in_the_same_calls(backward_traffic(case, problem, place), seen["backward traffic"]),
     }
-    return Expected(right, lookalikes(case, problem, place))
+    return checks.Expected(right, lookalikes(case, problem, place))
 
 
-def built(case: Attention, problem: Problem, place: Place) -> Observed:
+def built(case: Attention, problem: Problem, place: checks.Place) -> checks.Observed:
     """The right observations before a rank's attention runs: parameter shapes, and the fused weight's sharding."""
     held = named(case, held_by(case, problem.full, place.index, place.size))
     return {"parameters": shapes(held), f"sharding of {case.weight}": str(case.sharding)}
@@ -203,29 +189,29 @@ def named(case: Attention, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return names
 
 
-def backward_traffic(case: Attention, problem: Problem, place: Place) -> Traffic:
+def backward_traffic(case: Attention, problem: Problem, place: checks.Place) -> checks.Traffic:
     """Expected traffic: f for x over the group and, if heads are copied, f for the rows of K and V over the copies."""
     copies = max(1, place.size // case.kv_heads)
     neighbors = place.ranks[place.index // copies * copies :][:copies]
     sizes = [2 * DIM * HIDDEN, 2 * DIM] if case.bias else [2 * DIM * HIDDEN]
-    of_copies = Traffic.expected(place.world_size, *(("all_reduce", size) for size in sizes), group=neighbors)
-    return Traffic([*place.traffic(("all_reduce", problem.x.numel())), *of_copies])
+    of_copies = checks.Traffic.expected(place.world_size, *(("all_reduce", size) for size in sizes), group=neighbors)
+    return checks.Traffic([*place.traffic(("all_reduce", problem.x.numel())), *of_copies])
 
 
-def in_the_same_calls(right: Traffic, seen: Any) -> Traffic:
+def in_the_same_calls(right: checks.Traffic, seen: Any) -> checks.Traffic:
     """The right traffic, expressed in the observed calls if these send the same elements in the same groups.
 
     The gradients of K, of V and of their biases may be summed over the copies one by one or together.
     """
 
-    def totals(traffic: Traffic) -> dict[Any, int]:
+    def totals(traffic: checks.Traffic) -> dict[Any, int]:
         sums: dict[Any, int] = {}
         for call in traffic:
             key = (call.kind, call.dtype, call.group)
             sums[key] = sums.get(key, 0) + call.numel
         return sums
 
-    waited = isinstance(seen, Traffic) and all(call.waited for call in seen)
+    waited = isinstance(seen, checks.Traffic) and all(call.waited for call in seen)
     return seen if waited and totals(seen) == totals(right) else right
 
 
@@ -248,7 +234,7 @@ def summand(case: Attention, local: Local, x: Tensor, held: Mapping[str, Tensor]
     return F.linear(local(F.linear(x, weight, bias), n, m, case.causal), held["Wo"])
 
 
-def lookalikes(case: Attention, problem: Problem, place: Place) -> dict[str, dict[str, Any]]:
+def lookalikes(case: Attention, problem: Problem, place: checks.Place) -> dict[str, dict[str, Any]]:
     """The values that known mistakes give on this rank, by observation."""
     index, size = place.index, place.size
     held = [held_by(case, problem.full, i, size) for i in range(size)]
@@ -293,51 +279,53 @@ def through_k_and_v(case: Attention, problem: Problem) -> Tensor:
 
 
 COMMON_QUESTIONS = (
-    Question(
-        has_kind("out", NO_MASK),
+    checks.Question(
+        checks.has_kind("out", NO_MASK),
         "Here the attention was built with causal=True. Which line knows about `self.causal`?",
     ),
-    INPUTS_QUESTION,
-    Question(
-        has_kind("out", "none", "type", "structure"),
+    checks.INPUTS_QUESTION,
+    checks.Question(
+        checks.has_kind("out", "none", "type", "structure"),
         "What does forward return? One tensor [b, s, h], the sum over all ranks with its bias.",
     ),
-    Question(
-        has_kind("out", PARTIAL),
+    checks.Question(
+        checks.has_kind("out", PARTIAL),
         "Each rank has one summand, that of its own heads. Which layer adds them up, and is it that layer you use for "
         "`out`?",
     ),
-    Question(
-        lambda d: has_kind("out", "p times")(d) and "forward traffic" in d.names,
+    checks.Question(
+        lambda d: checks.has_kind("out", "p times")(d) and "forward traffic" in d.names,
         "The output is summed over the ranks more than once. `self.out` adds up already, by its g. Which line of yours "
         "adds up again?",
     ),
-    Question(has_kind("out", BIAS_P_TIMES), "How many times is the last bias added?"),
-    Question(
-        lambda d: "out" in d.names and has_no_gradient("dWo")(d),
+    checks.Question(checks.has_kind("out", BIAS_P_TIMES), "How many times is the last bias added?"),
+    checks.Question(
+        lambda d: "out" in d.names and checks.has_no_gradient("dWo")(d),
         "The weight of `out` gets no gradient. Which line calls `self.out`, and is its result what you return?",
     ),
-    Question(
-        has_no_gradient(*GRADIENTS),
+    checks.Question(
+        checks.has_no_gradient(*GRADIENTS),
         "A parameter gets no gradient. Which line does autograd not know about?",
     ),
-    Question(
-        lambda d: "dx" in d.names and has_kind("backward traffic", "no traffic", "traffic")(d) and "out" not in d.names,
+    checks.Question(
+        lambda d: (
+            "dx" in d.names and checks.has_kind("backward traffic", "no traffic", "traffic")(d) and "out" not in d.names
+        ),
         "dx must be the sum over all ranks, taken once: that is f. Does it stand in front of the fused product, and "
         "nowhere else?",
     ),
-    Question(
+    checks.Question(
         lambda d: bool(d.names) and all("traffic" in name for name in d.names),
         "The numbers are right, the communication is not. Which call gathers, scatters or sums what could stay "
         "where it is? One f stands in front of q, k and v together.",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" not in d.names and bool({"dx", *GRADIENTS} & d.names),
         "The output is right, a gradient is not. Which part of the forward pass is cut off from autograd, or summed "
         "over the wrong ranks?",
     ),
-    Question(
-        lambda d: "out" in d.names and not has_kind("out", "zeros")(d),
+    checks.Question(
+        lambda d: "out" in d.names and not checks.has_kind("out", "zeros")(d),
         "Q, K and V of this rank's heads; attend; merge; the row-parallel layer; nothing before it and nothing after "
         "it. Where does your order of steps differ? Try p = 1 by hand first.",
     ),
@@ -346,18 +334,18 @@ COMMON_QUESTIONS = (
 REFUSED = "heads that can't be shared out evenly are refused"
 
 
-def refuses(attention_class: Any, sizes: Sequence[tuple[int, ...]]) -> list[Observed]:
+def refuses(attention_class: Any, sizes: Sequence[tuple[int, ...]]) -> list[checks.Observed]:
     """Build attentions with heads that p ranks can't divide evenly, which must raise ValueError. Runs on every rank."""
-    seen: list[Observed] = []
+    seen: list[checks.Observed] = []
     for each in sizes:
         try:
             attention_class(*each)
         except ValueError:
-            seen.append({REFUSED: Claim("")})
+            seen.append({REFUSED: checks.Claim("")})
         except AssertionError:
-            seen.append({REFUSED: Claim("an AssertionError was raised, not a ValueError")})
+            seen.append({REFUSED: checks.Claim("an AssertionError was raised, not a ValueError")})
         else:
-            seen.append({REFUSED: Claim("the attention was built, without a ValueError")})
+            seen.append({REFUSED: checks.Claim("the attention was built, without a ValueError")})
     return seen
 
 
@@ -365,7 +353,7 @@ def check_refusal(number: str, attention_class: Any, p: int, asks: Mapping[tuple
     """Check that p ranks refuse the sizes in `asks`, and ask the question beside any that they accept."""
     name = getattr(attention_class, "__name__", "attention")
     notes = [f"{name}({', '.join(map(str, sizes))})" for sizes in asks]
-    runs = run_ranks(refuses, p, attention_class, list(asks), note=" and ".join(notes))
+    runs = checks.run_ranks(refuses, p, attention_class, list(asks), note=" and ".join(notes))
     for i, (note, ask) in enumerate(zip(notes, asks.values(), strict=True)):
         seen = [run[i] for run in runs]
-        verify(number, p, seen, [{}] * p, questions=[Question(lambda d: True, ask)], note=note)
+        checks.verify(number, p, seen, [{}] * p, questions=[checks.Question(lambda d: True, ask)], note=note)

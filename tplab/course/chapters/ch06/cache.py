@@ -7,28 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tplab.course import checks
 from tplab.course.chapters.ch06 import plain
-from tplab.course.checks import (
-    INPUTS_QUESTION,
-    WORLD_SIZES,
-    Case,
-    Claim,
-    Differences,
-    Expected,
-    NotRun,
-    Observed,
-    Place,
-    Question,
-    Snapshot,
-    Verdict,
-    called_as,
-    check_cases,
-    exercise,
-    has_kind,
-    portable,
-    random_tensor,
-    traffic,
-)
 from tplab.runtime import device, record
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.linear import RowParallelLinear
@@ -63,7 +43,7 @@ class Parts(nn.Module):
 
 
 @dataclass(frozen=True)
-class Cache(Case):
+class Cache(checks.Case):
     """A case of one cache by itself: its memory, and its `append`, called twice and then once too often."""
 
     kv_heads: int
@@ -86,7 +66,7 @@ class Text(Cache):
 
 def draw_tokens(case: Cache, generator: torch.Generator, size: int) -> list[Tensor]:
     """Random keys and values of five tokens for a rank's heads, [b, m, 5, d] each."""
-    return [random_tensor(generator, BATCH, max(1, case.kv_heads // size), 5, DIM) for _ in "kv"]
+    return [checks.random_tensor(generator, BATCH, max(1, case.kv_heads // size), 5, DIM) for _ in "kv"]
 
 
 def room(tokens: Sequence[Tensor]) -> str:
@@ -96,53 +76,60 @@ def room(tokens: Sequence[Tensor]) -> str:
 
 
 @torch.no_grad()
-def append(cache_class: Any, case: Cache, tokens: Sequence[Tensor], group: Any) -> Observed:
-    with called_as(f"KVCache(an {case.attention}, {BATCH}, {MAX_LENGTH})"):
+def append(cache_class: Any, case: Cache, tokens: Sequence[Tensor], group: Any) -> checks.Observed:
+    with checks.called_as(f"KVCache(an {case.attention}, {BATCH}, {MAX_LENGTH})"):
         cache = cache_class(Parts(case.kv_heads), BATCH, MAX_LENGTH)
-    seen: Observed = {"memory": memory(cache), "length at first": portable(getattr(cache, "length", None))}
+    seen: checks.Observed = {
+        "memory": memory(cache),
+        "length at first": checks.portable(getattr(cache, "length", None)),
+    }
     if seen["memory"] != room(tokens):
-        return seen | dict.fromkeys(("keys so far", "values so far", "length"), NotRun("the cache has another memory"))
+        return seen | dict.fromkeys(
+            ("keys so far", "values so far", "length"), checks.NotRun("the cache has another memory")
+        )
     homes = [cache.keys.data_ptr(), cache.values.data_ptr()]
     mine = [t.to(device()) for t in tokens]
-    snapshot, claims, returned = Snapshot(keys=mine[0], values=mine[1]), {IN_PLACE: "", VIEWS: ""}, None
+    snapshot, claims, returned = checks.Snapshot(keys=mine[0], values=mine[1]), {IN_PLACE: "", VIEWS: ""}, None
     for start, stop in ((0, 3), (3, 5)):
         k, v = (t[:, :, start:stop] for t in mine)
-        with called_as(f"cache.append(keys {list(k.shape)}, values {list(v.shape)})"):
+        with checks.called_as(f"cache.append(keys {list(k.shape)}, values {list(v.shape)})"):
             returned = cache.append(k, v)
             returned = tuple(returned) if isinstance(returned, list) else returned  # a list of two is as good
         if [cache.keys.data_ptr(), cache.values.data_ptr()] != homes:
             claims[IN_PLACE] = f"after {stop} tokens `cache.keys` or `cache.values` is another tensor"
         if not_views(returned, homes):
             claims[VIEWS] = f"after {stop} tokens append returns tensors with memory of their own"
-    pair = portable(returned)
+    pair = checks.portable(returned)
     both = isinstance(pair, tuple) and len(pair) == 2
     seen |= {"keys so far": pair[0] if both else pair, "values so far": pair[1] if both else pair}
-    seen |= {"length": portable(cache.length), **{name: Claim(text) for name, text in claims.items()}}
+    seen |= {"length": checks.portable(cache.length), **{name: checks.Claim(text) for name, text in claims.items()}}
     return seen | overflow(cache, mine) | {"inputs unchanged": snapshot.changed()}
 
 
-def overflow(cache: Any, mine: Sequence[Tensor]) -> Observed:
+def overflow(cache: Any, mine: Sequence[Tensor]) -> checks.Observed:
     """Append one token more than there is room for, which must raise ValueError and write nothing."""
     before = (cache.keys.clone(), cache.values.clone(), cache.length)
     try:
         cache.append(*(t[:, :, :3] for t in mine))
     except ValueError:
         kept = torch.equal(cache.keys, before[0]) and torch.equal(cache.values, before[1]) and cache.length == before[2]
-        said = {OVERFLOW: Claim(""), UNTOUCHED: Claim("" if kept else "the cache or its length changed")}
+        said = {OVERFLOW: checks.Claim(""), UNTOUCHED: checks.Claim("" if kept else "the cache or its length changed")}
         return said | ({FULL: filled(cache, mine)} if kept else {})
     except Exception as error:
-        return {OVERFLOW: Claim(f"{type(error).__name__} was raised instead: {error}")}
-    return {OVERFLOW: Claim(f"5 tokens are there, 3 more were taken, with room for {MAX_LENGTH}")}
+        return {OVERFLOW: checks.Claim(f"{type(error).__name__} was raised instead: {error}")}
+    return {OVERFLOW: checks.Claim(f"5 tokens are there, 3 more were taken, with room for {MAX_LENGTH}")}
 
 
-def filled(cache: Any, mine: Sequence[Tensor]) -> Claim:
+def filled(cache: Any, mine: Sequence[Tensor]) -> checks.Claim:
     """Append two more tokens, which just fit, and claim that this works."""
     try:
         cache.append(*(t[:, :, :2] for t in mine))
     except Exception as error:
         name = type(error).__name__
-        return Claim(f"5 tokens are there, 2 more come, with room for {MAX_LENGTH}, and {name} was raised: {error}")
-    return Claim("" if cache.length == MAX_LENGTH else f"with {MAX_LENGTH} tokens the length is {cache.length}")
+        return checks.Claim(
+            f"5 tokens are there, 2 more come, with room for {MAX_LENGTH}, and {name} was raised: {error}"
+        )
+    return checks.Claim("" if cache.length == MAX_LENGTH else f"with {MAX_LENGTH} tokens the length is {cache.length}")
 
 
 def memory(cache: Any) -> str:
@@ -164,7 +151,7 @@ def not_views(returned: Any, homes: Sequence[int]) -> bool:
     return [t.data_ptr() for t in returned] != homes
 
 
-def expect_tokens(case: Cache, tokens: Sequence[Tensor], place: Place) -> Expected:
+def expect_tokens(case: Cache, tokens: Sequence[Tensor], place: checks.Place) -> checks.Expected:
     keys, values = tokens
     right = {
         "memory": room(tokens),
@@ -177,64 +164,66 @@ def expect_tokens(case: Cache, tokens: Sequence[Tensor], place: Place) -> Expect
         f"{name} so far": {NEWEST: t[:, :, 3:], ALL_ROOM: nn.functional.pad(t, (0, 0, 0, MAX_LENGTH - 5))}
         for name, t in (("keys", keys), ("values", values))
     }
-    return Expected(right, mistakes)
+    return checks.Expected(right, mistakes)
 
 
 def draw_text(case: Text, generator: torch.Generator, size: int) -> dict[str, Tensor]:
     """Random full weights by their short names, Wq to bo, and x [b, s, h]."""
     rows = {"q": HIDDEN, "k": case.kv_heads * DIM, "v": case.kv_heads * DIM, "o": HIDDEN}
-    full = {f"W{part}": random_tensor(generator, count, HIDDEN) / 3 for part, count in rows.items()}
-    full |= {f"b{part}": random_tensor(generator, count) for part, count in rows.items()}
-    return full | {"x": random_tensor(generator, BATCH, sum(PIECES), HIDDEN)}
+    full = {f"W{part}": checks.random_tensor(generator, count, HIDDEN) / 3 for part, count in rows.items()}
+    full |= {f"b{part}": checks.random_tensor(generator, count) for part, count in rows.items()}
+    return full | {"x": checks.random_tensor(generator, BATCH, sum(PIECES), HIDDEN)}
 
 
 @torch.no_grad()
-def generate(answer: tuple[Any, Any], case: Text, problem: dict[str, Tensor], group: Any) -> Observed:
+def generate(answer: tuple[Any, Any], case: Text, problem: dict[str, Tensor], group: Any) -> checks.Observed:
     cache_class, attend_next = answer
     attention, on_rank = Parts(case.kv_heads), {name: tensor.to(device()) for name, tensor in problem.items()}
     fused = {f"qkv.{name}": torch.cat([on_rank[letter + part] for part in "qkv"]) for name, letter in KINDS}
     load_full_state_dict(attention, fused | {f"out.{name}": on_rank[f"{letter}o"] for name, letter in KINDS})
     cache, x = cache_class(attention, BATCH, MAX_LENGTH), on_rank["x"]
-    snapshot = Snapshot(x=x, **dict(attention.named_parameters()))
-    seen: Observed = {}
+    snapshot = checks.Snapshot(x=x, **dict(attention.named_parameters()))
+    seen: checks.Observed = {}
     for tokens, piece in zip(TOKENS, x.split(PIECES, 1), strict=True):
-        with record() as section, called_as(f"attend_next(an {case.attention}, x {list(piece.shape)}, cache)"):
-            seen[f"out of {tokens}"] = portable(attend_next(attention, piece, cache))
-        seen[f"traffic of {tokens}"] = traffic(section)
-    return seen | {"length": portable(cache.length), "inputs unchanged": snapshot.changed()}
+        with record() as section, checks.called_as(f"attend_next(an {case.attention}, x {list(piece.shape)}, cache)"):
+            seen[f"out of {tokens}"] = checks.portable(attend_next(attention, piece, cache))
+        seen[f"traffic of {tokens}"] = checks.traffic(section)
+    return seen | {"length": checks.portable(cache.length), "inputs unchanged": snapshot.changed()}
 
 
 KINDS = (("weight", "W"), ("bias", "b"))
 TOKENS = ("tokens 0 to 2", "token 3", "tokens 4 to 5")  # of each piece
 
 
-def expect_text(case: Text, problem: dict[str, Tensor], place: Place) -> Expected:
+def expect_text(case: Text, problem: dict[str, Tensor], place: checks.Place) -> checks.Expected:
     def outs(**options: Any) -> dict[str, Tensor]:
         found = plain.in_pieces(problem["x"], problem, PIECES, DIM, **{"base": BASE, **options})
         return {f"out of {tokens}": out for tokens, out in zip(TOKENS, found, strict=True)}
 
-    right: Observed = dict(outs())
+    right: checks.Observed = dict(outs())
     for tokens, length in zip(TOKENS, PIECES, strict=True):
         right[f"traffic of {tokens}"] = place.traffic(("all_reduce", BATCH * length * HIDDEN))
     wrong = {label: outs(**options) for label, options in plain.IN_PIECES.items()}
-    return Expected(
+    return checks.Expected(
         right | {"length": sum(PIECES)},
         {f"out of {tokens}": {label: wrong[label][f"out of {tokens}"] for label in wrong} for tokens in TOKENS},
     )
 
 
-@exercise("6.5", "KV cache")
-def kv_cache(cache_class: Any, attend_next: Any) -> Verdict:
-    for p in WORLD_SIZES:  # on p ranks, first the cache by itself, then an attention that uses it
-        check_cases(
+@checks.exercise("6.5", "KV cache")
+def kv_cache(cache_class: Any, attend_next: Any) -> checks.Verdict:
+    for p in checks.WORLD_SIZES:  # on p ranks, first the cache by itself, then an attention that uses it
+        checks.check_cases(
             "6.5", cache_class, [Cache(KV_HEADS[p])], draw=draw_tokens, run=append, expect=expect_tokens,
             questions=CACHE_QUESTIONS, crash=BUILD_CRASH, world_sizes=(p,),
         )  # fmt: skip
-        check_cases(
+        checks.check_cases(
             "6.5", (cache_class, attend_next), [Text(KV_HEADS[p])], draw=draw_text, run=generate, expect=expect_text,
             questions=STEP_QUESTIONS, crash=STEP_CRASH, world_sizes=(p,),
         )  # fmt: skip
-    return Verdict("Each rank keeps the keys and values of its own heads, and still sends only one sum of b·s·h.")
+    return checks.Verdict(
+        "Each rank keeps the keys and values of its own heads, and still sends only one sum of b·s·h."
+    )
 
 
 BUILD_CRASH = (
@@ -247,59 +236,59 @@ STEP_CRASH = (
 )
 
 
-def on_any_out(*kinds: str) -> Callable[[Differences], bool]:
+def on_any_out(*kinds: str) -> Callable[[checks.Differences], bool]:
     """A condition that holds if one of the outputs differs in one of these ways."""
 
-    def fits(d: Differences) -> bool:
-        return any(has_kind(name, *kinds)(d) for name in d.names if name.startswith("out"))
+    def fits(d: checks.Differences) -> bool:
+        return any(checks.has_kind(name, *kinds)(d) for name in d.names if name.startswith("out"))
 
     return fits
 
 
 CACHE_QUESTIONS = (
-    INPUTS_QUESTION,
-    Question(
+    checks.INPUTS_QUESTION,
+    checks.Question(
         lambda d: ONE_MEMORY in d.text("memory"),
         "`keys` and `values` are two names for one tensor: `[tensor] * 2` makes no second one. What becomes of the "
         "keys when the values are written?",
     ),
-    Question(
+    checks.Question(
         lambda d: "memory" in d.names,
         "Each rank keeps the heads of K and V that it holds, `attention.kv_heads` of them, in the dtype of the "
         "attention's weights, for max_length tokens. Which of these sizes is another, and what would it cost?",
     ),
-    Question(
+    checks.Question(
         lambda d: "length at first" in d.names,
         "How many tokens are in a cache that has just been made?",
     ),
-    Question(
+    checks.Question(
         lambda d: IN_PLACE in d.names,
         "The room was there from the start. Which line makes new tensors instead of writing into it? A cache that is "
         "concatenated anew for every token is copied, whole, for every token.",
     ),
-    Question(
+    checks.Question(
         lambda d: "length" in d.names,
         "How many tokens are there after an append of 3 and one of 2?",
     ),
-    Question(
+    checks.Question(
         lambda d: bool({"keys so far", "values so far"} & d.names),
         "append returns all keys and values so far, [b, m, length, d]: the old ones in front, then the new ones, none "
         "of the empty room. Which slice did you write, which do you return, and had `length` grown in between?",
     ),
-    Question(
+    checks.Question(
         lambda d: VIEWS in d.names,
         "A slice of a tensor is a view: it costs nothing. Which call copies all keys so far at every step?",
     ),
-    Question(
+    checks.Question(
         lambda d: OVERFLOW in d.names,
         "5 tokens are there, 3 more come, and there is room for 7. A slice that ends after the end is simply shorter: "
         "who notices? Compare before you write, and name the numbers.",
     ),
-    Question(
+    checks.Question(
         lambda d: UNTOUCHED in d.names,
         "The ValueError comes too late: something was written or counted before it. What comes first?",
     ),
-    Question(
+    checks.Question(
         lambda d: FULL in d.names,
         "5 tokens are there, 2 more come, and there is room for 7: they fit, and the cache is full. How many are too "
         "many: as many as `max_length`, or more?",
@@ -307,53 +296,55 @@ CACHE_QUESTIONS = (
 )
 
 STEP_QUESTIONS = (
-    INPUTS_QUESTION,
-    Question(
+    checks.INPUTS_QUESTION,
+    checks.Question(
         on_any_out(plain.FROM_ZERO),
         "The first piece is right, and then the positions begin at 0 again. Who knows how many tokens came before?",
     ),
-    Question(
+    checks.Question(
         on_any_out(plain.TOO_LATE),
         "The positions begin where the cache ends *after* this step. When do you ask for `cache.length`?",
     ),
-    Question(
+    checks.Question(
         on_any_out(plain.UNTURNED, plain.NO_TURNS),
         "Queries and keys are turned to their positions, and a key is turned once, before it is kept. Which call of "
         "`rotate` is missing?",
     ),
-    Question(
+    checks.Question(
         on_any_out(plain.OTHER_BASE),
         "The angles are those of another base. Which argument of `rotary_angles` says how fast they grow, and which "
         "base has this attention?",
     ),
-    Question(on_any_out(plain.ALL_TURNED), "Rotary positions are for scores. Which of q, k and v are in the scores?"),
-    Question(
+    checks.Question(
+        on_any_out(plain.ALL_TURNED), "Rotary positions are for scores. Which of q, k and v are in the scores?"
+    ),
+    checks.Question(
         on_any_out(plain.FORGETFUL),
         "The queries see the keys of this piece only. What does `append` return, and what do you hand to attend?",
     ),
-    Question(
+    checks.Question(
         on_any_out(plain.TILED),
         "Head i of q belongs to head i // (n / m) of k. Does `repeat` give k0 k1 k0 k1 or k0 k0 k1 k1?",
     ),
-    Question(
+    checks.Question(
         on_any_out(plain.TOP_LEFT),
         "The mask has its triangle at the top left: it is made from the new tokens' number alone, as if they were the "
         "first ones. Your attend of exercise 6.1 knows better.",
     ),
-    Question(
+    checks.Question(
         on_any_out(plain.NO_MASK),
         "Several tokens come in one piece here: may the first of them look at the second? Generation is causal.",
     ),
-    Question(
+    checks.Question(
         lambda d: bool(d.names) and all(name.startswith("traffic") for name in d.names),
         "The numbers are right. Keys and values never leave their rank: which line sends more than the one sum of "
         "b·s·h that `out` brings with it?",
     ),
-    Question(
+    checks.Question(
         lambda d: "length" in d.names,
         "Each piece is appended once. How many tokens does your cache hold after a text of 6?",
     ),
-    Question(
+    checks.Question(
         lambda d: any(name.startswith("out") for name in d.names) and not d.malformed,
         "In order: q, k, v of the new tokens; turn q and k to their positions; append k and v; as many heads of k and "
         "v as of q; attend, causal; merge; `attention.out`. Where does your order differ? Begin with the first piece, "

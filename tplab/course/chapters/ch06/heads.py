@@ -6,20 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tplab.course import checks
 from tplab.course.chapters.ch06 import plain
-from tplab.course.checks import (
-    INPUTS_QUESTION,
-    Question,
-    Snapshot,
-    Verdict,
-    calling,
-    exercise,
-    fresh_generator,
-    has_kind,
-    portable,
-    random_tensor,
-    verify,
-)
 
 VIEWED = "what a mere reshape to [b, n, s, d] gives, without moving the heads in front of the sequence"
 EVERY_NTH = "what comes out when head i takes every n-th column, starting at i"
@@ -36,24 +24,26 @@ CASES: tuple[Case, ...] = (  # b, n, s, t, d, causal
 )
 
 
-@exercise("6.1", "Heads")
-def heads(split_heads: Callable[..., Any], attend: Callable[..., Any], merge_heads: Callable[..., Any]) -> Verdict:
+@checks.exercise("6.1", "Heads")
+def heads(
+    split_heads: Callable[..., Any], attend: Callable[..., Any], merge_heads: Callable[..., Any]
+) -> checks.Verdict:
     for case in CASES:
         b, n, s, t, d, causal = case
-        generator = fresh_generator()
-        wide, apart = random_tensor(generator, b, s, n * d), random_tensor(generator, b, n, s, d)
+        generator = checks.fresh_generator()
+        wide, apart = checks.random_tensor(generator, b, s, n * d), checks.random_tensor(generator, b, n, s, d)
         check_split_and_merge(split_heads, merge_heads, wide, apart)
-        q, k, v = (random_tensor(generator, b, n, length, d).requires_grad_() for length in (s, t, t))
-        check_attend(attend, q, k, v, causal, random_tensor(generator, b, n, s, d))
-    return Verdict("The queries are the last s of t positions, so the same attend will do for a cache.")
+        q, k, v = (checks.random_tensor(generator, b, n, length, d).requires_grad_() for length in (s, t, t))
+        check_attend(attend, q, k, v, causal, checks.random_tensor(generator, b, n, s, d))
+    return checks.Verdict("The queries are the last s of t positions, so the same attend will do for a cache.")
 
 
 def check_split_and_merge(split_heads: Any, merge_heads: Any, wide: Tensor, apart: Tensor) -> None:
     b, n, s, d = apart.shape
-    before = Snapshot(y=wide, heads=apart)
-    with calling(f"split_heads(a tensor {list(wide.shape)}, {d})", SPLIT_CRASH):
+    before = checks.Snapshot(y=wide, heads=apart)
+    with checks.calling(f"split_heads(a tensor {list(wide.shape)}, {d})", SPLIT_CRASH):
         seen = {"split_heads": split_heads(wide, d)}
-    with calling(f"merge_heads(a tensor {list(apart.shape)})", MERGE_CRASH):
+    with checks.calling(f"merge_heads(a tensor {list(apart.shape)})", MERGE_CRASH):
         seen["merge_heads"] = merge_heads(apart)
     alike = {
         "split_heads": {
@@ -65,7 +55,7 @@ def check_split_and_merge(split_heads: Any, merge_heads: Any, wide: Tensor, apar
             MERGED_EVERY_NTH: [apart.permute(0, 2, 3, 1).flatten(2)],
         },
     }
-    verify(
+    checks.verify(
         "6.1",
         1,
         [seen | {"inputs unchanged": before.changed()}],
@@ -81,17 +71,17 @@ def check_attend(attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, dy:
     (s, t), leaves = (q.shape[2], k.shape[2]), {"q": q, "k": k, "v": v}
     right = plain.attend(q, k, v, causal)
     expected = {"attend": right.detach()} | gradients(right, leaves, dy)
-    before = Snapshot(**leaves)
+    before = checks.Snapshot(**leaves)
     shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in leaves.items())
-    with calling(f"attend({shapes}, causal={causal})", ATTEND_CRASH):
+    with checks.calling(f"attend({shapes}, causal={causal})", ATTEND_CRASH):
         out = attend(q, k, v, causal=causal)
-        seen = {"attend": portable(out)} | gradients(out, leaves, dy)
+        seen = {"attend": checks.portable(out)} | gradients(out, leaves, dy)
     with torch.no_grad():
         alike = {label: [mistake(q, k, v, causal)] for label, mistake in plain.MISTAKES.items()}
     if not causal:
         alike.pop(plain.NO_MASK)
         alike["what comes out with a causal mask"] = [plain.attend(q.detach(), k.detach(), v.detach(), True)]
-    verify(
+    checks.verify(
         "6.1",
         1,
         [seen | {"inputs unchanged": before.changed()}],
@@ -122,97 +112,97 @@ ATTEND_CRASH = (
 )
 
 SHAPE_QUESTIONS = (
-    INPUTS_QUESTION,
-    Question(
-        has_kind("split_heads", VIEWED),
+    checks.INPUTS_QUESTION,
+    checks.Question(
+        checks.has_kind("split_heads", VIEWED),
         "A head is d neighbouring numbers of *one* token. Which numbers stand next to each other in memory, and does "
         "your reshape keep a token's numbers together? Cut the last dimension first, then exchange two dimensions.",
     ),
-    Question(
-        has_kind("split_heads", EVERY_NTH),
+    checks.Question(
+        checks.has_kind("split_heads", EVERY_NTH),
         "Head 0 is columns 0 to d - 1, head 1 is columns d to 2d - 1. In which order do the two sizes stand when you "
         "cut the last dimension?",
     ),
-    Question(
-        has_kind("split_heads", "shape", "transposed"),
+    checks.Question(
+        checks.has_kind("split_heads", "shape", "transposed"),
         "The result is [b, n, s, d], and head_dim is d, the width of one head, not the number of heads. Which "
         "dimension of yours is which?",
     ),
-    Question(
-        has_kind("merge_heads", MERGED_BY_VIEW, "shape", "transposed"),
+    checks.Question(
+        checks.has_kind("merge_heads", MERGED_BY_VIEW, "shape", "transposed"),
         "merge_heads undoes split_heads: the numbers of one token must stand next to each other again. Which two "
         "dimensions change places before the last two become one?",
     ),
-    Question(
-        has_kind("merge_heads", MERGED_EVERY_NTH),
+    checks.Question(
+        checks.has_kind("merge_heads", MERGED_EVERY_NTH),
         "After merging, head 0 is columns 0 to d - 1 again. Which two dimensions did you flatten, and in which order?",
     ),
 )
 
 ATTEND_QUESTIONS = (
-    INPUTS_QUESTION,
-    Question(
-        has_kind("attend", plain.BY_H),
+    checks.INPUTS_QUESTION,
+    checks.Question(
+        checks.has_kind("attend", plain.BY_H),
         "A score is a product of two vectors of d numbers, of one head. Which width grows it, and so which one belongs "
         "under the square root?",
     ),
-    Question(
-        has_kind("attend", plain.NO_SCALE, plain.BY_D, plain.BY_T, "multiple"),
+    checks.Question(
+        checks.has_kind("attend", plain.NO_SCALE, plain.BY_D, plain.BY_T, "multiple"),
         "softmax(q kᵀ / √d): by what are your scores divided? d is the last dimension of q.",
     ),
-    Question(
-        has_kind("attend", plain.OVER_QUERIES, plain.OVER_HEADS),
+    checks.Question(
+        checks.has_kind("attend", plain.OVER_QUERIES, plain.OVER_HEADS),
         "For each query the weights of all keys add up to 1. Which dimension of the scores [b, n, s, t] counts keys?",
     ),
-    Question(
-        has_kind("attend", plain.NO_MASK),
+    checks.Question(
+        checks.has_kind("attend", plain.NO_MASK),
         "Here causal is True: which keys may the first of these queries look at?",
     ),
-    Question(
-        has_kind("attend", "what comes out with a causal mask"),
+    checks.Question(
+        checks.has_kind("attend", "what comes out with a causal mask"),
         "Here causal is False: every query looks at every key.",
     ),
-    Question(
-        has_kind("attend", plain.TOP_LEFT),
+    checks.Question(
+        checks.has_kind("attend", plain.TOP_LEFT),
         "The queries are the *last* s of t positions: the first query here stands at position t - s, behind all the "
         "keys before it. At which corner of [s, t] does the triangle end? (`is_causal=True` of torch puts it at the "
         "other one.)",
     ),
-    Question(
-        has_kind("attend", plain.THE_PAST),
+    checks.Question(
+        checks.has_kind("attend", plain.THE_PAST),
         "A token sees itself and what stands before it. Which side of the diagonal is hidden?",
     ),
-    Question(
-        has_kind("attend", plain.ONE_MORE),
+    checks.Question(
+        checks.has_kind("attend", plain.ONE_MORE),
         "Each query sees one key of the future. Write the mask down for s = t = 3: in which column does the first row "
         "begin to hide?",
     ),
-    Question(
-        has_kind("attend", plain.FILLED_WITH_ZERO),
+    checks.Question(
+        checks.has_kind("attend", plain.FILLED_WITH_ZERO),
         "A score of 0 is not nothing: its exponential is 1. Which score has an exponential of 0?",
     ),
-    Question(
-        has_kind("attend", plain.AFTER_SOFTMAX),
+    checks.Question(
+        checks.has_kind("attend", plain.AFTER_SOFTMAX),
         "The weights of the keys that a query sees must add up to 1. What do they add up to when some are removed "
         "after the softmax?",
     ),
-    Question(
-        has_kind("attend", "nan"),
+    checks.Question(
+        checks.has_kind("attend", "nan"),
         "A softmax over nothing but -inf is NaN: some query sees no key at all. May a token look at itself?",
     ),
-    Question(
-        has_kind("attend", "rounded"),
+    checks.Question(
+        checks.has_kind("attend", "rounded"),
         "The steps are right. The inputs are float64 here: which of your lines goes through float32?",
     ),
-    Question(
+    checks.Question(
         lambda d: "attend" not in d.names,
         "The output is right, a gradient is not. Which part of attend is cut off from autograd?",
     ),
-    Question(
-        has_kind("attend", "shape", "transposed"),
+    checks.Question(
+        checks.has_kind("attend", "shape", "transposed"),
         "The result has the shape of q, [b, n, s, d]. Which product gave another one?",
     ),
-    Question(
+    checks.Question(
         lambda d: not d.malformed,
         "softmax(q kᵀ / √d) v, for each head alone. Take one query and one head, compute it by hand, and compare "
         "step by step.",

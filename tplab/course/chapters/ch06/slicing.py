@@ -6,19 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tplab.course.checks import (
-    INPUTS_QUESTION,
-    Question,
-    Snapshot,
-    Verdict,
-    calling,
-    exercise,
-    fresh_generator,
-    has_kind,
-    must_refuse,
-    random_tensor,
-    verify,
-)
+from tplab.course import checks
 
 MIDDLE = "the plain cut of the whole into p equal pieces"
 DEALT = "what comes out when the heads are dealt out one by one: rank r takes heads r, r + p, .."
@@ -49,19 +37,19 @@ def pick(weight: Tensor, a: int, kv: int, d: int, queries: list[int], keys: list
     return weight[rows(queries, 0, d) + rows(keys, a * d, d) + rows(values, (a + kv) * d, d)]
 
 
-@exercise("6.3", "QKV slicing")
-def qkv_slicing(shard_qkv: Callable[..., Any]) -> Verdict:
+@checks.exercise("6.3", "QKV slicing")
+def qkv_slicing(shard_qkv: Callable[..., Any]) -> checks.Verdict:
     for p in (1, 2, 4):
         for a, kv, d, after in CASES:
-            weight = random_tensor(fresh_generator(), (a + 2 * kv) * d, *after)
-            before, seen = Snapshot(weight=weight), []
+            weight = checks.random_tensor(checks.fresh_generator(), (a + 2 * kv) * d, *after)
+            before, seen = checks.Snapshot(weight=weight), []
             for rank in range(p):
                 call = f"shard_qkv(a tensor {list(weight.shape)}, num_heads={a}, num_kv_heads={kv}, rank={rank}, "
-                with calling(call + f"world_size={p})", CRASH):
+                with checks.calling(call + f"world_size={p})", CRASH):
                     seen.append({"rows": shard_qkv(weight, a, kv, rank, p)})
             right = [pick(weight, a, kv, d, *heads(a, kv, rank, p)) for rank in range(p)]
             changed = before.changed()
-            verify(
+            checks.verify(
                 "6.3",
                 p,
                 [mine | {"inputs unchanged": changed} for mine in seen],
@@ -71,14 +59,14 @@ def qkv_slicing(shard_qkv: Callable[..., Any]) -> Verdict:
                 note=f"{a} heads, {kv} of K and V, d = {d}, a tensor {list(weight.shape)}",
             )
     for a, kv, p, ask in REFUSALS:
-        must_refuse(
+        checks.must_refuse(
             "6.3",
             lambda a=a, kv=kv, p=p: shard_qkv(torch.zeros((a + 2 * kv) * 4, 3), a, kv, 0, p),  # type: ignore[misc]
             ask,
             what=f"shard_qkv(a tensor [{(a + 2 * kv) * 4}, 3], num_heads={a}, num_kv_heads={kv}, rank=0, "
             f"world_size={p})",
         )
-    return Verdict("Three matrices, each cut by whole heads; with fewer heads of K and V than ranks, copied.")
+    return checks.Verdict("Three matrices, each cut by whole heads; with fewer heads of K and V than ranks, copied.")
 
 
 def heads(a: int, kv: int, rank: int, p: int) -> tuple[list[int], list[int], list[int]]:
@@ -127,51 +115,53 @@ CRASH = (
 )
 
 QUESTIONS = (
-    INPUTS_QUESTION,
-    Question(
-        has_kind("rows", MIDDLE),
+    checks.INPUTS_QUESTION,
+    checks.Question(
+        checks.has_kind("rows", MIDDLE),
         "Rank 0 got queries and the beginning of the keys, the last rank values only. The three matrices lie on top of "
         "each other: what has to be cut into p pieces, the pile or each of the three?",
     ),
-    Question(
-        has_kind("rows", THIRDS),
+    checks.Question(
+        checks.has_kind("rows", THIRDS),
         "Here Wk and Wv have fewer rows than Wq: they hold fewer heads. In which row does Wk begin?",
     ),
-    Question(
-        has_kind("rows", DEALT),
+    checks.Question(
+        checks.has_kind("rows", DEALT),
         "A rank takes neighbouring heads: `RowParallelLinear` cuts Wo so, and head i of Q needs the head of K that it "
         "belongs to. Which heads does rank 1 of 2 take?",
     ),
-    Question(
-        has_kind("rows", MODULO),
+    checks.Question(
+        checks.has_kind("rows", MODULO),
         "Head i of Q belongs to head i // (num_heads / num_kv_heads) of K. With 8 heads of Q, 2 of K and p = 4, rank 1 "
         "has q2 and q3: which head of K do they need?",
     ),
-    Question(
-        has_kind("rows", FIRST_KV),
+    checks.Question(
+        checks.has_kind("rows", FIRST_KV),
         "Every rank has the same head of K and V here. Which one do this rank's queries belong to?",
     ),
-    Question(
-        has_kind("rows", ALL_KV),
+    checks.Question(
+        checks.has_kind("rows", ALL_KV),
         "Every rank keeps all of K and V. Which of these heads do this rank's queries look at?",
     ),
-    Question(
-        has_kind("rows", SPLIT_KV),
+    checks.Question(
+        checks.has_kind("rows", SPLIT_KV),
         "A head of K is cut inside: each rank would have a part of every score. With fewer heads than ranks, "
         "neighbours hold the *same* whole head.",
     ),
-    Question(has_kind("rows", QUERIES_ONLY), "That is this rank's part of Wq. Where are its keys and values?"),
-    Question(has_kind("rows", KEYS_TWICE), "Wv begins where Wk ends. Which row is that?"),
-    Question(
-        has_kind("rows", "other rank"),
+    checks.Question(
+        checks.has_kind("rows", QUERIES_ONLY), "That is this rank's part of Wq. Where are its keys and values?"
+    ),
+    checks.Question(checks.has_kind("rows", KEYS_TWICE), "Wv begins where Wk ends. Which row is that?"),
+    checks.Question(
+        checks.has_kind("rows", "other rank"),
         "The rows are those of another rank. How does the first row depend on the rank?",
     ),
-    Question(
-        has_kind("rows", "shape", "part", "whole"),
+    checks.Question(
+        checks.has_kind("rows", "shape", "part", "whole"),
         "A rank's part has (n + 2m)·d rows: n = num_heads / p heads of Q, m of K and as many of V. What is d here, if "
         "the tensor has (num_heads + 2·num_kv_heads)·d rows?",
     ),
-    Question(
+    checks.Question(
         lambda d: not d.malformed,
         "Write the row numbers down for 4 heads, 2 of K and V, d = 2 and p = 2: Wq is rows 0 to 7, Wk 8 to 11, Wv 12 "
         "to 15. Which does rank 1 need, and which does yours take?",

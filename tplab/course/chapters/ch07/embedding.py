@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tplab.course import checks
 from tplab.course.chapters.ch07.tables import (
     HIDDEN,
     PADDING_TRAINED,
@@ -17,24 +18,6 @@ from tplab.course.chapters.ch07.tables import (
     part,
     random_table,
     rows_per_rank,
-)
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Claim,
-    Differences,
-    Expected,
-    NotRun,
-    Observed,
-    Place,
-    Question,
-    Traffic,
-    Verdict,
-    check_cases,
-    exercise,
-    has_kind,
-    observe,
-    random_tensor,
 )
 from tplab.runtime import device
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
@@ -48,7 +31,7 @@ NOT_ZERO_AT_FIRST = "first values in which the row of padding_idx is not zeros"
 
 
 @dataclass(frozen=True)
-class Built(Case):
+class Built(checks.Case):
     """The arguments with which the embedding is built."""
 
     multiple: int = 1
@@ -74,7 +57,7 @@ CASES = (
     Built(multiple=8),
     Built(padding_idx=VOCAB - 1),
     Built(padding_idx=0),
-    Built(multiple=2, padding_idx=3, groups=GROUPS),
+    Built(multiple=2, padding_idx=3, groups=checks.GROUPS),
 )
 
 
@@ -95,7 +78,7 @@ def draw(case: Built, generator: torch.Generator, size: int) -> Problem:
         ids[0, 0] = ids[2, 1] = case.padding_idx
     seed = int(torch.randint(10**6, (), generator=generator))
     first, unpadded = first_values(seed, case.padding_idx), first_values(seed, None)
-    return Problem(table, ids, random_tensor(generator, *SHAPE, HIDDEN), seed, first, unpadded)
+    return Problem(table, ids, checks.random_tensor(generator, *SHAPE, HIDDEN), seed, first, unpadded)
 
 
 def first_values(seed: int, padding_idx: int | None) -> Tensor:
@@ -104,11 +87,11 @@ def first_values(seed: int, padding_idx: int | None) -> Tensor:
         return nn.Embedding(VOCAB, HIDDEN, padding_idx, dtype=torch.float64).weight.detach()
 
 
-def parameters_on(case: Built, place: Place) -> str:
+def parameters_on(case: Built, place: checks.Place) -> str:
     return f"weight {[rows_per_rank(place.size, case.multiple), HIDDEN]}"
 
 
-def give(case: Built, problem: Problem, place: Place) -> dict[str, Any]:
+def give(case: Built, problem: Problem, place: checks.Place) -> dict[str, Any]:
     return {
         "table": problem.table,
         "ids": problem.ids,
@@ -119,24 +102,26 @@ def give(case: Built, problem: Problem, place: Place) -> dict[str, Any]:
     }
 
 
-def run(embedding_class: Any, case: Built, given: dict[str, Any], group: Any) -> Observed:
+def run(embedding_class: Any, case: Built, given: dict[str, Any], group: Any) -> checks.Observed:
     options = case.options | ({"group": group} if case.groups else {})
     torch.manual_seed(given["seed"])
     drawn = embedding_class(VOCAB, HIDDEN, **options, dtype=torch.float64)
-    seen: Observed = {
+    seen: checks.Observed = {
         "parameters": ", ".join(f"{name} {list(value.shape)}" for name, value in drawn.named_parameters())
     }
     if seen["parameters"] != given["parameters"]:
         names = ("first values", "out", "dweight", "forward traffic", "backward traffic", "checkpoint")
-        return seen | dict.fromkeys(names, NotRun("the parameters are others"))
+        return seen | dict.fromkeys(names, checks.NotRun("the parameters are others"))
     seen["first values"] = drawn.weight.detach().clone()
     module = embedding_class(VOCAB, HIDDEN, **options, device=device(), dtype=torch.float64)
     load_full_state_dict(module, {"weight": given["table"].to(device())}, group)
     ids = given["ids"].to(device())
     # The ids are integers without a gradient, so they are not among the inputs
-    seen |= observe(lambda: module(ids), given["dy"].to(device()), inputs={}, parameters={"weight": module.weight})
+    seen |= checks.observe(
+        lambda: module(ids), given["dy"].to(device()), inputs={}, parameters={"weight": module.weight}
+    )
     seen["checkpoint"] = full_state_dict(module, group)["weight"]
-    seen[REFUSES] = Claim(next(filter(None, (refusal(module, ids, wrong) for wrong in given["wrong"])), ""))
+    seen[REFUSES] = checks.Claim(next(filter(None, (refusal(module, ids, wrong) for wrong in given["wrong"])), ""))
     return seen
 
 
@@ -161,7 +146,7 @@ def refusal(module: Any, ids: Tensor, wrong: int) -> str:
     return f"{what} {OTHER_VECTOR if vector.any() else SILENT}"
 
 
-def expect(case: Built, problem: Problem, place: Place) -> Expected:
+def expect(case: Built, problem: Problem, place: checks.Place) -> checks.Expected:
     table, ids, dy, _, first, unpadded = problem
 
     def mine(full: Tensor) -> Tensor:
@@ -173,24 +158,26 @@ def expect(case: Built, problem: Problem, place: Place) -> Expected:
         "out": table[ids],
         "dweight": mine(gradient(ids, dy, case.padding_idx)),
         "forward traffic": place.traffic(("all_reduce", dy.numel())),
-        "backward traffic": Traffic(),
+        "backward traffic": checks.Traffic(),
         "checkpoint": table,
     }
     if case.padding_idx is None:
-        return Expected(right)
-    return Expected(
+        return checks.Expected(right)
+    return checks.Expected(
         right,
         {"first values": {NOT_ZERO_AT_FIRST: mine(unpadded)}, "dweight": {PADDING_TRAINED: mine(gradient(ids, dy))}},
     )
 
 
-@exercise("7.3", "VocabParallelEmbedding")
-def vocab_parallel_embedding(embedding_class: Any) -> Verdict:
-    check_cases(
+@checks.exercise("7.3", "VocabParallelEmbedding")
+def vocab_parallel_embedding(embedding_class: Any) -> checks.Verdict:
+    checks.check_cases(
         "7.3", embedding_class, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
         crash=lambda case: CRASH if case.padding_idx is None else PADDING_CRASH, stuck=STUCK, whose_group=WHOSE_GROUP,
     )  # fmt: skip
-    return Verdict("Padding stays zeros and is in no checkpoint; an id that no rank has is an error on every rank.")
+    return checks.Verdict(
+        "Padding stays zeros and is in no checkpoint; an id that no rank has is an error on every rank."
+    )
 
 
 WHOSE_GROUP = (
@@ -212,59 +199,59 @@ STUCK = (
 )
 
 
-def _says(what: str) -> Callable[[Differences], bool]:
+def _says(what: str) -> Callable[[checks.Differences], bool]:
     return lambda d: what in d.text(REFUSES)
 
 
 QUESTIONS = (
-    Question(
+    checks.Question(
         lambda d: "parameters" in d.names,
         "One parameter, `weight`, with as many rows as this rank holds, padding included. How many are stop - start?",
     ),
-    Question(
-        has_kind("first values", "dtype"),
+    checks.Question(
+        checks.has_kind("first values", "dtype"),
         "The table has another dtype than was asked for. Which of the arguments are for `torch.empty`?",
     ),
-    Question(
-        has_kind("first values", NOT_ZERO_AT_FIRST),
+    checks.Question(
+        checks.has_kind("first values", NOT_ZERO_AT_FIRST),
         "As in nn.Embedding, the vector of padding_idx starts as zeros. On which rank is its row, and which row of the "
         "shard is it?",
     ),
-    Question(
+    checks.Question(
         lambda d: "first values" in d.names,
         "Each rank's first values are its rows of the master weight, with zeros in the padding; only the row of "
         "padding_idx becomes zeros as well. What else do you change, after `init_parameter` or in its place?",
     ),
-    Question(
-        has_kind("dweight", PADDING_TRAINED),
+    checks.Question(
+        checks.has_kind("dweight", PADDING_TRAINED),
         "padding_idx gets a gradient. Does the look-up know which row of this shard it is?",
     ),
-    Question(
+    checks.Question(
         lambda d: "dweight" in d.names and "out" not in d.names,
         "A row that should learn does not, or the other way round. On a rank that does not have the row of "
         "padding_idx, which row do you keep from learning?",
     ),
-    Question(
+    checks.Question(
         _says(SILENT),
         "No token has that id. A rank takes it for another rank's, or for a row of padding, and zeros come out, as if "
         "it were a token like any other. Which ids are in the vocabulary, and who has to look before anybody looks up?",
     ),
-    Question(
+    checks.Question(
         _says(OTHER_VECTOR),
         "An id outside the vocabulary has found a row. Where does your test end: at the vocabulary, or at the padded "
         "table?",
     ),
-    Question(
+    checks.Question(
         _says("IndexError without"),
         f"Whoever reads the error wants to find the token in a batch of thousands: the id, and its position, here "
         f"{WRONG_AT}. What does `wrong.nonzero()[0]` give?",
     ),
-    Question(
+    checks.Question(
         lambda d: REFUSES in d.names and not d.names & {"out", "dweight"},
         "nn.Embedding raises IndexError for such an id, and so should this. What does yours raise, and is it your own "
         "test that raises it?",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" in d.names and d.kind("out") != "none",
         "The look-up is that of exercise 7.2. Which of its arguments differ: the ids, the weight, start and stop?",
     ),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tplab.course import checks
 from tplab.course.chapters.ch07.tables import (
     HIDDEN,
     PADDING_TRAINED,
@@ -19,26 +20,6 @@ from tplab.course.chapters.ch07.tables import (
     part,
     random_table,
     rows_per_rank,
-)
-from tplab.course.checks import (
-    GROUPS,
-    INPUTS_QUESTION,
-    Case,
-    Changed,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Snapshot,
-    Traffic,
-    Verdict,
-    check_cases,
-    exercise,
-    has_kind,
-    has_no_gradient,
-    kind_is,
-    observe,
-    random_tensor,
 )
 from tplab.runtime import device
 
@@ -53,7 +34,7 @@ FOREIGN_IN_ROW_0 = "the gradient with those of all foreign ids added to row 0"
 
 
 @dataclass(frozen=True)
-class Lookup(Case):
+class Lookup(checks.Case):
     """The ids to look up, as a description and as a function that draws them.
 
     padding_idx: the id whose row gets no gradient
@@ -74,7 +55,7 @@ CASES = (
     Lookup("the first and the last id of every rank", border_ids),
     Lookup("ids of the last rank only", last_ranks_ids),
     Lookup("with a padding_row", border_ids, padding_idx=VOCAB - 1, transposed=True),
-    Lookup("ids of every rank", border_ids, groups=GROUPS),
+    Lookup("ids of every rank", border_ids, groups=checks.GROUPS),
 )
 
 
@@ -87,10 +68,10 @@ class Problem(NamedTuple):
 def draw(case: Lookup, generator: torch.Generator, size: int) -> Problem:
     ids = case.draw_ids(generator, size, SHAPE)
     ids = ids.T if case.transposed else ids
-    return Problem(random_table(generator), ids, random_tensor(generator, *ids.shape, HIDDEN))
+    return Problem(random_table(generator), ids, checks.random_tensor(generator, *ids.shape, HIDDEN))
 
 
-def give(case: Lookup, problem: Problem, place: Place) -> dict[str, Any]:
+def give(case: Lookup, problem: Problem, place: checks.Place) -> dict[str, Any]:
     rows, padding = rows_per_rank(place.size), case.padding_idx
     start, stop = place.index * rows, (place.index + 1) * rows
     return {
@@ -103,21 +84,21 @@ def give(case: Lookup, problem: Problem, place: Place) -> dict[str, Any]:
     }
 
 
-def run(function: Callable[..., Any], case: Lookup, given: dict[str, Any], group: Any) -> Observed:
+def run(function: Callable[..., Any], case: Lookup, given: dict[str, Any], group: Any) -> checks.Observed:
     ids = given["ids"].to(device())
     options: dict[str, Any] = {"group": group} if case.groups else {}
     if given["padding_row"] is not None:
         options["padding_row"] = given["padding_row"]
-    snapshot = Snapshot(ids=ids)
+    snapshot = checks.Snapshot(ids=ids)
 
     def look_up(weight: Tensor) -> Any:
         return function(ids, weight, given["start"], given["stop"], **options)
 
-    seen = observe(look_up, given["dy"].to(device()), inputs={"weight": given["weight"].to(device())})
-    return seen | {"inputs unchanged": Changed((*seen["inputs unchanged"], *snapshot.changed()))}
+    seen = checks.observe(look_up, given["dy"].to(device()), inputs={"weight": given["weight"].to(device())})
+    return seen | {"inputs unchanged": checks.Changed((*seen["inputs unchanged"], *snapshot.changed()))}
 
 
-def expect(case: Lookup, problem: Problem, place: Place) -> Expected:
+def expect(case: Lookup, problem: Problem, place: checks.Place) -> checks.Expected:
     (table, ids, dy), size, rows = problem, place.size, rows_per_rank(place.size)
     vectors = padded(table, size)[ids]  # [..., h]
     shards = [part(table, rank, size) for rank in range(size)]
@@ -129,7 +110,7 @@ def expect(case: Lookup, problem: Problem, place: Place) -> Expected:
         "out": vectors,
         "dweight": dweight,
         "forward traffic": place.traffic(("all_reduce", dy.numel())),
-        "backward traffic": Traffic(),
+        "backward traffic": checks.Traffic(),
     }
     leaked = dweight.clone()
     leaked[0] += (dy * ~own).flatten(0, -2).sum(0)
@@ -152,16 +133,18 @@ def expect(case: Lookup, problem: Problem, place: Place) -> Expected:
             CLAMPED: summed([row.clamp(0, rows - 1) for row in local]),
             WRAPPED: summed([row % rows for row in local]),
         }
-    return Expected(right, mistakes)
+    return checks.Expected(right, mistakes)
 
 
-@exercise("7.2", "The masked look-up")
-def masked_lookup(function: Callable[..., Any]) -> Verdict:
-    check_cases(
+@checks.exercise("7.2", "The masked look-up")
+def masked_lookup(function: Callable[..., Any]) -> checks.Verdict:
+    checks.check_cases(
         "7.2", function, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=crash,
         whose_group=WHOSE_GROUP,
     )  # fmt: skip
-    return Verdict("One all-reduce of b·s·h numbers forward, nothing backward; every row's gradient where the row is.")
+    return checks.Verdict(
+        "One all-reduce of b·s·h numbers forward, nothing backward; every row's gradient where the row is."
+    )
 
 
 def crash(case: Lookup) -> str:
@@ -186,76 +169,80 @@ FOREIGN_CRASH = (
 )
 
 QUESTIONS = (
-    INPUTS_QUESTION,
-    Question(
-        has_kind("out", "none", "type", "structure", "dtype"),
+    checks.INPUTS_QUESTION,
+    checks.Question(
+        checks.has_kind("out", "none", "type", "structure", "dtype"),
         "What does the last line return? One tensor [..., h] of the table's dtype, the same on every rank.",
     ),
-    Question(
-        has_kind("out", "shape", "whole"),
+    checks.Question(
+        checks.has_kind("out", "shape", "whole"),
         "The vectors of the ranks are to be added, not put beside each other. What shape has one rank's part, and the "
         "result?",
     ),
-    Question(
-        kind_is("out", OWN),
+    checks.Question(
+        checks.kind_is("out", OWN),
         "A rank has found its own vectors, with zeros for the others. Who adds up what the ranks have found, and does "
         "your function return that sum?",
     ),
-    Question(
-        has_kind("out", NOT_ZEROED),
+    checks.Question(
+        checks.has_kind("out", NOT_ZEROED),
         "For a foreign id any row will do at first, but it must not count. Where do its vectors become zeros, before "
         "the sum?",
     ),
-    Question(
-        has_kind("out", CLAMPED, WRAPPED),
+    checks.Question(
+        checks.has_kind("out", CLAMPED, WRAPPED),
         "A foreign id has found a row too, one that belongs to another id. Each vector must come from one rank: what "
         "do all others have to add?",
     ),
-    Question(
-        has_kind("out", FIRST_ROW_LOST),
+    checks.Question(
+        checks.has_kind("out", FIRST_ROW_LOST),
         "The first row of each rank is never found. Is the id `start` one of this rank's? Try the mask by hand for the "
         "ids start - 1 and start.",
     ),
-    Question(
-        has_kind("out", MAXIMUM),
+    checks.Question(
+        checks.has_kind("out", MAXIMUM),
         "The others put in zeros, and a zero is larger than a negative number. What has to be done with the ranks' "
         "vectors, so that zeros change nothing?",
     ),
-    Question(has_kind("out", "1/p"), "Only one rank contributes to each vector. By what is the sum divided, and why?"),
-    Question(
-        has_kind("out", "zeros"),
+    checks.Question(
+        checks.has_kind("out", "1/p"), "Only one rank contributes to each vector. By what is the sum divided, and why?"
+    ),
+    checks.Question(
+        checks.has_kind("out", "zeros"),
         "All vectors are zeros. For which ids is your mask true: for those that are here, or for the foreign ones?",
     ),
-    Question(
-        lambda d: has_no_gradient("dweight")(d) and not (has_kind("dweight", "zeros")(d) and "out" in d.names),
+    checks.Question(
+        lambda d: (
+            checks.has_no_gradient("dweight")(d) and not (checks.has_kind("dweight", "zeros")(d) and "out" in d.names)
+        ),
         "The table gets no gradient. Which line does autograd not know about: an in-place `dist.all_reduce`, a "
         "`detach`, a `.data`?",
     ),
-    Question(
-        has_kind("dweight", PADDING_TRAINED),
+    checks.Question(
+        checks.has_kind("dweight", PADDING_TRAINED),
         "The padding row must not learn. `F.embedding` has an argument for that: does `padding_row` reach it?",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" not in d.names and {"dweight", "backward traffic"} <= d.names,
         "Something is summed over the ranks in the backward pass. The gradient is whole already: every rank holds the "
         "same dY, and a row is its own alone. Which line brings that sum? What does the backward of g do?",
     ),
-    Question(
-        has_kind("dweight", FOREIGN_IN_ROW_0),
+    checks.Question(
+        checks.has_kind("dweight", FOREIGN_IN_ROW_0),
         "The output is right, but row 0 learns from ids that are not here. Does the gradient of a foreign place still "
         "reach the row that stood in for it?",
     ),
-    Question(
+    checks.Question(
         lambda d: bool(d.names) and d.names <= {"forward traffic", "backward traffic"},
         "The numbers are right, the communication is not: one all-reduce of the vectors [..., h] forward, nothing "
         "backward. Which call sends more, and what for?",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" in d.names,
         "Write down for one id: on which rank is its row, which row of that rank's shard is it, what do the others "
         "add, what comes out of the sum?",
     ),
-    Question(
+    checks.Question(
         "dweight", "Add by hand: an id that occurs twice gives its row the sum of two gradients. What do you get?"
     ),
 )

@@ -5,17 +5,7 @@ from typing import Any
 
 import torch
 
-from tplab.course.checks import (
-    WORLD_SIZES,
-    Claim,
-    Observed,
-    Question,
-    Verdict,
-    calling,
-    exercise,
-    fresh_generator,
-    verify,
-)
+from tplab.course import checks
 
 WHOLE = "both functions give ints"
 
@@ -24,37 +14,39 @@ WHOLE = "both functions give ints"
 SIZES = [(50257, None), (10, 1), (21, 1), (24, 2), (21, 8), (3, 8), (1024, None), (1009, None)]
 
 
-@exercise("7.1", "Padding and ranges")
-def padding_and_ranges(pad: Callable[..., Any], span: Callable[..., Any]) -> Verdict:
-    generator = fresh_generator()
+@checks.exercise("7.1", "Padding and ranges")
+def padding_and_ranges(pad: Callable[..., Any], span: Callable[..., Any]) -> checks.Verdict:
+    generator = checks.fresh_generator()
     sizes = SIZES + [(int(torch.randint(100, 5000, (), generator=generator)), 16) for _ in range(2)]
-    for p in reversed(WORLD_SIZES):
+    for p in reversed(checks.WORLD_SIZES):
         for vocab_size, multiple in sizes:
             said = answers(pad, span, vocab_size, p, multiple)
             right = by_counting(vocab_size, p, multiple or 128)
             note = f"a vocabulary of {vocab_size}" + (f", multiple = {multiple}" if multiple else "")
             asked = questions(said, right, vocab_size, p, multiple or 128)
-            verify("7.1", p, [said], [right], questions=asked, note=note, alone=True)
-    return Verdict("Every rank has as many rows, and every id has exactly one rank.")
+            checks.verify("7.1", p, [said], [right], questions=asked, note=note, alone=True)
+    return checks.Verdict("Every rank has as many rows, and every id has exactly one rank.")
 
 
-def answers(pad: Callable[..., Any], span: Callable[..., Any], size: int, p: int, multiple: int | None) -> Observed:
+def answers(
+    pad: Callable[..., Any], span: Callable[..., Any], size: int, p: int, multiple: int | None
+) -> checks.Observed:
     """Results of the learner's functions, and the claim that they are all ints."""
     given = [] if multiple is None else [multiple]
     text = "" if multiple is None else f", {multiple}"
-    with calling(f"pad_vocab_size({size}, {p}{text})"):
+    with checks.calling(f"pad_vocab_size({size}, {p}{text})"):
         padded = pad(size, p, *given)
     ranges = []
     for rank in range(p):
-        with calling(f"vocab_range({size}, {rank}, {p}{text})"):
+        with checks.calling(f"vocab_range({size}, {rank}, {p}{text})"):
             ranges.append(span(size, rank, p, *given))
     ends = [end for pair in ranges if isinstance(pair, (tuple, list)) for end in pair]
     other = next((type(value).__name__ for value in [padded, *ends] if type(value) is not int), "")
-    claim = Claim(f"there is a {other}" if other and padded is not None and None not in ranges else "")
+    claim = checks.Claim(f"there is a {other}" if other and padded is not None and None not in ranges else "")
     return {"padded size": padded, "ranges": ranges, WHOLE: claim}
 
 
-def by_counting(size: int, p: int, multiple: int) -> Observed:
+def by_counting(size: int, p: int, multiple: int) -> checks.Observed:
     padded = size
     while padded % (multiple * p):
         padded += 1
@@ -65,7 +57,7 @@ def by_counting(size: int, p: int, multiple: int) -> Observed:
     return {"padded size": padded, "ranges": ranges}
 
 
-def questions(said: Observed, right: Observed, size: int, p: int, multiple: int) -> list[Question]:
+def questions(said: checks.Observed, right: checks.Observed, size: int, p: int, multiple: int) -> list[checks.Question]:
     """Questions about wrong results, depending on the numbers that were returned."""
     step, padded, wanted = multiple * p, said["padded size"], right["padded size"]
     ranges = [tuple(pair) if isinstance(pair, (tuple, list)) else pair for pair in said["ranges"]]
@@ -128,4 +120,4 @@ def questions(said: Observed, right: Observed, size: int, p: int, multiple: int)
             "Rank r starts where rank r - 1 stops, rank 0 at id 0, and all have as many rows. Which number is that?",
         ),
     ]
-    return [Question(lambda d: True, ask) for fits, ask in rules if fits]
+    return [checks.Question(lambda d: True, ask) for fits, ask in rules if fits]

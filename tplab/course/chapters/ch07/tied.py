@@ -6,24 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tplab.course import checks
 from tplab.course.chapters.ch07.tables import HIDDEN, VOCAB, border_ids, padded, random_table, rows_per_rank
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Claim,
-    Expected,
-    NotRun,
-    Observed,
-    Place,
-    Question,
-    Verdict,
-    check_cases,
-    exercise,
-    has_kind,
-    has_no_gradient,
-    observe,
-    random_tensor,
-)
 from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict
 
@@ -46,7 +30,7 @@ class Body(nn.Module):
 
 
 @dataclass(frozen=True)
-class Use(Case):
+class Use(checks.Case):
     """One way to build and call the model."""
 
     gather: bool = False
@@ -56,7 +40,7 @@ class Use(Case):
         return f"TiedModel({VOCAB}, {HIDDEN}, body, multiple=1{group})(ids{', gather=True' * self.gather})"
 
 
-CASES = (Use(), Use(gather=True), Use(groups=GROUPS), Use(gather=True, groups=GROUPS))
+CASES = (Use(), Use(gather=True), Use(groups=checks.GROUPS), Use(gather=True, groups=checks.GROUPS))
 
 
 class Problem(NamedTuple):
@@ -75,9 +59,9 @@ class Problem(NamedTuple):
 
 
 def draw(case: Use, generator: torch.Generator, size: int) -> Problem:
-    table, body = padded(random_table(generator), size), random_tensor(generator, HIDDEN, HIDDEN)
+    table, body = padded(random_table(generator), size), checks.random_tensor(generator, HIDDEN, HIDDEN)
     ids = border_ids(generator, size, (3, 4))
-    dlogits = random_tensor(generator, 3, 4, len(table))
+    dlogits = checks.random_tensor(generator, 3, 4, len(table))
     if case.gather:
         dlogits[..., VOCAB:] = 0
     first, second, weight = (tensor.clone().requires_grad_() for tensor in (table, table, body))
@@ -91,16 +75,16 @@ def draw(case: Use, generator: torch.Generator, size: int) -> Problem:
     return Problem(table, body, ids, dlogits, logits.detach(), without_body, dbody, lookup, output, through)
 
 
-def returned(case: Use, logits: Tensor, place: Place) -> Tensor:
+def returned(case: Use, logits: Tensor, place: checks.Place) -> Tensor:
     """The logits that the rank at this place returns, from the logits [..., v] with padding."""
     return logits[..., :VOCAB] if case.gather else place.part(logits, -1)
 
 
-def parameters_on(place: Place) -> str:
+def parameters_on(place: checks.Place) -> str:
     return f"body.weight {[HIDDEN, HIDDEN]}, embedding.weight {[rows_per_rank(place.size), HIDDEN]}"
 
 
-def give(case: Use, problem: Problem, place: Place) -> dict[str, Any]:
+def give(case: Use, problem: Problem, place: checks.Place) -> dict[str, Any]:
     return {
         "table": problem.table[:VOCAB],
         "body": problem.body,
@@ -110,22 +94,22 @@ def give(case: Use, problem: Problem, place: Place) -> dict[str, Any]:
     }
 
 
-def run(model_class: Any, case: Use, given: dict[str, Any], group: Any) -> Observed:
+def run(model_class: Any, case: Use, given: dict[str, Any], group: Any) -> checks.Observed:
     options: dict[str, Any] = {"group": group} if case.groups else {}
     body = Body()
     model = model_class(VOCAB, HIDDEN, body, multiple=1, **options, device=device(), dtype=torch.float64)
     params = own_names(model)
-    seen: Observed = {"parameters": ", ".join(f"{name} {list(params[name].shape)}" for name in sorted(params))}
+    seen: checks.Observed = {"parameters": ", ".join(f"{name} {list(params[name].shape)}" for name in sorted(params))}
     if seen["parameters"] != given["parameters"]:
         names = ("out", "dE", "dbody", "forward traffic", "backward traffic")
-        return seen | dict.fromkeys(names, NotRun("the parameters are others"))
+        return seen | dict.fromkeys(names, checks.NotRun("the parameters are others"))
     full = {"embedding.weight": given["table"].to(device()), "body.weight": given["body"].to(device())}
     load_full_state_dict(model, full, group, strict=False)  # not strict, since a parameter may have a second name
-    seen[GIVEN_BODY] = Claim("" if params["body.weight"] is body.weight else "`self.body` is another one")
+    seen[GIVEN_BODY] = checks.Claim("" if params["body.weight"] is body.weight else "`self.body` is another one")
     ids = given["ids"].to(device())
     watched = {"E": params["embedding.weight"], "body": params["body.weight"]}
     called = {"gather": True} if case.gather else {}
-    return seen | observe(lambda: model(ids, **called), given["dy"].to(device()), inputs={}, parameters=watched)
+    return seen | checks.observe(lambda: model(ids, **called), given["dy"].to(device()), inputs={}, parameters=watched)
 
 
 def own_names(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -138,7 +122,7 @@ def own_names(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-def expect(case: Use, problem: Problem, place: Place) -> Expected:
+def expect(case: Use, problem: Problem, place: checks.Place) -> checks.Expected:
     vectors = problem.ids.numel() * HIDDEN
     right = {
         "parameters": parameters_on(place),
@@ -156,16 +140,18 @@ def expect(case: Use, problem: Problem, place: Place) -> Expected:
     }
     if place.size > 1:
         mistakes["dE"][WITHOUT_F] = place.part(problem.lookup_through[place.index] + problem.output)
-    return Expected(right, mistakes)
+    return checks.Expected(right, mistakes)
 
 
-@exercise("7.5", "The tied model")
-def tied_model(model_class: Any) -> Verdict:
-    check_cases(
+@checks.exercise("7.5", "The tied model")
+def tied_model(model_class: Any) -> checks.Verdict:
+    checks.check_cases(
         "7.5", model_class, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
         whose_group=WHOSE_GROUP,
     )  # fmt: skip
-    return Verdict("One table, two uses: both add to its gradient on the rank that has the row, and nothing is sent.")
+    return checks.Verdict(
+        "One table, two uses: both add to its gradient on the rank that has the row, and nothing is sent."
+    )
 
 
 WHOSE_GROUP = "The group goes to two places, the embedding and the logits. Which of them did not get it?"
@@ -176,63 +162,63 @@ CRASH = (
 )
 
 QUESTIONS = (
-    Question(
+    checks.Question(
         lambda d: "parameters" in d.names,
         "The model has two parameters here: `embedding.weight`, this rank's rows, and that of `self.body`. Which of "
         "yours is one too many, missing, or has another shape or name?",
     ),
-    Question(
+    checks.Question(
         GIVEN_BODY,
         "The caller holds that module, and may have given its parameters to an optimizer. Which line makes another one "
         "of it?",
     ),
-    Question(
-        has_kind("out", "none", "type", "structure"),
+    checks.Question(
+        checks.has_kind("out", "none", "type", "structure"),
         "What does forward return? The logits, one tensor.",
     ),
-    Question(
-        has_kind("out", WITHOUT_BODY),
+    checks.Question(
+        checks.has_kind("out", WITHOUT_BODY),
         "These are the logits of the vectors themselves. Where does the body come in?",
     ),
-    Question(
-        has_kind("out", "shape", "whole", "part"),
+    checks.Question(
+        checks.has_kind("out", "shape", "whole", "part"),
         "Without gather the logits are [b, s, v/p], with gather [b, s, v], without the padding. What do `gather` and "
         "`vocab_size` have to reach for that?",
     ),
-    Question(
-        has_kind("dE", ONLY_LOOKUP),
+    checks.Question(
+        checks.has_kind("dE", ONLY_LOOKUP),
         "The gradient of the output layer is missing. Does it use the parameter itself, or a copy that autograd keeps "
         "apart?",
     ),
-    Question(
-        has_kind("dE", ONLY_OUTPUT),
+    checks.Question(
+        checks.has_kind("dE", ONLY_OUTPUT),
         "The gradient of the look-up is missing. Where, between the vectors and the body, does autograd lose the way?",
     ),
-    Question(
-        has_kind("dE", WITHOUT_F),
+    checks.Question(
+        checks.has_kind("dE", WITHOUT_F),
         "What comes back through the logits to the body is only this rank's part: dbody differs from rank to rank as "
         "well. Which operator sums it, and does your way to the logits go round it?",
     ),
-    Question(
-        has_no_gradient("dE", "dbody"),
+    checks.Question(
+        checks.has_no_gradient("dE", "dbody"),
         "A parameter gets no gradient. Which line does autograd not know about?",
     ),
-    Question(
+    checks.Question(
         lambda d: {"dE", "backward traffic"} <= d.names and not d.names & {"out", "dbody"},
         "What comes back from the body is whole on every rank, and so is the gradient of a row on the rank that has "
         "it. Which line adds one of them up over the ranks once more?",
     ),
-    Question(
-        has_kind("dbody", "p times"),
+    checks.Question(
+        checks.has_kind("dbody", "p times"),
         "The body's gradient is summed over the ranks twice: f is in `parallel_logits` already. Which line does it "
         "again?",
     ),
-    Question(
+    checks.Question(
         lambda d: bool(d.names) and d.names <= {"forward traffic", "backward traffic"},
         "The numbers are right, the communication is not: g forward, f backward, and the gather only if asked for. "
         "Which call sends more?",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" in d.names,
         "The logits are the body's output times the rows of the table: no scale, no bias. What else happens to them, "
         "or to the vectors before?",

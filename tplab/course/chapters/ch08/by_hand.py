@@ -5,25 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tplab.course import checks
 from tplab.course.chapters.ch08.sharded import CASES, COLUMNS, WHOSE_GROUP, Logits, Sample, draw, give, on_device
-from tplab.course.checks import (
-    INPUTS_QUESTION,
-    Call,
-    Claim,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Traffic,
-    Verdict,
-    called_as,
-    changed,
-    check_cases,
-    exercise,
-    has_kind,
-    has_no_gradient,
-    observe,
-)
 from tplab.memory.meter import saved_for_backward
 
 SECOND = "dlogits of a second backward"
@@ -43,26 +26,26 @@ _NOT_SCALED = "what comes out if dloss scales the softmax but not the 1"
 _MEAN_UPSTREAM = "what comes out if every token is scaled by the mean of dloss"
 
 
-def run(answer: Any, case: Logits, given: Sample, group: Any) -> Observed:
+def run(answer: Any, case: Logits, given: Sample, group: Any) -> checks.Observed:
     logits, target, dy = on_device(given)
 
     def apply(z: Tensor) -> Any:
         return answer.apply(z, target, group)
 
-    with called_as(f"apply(logits {list(logits.shape)}, target {list(target.shape)}, group)"):
-        noted = observe(apply, dy, inputs={"logits": logits})
+    with checks.called_as(f"apply(logits {list(logits.shape)}, target {list(target.shape)}, group)"):
+        noted = checks.observe(apply, dy, inputs={"logits": logits})
         noted["forward traffic"] = one_by_one(noted["forward traffic"], 2 * target.numel())
         return noted | two_backwards(apply, logits, dy)
 
 
-def two_backwards(apply: Any, logits: Tensor, dy: Tensor) -> Observed:
+def two_backwards(apply: Any, logits: Tensor, dy: Tensor) -> checks.Observed:
     """The gradient from a second backward pass, and the claim that forward saves no more than it needs."""
     leaf = logits.clone().requires_grad_()
     with saved_for_backward() as kept:
         out = apply(leaf)
     shapes = [torch.Size(shape) for shape, _, _ in kept.pieces] + [t.shape for t in on_context(out)]
     large = [shape for shape in shapes if shape.numel() >= logits.numel()]
-    noted: Observed = {KEPT: Claim(f"{len(large)} are kept" if len(large) > 1 else "")}
+    noted: checks.Observed = {KEPT: checks.Claim(f"{len(large)} are kept" if len(large) > 1 else "")}
     if isinstance(out, Tensor) and out.requires_grad and out.shape == dy.shape:
         torch.autograd.grad(out, leaf, dy, retain_graph=True, allow_unused=True)
         noted[SECOND] = torch.autograd.grad(out, leaf, dy, allow_unused=True)[0]
@@ -77,14 +60,14 @@ def on_context(out: Any) -> list[Tensor]:
 
 def one_by_one(traffic: Any, both: int) -> Any:
     """The traffic with each all-reduce of two elements per token as two of one, as the sums may share a message."""
-    calls: list[Call] = []
+    calls: list[checks.Call] = []
     for call in traffic:
         halves = call.kind == "all_reduce" and call.numel == both
         calls += [call._replace(numel=both // 2)] * 2 if halves else [call]
-    return Traffic(calls)
+    return checks.Traffic(calls)
 
 
-def expect(case: Logits, sample: Sample, place: Place) -> Expected:
+def expect(case: Logits, sample: Sample, place: checks.Place) -> checks.Expected:
     logits, target = sample.logits, sample.target
     lse = logits.logsumexp(-1)
     picked = logits.gather(-1, target.unsqueeze(-1)).squeeze(-1)
@@ -120,7 +103,7 @@ def expect(case: Logits, sample: Sample, place: Place) -> Expected:
         "backward traffic": place.traffic(),
         SECOND: right,
     }
-    return Expected(expected, {"out": out, "dlogits": gradients})
+    return checks.Expected(expected, {"out": out, "dlogits": gradients})
 
 
 CRASH = (
@@ -130,79 +113,85 @@ CRASH = (
 )
 
 QUESTIONS = (
-    Question(
-        lambda d: changed(d) and "dlogits" not in d.names,
+    checks.Question(
+        lambda d: checks.changed(d) and "dlogits" not in d.names,
         "The caller may still need its logits, to look at the scores for example. Which line writes into them instead "
         "of making a new tensor?",
     ),
-    INPUTS_QUESTION,
-    Question(
-        has_kind("out", "none", "type", "structure", _MEAN),
+    checks.INPUTS_QUESTION,
+    checks.Question(
+        checks.has_kind("out", "none", "type", "structure", _MEAN),
         "The loss of each token comes out, [..]; the mean is taken later. What does forward return?",
     ),
-    Question(has_kind("out", _LSE), "The loss is log-sum-exp minus the target's logit. Where is the second part?"),
-    Question(has_kind("out", "negated"), "A loss is larger, the smaller the target's logit is. Which sign has it?"),
-    Question(
+    checks.Question(
+        checks.has_kind("out", _LSE), "The loss is log-sum-exp minus the target's logit. Where is the second part?"
+    ),
+    checks.Question(
+        checks.has_kind("out", "negated"), "A loss is larger, the smaller the target's logit is. Which sign has it?"
+    ),
+    checks.Question(
         lambda d: "out" in d.names,
         "loss = vocab_logsumexp(logits, group) - target_logit(logits, target, group). What differs in your forward?",
     ),
-    Question(
+    checks.Question(
         lambda d: any("gather" in row.text for row in d if row.name == "forward traffic"),
         "The loss is right, but the logits themselves travel. Which three numbers a token are enough?",
     ),
-    Question(
+    checks.Question(
         lambda d: "backward traffic" in d.names,
         "Backward, this rank has its columns of the logits, the log-sum-exp over all columns, the targets and dloss. "
         "What is missing that another rank would have to send?",
     ),
-    Question(
+    checks.Question(
         lambda d: "forward traffic" in d.names and "dlogits" not in d.names,
         "The loss is right. Forward needs the maximum, the sum and the target's logit, one number a token each. Which "
         "message is too many, missing or too large?",
     ),
-    Question(has_no_gradient("dlogits"), "backward returns one gradient for each argument of forward, in their order."),
-    Question(
-        has_kind("dlogits", _NO_UPSTREAM, _NOT_SCALED, _MEAN_UPSTREAM),
+    checks.Question(
+        checks.has_no_gradient("dlogits"), "backward returns one gradient for each argument of forward, in their order."
+    ),
+    checks.Question(
+        checks.has_kind("dlogits", _NO_UPSTREAM, _NOT_SCALED, _MEAN_UPSTREAM),
         "The gradient of what comes after the loss arrives as dloss, one number for each token. By the chain rule it "
         "scales all that you computed. Where does yours come in?",
     ),
-    Question(
-        has_kind("dlogits", _SOFTMAX),
+    checks.Question(
+        checks.has_kind("dlogits", _SOFTMAX),
         "The loss also falls when the target's logit rises. What is the derivative of minus z_target?",
     ),
-    Question(
-        has_kind("dlogits", _EVERYWHERE, _MODULO),
+    checks.Question(
+        checks.has_kind("dlogits", _EVERYWHERE, _MODULO),
         "Only one rank has the target's column. What does yours subtract where another rank has it?",
     ),
-    Question(
-        has_kind("dlogits", _ALL_COLUMNS),
+    checks.Question(
+        checks.has_kind("dlogits", _ALL_COLUMNS),
         "One-hot is 1 in one column and 0 in the others. In which of them did you subtract?",
     ),
-    Question(
-        has_kind("dlogits", _OWN_SOFTMAX),
+    checks.Question(
+        checks.has_kind("dlogits", _OWN_SOFTMAX),
         "Over all ranks the softmax adds up to 1. To what does it add up on one rank, and by which sum was it divided?",
     ),
-    Question(has_kind("dlogits", _ONE_HOT), "What is the derivative of the log-sum-exp?"),
-    Question(
+    checks.Question(checks.has_kind("dlogits", _ONE_HOT), "What is the derivative of the log-sum-exp?"),
+    checks.Question(
         lambda d: d.names == {KEPT},
         "Everything is right, and takes more memory than it has to. From the logits and the log-sum-exp, what can "
         "backward compute again?",
     ),
-    Question(
+    checks.Question(
         lambda d: SECOND in d.names and "dlogits" not in d.names,
         "The first backward is right, the second is not: the first wrote into a tensor that was saved. Which line?",
     ),
-    Question(
+    checks.Question(
         lambda d: "dlogits" in d.names,
         "(softmax - one-hot) · dloss, in this rank's columns. Compute one token by hand: which of the three differs?",
     ),
 )
 
 
-@exercise("8.4", "The backward by hand")
-def by_hand(answer: Any) -> Verdict:
-    check_cases(
+@checks.exercise("8.4", "The backward by hand")
+def by_hand(answer: Any) -> checks.Verdict:
+    checks.check_cases(
         "8.4", answer, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
         whose_group=WHOSE_GROUP,
     )  # fmt: skip
-    return Verdict("Softmax minus one-hot, without a message; a second backward gives the same.")
+    return checks.Verdict("Softmax minus one-hot, without a message; a second backward gives the same.")

@@ -4,23 +4,8 @@ from typing import Any
 
 import torch
 
+from tplab.course import checks
 from tplab.course.chapters.ch08.sharded import CASES, WHOSE_GROUP, Logits, Sample, draw, give
-from tplab.course.checks import (
-    INPUTS_QUESTION,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Snapshot,
-    Verdict,
-    called_as,
-    changed,
-    check_cases,
-    exercise,
-    has_kind,
-    portable,
-    traffic,
-)
 from tplab.runtime import device, record
 
 _OWN = "the largest of this rank's own columns"
@@ -33,15 +18,15 @@ _KEPT = "the right one with one more dimension of size 1"
 _ALL_TOKENS = "the largest logit of all tokens"
 
 
-def run(answer: Any, case: Logits, given: Sample, group: Any) -> Observed:
+def run(answer: Any, case: Logits, given: Sample, group: Any) -> checks.Observed:
     logits = given.logits.to(device())
-    snapshot = Snapshot(logits=logits)
-    with record() as section, called_as(f"vocab_max(logits {list(logits.shape)}, group)"):
+    snapshot = checks.Snapshot(logits=logits)
+    with record() as section, checks.called_as(f"vocab_max(logits {list(logits.shape)}, group)"):
         out = answer(logits, group)
-    return {"out": portable(out), "traffic": traffic(section), "inputs unchanged": snapshot.changed()}
+    return {"out": checks.portable(out), "traffic": checks.traffic(section), "inputs unchanged": snapshot.changed()}
 
 
-def expect(case: Logits, sample: Sample, place: Place) -> Expected:
+def expect(case: Logits, sample: Sample, place: checks.Place) -> checks.Expected:
     right = sample.logits.amax(-1)
     maxima = torch.stack([shard.amax(-1) for shard in sample.shards])  # [p, ...]
     alike = {_KEPT: right.unsqueeze(-1), _ALL_TOKENS: right.max()}
@@ -54,53 +39,55 @@ def expect(case: Logits, sample: Sample, place: Place) -> Expected:
             _SMALLEST: maxima.amin(0),
         }
     alike |= {_ABSOLUTE: sample.logits.abs().amax(-1)}
-    return Expected({"out": right, "traffic": place.traffic(("all_reduce", right.numel()))}, {"out": alike})
+    return checks.Expected({"out": right, "traffic": place.traffic(("all_reduce", right.numel()))}, {"out": alike})
 
 
 CRASH = "Write the shapes: logits [.., v/p], and its maximum over the last dimension, [..]. Which line fails?"
 
 QUESTIONS = (
-    INPUTS_QUESTION,
-    Question(
-        has_kind("out", "structure", "type", "none"),
+    checks.INPUTS_QUESTION,
+    checks.Question(
+        checks.has_kind("out", "structure", "type", "none"),
         "One tensor [..] comes out. (torch.max(dim=...) returns values and indices; logits.amax(dim) returns values. "
         "dist.all_reduce returns None.)",
     ),
-    Question(has_kind("out", _KEPT, _ALL_TOKENS), "One number for each token: over which dimension is the maximum?"),
-    Question(
+    checks.Question(
+        checks.has_kind("out", _KEPT, _ALL_TOKENS), "One number for each token: over which dimension is the maximum?"
+    ),
+    checks.Question(
         lambda d: d.p > 1 and "out" in d.names and 0 not in d.ranks("out"),
         "Only rank 0 has the right numbers. Which collective gives them to every rank?",
     ),
-    Question(
-        has_kind("out", _OWN, _RANK_0),
+    checks.Question(
+        checks.has_kind("out", _OWN, _RANK_0),
         "Each rank knows the largest of its own columns. Which collective makes the largest of these p numbers, on "
         "every rank, and into which tensor does it write?",
     ),
-    Question(
-        has_kind("out", _SUM, _MEAN, _SMALLEST),
+    checks.Question(
+        checks.has_kind("out", _SUM, _MEAN, _SMALLEST),
         "dist.all_reduce adds up unless told otherwise. Which argument says what it does with p numbers?",
     ),
-    Question(has_kind("out", _ABSOLUTE), "The largest logit: is -7 larger than 3?"),
-    Question(
+    checks.Question(checks.has_kind("out", _ABSOLUTE), "The largest logit: is -7 larger than 3?"),
+    checks.Question(
         lambda d: "traffic" in d.names and any(row.name == "traffic" and "gather" in row.text for row in d),
         "The ranks send each other more than one number a token. Each rank can find the largest of its own columns "
         "first: which number is then left to compare?",
     ),
-    Question(
+    checks.Question(
         lambda d: d.names == {"traffic"},
         "The maximum is right, the messages are not. One number a token, once, is enough: which tensor did you send?",
     ),
-    Question(
-        lambda d: "out" in d.names and not changed(d),
+    checks.Question(
+        lambda d: "out" in d.names and not checks.changed(d),
         "For one token: what is the largest logit on rank 0, and on rank 1? Which one should both return?",
     ),
 )
 
 
-@exercise("8.1", "The largest logit")
-def vocab_max(answer: Any) -> Verdict:
-    check_cases(
+@checks.exercise("8.1", "The largest logit")
+def vocab_max(answer: Any) -> checks.Verdict:
+    checks.check_cases(
         "8.1", answer, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
         whose_group=WHOSE_GROUP,
     )  # fmt: skip
-    return Verdict("One number a token. Also where a rank has nothing but padding.")
+    return checks.Verdict("One number a token. Also where a rank has nothing but padding.")

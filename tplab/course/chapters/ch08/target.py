@@ -6,26 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tplab.course import checks
 from tplab.course.chapters.ch08.sharded import CASES, COLUMNS, WHOSE_GROUP, Logits, Sample, draw, give, on_device
-from tplab.course.checks import (
-    INPUTS_QUESTION,
-    Case,
-    Changed,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Snapshot,
-    Verdict,
-    called_as,
-    check_cases,
-    exercise,
-    has_kind,
-    has_no_gradient,
-    observe,
-    random_tensor,
-    traffic,
-)
 from tplab.runtime import device, record
 
 _LARGEST = "the largest number over all ranks, each with 0 where another rank has the target"
@@ -37,15 +19,15 @@ _KEPT = "the right one with one more dimension of size 1"
 _D_UNMASKED = "dout in one column of every token, also where another rank has the target"
 
 
-def run(answer: Any, case: Logits, given: Sample, group: Any) -> Observed:
+def run(answer: Any, case: Logits, given: Sample, group: Any) -> checks.Observed:
     logits, target, dy = on_device(given)
-    snapshot = Snapshot(target=target)
-    with called_as(f"target_logit(logits {list(logits.shape)}, target {list(target.shape)}, group)"):
-        noted = observe(lambda z: answer(z, target, group), dy, inputs={"logits": logits})
-    return noted | {"inputs unchanged": Changed([*noted["inputs unchanged"], *snapshot.changed()])}
+    snapshot = checks.Snapshot(target=target)
+    with checks.called_as(f"target_logit(logits {list(logits.shape)}, target {list(target.shape)}, group)"):
+        noted = checks.observe(lambda z: answer(z, target, group), dy, inputs={"logits": logits})
+    return noted | {"inputs unchanged": checks.Changed([*noted["inputs unchanged"], *snapshot.changed()])}
 
 
-def expect(case: Logits, sample: Sample, place: Place) -> Expected:
+def expect(case: Logits, sample: Sample, place: checks.Place) -> checks.Expected:
     logits, target, dy = sample.logits, sample.target.unsqueeze(-1), sample.dy.unsqueeze(-1)
     right = logits.gather(-1, target).squeeze(-1)
     alike = {_KEPT: right.unsqueeze(-1)}
@@ -70,54 +52,56 @@ def expect(case: Logits, sample: Sample, place: Place) -> Expected:
         "forward traffic": place.traffic(("all_reduce", right.numel())),
         "backward traffic": place.traffic(),
     }
-    return Expected(expected, {"out": alike, "dlogits": gradients})
+    return checks.Expected(expected, {"out": alike, "dlogits": gradients})
 
 
 QUESTIONS = (
-    INPUTS_QUESTION,
-    Question(
-        has_kind("out", "none", "type", "structure", _KEPT),
+    checks.INPUTS_QUESTION,
+    checks.Question(
+        checks.has_kind("out", "none", "type", "structure", _KEPT),
         "One number for each token comes out, [..]. What does your last line return?",
     ),
-    Question(
-        has_kind("out", "nan"),
+    checks.Question(
+        checks.has_kind("out", "nan"),
         "Logits may be -inf, and 0 · -inf is NaN. How can a number be replaced without multiplying it?",
     ),
-    Question(has_kind("out", _OWN), "One rank knows the number, and all need it. Which operator adds up forward?"),
-    Question(
-        has_kind("out", _UNMASKED, _OWN_UNMASKED, _MODULO),
+    checks.Question(
+        checks.has_kind("out", _OWN), "One rank knows the number, and all need it. Which operator adds up forward?"
+    ),
+    checks.Question(
+        checks.has_kind("out", _UNMASKED, _OWN_UNMASKED, _MODULO),
         "For a target in another rank's columns yours adds the logit of some other column. What should this rank add "
         "there?",
     ),
-    Question(
-        has_kind("out", _LARGEST),
+    checks.Question(
+        checks.has_kind("out", _LARGEST),
         "A logit below 0 loses against the zeros of the ranks that don't have it. What can be done with numbers of "
         "which all but one are 0, so that this one comes out, whatever it is?",
     ),
-    Question(
+    checks.Question(
         lambda d: any("gather" in row.text for row in d if "traffic" in row.name),
         "The number is right, but [.., v] logits travelled for it. Who has the one number that is needed?",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" not in d.names and "forward traffic" in d.names,
         "The number is right. One all-reduce of one number a token is enough: is the tensor that you send still "
         "[.., v/p], or is there a message too many?",
     ),
-    Question(
-        has_no_gradient("dlogits"),
+    checks.Question(
+        checks.has_no_gradient("dlogits"),
         "The output is right, but no gradient reaches the logits. Which line does autograd not see?",
     ),
-    Question(
-        lambda d: "backward traffic" in d.names or has_kind("dlogits", "p times")(d),
+    checks.Question(
+        lambda d: "backward traffic" in d.names or checks.has_kind("dlogits", "p times")(d),
         "Backward, every rank has dout already, so there is nothing to send and nothing to add up. Which operator of "
         "chapter 03 adds up forward and does nothing backward?",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" not in d.names and "dlogits" in d.names,
         "The output is right, its gradient is not. On the one rank that has the target it is dout in that column; "
         "everywhere else 0.",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" in d.names,
         "Take the targets 0, v/p - 1, v/p and v - 1. Which rank has each, in which of its own columns? Rank r has the "
         "ids from r·v/p on.",
@@ -140,7 +124,7 @@ STUCK = (
 
 
 @dataclass(frozen=True)
-class Outside(Case):
+class Outside(checks.Case):
     """A case of targets that are outside the vocabulary of v ids."""
 
     v: int
@@ -154,19 +138,19 @@ class Outside(Case):
 
 
 def draw_any(case: Outside, generator: torch.Generator, size: int) -> Tensor:
-    return random_tensor(generator, 3, COLUMNS)
+    return checks.random_tensor(generator, 3, COLUMNS)
 
 
-def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> Observed:
+def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> checks.Observed:
     """Call the answer with each of the ids, and observe which error it raises. Runs on every rank."""
-    seen: Observed = {}
+    seen: checks.Observed = {}
     for name, number in case.ids.items():
         try:
             with record() as section:
                 answer(logits.to(device()), torch.tensor([0, number, COLUMNS - 1], device=device()), group)
         except IndexError as error:
             said = "IndexError" if str(number) in str(error) else "IndexError, but without the id in its message"
-            said = "IndexError, but after a collective" if traffic(section) else said
+            said = "IndexError, but after a collective" if checks.traffic(section) else said
         except NotImplementedError:
             raise
         except Exception as error:
@@ -177,18 +161,18 @@ def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> Obser
     return seen
 
 
-def expect_refusal(case: Outside, logits: Tensor, place: Place) -> Expected:
-    return Expected(dict.fromkeys(case.ids, "IndexError"))
+def expect_refusal(case: Outside, logits: Tensor, place: checks.Place) -> checks.Expected:
+    return checks.Expected(dict.fromkeys(case.ids, "IndexError"))
 
 
-@exercise("8.3", "The target's logit")
-def target_logit(answer: Any) -> Verdict:
-    check_cases(
+@checks.exercise("8.3", "The target's logit")
+def target_logit(answer: Any) -> checks.Verdict:
+    checks.check_cases(
         "8.3", answer, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
         whose_group=WHOSE_GROUP,
     )  # fmt: skip
-    check_cases(
+    checks.check_cases(
         "8.3", answer, lambda p: [Outside(p * COLUMNS)], draw=draw_any, run=run_outside, expect=expect_refusal,
-        questions=[Question(lambda d: True, OUTSIDE)], crash=OUTSIDE, stuck=STUCK,
+        questions=[checks.Question(lambda d: True, OUTSIDE)], crash=OUTSIDE, stuck=STUCK,
     )  # fmt: skip
-    return Verdict("Each number comes from the one rank that has it. Ids that nobody has are refused.")
+    return checks.Verdict("Each number comes from the one rank that has it. Ids that nobody has are refused.")

@@ -7,26 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Changed,
-    Claim,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Snapshot,
-    Verdict,
-    called_as,
-    changed,
-    check_cases,
-    exercise,
-    has_kind,
-    has_no_gradient,
-    observe,
-    random_tensor,
-)
+from tplab.course import checks
 from tplab.runtime import device
 
 FEW = "at most six numbers a token travel"
@@ -53,7 +34,7 @@ COLUMNS, LEADING = 6, (3, 7)  # columns per rank; shape of the tokens
 
 
 @dataclass(frozen=True)
-class Batch(Case):
+class Batch(checks.Case):
     """One kind of batch, and how the loss is called for it.
 
     padding:         how many columns of the last rank that holds ids are padding
@@ -97,7 +78,7 @@ CASES = (
     Batch(smoothing=0.25),
     Batch(padding=2, ignored=4, ignore_index=1, smoothing=0.125),
     Batch(padding=1, rank_of_padding=True, ignored=2, smoothing=0.5, shift=1e4),
-    Batch(padding=2, ignored=3, smoothing=0.25, groups=GROUPS),
+    Batch(padding=2, ignored=3, smoothing=0.25, groups=checks.GROUPS),
 )
 
 
@@ -110,45 +91,45 @@ class Sample(NamedTuple):
 
 def draw(case: Batch, generator: torch.Generator, size: int) -> Sample:
     vocab_size = case.vocab_size(size)
-    logits = 2 * random_tensor(generator, *LEADING, size * COLUMNS) + case.shift
+    logits = 2 * checks.random_tensor(generator, *LEADING, size * COLUMNS) + case.shift
     logits[..., vocab_size:] += 3  # so that padding isn't small by chance
     target = torch.randint(vocab_size, LEADING, generator=generator)
     if case.ignore_index >= 0:
         target[target == case.ignore_index] = vocab_size - 1
     places = torch.randperm(target.numel(), generator=generator)[: case.ignored]
     target.view(-1)[places] = case.ignore_index
-    return Sample(logits, target, vocab_size, random_tensor(generator, 1).squeeze())
+    return Sample(logits, target, vocab_size, checks.random_tensor(generator, 1).squeeze())
 
 
-def give(case: Batch, sample: Sample, place: Place) -> Sample:
+def give(case: Batch, sample: Sample, place: checks.Place) -> Sample:
     return sample._replace(logits=place.part(sample.logits, -1))
 
 
-def run(answer: Any, case: Batch, given: Sample, group: Any) -> Observed:
+def run(answer: Any, case: Batch, given: Sample, group: Any) -> checks.Observed:
     logits, target = given.logits.to(device()), given.target.to(device())
     options = case.options | {"vocab_size": given.vocab_size}
-    snapshot = Snapshot(target=target)
+    snapshot = checks.Snapshot(target=target)
     shown = ", ".join(f"{name}={value}" for name, value in options.items())
-    with called_as(f"vocab_parallel_loss(logits {list(logits.shape)}, target {list(target.shape)}, {shown})"):
-        noted = observe(
+    with checks.called_as(f"vocab_parallel_loss(logits {list(logits.shape)}, target {list(target.shape)}, {shown})"):
+        noted = checks.observe(
             lambda z: answer(z, target, **options, group=group), given.dy.to(device()), inputs={"logits": logits}
         )
     forward, backward = noted.pop("forward traffic"), noted.pop("backward traffic")
     sent = sum(call.numel for call in forward)
     gathers = [call for call in forward if call.kind != "all_reduce"]
     too_much = sent > 6 * target.numel() or gathers
-    noted[FEW] = Claim(f"the traffic is {forward}, for {target.numel()} tokens" if too_much else "")
-    noted[SILENT] = Claim(f"the traffic is {backward}" if isinstance(backward, tuple) and backward else "")
-    noted["inputs unchanged"] = Changed([*noted["inputs unchanged"], *snapshot.changed()])
+    noted[FEW] = checks.Claim(f"the traffic is {forward}, for {target.numel()} tokens" if too_much else "")
+    noted[SILENT] = checks.Claim(f"the traffic is {backward}" if isinstance(backward, tuple) and backward else "")
+    noted["inputs unchanged"] = checks.Changed([*noted["inputs unchanged"], *snapshot.changed()])
     return noted
 
 
-def expect(case: Batch, sample: Sample, place: Place) -> Expected:
+def expect(case: Batch, sample: Sample, place: checks.Place) -> checks.Expected:
     leaf = sample.logits.clone().requires_grad_()
     right = loss(case, sample, leaf[..., : sample.vocab_size])
     (gradient,) = torch.autograd.grad(right, leaf, sample.dy)
     mistakes = lookalikes(case, sample, place, right.detach())
-    return Expected({"out": right.detach(), "dlogits": place.part(gradient, -1)}, {"out": mistakes})
+    return checks.Expected({"out": right.detach(), "dlogits": place.part(gradient, -1)}, {"out": mistakes})
 
 
 def loss(case: Batch, sample: Sample, logits: Tensor, **changes: Any) -> Tensor:
@@ -156,7 +137,7 @@ def loss(case: Batch, sample: Sample, logits: Tensor, **changes: Any) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), sample.target.flatten(), **options)
 
 
-def lookalikes(case: Batch, sample: Sample, place: Place, right: Tensor) -> dict[str, Tensor]:
+def lookalikes(case: Batch, sample: Sample, place: checks.Place, right: Tensor) -> dict[str, Tensor]:
     """The values that known mistakes give in place of the right loss."""
     logits, target, k, _ = sample
     real, epsilon = logits[..., :k], case.smoothing
@@ -203,90 +184,94 @@ CRASH = (
 WHOSE_GROUP = "Which collective, or which call for a rank or a size, was not given `group`?"
 
 QUESTIONS = (
-    Question(
-        changed,
+    checks.Question(
+        checks.changed,
         "The caller still needs its logits and its targets, to count right answers for example. Which line writes into "
         "one of them? (masked_fill makes a new tensor, masked_fill_ does not.)",
     ),
-    Question(
-        has_kind("out", "none", "type", "structure", PER_TOKEN, "shape"),
+    checks.Question(
+        checks.has_kind("out", "none", "type", "structure", PER_TOKEN, "shape"),
         "One number comes out: the mean over the tokens that count. What does your last line return?",
     ),
-    Question(
-        has_kind("out", "nan"),
+    checks.Question(
+        checks.has_kind("out", "nan"),
         "Padded columns that hold -inf are right for the softmax, since exp(-inf) = 0. Where else do you add them up, "
         "or multiply them by 0?",
     ),
-    Question(
-        has_kind("out", AGAIN),
+    checks.Question(
+        checks.has_kind("out", AGAIN),
         "Every rank has the mean already, and yours is p times as large. Which sum over the ranks is one too many?",
     ),
-    Question(has_kind("out", SUM), "The sum is right. By what is it divided?"),
-    Question(has_kind("out", ALL_TOKENS), "By how many tokens is the sum divided: by all, or by those that count?"),
-    Question(
-        has_kind("out", NOT_IGNORED),
+    checks.Question(checks.has_kind("out", SUM), "The sum is right. By what is it divided?"),
+    checks.Question(
+        checks.has_kind("out", ALL_TOKENS), "By how many tokens is the sum divided: by all, or by those that count?"
+    ),
+    checks.Question(
+        checks.has_kind("out", NOT_IGNORED),
         "An ignored token needs some id to be looked up, but its loss must not count. Where do you take it out again?",
     ),
-    Question(
-        has_kind("out", PADDING),
+    checks.Question(
+        checks.has_kind("out", PADDING),
         "The softmax gives the padded columns a part of the probability. Which number as a logit has exp = 0? And how "
         "does a rank find out which of its columns are padding: which id has its column 0?",
     ),
-    Question(
-        has_kind("out", PADDING_ZERO),
+    checks.Question(
+        checks.has_kind("out", PADDING_ZERO),
         "A logit of 0 gives a padded column a part of the probability as well: exp(0) = 1. Which number has exp = 0?",
     ),
-    Question(
-        has_kind("out", IGNORED_COUNT),
+    checks.Question(
+        checks.has_kind("out", IGNORED_COUNT),
         "The sum is divided by the right number, but the ignored tokens are in it, with the loss of the id that stands "
         "in for their target. Where do you take them out?",
     ),
-    Question(
-        has_kind("out", ONLY_MINUS_100),
+    checks.Question(
+        checks.has_kind("out", ONLY_MINUS_100),
         "Here `ignore_index` is another number, and a target with that number counts. Which line knows -100 only, or "
         "takes it that the number is negative?",
     ),
-    Question(
-        has_kind("out", PADDING_SMOOTHED),
+    checks.Question(
+        checks.has_kind("out", PADDING_SMOOTHED),
         "The mean logit is that of the real ids. Which columns do you add up for it?",
     ),
-    Question(
-        has_kind("out", SIGN),
+    checks.Question(
+        checks.has_kind("out", SIGN),
         "lse - (1 - ε) z_t - ε z̄ is lse - z_t plus ε (z_t - z̄). Which sign has yours?",
     ),
-    Question(has_kind("out", UNSMOOTHED), "label_smoothing is not 0 here. Where does it enter your loss?"),
-    Question(
-        has_kind("out", PADDED_SIZE, LOCAL_SIZE),
+    checks.Question(
+        checks.has_kind("out", UNSMOOTHED), "label_smoothing is not 0 here. Where does it enter your loss?"
+    ),
+    checks.Question(
+        checks.has_kind("out", PADDED_SIZE, LOCAL_SIZE),
         "The smoothing is spread evenly over the vocabulary. How many ids does it have, without padding, on all ranks "
         "together?",
     ),
-    Question(
-        has_kind("out", LOCAL_MEAN),
+    checks.Question(
+        checks.has_kind("out", LOCAL_MEAN),
         "The mean logit is that of all ranks' columns, or every rank gets another loss. Who adds up the ranks' sums?",
     ),
-    Question(
-        has_kind("out", OTHERS),
+    checks.Question(
+        checks.has_kind("out", OTHERS),
         "As in F.cross_entropy, every id gets ε/v, the target too: it has 1 - ε + ε/v in all.",
     ),
-    Question(
+    checks.Question(
         lambda d: FEW in d.names,
         "More than a few numbers a token travel. Which of your messages is as large as the logits?",
     ),
-    Question(
-        lambda d: SILENT in d.names or has_kind("dlogits", "p times")(d),
+    checks.Question(
+        lambda d: SILENT in d.names or checks.has_kind("dlogits", "p times")(d),
         "Backward, the ranks have nothing to tell each other: the upstream gradient is one number that all of them "
         "have. Which of your sums adds up its gradient too?",
     ),
-    Question(
-        has_no_gradient("dlogits"),
+    checks.Question(
+        checks.has_no_gradient("dlogits"),
         "The loss is right, but no gradient reaches the logits. Which line does autograd not see?",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" not in d.names and "dlogits" in d.names,
         "The loss is right, its gradient is not. Which part of it does autograd not see: the loss of each token, the "
         "target's logit in the smoothing, or the mean logit? (dist.all_reduce is no g.)",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" in d.names,
         "Take it apart: the loss of each token, with padding left out; plus ε (target's logit - mean logit); then the "
         "mean over the tokens that count. From which part on does yours differ?",
@@ -300,7 +285,7 @@ OUTSIDE = (
 
 
 @dataclass(frozen=True)
-class Outside(Case):
+class Outside(checks.Case):
     """A case of targets outside the vocabulary; the ranks have `columns` columns in all, two of padding."""
 
     columns: int
@@ -318,12 +303,12 @@ class Outside(Case):
 
 
 def draw_any(case: Outside, generator: torch.Generator, size: int) -> Tensor:
-    return random_tensor(generator, 3, COLUMNS)
+    return checks.random_tensor(generator, 3, COLUMNS)
 
 
-def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> Observed:
+def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> checks.Observed:
     """Call the answer with each of the ids, and observe which error it raises. Runs on every rank."""
-    seen: Observed = {}
+    seen: checks.Observed = {}
     for name, number in case.ids.items():
         target = torch.tensor([0, number, 1], device=device())
         try:
@@ -340,18 +325,20 @@ def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> Obser
     return seen
 
 
-def expect_refusal(case: Outside, logits: Tensor, place: Place) -> Expected:
-    return Expected(dict.fromkeys(case.ids, "IndexError"))
+def expect_refusal(case: Outside, logits: Tensor, place: checks.Place) -> checks.Expected:
+    return checks.Expected(dict.fromkeys(case.ids, "IndexError"))
 
 
-@exercise("8.5", "The whole loss")
-def whole_loss(answer: Any) -> Verdict:
-    check_cases(
+@checks.exercise("8.5", "The whole loss")
+def whole_loss(answer: Any) -> checks.Verdict:
+    checks.check_cases(
         "8.5", answer, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
         whose_group=WHOSE_GROUP,
     )  # fmt: skip
-    check_cases(
+    checks.check_cases(
         "8.5", answer, lambda p: [Outside(p * COLUMNS)], draw=draw_any, run=run_outside, expect=expect_refusal,
-        questions=[Question(lambda d: True, OUTSIDE)], crash=OUTSIDE, stuck=OUTSIDE, world_sizes=(1, 2),
+        questions=[checks.Question(lambda d: True, OUTSIDE)], crash=OUTSIDE, stuck=OUTSIDE, world_sizes=(1, 2),
     )  # fmt: skip
-    return Verdict("Equal to F.cross_entropy on the whole logits: padding, ignored tokens and smoothing included.")
+    return checks.Verdict(
+        "Equal to F.cross_entropy on the whole logits: padding, ignored tokens and smoothing included."
+    )

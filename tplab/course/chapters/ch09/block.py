@@ -12,24 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from tplab.course import checks
 from tplab.course.chapters.ch09.masks import CURRENT, REPLICATED, SHARDED, draw_masks
-from tplab.course.checks import (
-    GROUPS,
-    INPUTS_QUESTION,
-    Case,
-    Differences,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Verdict,
-    called_as,
-    check_cases,
-    exercise,
-    has_kind,
-    observe,
-    random_tensor,
-)
 from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.rng import seed_all
@@ -57,14 +41,14 @@ WRONG_STREAMS = {  # the state that each mask is drawn from: (inside, at the end
 }
 
 
-class Passes(Case):
+class Passes(checks.Case):
     """A case of two training passes, with one in eval mode between them."""
 
     def describe(self, name: str) -> str:
         return ""
 
 
-CASES = (Passes(), Passes(groups=GROUPS))
+CASES = (Passes(), Passes(groups=checks.GROUPS))
 
 
 class Problem(NamedTuple):
@@ -77,22 +61,22 @@ class Problem(NamedTuple):
 
 def draw(case: Passes, generator: torch.Generator, size: int) -> Problem:
     shapes = {"A": (FFN, HIDDEN), "a": (FFN,), "B": (HIDDEN, FFN), "c": (HIDDEN,)}
-    full = {name: random_tensor(generator, *shape) for name, shape in shapes.items()}
-    x, second, dy = (random_tensor(generator, *LEADING, HIDDEN) for _ in range(3))
+    full = {name: checks.random_tensor(generator, *shape) for name, shape in shapes.items()}
+    x, second, dy = (checks.random_tensor(generator, *LEADING, HIDDEN) for _ in range(3))
     return Problem(full, x, second, dy, int(torch.randint(10**6, (), generator=generator)))
 
 
-def run(block_class: Any, case: Passes, given: Problem, group: Any) -> Observed:
+def run(block_class: Any, case: Passes, given: Problem, group: Any) -> checks.Observed:
     tracker = seed_all(given.seed, group)
     state = torch.get_rng_state()
-    with called_as(f"ParallelBlock({HIDDEN}, {FFN}, {RATE}, tracker, group=group)"):
+    with checks.called_as(f"ParallelBlock({HIDDEN}, {FFN}, {RATE}, tracker, group=group)"):
         block = block_class(HIDDEN, FFN, RATE, tracker, group=group, device=device(), dtype=torch.float64)
     load_full_state_dict(block, {NAMES[name]: value.to(device()) for name, value in given.full.items()}, group)
     torch.set_rng_state(state)
     x = given.x.to(device())
     params = dict(block.named_parameters())
     watched = {letter: params[name] for letter, name in NAMES.items()}
-    seen = observe(block, given.dy.to(device()), inputs={"x": x}, parameters=watched)
+    seen = checks.observe(block, given.dy.to(device()), inputs={"x": x}, parameters=watched)
     block.eval()
     seen[EVAL] = block(x)
     block.train()
@@ -120,7 +104,7 @@ def forward(
     return x + F.linear(z, w["B"], w["c"]) * outer  # [..., h]
 
 
-def expect(case: Passes, problem: Problem, place: Place) -> Expected:
+def expect(case: Passes, problem: Problem, place: checks.Place) -> checks.Expected:
     full, x, second, dy, seed = problem
 
     def drawn(streams: tuple[str, str], number: int = 0) -> tuple[Tensor, Tensor]:
@@ -132,7 +116,7 @@ def expect(case: Passes, problem: Problem, place: Place) -> Expected:
     leaves = {name: value.clone().requires_grad_() for name, value in {"x": x, **full}.items()}
     out = forward(leaves, leaves["x"], inner, outer)
     out.backward(dy)
-    right: Observed = {
+    right: checks.Observed = {
         OUT: out.detach(),
         SECOND: forward(full, second, *drawn(RIGHT_STREAMS, 1)),
         EVAL: forward(full, x, 1.0, 1.0),
@@ -151,20 +135,20 @@ def expect(case: Passes, problem: Problem, place: Place) -> Expected:
         NOT_SCALED: forward(full, x, inner * (1 - RATE), outer * (1 - RATE)),
         BEFORE_GELU: forward(full, x, inner, outer, before_gelu=True),
     }
-    return Expected(right, {OUT: mistakes})
+    return checks.Expected(right, {OUT: mistakes})
 
 
-@exercise("9.4", "A block that drops in both kinds of places")
-def block(block_class: Any) -> Verdict:
-    check_cases(
+@checks.exercise("9.4", "A block that drops in both kinds of places")
+def block(block_class: Any) -> checks.Verdict:
+    checks.check_cases(
         "9.4", block_class, CASES, draw=draw, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
         whose_group=WHOSE_GROUP,
     )  # fmt: skip
-    return Verdict("Inside the MLP each rank drops its own places, at the end all ranks drop the same ones.")
+    return checks.Verdict("Inside the MLP each rank drops its own places, at the end all ranks drop the same ones.")
 
 
-def out_is(*labels: str) -> Callable[[Differences], bool]:
-    return has_kind(OUT, *labels)
+def out_is(*labels: str) -> Callable[[checks.Differences], bool]:
+    return checks.has_kind(OUT, *labels)
 
 
 WHOSE_GROUP = "Which layer was not given `group`, and so works with all ranks?"
@@ -173,67 +157,67 @@ CRASH = (
     "`fork` want: a `with`, and the name of a state?"
 )
 QUESTIONS = (
-    INPUTS_QUESTION,
-    Question(
+    checks.INPUTS_QUESTION,
+    checks.Question(
         out_is(WRONG_STREAMS[REPLICATED, SHARDED]),
         "The two names have changed places. Which of the two tensors is the same on all ranks: the one inside, "
         "[..., m/p], or the one after g, [..., h]?",
     ),
-    Question(
+    checks.Question(
         out_is(WRONG_STREAMS[REPLICATED, REPLICATED]),
         "Inside the MLP all ranks drop the same places of different columns. Is [..., m/p] the same tensor on all "
         "ranks, or has each rank its own part?",
     ),
-    Question(
+    checks.Question(
         out_is(WRONG_STREAMS[SHARDED, SHARDED]),
         "After g every rank holds the same [..., h], and each drops other places of it: from here on they hold "
         "different tensors. Which state is alike on all ranks?",
     ),
-    Question(
+    checks.Question(
         out_is(*(label for streams, label in WRONG_STREAMS.items() if CURRENT in streams)),
         "A mask comes from torch's current state, outside of any fork. Does the dropout stand within the `with`?",
     ),
-    Question(
+    checks.Question(
         out_is(RESIDUAL_TOO),
         "Only what the MLP adds is dropped; x itself goes on as it is. Where does the last dropout stand?",
     ),
-    Question(
+    checks.Question(
         out_is(NOT_SCALED),
         "The right places are dropped, but what is kept has to be divided by 1 - rate, so that the mean stays what it "
         "was. `F.dropout` does that.",
     ),
-    Question(
+    checks.Question(
         out_is(BEFORE_GELU),
         "The first dropout works on GELU's output. On which side of GELU does yours stand?",
     ),
-    Question(
+    checks.Question(
         out_is(NONE, NO_INNER, NO_OUTER),
         "A dropout is missing while the block trains. There are two: one behind GELU, one behind `down`.",
     ),
-    Question(
-        lambda d: EVAL in d.names and not has_kind(OUT, "value")(d),
+    checks.Question(
+        lambda d: EVAL in d.names and not checks.has_kind(OUT, "value")(d),
         "In eval mode nothing is dropped. Which argument of `F.dropout` says whether the block is training?",
     ),
-    Question(
+    checks.Question(
         lambda d: d.names == {SECOND},
         "The first pass is right, the second is not: its masks have to go on where the first pass, and nothing else, "
         "left the states. What draws more than once in a pass, or in eval mode, or seeds anew?",
     ),
-    Question(
+    checks.Question(
         lambda d: AFTERWARDS in d.names and OUT not in d.names,
         "The outputs are right, but torch's current state has moved or was seeded anew. Who draws outside of the "
         "forks?",
     ),
-    Question(
+    checks.Question(
         lambda d: bool({"forward traffic", "backward traffic"} & d.names) and OUT not in d.names,
         "The numbers are right, the communication is not. Random numbers need none: what is sent beside g and f?",
     ),
-    Question(
+    checks.Question(
         lambda d: bool({"dx", "dA", "dB", "da", "dc"} & d.names) and OUT not in d.names,
         "The output is right, a gradient is not. Which step does autograd not know about?",
     ),
-    Question(
-        lambda d: OUT in d.names and not has_kind(OUT, "zeros")(d) and not d.malformed,
+    checks.Question(
+        lambda d: OUT in d.names and not checks.has_kind(OUT, "zeros")(d) and not d.malformed,
         "x + dropout(down(dropout(GELU(up(x))))), each dropout in its own state, with the rate `self.rate`, which is "
         "the part that is dropped. Where do your steps, or their order, differ?",
     ),

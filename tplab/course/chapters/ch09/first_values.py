@@ -14,34 +14,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Claim,
-    Differences,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Traffic,
-    Verdict,
-    called_as,
-    check_cases,
-    exercise,
-    has_kind,
-    traffic,
-)
+from tplab.course import checks
 from tplab.runtime import record
 
 
-class Shards(Case):
+class Shards(checks.Case):
     """The case of one shard of each weight, drawn one after another."""
 
     def describe(self, name: str) -> str:
         return ""
 
 
-CASES = (Shards(), Shards(groups=GROUPS))
+CASES = (Shards(), Shards(groups=checks.GROUPS))
 WEIGHTS = {  # shape of the full weight [out, in], and the dimension that is sharded
     "weight cut by rows": ((48, 20), 0),
     "weight cut by columns": ((24, 64), 1),
@@ -80,19 +64,19 @@ def draw(case: Shards, generator: torch.Generator, size: int) -> int:
     return int(torch.randint(10**6, (), generator=generator))
 
 
-def run(draw_shard: Callable[..., Any], case: Shards, seed: int, group: Any) -> Observed:
+def run(draw_shard: Callable[..., Any], case: Shards, seed: int, group: Any) -> checks.Observed:
     torch.manual_seed(seed + ELSEWHERE)
-    seen: Observed = {}
+    seen: checks.Observed = {}
     with record() as section, Largest() as largest:
         for number, (name, (shape, dim)) in enumerate(WEIGHTS.items()):
-            with called_as(f"draw_shard({shape}, {dim}, seed={seed + 100 * number}, group=group)"):
+            with checks.called_as(f"draw_shard({shape}, {dim}, seed={seed + 100 * number}, group=group)"):
                 out = draw_shard(shape, dim, seed=seed + 100 * number, group=group)
             seen[name] = out.detach().clone() if isinstance(out, Tensor) else out
     seen[AFTERWARDS] = torch.rand(4)
-    seen["traffic"] = traffic(section)
+    seen["traffic"] = checks.traffic(section)
     full = min(math.prod(shape) for shape, _ in WEIGHTS.values())
     too_large = dist.get_world_size(group) > 1 and largest.numel >= full
-    seen[SMALL] = Claim(f"one has room for {largest.numel} numbers" if too_large else "")
+    seen[SMALL] = checks.Claim(f"one has room for {largest.numel} numbers" if too_large else "")
     return seen
 
 
@@ -100,9 +84,9 @@ def normal(shape: Sequence[int], seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def expect(case: Shards, seed: int, place: Place) -> Expected:
+def expect(case: Shards, seed: int, place: checks.Place) -> checks.Expected:
     generator = torch.Generator().manual_seed(seed + ELSEWHERE)
-    right: Observed = {AFTERWARDS: torch.rand(4, generator=generator), "traffic": Traffic()}
+    right: checks.Observed = {AFTERWARDS: torch.rand(4, generator=generator), "traffic": checks.Traffic()}
     mistakes: dict[str, dict[str, Tensor]] = {}
     generator = torch.Generator().manual_seed(seed + ELSEWHERE)
     for number, (name, (full, dim)) in enumerate(WEIGHTS.items()):
@@ -117,71 +101,71 @@ def expect(case: Shards, seed: int, place: Place) -> Expected:
             for label, offset in ((FROM_MASTER, 0), (FROM_OWN_MASTER, place.index)):
                 made[label] = place.part(normal(full, seed + 100 * number + offset) * std, dim)
         mistakes[name] = made | {CURRENT: current * std, CURRENT_AND_STD: current * shard_std}
-    return Expected(right, mistakes)
+    return checks.Expected(right, mistakes)
 
 
-@exercise("9.1", "A shard drawn by its own rank")
-def first_values(draw_shard: Callable[..., Any]) -> Verdict:
-    check_cases(
+@checks.exercise("9.1", "A shard drawn by its own rank")
+def first_values(draw_shard: Callable[..., Any]) -> checks.Verdict:
+    checks.check_cases(
         "9.1", draw_shard, CASES, draw=draw, run=run, expect=expect, questions=QUESTIONS, whose_group=WHOSE_GROUP,
         tol=1e-6,
     )  # fmt: skip
-    return Verdict("The right standard deviation, other numbers on every rank, and nothing else has moved.")
+    return checks.Verdict("The right standard deviation, other numbers on every rank, and nothing else has moved.")
 
 
-def in_any(*kinds: str) -> Callable[[Differences], bool]:
-    return lambda d: any(has_kind(name, *kinds)(d) for name in WEIGHTS)
+def in_any(*kinds: str) -> Callable[[checks.Differences], bool]:
+    return lambda d: any(checks.has_kind(name, *kinds)(d) for name in WEIGHTS)
 
 
 WHOSE_GROUP = "Which call for a rank or a size was not given `group`, and so counts all four ranks?"
 QUESTIONS = (
-    Question(
+    checks.Question(
         lambda d: bool(d.names) and d.names <= {"traffic"},
         "The numbers are right, but something was sent. What does a rank that draws for itself need from the others?",
     ),
-    Question(
+    checks.Question(
         in_any("shape", "part", "whole", "transposed"),
         "A weight [out, in] that is cut along `dim` becomes shorter in that dimension alone. What shape is a shard?",
     ),
-    Question(
+    checks.Question(
         in_any("other rank"),
         "A rank has the numbers of another rank. The rank's own generator has the seed `seed + rank`, with the rank "
         "counted within `group`.",
     ),
-    Question(
+    checks.Question(
         in_any(CURRENT, CURRENT_AND_STD),
         "The numbers come from torch's current state, and that is the same on every rank: all shards are equal. "
         "From which generator does `normal_` draw, if nobody tells it? It takes `generator=`.",
     ),
-    Question(
+    checks.Question(
         in_any(SAME_SEED, SAME_SEED_AND_STD),
         "All ranks draw the same numbers, so all shards of the weight are equal. What has to be in the seed?",
     ),
-    Question(
+    checks.Question(
         in_any(SHARD_STD),
         "`xavier_normal_` looks at the tensor that it is handed. Of which shape is this rank's tensor, and from which "
         "shape must the standard deviation come?",
     ),
-    Question(
+    checks.Question(
         in_any(FROM_MASTER, FROM_OWN_MASTER),
         "These numbers were drawn for the whole weight and then cut. This exercise is about the weight that is too "
         "large for that: which shape has the only tensor that a rank may make?",
     ),
-    Question(
+    checks.Question(
         in_any(NO_STD, VARIANCE, FAN_IN),
         "The random numbers are the right ones, their scale is not. sqrt(2 / (in + out)): which of the two sizes, the "
         "2 or the root is missing?",
     ),
-    Question(
+    checks.Question(
         lambda d: AFTERWARDS in d.names and not d.malformed,
         "What torch draws afterwards is no longer the same: your function has drawn from the current state, or seeded "
         "it anew. Replicated parameters that are drawn next would differ. Which generator belongs to you alone?",
     ),
-    Question(
+    checks.Question(
         lambda d: SMALL in d.names and not d.malformed,
         "Somebody makes a tensor as large as the whole weight. Which shape do you hand to `torch.empty`?",
     ),
-    Question(
+    checks.Question(
         in_any("value"),
         "These are other random numbers. Three things make them: the generator's seed, `seed + rank`; the "
         "distribution, normal with mean 0; the shape, which is drawn in one go. Which of them differs?",

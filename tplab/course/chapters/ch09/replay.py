@@ -17,22 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from tplab.course import checks
 from tplab.course.chapters.ch09.masks import CURRENT, REPLICATED, SHARDED, draw_masks
-from tplab.course.checks import (
-    Case,
-    Claim,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Verdict,
-    called_as,
-    check_cases,
-    exercise,
-    has_kind,
-    random_tensor,
-    traffic,
-)
 from tplab.runtime import device, record
 from tplab.tensor.mappings import copy_to_region, reduce_from_region
 from tplab.tensor.rng import RNGTracker, dropout, seed_all
@@ -45,7 +31,7 @@ MASKS = "masks"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene(Case):
+class Scene(checks.Case):
     """A case with some number of calls before one backward pass, in which x may or may not need a gradient."""
 
     title: str
@@ -89,29 +75,29 @@ class Body:
 
 
 def draw(case: Scene, generator: torch.Generator, size: int) -> Problem:
-    dy, *tensors = (random_tensor(generator, SIZE) for _ in range(1 + case.calls + size))
+    dy, *tensors = (checks.random_tensor(generator, SIZE) for _ in range(1 + case.calls + size))
     seed = int(torch.randint(10**6, (), generator=generator))
     return Problem(tensors[: case.calls], tensors[case.calls :], dy, seed)
 
 
-def run(checkpoint: Callable[..., Any], case: Scene, given: Problem, group: Any) -> Observed:
+def run(checkpoint: Callable[..., Any], case: Scene, given: Problem, group: Any) -> checks.Observed:
     tracker = seed_all(given.seed)
     weight = given.weights[dist.get_rank()].to(device()).requires_grad_()
     body = Body(weight, tracker)
     xs = [x.to(device()).requires_grad_(case.x_needs_grad) for x in given.xs]
-    with record() as forward, called_as("checkpoint(function, x, tracker=tracker)"):
+    with record() as forward, checks.called_as("checkpoint(function, x, tracker=tracker)"):
         outs = [checkpoint(body, x, tracker=tracker) for x in xs]
-    seen: Observed = {"out": outs if case.calls > 1 else outs[0], "forward traffic": traffic(forward)}
+    seen: checks.Observed = {"out": outs if case.calls > 1 else outs[0], "forward traffic": checks.traffic(forward)}
     kept = sum(ref() is not None for ref in body.made)
-    seen[FREED] = Claim(f"of {len(body.made)} tensors made inside, {kept} are still there" if kept else "")
+    seen[FREED] = checks.Claim(f"of {len(body.made)} tensors made inside, {kept} are still there" if kept else "")
     runs = len(body.made)
     loss = sum((out * given.dy.to(device())).sum() for out in outs)
     with record() as backward:
         if isinstance(loss, Tensor) and loss.requires_grad:
             loss.backward()
-    seen["backward traffic"] = traffic(backward)
+    seen["backward traffic"] = checks.traffic(backward)
     both = (runs, len(body.made) - runs)
-    seen[TWICE] = Claim("" if both == (len(xs), len(xs)) else f"{both[0]} runs forward, {both[1]} backward")
+    seen[TWICE] = checks.Claim("" if both == (len(xs), len(xs)) else f"{both[0]} runs forward, {both[1]} backward")
     seen |= {"dw": weight.grad} | {name: x.grad for name, x in zip(case.dx_names, xs, strict=True)}
     seen[AFTERWARDS] = next_masks(tracker)
     return seen | {MASKS: masks(given.seed, runs=2 * case.calls)}
@@ -139,7 +125,7 @@ def gradients(problem: Problem, call: int, masks: Sequence[Mapping[str, Tensor]]
     return out.detach(), *torch.autograd.grad(out, (x, weights[rank]), problem.dy)
 
 
-def expect(case: Scene, problem: Problem, place: Place) -> Expected:
+def expect(case: Scene, problem: Problem, place: checks.Place) -> checks.Expected:
     drawn = [seen[MASKS] for seen in place.observed]  # each rank's masks, run by run
 
     def of_second_run(call: int) -> list[dict[str, Tensor]]:
@@ -152,7 +138,7 @@ def expect(case: Scene, problem: Problem, place: Place) -> Expected:
     outs, dxs, dws = zip(*same, strict=True)
     _, later_dxs, later_dws = zip(*later, strict=True)
     all_reduces = [("all_reduce", SIZE)] * case.calls
-    right: Observed = {
+    right: checks.Observed = {
         "out": list(outs) if case.calls > 1 else outs[0],
         "forward traffic": place.traffic(*all_reduces),
         "backward traffic": place.traffic(*all_reduces * (2 if case.x_needs_grad else 1)),
@@ -161,13 +147,13 @@ def expect(case: Scene, problem: Problem, place: Place) -> Expected:
         AFTERWARDS: [drawn[place.index][case.calls][name] for name in (CURRENT, REPLICATED, SHARDED)],
     }
     mistakes = {name: {LATER: dx} for name, dx in zip(case.dx_names, later_dxs, strict=True)}
-    return Expected(right, {"dw": {LATER: sum(later_dws)}, **mistakes})
+    return checks.Expected(right, {"dw": {LATER: sum(later_dws)}, **mistakes})
 
 
-@exercise("9.5", "Run again with the same dropout")
-def replay(checkpoint: Callable[..., Any]) -> Verdict:
-    check_cases("9.5", checkpoint, SCENES, draw=draw, run=run, expect=expect, questions=QUESTIONS, crash=CRASH)
-    return Verdict("The second run drops what the first has dropped, and leaves no trace in any state.")
+@checks.exercise("9.5", "Run again with the same dropout")
+def replay(checkpoint: Callable[..., Any]) -> checks.Verdict:
+    checks.check_cases("9.5", checkpoint, SCENES, draw=draw, run=run, expect=expect, questions=QUESTIONS, crash=CRASH)
+    return checks.Verdict("The second run drops what the first has dropped, and leaves no trace in any state.")
 
 
 CRASH = (
@@ -175,37 +161,37 @@ CRASH = (
     "before the first run, put in place before the second, and put back after it?"
 )
 QUESTIONS = (
-    Question(
+    checks.Question(
         lambda d: bool(d.names) and d.names <= {TWICE, FREED, "backward traffic"},
         "The numbers are right, but this is not checkpointing: what the function makes inside is kept, or it is not "
         "run again. Who runs it a second time, and when?",
     ),
-    Question(
+    checks.Question(
         lambda d: (
             bool(d.names & {"dw", "dx", "dx1", "dx2"})
-            and any(has_kind(name, LATER)(d) for name in ("dw", "dx", "dx1", "dx2"))
+            and any(checks.has_kind(name, LATER)(d) for name in ("dw", "dx", "dx1", "dx2"))
         ),
         "The gradients belong to other masks than the output: in the second run the tracker's states stood further on. "
         "Torch puts its own current state back before it runs the function again. Who puts back those of the "
         "tracker, and when were they noted down?",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" in d.names and not d.malformed,
         "Already the output is another one. The first run draws from the states as they are, and they go on from "
         "there. What have you changed before it, which of the two contexts stands around it, and how often is the "
         "function run?",
     ),
-    Question(
+    checks.Question(
         lambda d: any(d.kind(name) in ("none", "zeros") for name in ("dw", "dx", "dx1", "dx2")),
         "A gradient does not arrive. The function has a weight that needs one, also where x needs none. Which way of "
         "running it again knows about that? (`use_reentrant=False` does.)",
     ),
-    Question(
+    checks.Question(
         lambda d: d.names == {AFTERWARDS},
         "All gradients are right, but the next masks are not the ones that come next. After the second run every state "
         "has to be where it was before it: which did you not put back?",
     ),
-    Question(
+    checks.Question(
         lambda d: bool(d.names & {"dw", "dx", "dx1", "dx2"}),
         "The output is right, a gradient is not: the second run drops other places than the first. There are three "
         "states here: torch's current one, and two in the tracker. In which one does the second run start somewhere "

@@ -12,19 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tplab.course.checks import (
-    WORLD_SIZES,
-    Claim,
-    Observed,
-    Question,
-    Verdict,
-    called_as,
-    calling,
-    exercise,
-    fresh_generator,
-    run_ranks,
-    verify,
-)
+from tplab.course import checks
 
 STREAMS = ("init", "replicated", "sharded")
 COPIES = 3
@@ -39,12 +27,12 @@ REPEATED = "the next run has the same seeds"
 Key = tuple[Any, ...]  # a stream's name, then the copy and the rank to which it belongs, if any
 
 
-def ask(stream_seeds: Callable[..., Any], seed: int) -> Observed:
+def ask(stream_seeds: Callable[..., Any], seed: int) -> checks.Observed:
     """Call the learner's function for this rank in every copy of the model. Runs on every rank."""
     rank, p = dist.get_rank(), dist.get_world_size()
     said = []
     for copy in range(COPIES):
-        with called_as(f"stream_seeds({seed}, {rank}, {p}, copy={copy})"):
+        with checks.called_as(f"stream_seeds({seed}, {rank}, {p}, copy={copy})"):
             said.append(stream_seeds(seed, rank, p, copy=copy))
     return {"said": said}
 
@@ -82,65 +70,72 @@ def told(key: Key) -> str:
     return f"{stream} of copy {of[0]}" if of else stream
 
 
-def judge(answers: dict[tuple[int, int], dict[str, int]], alone: dict[int, dict[str, int]]) -> Iterator[Observed]:
+def judge(
+    answers: dict[tuple[int, int], dict[str, int]], alone: dict[int, dict[str, int]]
+) -> Iterator[checks.Observed]:
     """Yield the observations to compare, rank by rank: seeds that must equal one rank's, and claims about all."""
     words, _ = clash(answers)
     for rank in sorted({rank for rank, _ in answers}):
         yield {
             "init": [answers[rank, copy]["init"] for copy in alone],
             "replicated": [answers[rank, copy]["replicated"] for copy in alone],
-            ALONE: Claim(words),
+            ALONE: checks.Claim(words),
         }
 
 
-def right(alone: dict[int, dict[str, int]]) -> Observed:
+def right(alone: dict[int, dict[str, int]]) -> checks.Observed:
     return {
         "init": [alone[0]["init"]] * len(alone),
         "replicated": [said["replicated"] for said in alone.values()],
     }
 
 
-@exercise("9.2", "The seeds of the streams")
-def seeds(stream_seeds: Callable[..., Any]) -> Verdict:
-    seed = int(torch.randint(1000, 10**6, (), generator=fresh_generator()))
+@checks.exercise("9.2", "The seeds of the streams")
+def seeds(stream_seeds: Callable[..., Any]) -> checks.Verdict:
+    seed = int(torch.randint(1000, 10**6, (), generator=checks.fresh_generator()))
     alone: dict[int, dict[str, int]] = {}
-    for p in WORLD_SIZES:
-        seen = [rank["said"] for rank in run_ranks(ask, p, stream_seeds, seed)]
+    for p in checks.WORLD_SIZES:
+        seen = [rank["said"] for rank in checks.run_ranks(ask, p, stream_seeds, seed)]
         wrong = [form(next(filter(form, said), said[0])) for said in seen]
         if any(wrong):
-            observed = [{RIGHT_FORM: Claim(words)} for words in wrong]
-            verify("9.2", p, observed, [{} for _ in range(p)], questions=QUESTIONS)
+            observed = [{RIGHT_FORM: checks.Claim(words)} for words in wrong]
+            checks.verify("9.2", p, observed, [{} for _ in range(p)], questions=QUESTIONS)
         alone = alone or dict(enumerate(seen[0]))
         answers = {(rank, copy): seen[rank][copy] for copy, rank in product(range(COPIES), range(p))}
-        observed = [mine | {RIGHT_FORM: Claim("")} for mine in judge(answers, alone)]
-        verify("9.2", p, observed, [right(alone)] * p, questions=QUESTIONS + collision(answers))
+        observed = [mine | {RIGHT_FORM: checks.Claim("")} for mine in judge(answers, alone)]
+        checks.verify("9.2", p, observed, [right(alone)] * p, questions=QUESTIONS + collision(answers))
     check_many(stream_seeds, seed)
-    return Verdict("No two streams share a seed, on up to 1000 ranks; what is replicated does not depend on p.")
+    return checks.Verdict("No two streams share a seed, on up to 1000 ranks; what is replicated does not depend on p.")
 
 
 def check_many(stream_seeds: Callable[..., Any], seed: int) -> None:
     """Check many ranks and copies in this process, and a different seed."""
 
     def say(seed: int, rank: int, p: int, copy: int) -> dict[str, int]:
-        with calling(f"stream_seeds({seed}, {rank}, {p}, copy={copy})"):
+        with checks.calling(f"stream_seeds({seed}, {rank}, {p}, copy={copy})"):
             return stream_seeds(seed, rank, p, copy=copy)
 
     for (p, copies), run in product(MANY, (seed, 0)):
         answers = {(rank, copy): say(run, rank, p, copy) for copy, rank in product(copies, range(p))}
         words = [form(said) for (rank, _), said in answers.items() if rank in (0, p - 1)]
-        observed: Observed = {RIGHT_FORM: Claim(next(filter(None, words), "")), ALONE: Claim(clash(answers)[0])}
+        observed: checks.Observed = {
+            RIGHT_FORM: checks.Claim(next(filter(None, words), "")),
+            ALONE: checks.Claim(clash(answers)[0]),
+        }
         note = f"seed {run}, copies 0 to {copies[-1]} of the model on {p} ranks each"
-        verify("9.2", p, [observed], [{}], questions=QUESTIONS + collision(answers, run), note=note, alone=True)
+        checks.verify("9.2", p, [observed], [{}], questions=QUESTIONS + collision(answers, run), note=note, alone=True)
     mine, others = say(seed, 0, 1, 0), say(seed + 12345, 0, 1, 0)
     kept = [name for name in STREAMS if others[name] == mine[name]]
     with other_hashes():
         again = say(seed, 0, 1, 0)
     moved = [f"{name} was {mine[name]} and is {again[name]}" for name in STREAMS if again[name] != mine[name]]
     observed = {
-        FOLLOWS: Claim(f"{', '.join(kept)}: the same for seed = {seed} and seed = {seed + 12345}" if kept else ""),
-        REPEATED: Claim(", ".join(moved)),
+        FOLLOWS: checks.Claim(
+            f"{', '.join(kept)}: the same for seed = {seed} and seed = {seed + 12345}" if kept else ""
+        ),
+        REPEATED: checks.Claim(", ".join(moved)),
     }
-    verify("9.2", 1, [observed], [{}], questions=QUESTIONS, alone=True)
+    checks.verify("9.2", 1, [observed], [{}], questions=QUESTIONS, alone=True)
 
 
 @contextmanager
@@ -154,7 +149,7 @@ def other_hashes() -> Iterator[None]:
         builtins.hash = real
 
 
-def collision(answers: dict[tuple[int, int], dict[str, int]], run: int = -1) -> tuple[Question, ...]:
+def collision(answers: dict[tuple[int, int], dict[str, int]], run: int = -1) -> tuple[checks.Question, ...]:
     """Questions about two streams with the same seed. run: the seed of the run, if that is what makes them meet."""
     words, wraps = clash(answers)
     if run == 0:
@@ -177,32 +172,32 @@ def collision(answers: dict[tuple[int, int], dict[str, int]], run: int = -1) -> 
             "The seed of a rank in one stream is that of another stream. Write down the seeds of all ranks in one row: "
             "where must the streams lie, so that `seed + rank` never reaches the next one?"
         )
-    return (Question(lambda d: ALONE in d.names, text),)
+    return (checks.Question(lambda d: ALONE in d.names, text),)
 
 
-QUESTIONS: tuple[Question, ...] = (
-    Question(
+QUESTIONS: tuple[checks.Question, ...] = (
+    checks.Question(
         lambda d: RIGHT_FORM in d.names,
         'The result is a dictionary {"init": ..., "replicated": ..., "sharded": ...} of whole numbers, none of them '
         "negative.",
     ),
-    Question(
+    checks.Question(
         lambda d: "init" in d.names,
         "Every rank of every copy draws the first values from this seed, and they are one model. May the rank, the "
         "number of ranks or the copy be in it?",
     ),
-    Question(
+    checks.Question(
         lambda d: "replicated" in d.names,
         "The ranks of one copy drop the same places of the residual stream, whatever their number is. What may be in "
         "this seed, and what not?",
     ),
-    Question(
+    checks.Question(
         lambda d: REPEATED in d.names,
         "Asked a second time, as a new process would ask, your function names other seeds: no run could be "
         "repeated, and ranks on two machines would disagree. Python's `hash` of a text is another number in every "
         "process.",
     ),
-    Question(
+    checks.Question(
         lambda d: FOLLOWS in d.names,
         "A run with another seed has to draw other numbers. Which of your seeds does not contain `seed`?",
     ),

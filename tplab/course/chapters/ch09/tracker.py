@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tplab.course import checks
 from tplab.course.chapters.ch09.tracker_scenes import (
     COMES_OUT,
     NOTHING_LEFT,
@@ -24,17 +25,6 @@ from tplab.course.chapters.ch09.tracker_scenes import (
     Script,
     in_turn,
     mask,
-)
-from tplab.course.checks import (
-    Differences,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Verdict,
-    check_cases,
-    exercise,
-    has_kind,
 )
 
 CURRENT = "what torch's current state draws"
@@ -73,7 +63,7 @@ def draw(case: Scene, generator: torch.Generator, size: int) -> int:
     return int(torch.randint(1000, 10**6, (), generator=generator))
 
 
-def run(tracker_class: Any, case: Scene, seed: int, group: Any) -> Observed:
+def run(tracker_class: Any, case: Scene, seed: int, group: Any) -> checks.Observed:
     script = Script(tracker_class, seed)
     case.program(script)
     seen = {name: torch.stack(masks) for name, masks in script.drawn.items() if masks} | script.claims
@@ -93,7 +83,7 @@ def plain(seed: int) -> list[Tensor]:
     return [mask() for _ in range(9)]
 
 
-def expect(case: Scene, seed: int, place: Place) -> Expected:
+def expect(case: Scene, seed: int, place: checks.Place) -> checks.Expected:
     mine = place.observed[place.index]
     streams, idle = mine[STREAMS], mine[IDLE]
     right, mistakes = {}, {}
@@ -105,17 +95,19 @@ def expect(case: Scene, seed: int, place: Place) -> Expected:
             OTHER_STREAM: torch.stack(other[: len(draws)]),
             **{gives: torch.stack(masks[name]) for gives, masks in idle.items()},
         }
-    return Expected(right, mistakes)
+    return checks.Expected(right, mistakes)
 
 
-@exercise("9.3", "A tracker of random states")
-def tracker(tracker_class: Any) -> Verdict:
-    check_cases(
+@checks.exercise("9.3", "A tracker of random states")
+def tracker(tracker_class: Any) -> checks.Verdict:
+    checks.check_cases(
         "9.3", tracker_class, SCENES, draw=draw, run=run, expect=expect,
         questions=lambda case, observed: [*SPECIAL_QUESTIONS.get(case.title, ()), *QUESTIONS],
         crash=lambda case: CRASHES.get(case.title),
     )  # fmt: skip
-    return Verdict("Every state goes on where it was left, also after an exception, and torch's own is untouched.")
+    return checks.Verdict(
+        "Every state goes on where it was left, also after an exception, and torch's own is untouched."
+    )
 
 
 CRASHES = {
@@ -130,29 +122,29 @@ CRASHES = {
 MASKS = (REPLICATED, SHARDED)
 
 
-def drawn(*kinds: str) -> Callable[[Differences], bool]:
-    return lambda d: any(has_kind(name, *kinds)(d) for name in MASKS)
+def drawn(*kinds: str) -> Callable[[checks.Differences], bool]:
+    return lambda d: any(checks.has_kind(name, *kinds)(d) for name in MASKS)
 
 
-SPECIAL_QUESTIONS: dict[str, tuple[Question, ...]] = {
+SPECIAL_QUESTIONS: dict[str, tuple[checks.Question, ...]] = {
     "an exception within the fork": (
-        Question(
+        checks.Question(
             lambda d: COMES_OUT in d.names,
             "The exception belongs to the caller, who has to see it. Which line of yours swallows or replaces it?",
         ),
-        Question(
+        checks.Question(
             lambda d: OUTSIDE in d.names,
             "After an exception torch still draws from the state of the fork. Which lines are skipped when the "
             "block raises, and which statement runs them all the same?",
         ),
-        Question(
+        checks.Question(
             lambda d: SHARDED in d.names,
             "Before the exception a mask was drawn, and the next fork draws it again. When do you keep where the "
             "state has got to: at the end of a block that went well, or always?",
         ),
     ),
     "a fork within a fork of another name": (
-        Question(
+        checks.Question(
             lambda d: bool(d.names & {*MASKS, OUTSIDE}),
             "A fork stands within another one, and when the inner one ends, torch has to draw from the outer one's "
             "state again. Where do you keep what has to come back: in the tracker, where the inner fork overwrites "
@@ -160,7 +152,7 @@ SPECIAL_QUESTIONS: dict[str, tuple[Question, ...]] = {
         ),
     ),
     "states saved and loaded": (
-        Question(
+        checks.Question(
             lambda d: bool(d.names & {*MASKS}),
             "What was saved once can be loaded again and again, in any tracker. Does a later draw change the "
             "dictionary that `state_dict` has returned, or the one that `load_state_dict` was given? Whose "
@@ -168,28 +160,28 @@ SPECIAL_QUESTIONS: dict[str, tuple[Question, ...]] = {
         ),
     ),
     "names and seeds that are taken": (
-        Question(
+        checks.Question(
             lambda d: SAME_NAME in d.names,
             "A second `add` with a name that is there would start its state anew. What should it raise?",
         ),
-        Question(
+        checks.Question(
             lambda d: SAME_SEED in d.names,
             "Two names with one seed draw the same numbers. What does `add` have to remember?",
         ),
-        Question(
+        checks.Question(
             lambda d: NOTHING_LEFT in d.names,
             "Either the name was taken or the seed, not both, and the other one is still free: another state may "
             "have it. Do you look at both before you keep anything?",
         ),
     ),
     "fork() without a name": (
-        Question(
+        checks.Question(
             lambda d: SHARDED in d.names,
             '`fork()` without a name draws other places than "sharded" would. Which name is the default?',
         ),
     ),
     "a fork in which nothing is drawn": (
-        Question(
+        checks.Question(
             lambda d: bool(d.names & {*MASKS}),
             "Nothing was drawn in this fork, so the state must be where it was. Who draws, or seeds, within your "
             "`fork`?",
@@ -197,27 +189,27 @@ SPECIAL_QUESTIONS: dict[str, tuple[Question, ...]] = {
     ),
 }
 QUESTIONS = (
-    Question(
+    checks.Question(
         drawn(AGAIN),
         "Every fork draws the same mask as the first, so each training step would drop the same places. When the "
         "block ends, where has the state got to, and who keeps that?",
     ),
-    Question(
+    checks.Question(
         drawn(CURRENT, CURRENT_AGAIN),
         "Within the fork torch still draws from its own current state. Which call puts the state of the name into "
         "torch's generator?",
     ),
-    Question(
+    checks.Question(
         drawn(OTHER_STREAM),
         "One name draws what belongs to another. Under which key do you keep a state, and under which do you look "
         "it up?",
     ),
-    Question(
+    checks.Question(
         lambda d: OUTSIDE in d.names and not d.names & {*MASKS},
         "The masks are right, but what torch draws outside is not what it draws without a tracker. Is the state "
         "from before put back when a fork ends? And what does `torch.manual_seed` within `add` do to it?",
     ),
-    Question(
+    checks.Question(
         lambda d: bool(d.names & {*MASKS}),
         "A state has to go on exactly where its last fork left it. Follow the state of one name through two forks: "
         "where is it before, within, between and after them?",

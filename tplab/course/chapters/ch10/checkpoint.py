@@ -6,20 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tplab.course import checks
 from tplab.course.chapters.ch10 import plain
-from tplab.course.checks import (
-    INPUTS_QUESTION,
-    WORLD_SIZES,
-    Claim,
-    Question,
-    Snapshot,
-    Verdict,
-    by_name,
-    calling,
-    exercise,
-    fresh_generator,
-    verify,
-)
 from tplab.memory.config import GPTConfig
 
 THEIRS = {
@@ -94,32 +82,34 @@ def mistakes(name: str, state: Mapping[str, Tensor], rank: int, p: int, multiple
     return made
 
 
-@exercise("10.3", "From GPT-2's checkpoint to shards")
-def gpt2_checkpoint(gpt2_shards: Callable[..., Any]) -> Verdict:
-    generator = fresh_generator()
-    for p in WORLD_SIZES:
+@checks.exercise("10.3", "From GPT-2's checkpoint to shards")
+def gpt2_checkpoint(gpt2_shards: Callable[..., Any]) -> checks.Verdict:
+    generator = checks.fresh_generator()
+    for p in checks.WORLD_SIZES:
         for layers, vocab_size, multiple in ((2, 37, 8), (1, 36, 4)):
             config = GPTConfig(
                 num_layers=layers, hidden_size=HIDDEN, num_heads=HEADS, vocab_size=vocab_size, seq_length=LENGTH
             )
             whole = plain.gpt_weights(generator, layers, HIDDEN, vocab_size, LENGTH)
             state = in_their_format(whole)
-            snapshot = Snapshot(**state)
+            snapshot = checks.Snapshot(**state)
             seen, expected, alike = [], [], []
             for rank in range(p):
                 call = f"gpt2_shards(state, config, rank={rank}, world_size={p}, multiple={multiple})"
                 given = dict(state)
-                with calling(call, CRASH):
+                with checks.calling(call, CRASH):
                     mine = gpt2_shards(given, config, rank, p, multiple)
                 expected.append({name: plain.cut(name, value, rank, p, multiple) for name, value in whole.items()})
                 alike.append({name: mistakes(name, whole, rank, p, multiple) for name in whole})
                 lost = [name for name in {**state, **given} if given.get(name) is not state.get(name)]
-                claims = {"inputs unchanged": snapshot.changed(), SAME_STATE: Claim(", ".join(lost[:3]))}
+                claims = {"inputs unchanged": snapshot.changed(), SAME_STATE: checks.Claim(", ".join(lost[:3]))}
                 seen.append(observed(mine, expected[-1]) | claims)
             right = [{NAMES_QUESTION: "yes", "result": "a dictionary"} | mine for mine in expected]
             note = f"{layers} layers, v = {vocab_size}, multiple = {multiple}"
-            verify("10.3", p, seen, right, questions=questions(seen), lookalikes=by_name(alike), note=note)
-    return Verdict("Every tensor under its name, turned where it lay [in, out], cut where it is sharded.")
+            checks.verify(
+                "10.3", p, seen, right, questions=questions(seen), lookalikes=checks.by_name(alike), note=note
+            )
+    return checks.Verdict("Every tensor under its name, turned where it lay [in, out], cut where it is sharded.")
 
 
 def observed(mine: Any, right: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -137,60 +127,62 @@ def observed(mine: Any, right: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def questions(seen: list[dict[str, Any]]) -> list[Question]:
+def questions(seen: list[dict[str, Any]]) -> list[checks.Question]:
     def kinds(d: Any, *labels: str) -> bool:
         return any(difference.kind in labels for difference in d)
 
     return [
-        INPUTS_QUESTION,
-        Question(
+        checks.INPUTS_QUESTION,
+        checks.Question(
             lambda d: SAME_STATE in d.names,
             "The dictionary belongs to the caller, who loads the next rank from it. Which line takes something out of "
             "it, or puts something in?",
         ),
-        Question(lambda d: "result" in d.names, "The result is a dictionary, {name: tensor}. What does yours return?"),
-        Question(
+        checks.Question(
+            lambda d: "result" in d.names, "The result is a dictionary, {name: tensor}. What does yours return?"
+        ),
+        checks.Question(
             lambda d: any("too many" in str(mine.get(NAMES_QUESTION)) for mine in seen) and NAMES_QUESTION in d.names,
             "ParallelGPT has no parameter of that name. Its output layer is tied, so it has no weight of its own; and "
             "the masks of old checkpoints are not parameters. Which names do you build, and from what?",
         ),
-        Question(
+        checks.Question(
             lambda d: NAMES_QUESTION in d.names,
             "A parameter of ParallelGPT gets nothing. Is it a bias, a norm, or a tensor outside the layers that your "
             "loop does not reach?",
         ),
-        Question(
+        checks.Question(
             lambda d: kinds(d, OTHER_LAYER),
             "Layer 1 gets what belongs to layer 0. Does the number of the layer stand in both names, yours and theirs?",
         ),
-        Question(
+        checks.Question(
             lambda d: kinds(d, OTHER_NORM),
             "The two norms of a layer have changed places. Which of ln_1 and ln_2 stands before the attention?",
         ),
-        Question(
+        checks.Question(
             lambda d: kinds(d, "other rank"),
             "A rank gets the part of another one. Which number do you hand to `shard` at each of your cuts?",
         ),
-        Question(
+        checks.Question(
             lambda d: kinds(d, CONTIGUOUS, BY_HEADS),
             "Queries, keys and values are three matrices in one. Rank 0 must get its heads of each of them, q, then "
             "k, then v. How many blocks does your cut know of?",
         ),
-        Question(
+        checks.Question(
             lambda d: kinds(d, NOT_TURNED, "transposed"),
             "GPT-2's linear weights lie [in, out], yours [out, in]. Which of them do you transpose, the square one "
             "too, and do you cut before or after?",
         ),
-        Question(
+        checks.Question(
             lambda d: "dtype" in d.kinds(),
             "The checkpoint's numbers are copied as they are. Which line changes their dtype?",
         ),
-        Question(
+        checks.Question(
             lambda d: all("embedding" in name for name in d.names),
             "The table is padded at its end, with rows of zeros, to a multiple of `multiple * world_size` rows; then "
             "each rank takes as many. How many rows does the padded table have here, and what stands in the last ones?",
         ),
-        Question(
+        checks.Question(
             lambda d: (
                 any(name.endswith("bias") or "norm" in name or "positions" in name for name in d.names)
                 and not any(name.endswith(("out.weight", "down.weight", "up.weight", "qkv.weight")) for name in d.names)
@@ -198,7 +190,7 @@ def questions(seen: list[dict[str, Any]]) -> list[Question]:
             "The bias of a column-parallel layer is cut with its rows; a bias behind g, a norm and the positions are "
             "whole on every rank. Which of the two is this one?",
         ),
-        Question(
+        checks.Question(
             lambda d: True,
             "Which layers are cut by columns of A, so by rows of their weight [out, in], and which by rows of A? Go "
             "through the table above and cut the right dimension of each.",

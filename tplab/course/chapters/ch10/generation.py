@@ -13,23 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.course.checks import (
-    GROUPS,
-    WORLD_SIZES,
-    Case,
-    Claim,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Snapshot,
-    Verdict,
-    check_cases,
-    exercise,
-    has_kind,
-    kind_is,
-    traffic,
-)
+from tplab.course import checks
 from tplab.memory.config import GPTConfig
 from tplab.runtime import device, record
 
@@ -57,7 +41,7 @@ Script = tuple[int, int]  # what the model without weights generates: seed, voca
 
 
 @dataclass(frozen=True)
-class Choice(Case):
+class Choice(checks.Case):
     """One call of best_token."""
 
     scene: str
@@ -67,7 +51,7 @@ class Choice(Case):
 
 
 SCENES = (FIRST, LAST, RANDOM, EQUAL, NEGATIVE, ONE_RANK, BFLOAT16)
-CHOICES = tuple(Choice(scene, groups=groups) for groups in (None, GROUPS) for scene in SCENES)
+CHOICES = tuple(Choice(scene, groups=groups) for groups in (None, checks.GROUPS) for scene in SCENES)
 
 
 def draw_logits(case: Choice, generator: torch.Generator, size: int) -> tuple[Tensor, int]:
@@ -95,22 +79,22 @@ def draw_logits(case: Choice, generator: torch.Generator, size: int) -> tuple[Te
     return logits, full
 
 
-def give_logits(case: Choice, problem: tuple[Tensor, int], place: Place) -> tuple[Tensor, int]:
+def give_logits(case: Choice, problem: tuple[Tensor, int], place: checks.Place) -> tuple[Tensor, int]:
     return place.part(problem[0], -1).contiguous(), problem[1]
 
 
-def run_best(best_token: Callable[..., Any], case: Choice, given: tuple[Tensor, int], group: Any) -> Observed:
+def run_best(best_token: Callable[..., Any], case: Choice, given: tuple[Tensor, int], group: Any) -> checks.Observed:
     logits, vocab_size = given[0].to(device()), given[1]
-    snapshot = Snapshot(logits=logits)
+    snapshot = checks.Snapshot(logits=logits)
     with record() as section:
         ids = best_token(logits, vocab_size, group)
-    numbers = sum(call.numel for call in traffic(section))
+    numbers = sum(call.numel for call in checks.traffic(section))
     much = f"messages of {numbers} numbers for {BATCH} texts"
     limit = 4 * dist.get_world_size(group) * BATCH
-    return {"ids": ids, LITTLE: Claim(much if numbers > limit else ""), "inputs unchanged": snapshot.changed()}
+    return {"ids": ids, LITTLE: checks.Claim(much if numbers > limit else ""), "inputs unchanged": snapshot.changed()}
 
 
-def expect_ids(case: Choice, problem: tuple[Tensor, int], place: Place) -> Expected:
+def expect_ids(case: Choice, problem: tuple[Tensor, int], place: checks.Place) -> checks.Expected:
     logits, vocab_size = problem
     real = logits.masked_fill(torch.arange(logits.shape[-1]) >= vocab_size, -torch.inf)
     values, places = real.unflatten(-1, (place.size, WIDTH)).transpose(0, 1).max(-1)  # [p, b] each
@@ -127,7 +111,7 @@ def expect_ids(case: Choice, problem: tuple[Tensor, int], place: Place) -> Expec
             LARGEST_ID: ids.amax(0),
             SUM: ids.sum(0),
         }
-    return Expected({"ids": logits[:, :vocab_size].argmax(-1)}, {"ids": mistakes})
+    return checks.Expected({"ids": logits[:, :vocab_size].argmax(-1)}, {"ids": mistakes})
 
 
 _PRIME = 2**31 - 1
@@ -224,7 +208,7 @@ def text_mistakes(prompt: Tensor, new: int, script: Script) -> dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Text(Case):
+class Text(checks.Case):
     """One call of generate, for `batch` prompts [length]."""
 
     batch: int
@@ -235,7 +219,9 @@ class Text(Case):
         return f"generate, prompt {[self.batch, self.length]}, {self.new} new tokens"
 
 
-TEXTS = tuple(Text(*sizes, groups=groups) for groups in (None, GROUPS) for sizes in ((1, 4, 5), (2, 1, 4), (2, 3, 0)))
+TEXTS = tuple(
+    Text(*sizes, groups=groups) for groups in (None, checks.GROUPS) for sizes in ((1, 4, 5), (2, 1, 4), (2, 3, 0))
+)
 
 
 def draw_prompt(case: Text, generator: torch.Generator, size: int) -> tuple[Tensor, Script]:
@@ -244,40 +230,44 @@ def draw_prompt(case: Text, generator: torch.Generator, size: int) -> tuple[Tens
     return prompt, (int(torch.randint(10**6, (), generator=generator)), vocab_size)
 
 
-def run_generate(generate: Callable[..., Any], case: Text, given: tuple[Tensor, Script], group: Any) -> Observed:
+def run_generate(generate: Callable[..., Any], case: Text, given: tuple[Tensor, Script], group: Any) -> checks.Observed:
     model, prompt = Scripted(given[1], group), given[0].to(device())
-    snapshot = Snapshot(prompt=prompt)
+    snapshot = checks.Snapshot(prompt=prompt)
     with record() as section:
         text = generate(model, prompt, case.new)
-    numbers = sum(call.numel for call in traffic(section))
+    numbers = sum(call.numel for call in checks.traffic(section))
     much = f"messages of {numbers} numbers for {case.new} tokens of {case.batch} texts"
     limit = 4 * dist.get_world_size(group) * case.batch * max(case.new, 1)
     return {
         "text": text,
-        CALLS: Claim(model.wrong_calls(case.length, case.new)),
-        LITTLE: Claim(much if numbers > limit else ""),
+        CALLS: checks.Claim(model.wrong_calls(case.length, case.new)),
+        LITTLE: checks.Claim(much if numbers > limit else ""),
         "inputs unchanged": snapshot.changed(),
     }
 
 
-def expect_text(case: Text, problem: tuple[Tensor, Script], place: Place) -> Expected:
+def expect_text(case: Text, problem: tuple[Tensor, Script], place: checks.Place) -> checks.Expected:
     prompt, script = problem
-    return Expected({"text": greedy(prompt, case.new, script)}, {"text": text_mistakes(prompt, case.new, script)})
+    return checks.Expected(
+        {"text": greedy(prompt, case.new, script)}, {"text": text_mistakes(prompt, case.new, script)}
+    )
 
 
-@exercise("10.4", "Greedy generation on p ranks")
-def greedy_generation(best_token: Callable[..., Any], generate: Callable[..., Any]) -> Verdict:
-    for world_size in WORLD_SIZES:  # both functions at one world size, then at the next
-        check_cases(
+@checks.exercise("10.4", "Greedy generation on p ranks")
+def greedy_generation(best_token: Callable[..., Any], generate: Callable[..., Any]) -> checks.Verdict:
+    for world_size in checks.WORLD_SIZES:  # both functions at one world size, then at the next
+        checks.check_cases(
             "10.4", best_token, CHOICES, draw=draw_logits, give=give_logits, run=run_best, expect=expect_ids,
             questions=best_questions, crash=CRASH, whose_group=WHOSE_GROUP, world_sizes=[world_size],
         )  # fmt: skip
-        check_cases(
+        checks.check_cases(
             "10.4", generate, TEXTS, draw=draw_prompt, run=run_generate, expect=expect_text,
             questions=GENERATE_QUESTIONS, crash=GENERATE_CRASH, stuck=GENERATE_STUCK, whose_group=WHOSE_GROUP,
             world_sizes=[world_size],
         )  # fmt: skip
-    return Verdict("Each rank offers its best: a few numbers for each token travel, and all ranks write the same text.")
+    return checks.Verdict(
+        "Each rank offers its best: a few numbers for each token travel, and all ranks write the same text."
+    )
 
 
 WHOSE_GROUP = (
@@ -294,7 +284,7 @@ GENERATE_CRASH = (
     "text grows by one column [b, 1] in each step, and the model gives logits [b, s, v/p] for the s tokens that it "
     "was given. Which of them is the next token chosen from?"
 )
-CHANGED = Question(
+CHANGED = checks.Question(
     lambda d: "changed" in d.kinds(),
     "The logits and the prompt belong to the caller. `dist.all_reduce`, and functions of torch with a `_` at their "
     "end, write into the tensor they are given. Which of yours gets the caller's?",
@@ -312,71 +302,71 @@ SCENE_QUESTIONS = {
 }
 FORM_QUESTIONS = (
     CHANGED,
-    Question(
-        has_kind("ids", "none", "type", "structure", "dtype"),
+    checks.Question(
+        checks.has_kind("ids", "none", "type", "structure", "dtype"),
         "The result is a tensor of ids [b], int64. What does yours return?",
     ),
-    Question(
-        has_kind("ids", "shape"),
+    checks.Question(
+        checks.has_kind("ids", "shape"),
         "The result has one id for each text, [b]. Which dimension is left over or missing?",
     ),
 )
 BEST_QUESTIONS = (
-    Question(
-        kind_is("ids", OWN_ID, OWN_PLACE),
+    checks.Question(
+        checks.kind_is("ids", OWN_ID, OWN_PLACE),
         "Each rank has chosen for itself. Which of the ranks holds the largest logit of all, and how do the others "
         "learn of it?",
     ),
-    Question(
-        has_kind("ids", NO_OFFSET),
+    checks.Question(
+        checks.has_kind("ids", NO_OFFSET),
         "Place 3 in the shard of rank 1 is not id 3. Which id does the shard of a rank begin with?",
     ),
-    Question(
-        has_kind("ids", LARGEST_ID, SUM),
+    checks.Question(
+        checks.has_kind("ids", LARGEST_ID, SUM),
         "Only the ranks that hold the largest logit may offer an id. What do the others put in?",
     ),
-    Question(
+    checks.Question(
         lambda d: LITTLE in d.names and "ids" not in d.names,
         "The right ids, but too much was sent for them. How many of a rank's logits can be the largest of all?",
     ),
-    Question(
+    checks.Question(
         lambda d: True,
         "Every rank has one candidate: its largest logit and its id. By which rule does one of p win?",
     ),
 )
 
 
-def best_questions(case: Choice, observed: Sequence[Observed]) -> tuple[Question, ...]:
+def best_questions(case: Choice, observed: Sequence[checks.Observed]) -> tuple[checks.Question, ...]:
     ask = SCENE_QUESTIONS.get(case.scene)
-    return *FORM_QUESTIONS, *([Question(lambda d: "ids" in d.names, ask)] if ask else []), *BEST_QUESTIONS
+    return *FORM_QUESTIONS, *([checks.Question(lambda d: "ids" in d.names, ask)] if ask else []), *BEST_QUESTIONS
 
 
 GENERATE_QUESTIONS = (
     CHANGED,
-    Question(
-        has_kind("text", "none", "type", "structure"),
+    checks.Question(
+        checks.has_kind("text", "none", "type", "structure"),
         "The result is a tensor of ids [b, s + max_new_tokens]. What does yours return?",
     ),
-    Question(has_kind("text", NO_PROMPT), "The result is the whole text, with its prompt."),
-    Question(
-        has_kind("text", TOO_MANY, TOO_FEW),
+    checks.Question(checks.has_kind("text", NO_PROMPT), "The result is the whole text, with its prompt."),
+    checks.Question(
+        checks.has_kind("text", TOO_MANY, TOO_FEW),
         "How many tokens are wanted, and how many steps does your loop make?",
     ),
-    Question(
-        has_kind("text", FROM_ZERO),
+    checks.Question(
+        checks.has_kind("text", FROM_ZERO),
         "`past` says at which place of the text the first of `ids` stands. What is it in the second call?",
     ),
-    Question(
+    checks.Question(
         lambda d: LITTLE in d.names and d.names <= {LITTLE},
         "The right text, but too much was sent for it. Does `generate` use `best_token`, and what else does it send?",
     ),
-    Question(
+    checks.Question(
         lambda d: CALLS in d.names,
         "Each token is read once: its keys and values are in the cache then, at the places past, past + 1, ... Which "
         "tokens do you hand to the model in the second step, with which `past`, and with which cache? And is the last "
         "new token read, though nobody asks for what follows it?",
     ),
-    Question(
+    checks.Question(
         lambda d: True,
         "The next token is chosen from the logits of the last place. Which place do you take, and from which texts of "
         "the batch?",

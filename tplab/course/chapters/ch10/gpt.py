@@ -9,23 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tplab.course import checks
 from tplab.course.chapters.ch10 import plain
-from tplab.course.checks import (
-    GROUPS,
-    INPUTS_QUESTION,
-    Case,
-    Claim,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Verdict,
-    check_cases,
-    exercise,
-    has_kind,
-    observe,
-    random_tensor,
-)
 from tplab.memory.config import GPTConfig
 from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict
@@ -44,7 +29,7 @@ IGNORED_TOO = "what comes out when the ignored token counts in the mean"
 
 
 @dataclass(frozen=True)
-class Call(Case):
+class Call(checks.Case):
     """A request to the model: "logits", "loss", "dropout" with a stand-in for the layers, or "cache"."""
 
     what: str
@@ -66,7 +51,7 @@ CASES = (
     Call("dropout"),
     Call("dropout", training=False),
     Call("cache", training=False),
-    Call("loss", groups=GROUPS),
+    Call("loss", groups=checks.GROUPS),
 )
 
 
@@ -103,7 +88,7 @@ def draw(case: Call, generator: torch.Generator, size: int) -> Problem:
     full = plain.gpt_weights(generator, LAYERS, HIDDEN, VOCAB, LENGTH)
     ids, targets = (torch.randint(VOCAB, (BATCH, LENGTH), generator=generator) for _ in range(2))
     ids[0, 0], ids[1, -1], targets[0, 1], targets[1, 2] = 0, VOCAB - 1, VOCAB - 1, -100
-    dlogits, (dloss,) = random_tensor(generator, BATCH, LENGTH, VOCAB), random_tensor(generator, 1)
+    dlogits, (dloss,) = checks.random_tensor(generator, BATCH, LENGTH, VOCAB), checks.random_tensor(generator, 1)
     return Problem(full, ids, targets, dlogits, dloss, int(torch.randint(10**6, (), generator=generator)))
 
 
@@ -112,15 +97,15 @@ def padded(logits: Tensor, size: int) -> Tensor:
     return F.pad(logits, (0, -VOCAB % (8 * size)))
 
 
-def shard_of(logits: Tensor, place: Place) -> Tensor:
+def shard_of(logits: Tensor, place: checks.Place) -> Tensor:
     return place.part(padded(logits, place.size), -1)
 
 
-def give(case: Call, problem: Problem, place: Place) -> Problem:
+def give(case: Call, problem: Problem, place: checks.Place) -> Problem:
     return problem._replace(dlogits=shard_of(problem.dlogits, place))
 
 
-def run(gpt_class: Any, case: Call, given: Problem, group: Any) -> Observed:
+def run(gpt_class: Any, case: Call, given: Problem, group: Any) -> checks.Observed:
     replaced = case.what == "dropout"
     config = GPTConfig(
         num_layers=LAYERS, hidden_size=HIDDEN, num_heads=HEADS, vocab_size=VOCAB, seq_length=LENGTH,
@@ -141,17 +126,17 @@ def run(gpt_class: Any, case: Call, given: Problem, group: Any) -> Observed:
     watched = {name: param for name, param in model.named_parameters() if name in full}
     arguments = {"ids": ids, "targets": targets} if case.what == "loss" else {"ids": ids}
     upstream = given.dloss if case.what == "loss" else given.dlogits
-    seen = observe(
+    seen = checks.observe(
         lambda *inputs: model(*inputs, rng=tracker), upstream.to(device()), inputs=arguments, parameters=watched
     )
     if replaced:
         calls = [options for layer in model.layers for options in layer.given]
         missed = any(options.get("rng") is not tracker for options in calls)
-        seen[GETS_RNG] = Claim("a layer was called without rng=rng" if missed else "")
+        seen[GETS_RNG] = checks.Claim("a layer was called without rng=rng" if missed else "")
     return seen | {MASK: mask}
 
 
-def in_pieces(model: Any, ids: Tensor) -> Observed:
+def in_pieces(model: Any, ids: Tensor) -> checks.Observed:
     """The logits of a text in pieces, with a cache."""
     cache, outs, past = model.new_cache(BATCH, LENGTH), [], 0
     with torch.no_grad():
@@ -161,10 +146,10 @@ def in_pieces(model: Any, ids: Tensor) -> Observed:
     kept = [layer.text.length for layer in cache]
     wrong = f"after {LENGTH} tokens the layers' caches hold {kept}" if set(kept) != {LENGTH} else ""
     fits = all(isinstance(out, Tensor) and out.dim() == 3 for out in outs)
-    return {"out": torch.cat(outs, 1) if fits else outs[0], GETS_CACHE: Claim(wrong)}
+    return {"out": torch.cat(outs, 1) if fits else outs[0], GETS_CACHE: checks.Claim(wrong)}
 
 
-def expect(case: Call, problem: Problem, place: Place) -> Expected:
+def expect(case: Call, problem: Problem, place: checks.Place) -> checks.Expected:
     full, ids = problem.full, problem.ids
     leaves = {name: value.clone().requires_grad_() for name, value in full.items()}
     if case.what == "dropout":
@@ -174,7 +159,7 @@ def expect(case: Call, problem: Problem, place: Place) -> Expected:
         x = plain.features(leaves, ids, LAYERS, HEADS)
     logits = plain.final_norm(leaves, x) @ leaves["embedding.weight"].t()  # [b, s, v]
     if case.what == "cache":
-        return Expected(
+        return checks.Expected(
             {"out": shard_of(logits.detach(), place)}, {"out": logits_mistakes(problem, place, cached=True)}
         )
     mistakes: dict[str, dict[str, Tensor]] = {}
@@ -186,7 +171,7 @@ def expect(case: Call, problem: Problem, place: Place) -> Expected:
         out = shard_of(logits, place)
         logits.backward(problem.dlogits)
         mistakes |= {"out": logits_mistakes(problem, place)} if case.what == "logits" else {}
-    right: Observed = {"out": out.detach()}
+    right: checks.Observed = {"out": out.detach()}
     for name, leaf in leaves.items():
         if case.what == "dropout" and name.startswith("layers."):
             continue  # a stand-in replaces them
@@ -197,10 +182,10 @@ def expect(case: Call, problem: Problem, place: Place) -> Expected:
     loss_calls = [("all_reduce", tokens), ("all_reduce", tokens + 1)] if case.what == "loss" else []
     right["forward traffic"] = place.traffic(*blocks, *loss_calls)
     right["backward traffic"] = place.traffic(*blocks)
-    return Expected(right, mistakes)
+    return checks.Expected(right, mistakes)
 
 
-def logits_mistakes(problem: Problem, place: Place, cached: bool = False) -> dict[str, Tensor]:
+def logits_mistakes(problem: Problem, place: checks.Place, cached: bool = False) -> dict[str, Tensor]:
     w, ids = problem.full, problem.ids
     table = w["embedding.weight"].t()
     made = {
@@ -228,13 +213,13 @@ def loss_mistakes(problem: Problem, size: int) -> dict[str, Tensor]:
     }
 
 
-@exercise("10.2", "ParallelGPT")
-def gpt(gpt_class: Any) -> Verdict:
-    check_cases(
+@checks.exercise("10.2", "ParallelGPT")
+def gpt(gpt_class: Any) -> checks.Verdict:
+    checks.check_cases(
         "10.2", gpt_class, CASES, draw=draw, give=give, run=run, expect=expect, questions=questions,
         crash=lambda case: CACHE if case.what == "cache" else CRASH, whose_group=WHOSE_GROUP,
     )  # fmt: skip
-    return Verdict(
+    return checks.Verdict(
         "One all-reduce for the embedding, one for the logits' backward, four a layer, two small ones for the loss."
     )
 
@@ -254,12 +239,12 @@ DROPOUT = (
 WHOSE_GROUP = "Which call works over the ranks and was not given `group=self.group`?"
 
 
-def _ask(ask: str, *kinds: str) -> Question:
-    return Question(has_kind("out", *kinds), ask)
+def _ask(ask: str, *kinds: str) -> checks.Question:
+    return checks.Question(checks.has_kind("out", *kinds), ask)
 
 
 QUESTIONS = (
-    INPUTS_QUESTION,
+    checks.INPUTS_QUESTION,
     _ask(
         "What does forward return? Logits [b, s, v/p], or with targets the loss, a single number.",
         "none",
@@ -286,25 +271,25 @@ QUESTIONS = (
         SUM,
         IGNORED_TOO,
     ),
-    Question(
+    checks.Question(
         lambda d: (
             "out" not in d.names and {"forward traffic", "backward traffic"} & d.names != set() and len(d.names) < 3
         ),
         "The numbers are right, the communication is not. The modules send what is needed. Which call of yours sends "
         "more?",
     ),
-    Question(
+    checks.Question(
         lambda d: "dembedding.weight" in d.names and d.names <= {"dembedding.weight", "backward traffic"},
         "The table is used twice, for the look-up and for the logits, and both uses add to its gradient. Is the "
         "weight that your logits read the parameter itself, and does its f, which parallel_logits has inside, see "
         "your x?",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" not in d.names,
         "The output is right, gradients are not. Where in your forward pass does autograd lose the way, or where is "
         "the f in front of the logits?",
     ),
-    Question(
+    checks.Question(
         lambda d: True,
         "Embedding + positions -> layers -> final norm -> logits with the embedding's rows -> loss. Go through your "
         "lines: does each layer read what the one before it has left?",
@@ -312,6 +297,6 @@ QUESTIONS = (
 )
 
 
-def questions(case: Call, observed: Sequence[Observed]) -> tuple[Question, ...]:
+def questions(case: Call, observed: Sequence[checks.Observed]) -> tuple[checks.Question, ...]:
     special = {"dropout": DROPOUT, "cache": CACHE}.get(case.what)
-    return (INPUTS_QUESTION, Question(lambda d: True, special)) if special else QUESTIONS
+    return (checks.INPUTS_QUESTION, checks.Question(lambda d: True, special)) if special else QUESTIONS

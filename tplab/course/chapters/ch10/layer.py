@@ -9,25 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from tplab.course import checks
 from tplab.course.chapters.ch10 import plain
-from tplab.course.checks import (
-    GROUPS,
-    INPUTS_QUESTION,
-    WORLD_SIZES,
-    Case,
-    Claim,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Verdict,
-    check_cases,
-    exercise,
-    has_kind,
-    has_no_gradient,
-    observe,
-    random_tensor,
-)
 from tplab.runtime import device
 from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.rng import seed_all
@@ -50,7 +33,7 @@ ON_THE_SUM = "what comes out when dropout works on the sums, the residuals inclu
 
 
 @dataclass(frozen=True)
-class Call(Case):
+class Call(checks.Case):
     """One way to build and run the layer. cached: the text comes in pieces, with a cache."""
 
     post: bool = False
@@ -77,7 +60,7 @@ CASES = (
     Call(post=True),
     Call(causal=False),
     Call(cached=True, training=False),
-    Call(post=True, groups=GROUPS),
+    Call(post=True, groups=checks.GROUPS),
 )
 DROPPING = (Call(rate=RATE), Call(rate=RATE, training=False))
 
@@ -90,12 +73,12 @@ class Problem(NamedTuple):
 
 
 def draw(case: Call, generator: torch.Generator, size: int) -> Problem:
-    x, dy = (random_tensor(generator, BATCH, LENGTH, HIDDEN) for _ in range(2))
+    x, dy = (checks.random_tensor(generator, BATCH, LENGTH, HIDDEN) for _ in range(2))
     seed = int(torch.randint(10**6, (), generator=generator))
     return Problem(plain.layer_weights(generator, HIDDEN), x, dy, seed)
 
 
-def run(layer_class: Any, case: Call, given: Problem, group: Any) -> Observed:
+def run(layer_class: Any, case: Call, given: Problem, group: Any) -> checks.Observed:
     place: dict[str, Any] = {"device": device(), "dtype": torch.float64}
     layer = layer_class(HIDDEN, HEADS, **case.options, group=group, **place)
     load_full_state_dict(layer, {name: value.to(device()) for name, value in given.full.items()}, group)
@@ -111,23 +94,23 @@ def run(layer_class: Any, case: Call, given: Problem, group: Any) -> Observed:
         return in_pieces(layer, x, calls) | {MASKS: masks}
     params = dict(layer.named_parameters())
     watched = {name: params.get(name) for name in given.full}
-    seen = observe(lambda x: layer(x, rng=tracker), given.dy.to(device()), inputs={"x": x}, parameters=watched)
+    seen = checks.observe(lambda x: layer(x, rng=tracker), given.dy.to(device()), inputs={"x": x}, parameters=watched)
     missed = any(options.get("rng") is not tracker for options in calls)
-    return seen | {GETS_RNG: Claim("self.attention was called without rng=rng" if missed else ""), MASKS: masks}
+    return seen | {GETS_RNG: checks.Claim("self.attention was called without rng=rng" if missed else ""), MASKS: masks}
 
 
-def in_pieces(layer: Any, x: Tensor, calls: list[dict[str, Any]]) -> Observed:
+def in_pieces(layer: Any, x: Tensor, calls: list[dict[str, Any]]) -> checks.Observed:
     """The layer's output for a text in pieces, with a cache."""
     layer_cache = layer.new_cache(BATCH, LENGTH)
     with torch.no_grad():
         outs = [layer(piece, cache=layer_cache) for piece in x.split(PIECES, dim=1)]
     missed = any(options.get("cache") is not layer_cache for options in calls)
-    claim = Claim("self.attention was called without cache=cache" if missed else "")
+    claim = checks.Claim("self.attention was called without cache=cache" if missed else "")
     fits = all(isinstance(out, Tensor) for out in outs)
     return {"out": torch.cat(outs, 1) if fits else outs[0], GETS_CACHE: claim}
 
 
-def expect(case: Call, problem: Problem, place: Place) -> Expected:
+def expect(case: Call, problem: Problem, place: checks.Place) -> checks.Expected:
     full, x, dy, _ = problem
     first, second = (mask.cpu() for mask in place.observed[place.index][MASKS])
     masks = (first, second) if case.rate and case.training else (1.0, 1.0)
@@ -135,7 +118,7 @@ def expect(case: Call, problem: Problem, place: Place) -> Expected:
     leaves = {name: value.clone().requires_grad_() for name, value in {"x": x, **full}.items()}
     out = plain.Layer(**{**fixed, "w": leaves})(leaves["x"])
     out.backward(dy)
-    right: Observed = {"out": out.detach()}
+    right: checks.Observed = {"out": out.detach()}
     if not case.cached:
         for name, leaf in leaves.items():
             assert leaf.grad is not None
@@ -147,7 +130,7 @@ def expect(case: Call, problem: Problem, place: Place) -> Expected:
         mistakes |= before_the_sum(fixed, x, place.size)
     if case.rate:
         mistakes |= dropout_mistakes({**fixed, "masks": (first, second)}, x)
-    return Expected(right, {"out": mistakes})
+    return checks.Expected(right, {"out": mistakes})
 
 
 def before_the_sum(fixed: Mapping[str, Any], x: Tensor, q: int) -> dict[str, Tensor]:
@@ -180,17 +163,19 @@ def dropout_mistakes(fixed: Mapping[str, Any], x: Tensor) -> dict[str, Tensor]:
     }
 
 
-@exercise("10.1", "ParallelTransformerLayer")
-def transformer_layer(layer_class: Any) -> Verdict:
+@checks.exercise("10.1", "ParallelTransformerLayer")
+def transformer_layer(layer_class: Any) -> checks.Verdict:
     def check(cases: Sequence[Call], world_sizes: Sequence[int]) -> None:
-        check_cases(
+        checks.check_cases(
             "10.1", layer_class, cases, draw=draw, run=run, expect=expect, questions=questions,
             crash=lambda case: CACHE if case.cached else CRASH, whose_group=WHOSE_GROUP, world_sizes=world_sizes,
         )  # fmt: skip
 
-    check(CASES, WORLD_SIZES)
+    check(CASES, checks.WORLD_SIZES)
     check(DROPPING, (2, 4, 1))  # several ranks first, because there a wrong state makes ranks disagree
-    return Verdict("Two all-reduces of b·s·h numbers forward and two backward; norms, biases and dropout send nothing.")
+    return checks.Verdict(
+        "Two all-reduces of b·s·h numbers forward and two backward; norms, biases and dropout send nothing."
+    )
 
 
 CRASH = (
@@ -204,12 +189,12 @@ CACHE = (
 WHOSE_GROUP = "Which collective, or which call for a rank or a size, did you write that was not given `group`?"
 
 
-def _ask(ask: str, *kinds: str) -> Question:
-    return Question(has_kind("out", *kinds), ask)
+def _ask(ask: str, *kinds: str) -> checks.Question:
+    return checks.Question(checks.has_kind("out", *kinds), ask)
 
 
 QUESTIONS = (
-    INPUTS_QUESTION,
+    checks.INPUTS_QUESTION,
     _ask("What does forward return? One tensor [b, s, h].", "none", "type", "structure"),
     _ask(
         "p residuals have been added up. g sums over the ranks whatever it gets. On which side of g must a tensor be "
@@ -252,8 +237,8 @@ QUESTIONS = (
         plain.NO_SECOND_RESIDUAL,
     ),
     _ask("First the attention, then the MLP. In which order do yours run?", plain.MLP_FIRST),
-    Question(
-        has_kind("dmlp.down.bias", "1/p"),
+    checks.Question(
+        checks.has_kind("dmlp.down.bias", "1/p"),
         "A last bias is whole on every rank and added once, behind g, where nothing is summed any more. What of yours "
         "divides it by the number of ranks?",
     ),
@@ -262,53 +247,55 @@ QUESTIONS = (
         NO_BIASES,
         TWO_BIASES,
     ),
-    Question(
+    checks.Question(
         lambda d: GETS_RNG in d.names and "out" not in d.names,
         "The attention has a dropout inside, of its probabilities, in which each rank drops for itself. From what "
         "shall it draw?",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" not in d.names and {"forward traffic", "backward traffic"} & d.names != set(),
         "The output is right, the communication is not. Two all-reduces forward and two backward are in the blocks "
         "already; norms, biases, dropout and residuals need none. Which call of yours sends something?",
     ),
-    Question(
-        lambda d: "out" not in d.names and has_no_gradient("dx", *(f"d{name}.weight" for name in plain.LINEAR))(d),
+    checks.Question(
+        lambda d: (
+            "out" not in d.names and checks.has_no_gradient("dx", *(f"d{name}.weight" for name in plain.LINEAR))(d)
+        ),
         "The output is right and a gradient does not arrive. Which line does autograd not know about?",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" not in d.names,
         "The output is right, a gradient is not. Which part of your forward pass is cut off from autograd?",
     ),
-    Question(
+    checks.Question(
         lambda d: True,
         "x -> norm -> attention, + bias, + residual -> norm -> MLP, + bias, + residual. Go through your lines one by "
         "one with p = 1: which tensor does each of them read?",
     ),
 )
 
-RANKS_DISAGREE = Question(
+RANKS_DISAGREE = checks.Question(
     lambda d: "out" in d.names,
     "The ranks hold different outputs now. The residual stream is replicated: all ranks must drop the same places of "
     "it. "
     'From which state of the tracker do you draw, "replicated" or "sharded", or from none of them?',
 )
-NO_MASK = Question(
+NO_MASK = checks.Question(
     lambda d: "out" in d.names, "The layer is in eval mode, where nothing is dropped. What tells dropout so?"
 )
-DROPOUT = Question(
+DROPOUT = checks.Question(
     lambda d: True,
     "dropout(y + bias) is added to the residual, for the attention first and then for the MLP, drawn from the state "
     '"replicated" of `rng`. Which of the three is different in your lines: what is dropped, the order, or the state?',
 )
 
 
-def questions(case: Call, observed: Sequence[Observed]) -> tuple[Question, ...]:
+def questions(case: Call, observed: Sequence[checks.Observed]) -> tuple[checks.Question, ...]:
     if case.cached:
-        return INPUTS_QUESTION, Question(lambda d: True, CACHE)
+        return checks.INPUTS_QUESTION, checks.Question(lambda d: True, CACHE)
     if not case.rate:
         return QUESTIONS
     outs = [rank["out"] for rank in observed]
     ranks_agree = all(isinstance(out, Tensor) and torch.equal(out, outs[0]) for out in outs)
     special = [*[NO_MASK] * (not case.training), *[RANKS_DISAGREE] * (not ranks_agree)]
-    return INPUTS_QUESTION, *special, DROPOUT
+    return checks.INPUTS_QUESTION, *special, DROPOUT

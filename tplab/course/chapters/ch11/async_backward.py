@@ -15,24 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tplab.course.checks import (
-    GROUPS,
-    INPUTS_QUESTION,
-    Case,
-    Differences,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Traffic,
-    Verdict,
-    check_cases,
-    exercise,
-    has_kind,
-    has_no_gradient,
-    observe,
-    random_tensor,
-)
+from tplab.course import checks
 from tplab.runtime import device
 
 HIDDEN, SHARD = 5, 7  # h, and a rank's rows of the weight: sizes that identify the matmuls
@@ -50,7 +33,7 @@ LAST_TOKEN = "what the last token alone gives"
 
 
 @dataclass(frozen=True)
-class Input(Case):
+class Input(checks.Case):
     """An x of shape [*leading, h]."""
 
     leading: tuple[int, ...] = (3, 2)
@@ -59,7 +42,7 @@ class Input(Case):
         return f"x {[*self.leading, HIDDEN]}"
 
 
-CASES = (Input(), Input(leading=(2,)), Input(groups=GROUPS))
+CASES = (Input(), Input(leading=(2,)), Input(groups=checks.GROUPS))
 
 
 class Watch(TorchDispatchMode):
@@ -114,16 +97,16 @@ class Problem(NamedTuple):
 
 
 def draw(case: Input, generator: torch.Generator, size: int) -> Problem:
-    x = random_tensor(generator, *case.leading, HIDDEN)
-    weights = [random_tensor(generator, SHARD, HIDDEN) for _ in range(size)]
-    return Problem(x, weights, [random_tensor(generator, *case.leading, SHARD) for _ in range(size)])
+    x = checks.random_tensor(generator, *case.leading, HIDDEN)
+    weights = [checks.random_tensor(generator, SHARD, HIDDEN) for _ in range(size)]
+    return Problem(x, weights, [checks.random_tensor(generator, *case.leading, SHARD) for _ in range(size)])
 
 
-def give(case: Input, problem: Problem, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+def give(case: Input, problem: Problem, place: checks.Place) -> tuple[Tensor, Tensor, Tensor]:
     return problem.x, problem.weights[place.index], problem.dys[place.index]
 
 
-def run(function: Any, case: Input, given: tuple[Tensor, Tensor, Tensor], group: Any) -> Observed:
+def run(function: Any, case: Input, given: tuple[Tensor, Tensor, Tensor], group: Any) -> checks.Observed:
     x, weight, dy = (tensor.to(device()) for tensor in given)
     weight.requires_grad_()
     watch = Watch(x.numel(), weight.numel())
@@ -134,11 +117,13 @@ def run(function: Any, case: Input, given: tuple[Tensor, Tensor, Tensor], group:
             with watch.watching():
                 return function.backward(ctx, *gradients)
 
-    seen = observe(lambda leaf: Watched.apply(leaf, weight, group), dy, inputs={"x": x}, parameters={"W": weight})
+    seen = checks.observe(
+        lambda leaf: Watched.apply(leaf, weight, group), dy, inputs={"x": x}, parameters={"W": weight}
+    )
     return seen | ({ORDER: ", ".join(watch.events)} if dist.get_world_size(group) > 1 else {})
 
 
-def expect(case: Input, problem: Problem, place: Place) -> Expected:
+def expect(case: Input, problem: Problem, place: checks.Place) -> checks.Expected:
     x, weights, dys = problem
     tokens, own_dys = x.reshape(-1, HIDDEN), [dy.reshape(-1, SHARD) for dy in dys]  # [b·s, h], [b·s, m/p]
     dxs = [torch.tensordot(dy, weight, dims=1) for dy, weight in zip(dys, weights, strict=True)]  # [.., h]
@@ -148,7 +133,7 @@ def expect(case: Input, problem: Problem, place: Place) -> Expected:
         "out": torch.tensordot(x, weights[place.index].T, dims=1),
         "dx": dx,
         "dW": dw,
-        "forward traffic": Traffic(),
+        "forward traffic": checks.Traffic(),
         "backward traffic": place.traffic(("all_reduce", x.numel())),
     }
     mistakes = {"dx": {}, "dW": {LAST_TOKEN: torch.outer(own_dys[place.index][-1], tokens[-1])}}
@@ -157,16 +142,16 @@ def expect(case: Input, problem: Problem, place: Place) -> Expected:
         right[ORDER] = RIGHT
         mistakes["dx"] = {NOT_SUMMED: own, MEAN: dx / place.size, OWN_TIMES_P: place.size * own}
         mistakes["dW"][SUMMED_WEIGHTS] = torch.stack(dws).sum(0)
-    return Expected(right, mistakes)
+    return checks.Expected(right, mistakes)
 
 
-@exercise("11.3", "a backward pass that does not wait")
-def async_backward(function: Any) -> Verdict:
-    check_cases(
+@checks.exercise("11.3", "a backward pass that does not wait")
+def async_backward(function: Any) -> checks.Verdict:
+    checks.check_cases(
         "11.3", function, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
         stuck=STUCK, whose_group=WHOSE_GROUP,
     )  # fmt: skip
-    return Verdict(f"In this order on every rank: {RIGHT}.")
+    return checks.Verdict(f"In this order on every rank: {RIGHT}.")
 
 
 WHOSE_GROUP = "Which call was not given the group that forward was given?"
@@ -177,75 +162,75 @@ CRASH = (
 STUCK = "Does every rank start the all-reduce of dx, with the same shape, and wait for what it started?"
 
 
-def _order(*parts: str) -> Callable[[Differences], bool]:
+def _order(*parts: str) -> Callable[[checks.Differences], bool]:
     """A condition that holds if the order differs, and these events directly follow each other in what was observed."""
     return lambda d: ORDER in d.names and ", ".join(parts) in d.text(ORDER).partition(", right is")[0]
 
 
 QUESTIONS = (
-    INPUTS_QUESTION,
-    Question(
+    checks.INPUTS_QUESTION,
+    checks.Question(
         lambda d: d.malformed and "out" in d.names, "forward is given. What does it return, and did you change it?"
     ),
-    Question(
-        has_no_gradient("dx", "dW"),
+    checks.Question(
+        checks.has_no_gradient("dx", "dW"),
         "backward returns one gradient for each argument of forward: x, weight, group. Which one is None or zero, and "
         "should not be?",
     ),
-    Question(
-        lambda d: has_kind("backward traffic", "no traffic")(d),
+    checks.Question(
+        lambda d: checks.has_kind("backward traffic", "no traffic")(d),
         "Each rank's weight gives its own part of dx, and x went to every rank. Who adds the parts up?",
     ),
-    Question(
-        has_kind("dW", SUMMED_WEIGHTS),
+    checks.Question(
+        checks.has_kind("dW", SUMMED_WEIGHTS),
         "The ranks hold different rows of the weight. Does the gradient of this rank's rows need anything from the "
         "others?",
     ),
-    Question(
-        has_kind("dW", LAST_TOKEN),
+    checks.Question(
+        checks.has_kind("dW", LAST_TOKEN),
         "dW adds up over all tokens. Which of them are in your product, and how do you make x and dy two-dimensional?",
     ),
-    Question(has_kind("dx", MEAN), "The chain rule adds over all uses of x. Does it take their mean?"),
-    Question(
-        has_kind("backward traffic", "never waited"),
+    checks.Question(checks.has_kind("dx", MEAN), "The chain rule adds over all uses of x. Does it take their mean?"),
+    checks.Question(
+        checks.has_kind("backward traffic", "never waited"),
         "The all-reduce was started and nobody waited for it: what you return may or may not be the sum, and that "
         "changes from run to run. What did dist.all_reduce give you, and what do you call on it before dx is read?",
     ),
-    Question(
-        lambda d: has_kind("dx", NOT_SUMMED, OWN_TIMES_P)(d) and "backward traffic" not in d.names,
+    checks.Question(
+        lambda d: checks.has_kind("dx", NOT_SUMMED, OWN_TIMES_P)(d) and "backward traffic" not in d.names,
         "An all-reduce ran, but the tensor that you return does not hold the sum. Which tensor did it write into?",
     ),
-    Question(
+    checks.Question(
         lambda d: "backward traffic" in d.names and ORDER not in d.names,
         "One all-reduce of dx, as large as x, is all that has to be sent. Which call sends more, or something else?",
     ),
-    Question(
-        lambda d: has_kind("backward traffic", "traffic")(d),
+    checks.Question(
+        lambda d: checks.has_kind("backward traffic", "traffic")(d),
         "One all-reduce, of dx, as large as x, is all that has to be sent. What does your backward send?",
     ),
-    Question(
+    checks.Question(
         _order("all-reduce, wait, dW"),
         "The gradients are right, but the rank waits for the sum before it computes dW, so nothing runs beside it. "
         "Does dW need the sum? Where is the last line at which you may wait?",
     ),
-    Question(
+    checks.Question(
         _order("dW, all-reduce"),
         "The gradients are right, but by the time the all-reduce starts, dW is there already: nothing is left to do "
         "beside it. Which of the two products can be sent away while the other is computed?",
     ),
-    Question(
+    checks.Question(
         _order("dW, dx, all-reduce"),
         "The gradients are right, but dW was computed before there was anything to send. Which product comes first?",
     ),
-    Question(
+    checks.Question(
         lambda d: d.names == {ORDER},
         "The gradients are right. In which order should the rank compute dx, start its all-reduce, compute dW, wait?",
     ),
-    Question(
+    checks.Question(
         lambda d: "dx" in d.names and "dW" not in d.names,
         "dW is right. dx is dy times weight, [.., m/p] times [m/p, h], summed over the ranks: where does yours differ?",
     ),
-    Question(
+    checks.Question(
         lambda d: "dW" in d.names and "dx" not in d.names,
         "dx is right. dW is the sum over all tokens of dy's row times x's row: [m/p, b·s] times [b·s, h]. Where does "
         "yours differ?",

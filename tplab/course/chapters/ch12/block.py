@@ -14,22 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tplab.course.checks import (
-    GROUPS,
-    INPUTS_QUESTION,
-    Case,
-    Claim,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Verdict,
-    check_cases,
-    exercise,
-    has_kind,
-    observe,
-    random_tensor,
-)
+from tplab.course import checks
 from tplab.runtime import device
 from tplab.tensor.rng import seed_all
 
@@ -60,7 +45,7 @@ Weights = Mapping[str, Tensor]  # up [f, h], down [h, f], norm.weight, norm.bias
 
 
 @dataclass(frozen=True)
-class Setting(Case):
+class Setting(checks.Case):
     """One way to run the block."""
 
     rate: float = 0.0
@@ -71,7 +56,7 @@ class Setting(Case):
         return rate + " in eval mode" * (not self.training)
 
 
-WITHOUT_DROPOUT = (Setting(), Setting(groups=GROUPS))
+WITHOUT_DROPOUT = (Setting(), Setting(groups=checks.GROUPS))
 WITH_DROPOUT = (Setting(rate=RATE), Setting(rate=RATE, training=False))
 
 
@@ -99,14 +84,17 @@ class Problem(NamedTuple):
 
 
 def draw(case: Setting, generator: torch.Generator, size: int) -> Problem:
-    weights = {"up": random_tensor(generator, FFN, H), "down": random_tensor(generator, H, FFN)}
-    weights |= {"norm.weight": 1 + 0.5 * random_tensor(generator, H), "norm.bias": random_tensor(generator, H)}
-    weights["bias"] = random_tensor(generator, H)
-    x, dy = (random_tensor(generator, B, S, H) for _ in range(2))
+    weights = {"up": checks.random_tensor(generator, FFN, H), "down": checks.random_tensor(generator, H, FFN)}
+    weights |= {
+        "norm.weight": 1 + 0.5 * checks.random_tensor(generator, H),
+        "norm.bias": checks.random_tensor(generator, H),
+    }
+    weights["bias"] = checks.random_tensor(generator, H)
+    x, dy = (checks.random_tensor(generator, B, S, H) for _ in range(2))
     return Problem(x, dy, weights, int(torch.randint(10**6, (), generator=generator)))
 
 
-def run(block_class: Any, case: Setting, given: Problem, group: Any) -> Observed:
+def run(block_class: Any, case: Setting, given: Problem, group: Any) -> checks.Observed:
     rank, size = dist.get_rank(group), dist.get_world_size(group)
 
     def mine(tensor: Tensor, dim: int) -> Tensor:
@@ -125,11 +113,11 @@ def run(block_class: Any, case: Setting, given: Problem, group: Any) -> Observed
     torch.manual_seed(dist.get_rank())
     watched = {name: params[name] for name in NORM} | {"up": inner.up, "down": inner.down}
     x, dy = mine(given.x, 1), mine(given.dy, 1)
-    seen = observe(lambda x: block(x, rng=tracker), dy, inputs={"x": x}, parameters=watched)
+    seen = checks.observe(lambda x: block(x, rng=tracker), dy, inputs={"x": x}, parameters=watched)
     own = shapes == [[B, S // size, H]]
-    seen[OWN_TOKENS] = Claim("" if own else f"it was given {', '.join(map(str, shapes)) or 'nothing'}")
-    seen[ALL_TOKENS] = Claim("" if inner.given == [B, S, H] else f"it was given {inner.given or 'nothing'}")
-    seen[GETS_RNG] = Claim("" if inner.rng is tracker else "it was called without rng")
+    seen[OWN_TOKENS] = checks.Claim("" if own else f"it was given {', '.join(map(str, shapes)) or 'nothing'}")
+    seen[ALL_TOKENS] = checks.Claim("" if inner.given == [B, S, H] else f"it was given {inner.given or 'nothing'}")
+    seen[GETS_RNG] = checks.Claim("" if inner.rng is tracker else "it was called without rng")
     return seen | {MASKS: masks}
 
 
@@ -193,7 +181,7 @@ def dropout_mistakes(x: Tensor, w: Weights, masks: Mapping[str, Tensor]) -> dict
     }
 
 
-def expect(case: Setting, problem: Problem, place: Place) -> Expected:
+def expect(case: Setting, problem: Problem, place: checks.Place) -> checks.Expected:
     x, dy, weights, _ = problem
     masks = {  # of all tokens, [b, s, h]
         state: torch.cat([seen[MASKS][state].cpu() for seen in place.observed], 1)
@@ -216,20 +204,20 @@ def expect(case: Setting, problem: Problem, place: Place) -> Expected:
         "ddown": place.part(gradients["down"], 1),
     }
     wrong = dropout_mistakes(x, weights, masks) if case.rate else mistakes(x, weights, place.size)
-    return Expected(right, {"out": {label: place.part(value, 1) for label, value in wrong.items()}})
+    return checks.Expected(right, {"out": {label: place.part(value, 1) for label, value in wrong.items()}})
 
 
-@exercise("12.2", "A block on s/p tokens")
-def sequence_parallel_block(block_class: Any) -> Verdict:
-    check_cases(
+@checks.exercise("12.2", "A block on s/p tokens")
+def sequence_parallel_block(block_class: Any) -> checks.Verdict:
+    checks.check_cases(
         "12.2", block_class, WITHOUT_DROPOUT, draw=draw, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
         whose_group=WHOSE_GROUP,
     )  # fmt: skip
-    check_cases(
+    checks.check_cases(
         "12.2", block_class, WITH_DROPOUT, draw=draw, run=run, expect=expect, questions=DROPOUT_QUESTIONS, crash=CRASH,
         world_sizes=(2, 4, 1),  # several ranks first, because they reveal a mask from the wrong state
     )  # fmt: skip
-    return Verdict("The same bytes as with f and g, and only what the matrices read is [b, s, h].")
+    return checks.Verdict("The same bytes as with f and g, and only what the matrices read is [b, s, h].")
 
 
 CRASH = (
@@ -239,12 +227,12 @@ CRASH = (
 WHOSE_GROUP = "Which of the two mappings was not given `self.group`, and so works in the default group of all ranks?"
 
 
-def _ask(ask: str, *kinds: str) -> Question:
-    return Question(has_kind("out", *kinds), ask)
+def _ask(ask: str, *kinds: str) -> checks.Question:
+    return checks.Question(checks.has_kind("out", *kinds), ask)
 
 
 QUESTIONS = (
-    INPUTS_QUESTION,
+    checks.INPUTS_QUESTION,
     _ask("What does forward return? One tensor, this rank's tokens [b, s/p, h].", "none", "type", "structure"),
     _ask(
         "The residual has been added p times. The reduce-scatter sums over the ranks whatever it gets. On which side "
@@ -263,43 +251,43 @@ QUESTIONS = (
         TERM,
         "whole",
     ),
-    Question(
+    checks.Question(
         lambda d: ALL_TOKENS in d.names,
         "`inner` holds some columns or heads and needs all tokens, since every rank needs its columns of every token. "
         "Which mapping brings them together?",
     ),
-    Question(
+    checks.Question(
         lambda d: "all_reduce" in d.text("forward traffic").partition("saw")[2],
         "An all-reduce gives every rank the sum for all tokens, and sends twice what a reduce-scatter sends. Which "
         "mapping gives this rank its tokens of the sum, and no more?",
     ),
-    Question(
+    checks.Question(
         lambda d: d.names == {GETS_RNG},
         "An attention in `inner` drops probabilities, in its own heads. From which tracker shall it draw?",
     ),
-    Question(
+    checks.Question(
         lambda d: OWN_TOKENS in d.names,
         "The norm works on each token alone. Gathered first, every rank computes all of it and keeps all of it for "
         "backward, and nothing is saved. On which side of the gather does the norm belong?",
     ),
-    Question(
+    checks.Question(
         lambda d: (
             "out" not in d.names and bool({"forward traffic", "backward traffic"} & d.names) and "dx" not in d.names
         ),
         "The numbers are right, the communication is not: one all-gather and one reduce-scatter in each direction. "
         "Which call sends more, or another kind? An all-reduce whose result is then cut sends twice as much.",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" not in d.names and "dx" in d.names and "backward traffic" in d.names,
         "The output is right, dx is not. In `inner` each rank computes its own columns, so each has one term of the "
         "gradient of every token. What must the backward of the gather do with them? (See its argument partial_grad.)",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" not in d.names,
         "The output is right, a gradient is not. Which part of forward is cut off from autograd, or computed by other "
         "ranks than it should?",
     ),
-    Question(
+    checks.Question(
         lambda d: True,
         "x -> norm -> gather -> inner -> reduce-scatter -> + bias -> dropout -> + x. Go through your lines one by one "
         "with p = 1: which tensor does each of them read?",
@@ -307,7 +295,7 @@ QUESTIONS = (
 )
 
 DROPOUT_QUESTIONS = (
-    INPUTS_QUESTION,
+    checks.INPUTS_QUESTION,
     _ask(
         'Each rank has tokens of its own here. From the state "replicated" all ranks draw the same mask, so the first '
         "token of rank 0 and the first of rank 1 lose the same places. Which state is another one on every rank?",
@@ -320,7 +308,7 @@ DROPOUT_QUESTIONS = (
     _ask("The block is in eval mode, where nothing is dropped. What tells dropout so?", IN_EVAL),
     _ask("First the bias, then dropout: what is dropped is y + bias.", BEFORE_BIAS),
     _ask("The residual is not dropped. What stands inside dropout's brackets?", ON_THE_SUM),
-    Question(
+    checks.Question(
         lambda d: True,
         "residual + dropout(y + bias, self.hidden_dropout, self.training, sharded=.., rng=rng). From which state do "
         "you draw, and on a tensor of which shape? (A mask for all tokens, drawn before the reduce-scatter, is another "

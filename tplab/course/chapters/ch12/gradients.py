@@ -6,24 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Claim,
-    Differences,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Snapshot,
-    Verdict,
-    called_as,
-    check_cases,
-    exercise,
-    has_kind,
-    random_tensor,
-    traffic,
-)
+from tplab.course import checks
 from tplab.runtime import device, record
 
 CALL = "allreduce_sequence_gradients(module, group)"
@@ -36,22 +19,22 @@ OWN, MEAN, TWICE = "this rank's own term", "the mean over the ranks", "what a se
 Gradients = dict[str, Tensor]  # of the parameters, by name
 
 
-class Ranks(Case):
+class Ranks(checks.Case):
     """A case in which all ranks, or the ranks of each group, sum their gradients."""
 
     def describe(self, name: str) -> str:
         return ""
 
 
-CASES = (Ranks(), Ranks(groups=GROUPS))
+CASES = (Ranks(), Ranks(groups=checks.GROUPS))
 
 
 def draw(case: Ranks, generator: torch.Generator, size: int) -> list[Gradients]:
     shapes = {**MARKED, **UNMARKED}
-    return [{name: random_tensor(generator, *shape) for name, shape in shapes.items()} for _ in range(size)]
+    return [{name: checks.random_tensor(generator, *shape) for name, shape in shapes.items()} for _ in range(size)]
 
 
-def give(case: Ranks, problem: list[Gradients], place: Place) -> Gradients:
+def give(case: Ranks, problem: list[Gradients], place: checks.Place) -> Gradients:
     return problem[place.index]
 
 
@@ -77,51 +60,51 @@ def build(gradients: Gradients) -> nn.Module:
     return model
 
 
-def run(add_up: Callable[..., Any], case: Ranks, given: Gradients, group: Any) -> Observed:
+def run(add_up: Callable[..., Any], case: Ranks, given: Gradients, group: Any) -> checks.Observed:
     model = build(given)
     params = dict(model.named_parameters())
-    values = Snapshot(**{name: param.detach() for name, param in params.items()})
-    with record() as section, called_as(CALL):
+    values = checks.Snapshot(**{name: param.detach() for name, param in params.items()})
+    with record() as section, checks.called_as(CALL):
         returned = add_up(model, group)
     left = params.pop(WITHOUT).grad
     return {
         **{f"d{name}": param.grad for name, param in params.items()},
-        "traffic": traffic(section),
+        "traffic": checks.traffic(section),
         "parameters unchanged": values.changed(),
-        KEEPS: Claim("" if left is None else f"{WITHOUT} has one now"),
-        RETURNS: Claim("" if returned is None else f"it returned a {type(returned).__name__}"),
+        KEEPS: checks.Claim("" if left is None else f"{WITHOUT} has one now"),
+        RETURNS: checks.Claim("" if returned is None else f"it returned a {type(returned).__name__}"),
     }
 
 
-def expect(case: Ranks, problem: list[Gradients], place: Place) -> Expected:
+def expect(case: Ranks, problem: list[Gradients], place: checks.Place) -> checks.Expected:
     own = problem[place.index]
     total = {name: torch.stack([gradients[name] for gradients in problem]).sum(0) for name in MARKED}
-    right: Observed = {f"d{name}": total.get(name, value) for name, value in own.items()}
+    right: checks.Observed = {f"d{name}": total.get(name, value) for name, value in own.items()}
     right["traffic"] = place.traffic(("all_reduce", sum(value.numel() for value in total.values())))
     if place.size == 1:
-        return Expected(right)
+        return checks.Expected(right)
     mistakes = {
         f"d{name}": {OWN: own[name], MEAN: value / place.size, TWICE: value * place.size}
         for name, value in total.items()
     }
-    return Expected(right, mistakes)
+    return checks.Expected(right, mistakes)
 
 
-@exercise("12.3", "Add up what each rank's tokens gave")
-def gradients(add_up: Callable[..., Any]) -> Verdict:
-    check_cases(
+@checks.exercise("12.3", "Add up what each rank's tokens gave")
+def gradients(add_up: Callable[..., Any]) -> checks.Verdict:
+    checks.check_cases(
         "12.3", add_up, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
         stuck=CRASH, whose_group=WHOSE_GROUP,
     )  # fmt: skip
-    return Verdict("One small all-reduce a step, and the replicas are one model again.")
+    return checks.Verdict("One small all-reduce a step, and the replicas are one model again.")
 
 
-def marked(differences: Differences) -> set[str]:
+def marked(differences: checks.Differences) -> set[str]:
     return {name for name in MARKED if f"d{name}" in differences.names}
 
 
-def any_kind(*kinds: str) -> Callable[[Differences], bool]:
-    return lambda d: any(has_kind(f"d{name}", *kinds)(d) for name in MARKED)
+def any_kind(*kinds: str) -> Callable[[checks.Differences], bool]:
+    return lambda d: any(checks.has_kind(f"d{name}", *kinds)(d) for name in MARKED)
 
 
 WHOSE_GROUP = "Which call was not given `group`, and so adds up over all ranks?"
@@ -130,41 +113,43 @@ CRASH = (
     "Which line expects something else? (`flatten()` copes with any layout, `view` does not.)"
 )
 QUESTIONS = (
-    Question(
+    checks.Question(
         lambda d: "parameters unchanged" in d.names,
         "The parameters themselves have changed. Which tensor is summed, `param` or `param.grad`?",
     ),
-    Question(lambda d: RETURNS in d.names, "The result is in the gradients; nothing has to be returned. What is?"),
-    Question(
+    checks.Question(
+        lambda d: RETURNS in d.names, "The result is in the gradients; nothing has to be returned. What is?"
+    ),
+    checks.Question(
         lambda d: any(f"d{name}" in d.names for name in UNMARKED),
         "A gradient that belongs to this rank alone was changed too. Which parameters are marked, and with which "
         "value? (Shards have the attribute `tensor_parallel`; here what counts is `sequence_parallel`, which may be "
         "False.)",
     ),
-    Question(
+    checks.Question(
         any_kind(MEAN, "1/p"),
         "The loss is not divided by p: each rank's tokens gave one term of one gradient. Sum or mean?",
     ),
-    Question(any_kind(TWICE, "p times"), "How many times does each rank's term enter the sum?"),
-    Question(
+    checks.Question(any_kind(TWICE, "p times"), "How many times does each rank's term enter the sum?"),
+    checks.Question(
         lambda d: bool(marked(d)) and any_kind(OWN)(d) and "traffic" in d.names,
         "The marked gradients are still this rank's own. Which parameters does your loop find? (Also those of modules "
         "within modules.)",
     ),
-    Question(
+    checks.Question(
         lambda d: bool(marked(d)) and any_kind(OWN)(d),
         "The sum was sent and did not arrive in `param.grad`. `torch.cat` makes a new tensor: who copies its parts "
         "back?",
     ),
-    Question(
+    checks.Question(
         lambda d: bool(marked(d)),
         "The sum is there, but its parts are in the wrong places. In which order were the gradients put together, with "
         "which lengths are they taken apart, and in which shape do they go back?",
     ),
-    Question(
+    checks.Question(
         lambda d: "traffic" in d.names,
         "The gradients are right, the communication is not: one all-reduce with the numbers of all marked gradients, "
         "since each message costs its latency. What does yours send?",
     ),
-    Question(lambda d: KEEPS in d.names, "It took no part in this step, and its gradient is None. Leave it so."),
+    checks.Question(lambda d: KEEPS in d.names, "It took no part in this step, and its gradient is None. Leave it so."),
 )

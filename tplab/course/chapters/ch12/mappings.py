@@ -14,23 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tplab.course.checks import (
-    LATE_QUESTION,
-    Case,
-    CheckFailed,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Verdict,
-    changed,
-    check_cases,
-    exercise,
-    fail,
-    has_kind,
-    observe,
-    random_tensor,
-)
+from tplab.course import checks
 from tplab.runtime import device
 
 S = 8  # tokens of the full sequence: divisible by every p
@@ -49,7 +33,7 @@ ALONG_BATCH = "the sum cut along dimension 0, which is the batch"
 
 
 @dataclass(frozen=True)
-class Input(Case):
+class Input(checks.Case):
     """The input of one call of a mapping: x [batch, s, *rest], or [batch, s/p, *rest] for a gather.
 
     layout:   of x and of the upstream gradient in memory: "contiguous", "sequence first" or "every second column"
@@ -116,7 +100,7 @@ class Mapping:
     forward: Half
     backward: Half
     mistakes: Callable[[Sequence[Tensor], Sequence[Tensor], int], Mistakes]
-    questions: Sequence[Question]
+    questions: Sequence[checks.Question]
 
 
 class Problem(NamedTuple):
@@ -129,19 +113,19 @@ class Problem(NamedTuple):
 def draw(mapping: Mapping, case: Input, generator: torch.Generator, size: int) -> Problem:
     def tensors(sharded: bool) -> list[Tensor]:
         tokens = S // size if sharded else S
-        return [random_tensor(generator, case.batch, tokens, *case.rest) for _ in range(size)]
+        return [checks.random_tensor(generator, case.batch, tokens, *case.rest) for _ in range(size)]
 
     xs, upstream = tensors(mapping.forward == TOGETHER), tensors(mapping.forward == ADD_UP)
     return Problem(xs, [torch.ones_like(gradient) for gradient in upstream] if case.expanded else upstream)
 
 
-def give(case: Input, problem: Problem, place: Place) -> tuple[Tensor, Tensor]:
+def give(case: Input, problem: Problem, place: checks.Place) -> tuple[Tensor, Tensor]:
     return problem.xs[place.index], problem.upstream[place.index]
 
 
-def run(operator: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) -> Observed:
+def run(operator: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) -> checks.Observed:
     x, upstream = (laid_out(tensor.to(device()), case.layout) for tensor in given)
-    return observe(
+    return checks.observe(
         lambda x: operator.apply(x.exp() if case.exp else x), None if case.expanded else upstream, inputs={"x": x}
     )
 
@@ -157,7 +141,7 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
     return tensor
 
 
-def expect(mapping: Mapping, case: Input, problem: Problem, place: Place) -> Expected:
+def expect(mapping: Mapping, case: Input, problem: Problem, place: checks.Place) -> checks.Expected:
     rank, upstream = place.index, problem.upstream
     xs = [x.exp() if case.exp else x for x in problem.xs]
     dx = mapping.backward.right(upstream)[rank]
@@ -168,7 +152,7 @@ def expect(mapping: Mapping, case: Input, problem: Problem, place: Place) -> Exp
         "dx": dx * xs[rank] if case.exp else dx,
         "backward traffic": place.traffic((mapping.backward.collective, size)),
     }
-    return Expected(right, mapping.mistakes(xs, upstream, rank) if place.size > 1 and not case.exp else {})
+    return checks.Expected(right, mapping.mistakes(xs, upstream, rank) if place.size > 1 and not case.exp else {})
 
 
 def gather_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int) -> Mistakes:
@@ -201,21 +185,21 @@ def scatter_mistakes(xs: Sequence[Tensor], upstream: Sequence[Tensor], rank: int
     }
 
 
-@exercise("12.1", "Gather and reduce-scatter along the sequence")
-def mappings(gather: Any, reduce_scatter: Any) -> Verdict:
+@checks.exercise("12.1", "Gather and reduce-scatter along the sequence")
+def mappings(gather: Any, reduce_scatter: Any) -> checks.Verdict:
     for mapping, answer in ((GATHER, gather), (SCATTER, reduce_scatter)):
         if not (isinstance(answer, type) and issubclass(answer, Function)):
-            fail(
+            checks.fail(
                 "12.1",
                 f"{mapping.name} is not a class made from torch.autograd.Function.",
                 "Is the line `class ...(Function):` still there?",
             )
-        check_cases(
+        checks.check_cases(
             "12.1", answer, CASES, draw=partial(draw, mapping), give=give, run=run, expect=partial(expect, mapping),
             questions=mapping.questions, ask_instead=about_report,
             world_sizes=(2, 4, 1),  # two ranks reveal most about a mistake
         )  # fmt: skip
-    return Verdict("Each is the other's backward. Together they send what one all-reduce sends.")
+    return checks.Verdict("Each is the other's backward. Together they send what one all-reduce sends.")
 
 
 _ASKED_ABOUT = {  # words in a report: the question
@@ -228,95 +212,106 @@ _ASKED_ABOUT = {  # words in a report: the question
 }
 
 
-def about_report(failure: CheckFailed) -> str | None:
+def about_report(failure: checks.CheckFailed) -> str | None:
     """A specific question for a failure that these mappings are known for, or None."""
     return next((question for words, question in _ASKED_ABOUT.items() if words in failure.report), None)
 
 
 _COMMON = (
-    LATE_QUESTION,
-    Question(
-        changed,
+    checks.LATE_QUESTION,
+    checks.Question(
+        checks.changed,
         "A collective writes into the tensor that it is given as output. Was that one yours, or one that the caller or "
         "autograd still needs?",
     ),
-    Question(
-        has_kind("out", "none", "type"),
+    checks.Question(
+        checks.has_kind("out", "none", "type"),
         "What does forward return? dist.all_gather and dist.reduce_scatter write into tensors they are given and "
         "return None.",
     ),
-    Question(
-        has_kind("dx", "none"),
+    checks.Question(
+        checks.has_kind("dx", "none"),
         "backward returned nothing for x. What is its last line? (Collectives return None.)",
     ),
-    Question(
-        has_kind("out", STACKED, SHUFFLED, ALONG_BATCH),
+    checks.Question(
+        checks.has_kind("out", STACKED, SHUFFLED, ALONG_BATCH),
         "The sequence is dimension 1 here. `all_gather_into_tensor` and `reduce_scatter_tensor` put parts together, "
         "and cut, along dimension 0: what do the numbers mean then?",
     ),
-    Question(has_kind("out", "order"), "In which order do the parts go together? Rank 0 has the first s/p tokens."),
+    checks.Question(
+        checks.has_kind("out", "order"), "In which order do the parts go together? Rank 0 has the first s/p tokens."
+    ),
 )
-_TWICE_AS_MUCH = Question(
+_TWICE_AS_MUCH = checks.Question(
     lambda d: bool(d.names) and all("traffic" in name for name in d.names),
     "The numbers are right, the communication is not. An all-reduce gives every rank the whole sum, and sends twice "
     "what a reduce-scatter or an all-gather sends. Which of the two is enough here?",
 )
 GATHER_QUESTIONS = (
     *_COMMON,
-    Question(has_kind("out", OWN), "These are this rank's tokens. Who has the others?"),
-    Question(has_kind("out", COPIES), "Every part came from this rank. Which call brings the other ranks' tokens?"),
+    checks.Question(checks.has_kind("out", OWN), "These are this rank's tokens. Who has the others?"),
+    checks.Question(
+        checks.has_kind("out", COPIES), "Every part came from this rank. Which call brings the other ranks' tokens?"
+    ),
     _TWICE_AS_MUCH,
-    Question(
-        has_kind("dx", OWN_PART),
+    checks.Question(
+        checks.has_kind("dx", OWN_PART),
         "Behind the gather each rank computes something else with the same tokens, its own columns or heads. So each "
         "rank's gradient of a token is one term. Who adds up the terms of your tokens?",
     ),
-    Question(has_kind("dx", MEAN_PART, "1/p"), "Are the terms of a gradient added up, or is their mean taken?"),
-    Question(
-        has_kind("dx", "other rank", "order"),
+    checks.Question(
+        checks.has_kind("dx", MEAN_PART, "1/p"), "Are the terms of a gradient added up, or is their mean taken?"
+    ),
+    checks.Question(
+        checks.has_kind("dx", "other rank", "order"),
         "The sum is right, but the tokens are another rank's. Which ones did this rank put in?",
     ),
-    Question(has_kind("dx", "p times"), "How many times is each rank's term added?"),
-    Question(
+    checks.Question(checks.has_kind("dx", "p times"), "How many times is each rank's term added?"),
+    checks.Question(
         lambda d: "dx" in d.names,
         "dx is [b, s/p, h]: for each token that this rank put in, the sum over all ranks of what they made of it. What "
         "does your backward compute?",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" in d.names,
         "y is [b, s, h]: the tokens of rank 0, then those of rank 1, and so on, along dimension 1. What is yours?",
     ),
 )
 SCATTER_QUESTIONS = (
     *_COMMON,
-    Question(has_kind("out", MY_TERM), "This is one term of the sum. Who adds the terms of the other ranks?"),
-    Question(has_kind("out", MEAN_PART, "1/p"), "Are the terms added up, or is their mean taken?"),
-    Question(
-        has_kind("out", "other rank", "order"), "The sum is right, but the tokens are another rank's. Which are yours?"
+    checks.Question(
+        checks.has_kind("out", MY_TERM), "This is one term of the sum. Who adds the terms of the other ranks?"
     ),
-    Question(has_kind("out", WHOLE_SUM), "This is the sum of all tokens. Which of them does this rank go on with?"),
-    Question(has_kind("out", "p times"), "How many times is each rank's term added?"),
+    checks.Question(checks.has_kind("out", MEAN_PART, "1/p"), "Are the terms added up, or is their mean taken?"),
+    checks.Question(
+        checks.has_kind("out", "other rank", "order"),
+        "The sum is right, but the tokens are another rank's. Which are yours?",
+    ),
+    checks.Question(
+        checks.has_kind("out", WHOLE_SUM), "This is the sum of all tokens. Which of them does this rank go on with?"
+    ),
+    checks.Question(checks.has_kind("out", "p times"), "How many times is each rank's term added?"),
     _TWICE_AS_MUCH,
-    Question(
-        has_kind("dx", PADDED, "partly zero"),
+    checks.Question(
+        checks.has_kind("dx", PADDED, "partly zero"),
         "Zeros for the tokens of the other ranks? This rank's x had a term in *their* sums too, so their gradients "
         "concern it. Where can it get them?",
     ),
-    Question(
-        has_kind("dx", COPIES_BACK),
+    checks.Question(
+        checks.has_kind("dx", COPIES_BACK),
         "Each token has a gradient of its own, and this rank has those of its own tokens. Who has the others?",
     ),
-    Question(
-        has_kind("dx", "p times", "1/p"),
+    checks.Question(
+        checks.has_kind("dx", "p times", "1/p"),
         "y of a token is the plain sum of the ranks' terms, so each term has the gradient of the sum. Where does a p "
         "come from?",
     ),
-    Question(
+    checks.Question(
         lambda d: "dx" in d.names,
         "dx is [b, s, h]: every token's gradient, each from the rank that went on with that token. What does your "
         "backward compute?",
     ),
-    Question(
+    checks.Question(
         lambda d: "out" in d.names,
         "y is [b, s/p, h]: the sum over all ranks, of this rank's tokens alone. What is yours?",
     ),

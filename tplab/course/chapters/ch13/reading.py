@@ -9,20 +9,8 @@ from typing import Any
 
 import torch
 
+from tplab.course import checks
 from tplab.course.chapters.ch13.lists import Lists, actions, idle_share, peak, random_lists, total_time
-from tplab.course.checks import (
-    Changed,
-    Observed,
-    Question,
-    Verdict,
-    calling,
-    exercise,
-    fail,
-    fresh_generator,
-    has_kind,
-    must_refuse,
-    verify,
-)
 
 SIZES = ((2, 3), (1, 4), (4, 6), (3, 2), (4, 9))  # (p, m)
 CIRCLE: Lists = ([("F", 0), ("B", 0), ("F", 1), ("B", 1)], [("F", 0), ("F", 1), ("B", 0), ("B", 1)])
@@ -41,53 +29,53 @@ _SWAPPED = "what comes with the times of forward and backward changed over"
 _SUM = "the idle time of all ranks, not divided by anything"
 
 _QUESTIONS = (
-    Question(
+    checks.Question(
         lambda d: "changed" in d.kinds(),
         "The caller goes on using the lists. Which line takes actions out of them, or puts some in?",
     ),
-    Question(
-        has_kind("peak", _LEFT, "zeros"),
+    checks.Question(
+        checks.has_kind("peak", _LEFT, "zeros"),
         "At the end everything has gone backward, so nothing is live. At which moment is most of it live?",
     ),
-    Question(
-        has_kind("peak", _ALL),
+    checks.Question(
+        checks.has_kind("peak", _ALL),
         "A micro-batch is live from its F to its B, not for ever. What does a B do to your count?",
     ),
-    Question(
-        has_kind("peak", _BEFORE_B),
+    checks.Question(
+        checks.has_kind("peak", _BEFORE_B),
         "A rank may go backward and then forward again, further than before. Where do you stop to count?",
     ),
-    Question(
+    checks.Question(
         lambda d: "peak" in d.names,
         "Go through one list by hand and write the count after each action: one more after an F, one less after a B. "
         "Which of these numbers is asked for?",
     ),
-    Question(
-        has_kind("bubble", _OF_ALL),
+    checks.Question(
+        checks.has_kind("bubble", _OF_ALL),
         "Idle over what? The bubble is the idle time over the time that the ranks *work*.",
     ),
-    Question(
-        has_kind("bubble", _RULE),
+    checks.Question(
+        checks.has_kind("bubble", _RULE),
         "That is the formula for GPipe and 1F1B. These lists are in an order of their own: play them.",
     ),
-    Question(
-        has_kind("bubble", _TIME, _SUM),
+    checks.Question(
+        checks.has_kind("bubble", _TIME, _SUM),
         "That is a time. The bubble is a share: idle time over working time.",
     ),
-    Question(
-        has_kind("bubble", _ALIKE, _SWAPPED),
+    checks.Question(
+        checks.has_kind("bubble", _ALIKE, _SWAPPED),
         "A forward lasts `forward`, a backward `backward`. Where do you use which?",
     ),
-    Question(
-        has_kind("bubble", _NO_WAIT, "zeros"),
+    checks.Question(
+        checks.has_kind("bubble", _NO_WAIT, "zeros"),
         "An F needs the F of the same micro-batch on the rank before; a B needs the B on the next rank. Does an "
         "action in your program start only when what it needs has ended?",
     ),
-    Question(
-        has_kind("bubble", "none", "type"),
+    checks.Question(
+        checks.has_kind("bubble", "none", "type"),
         "One number is asked for, a float. What does your function give back?",
     ),
-    Question(
+    checks.Question(
         lambda d: True,
         "Take p = 2, m = 1 by hand: F0 from 0 to 1 on rank 0, F0 from 1 to 2 on rank 1, B0 from 2 to 4 there, B0 from "
         "4 to 6 on rank 0. Both ranks work 3 of 6 units: the bubble is 6/6 = 1. Where does your program differ?",
@@ -99,38 +87,40 @@ _CIRCLE_ASKS = (
 )
 
 
-@exercise("13.3", "What can be read off the lists")
-def reading(peak_live: Callable[..., Any], bubble: Callable[..., Any]) -> Verdict:
-    generator = fresh_generator()
+@checks.exercise("13.3", "What can be read off the lists")
+def reading(peak_live: Callable[..., Any], bubble: Callable[..., Any]) -> checks.Verdict:
+    generator = checks.fresh_generator()
     for p, m in SIZES:
         lists, forward, backward = _telling_lists(p, m, generator)
         said = _ask(peak_live, bubble, lists, forward, backward)
         right = {"peak": _all([peak(row) for row in lists]), "bubble": _scalar(idle_share(lists, forward, backward))}
         note = f"m = {m}, forward = {forward:g}, backward = {backward:g}, lists in an order by chance"
         alike = _lookalikes(lists, forward, backward)
-        verify("13.3", p, [said], [right], questions=_QUESTIONS, lookalikes=alike, tol=TOLERANCE, note=note, alone=True)
+        checks.verify(
+            "13.3", p, [said], [right], questions=_QUESTIONS, lookalikes=alike, tol=TOLERANCE, note=note, alone=True
+        )
     what = "bubble(lists in which ranks 0 and 1 wait for each other)"
     with no_endless_loop(what, _CIRCLE_ASKS):
-        must_refuse("13.3", lambda: bubble(actions(CIRCLE)), _CIRCLE_ASKS, what=what)
-    return Verdict("For lists in any order, and lists that never end are refused.")
+        checks.must_refuse("13.3", lambda: bubble(actions(CIRCLE)), _CIRCLE_ASKS, what=what)
+    return checks.Verdict("For lists in any order, and lists that never end are refused.")
 
 
 def _ask(
     peak_live: Callable[..., Any], bubble: Callable[..., Any], lists: Lists, forward: float, backward: float
-) -> Observed:
+) -> checks.Observed:
     """Call the learner's functions on these lists and observe their results."""
     rows, others = actions(lists), actions(lists)
     with no_endless_loop("peak_live(a list of actions)", "Does every loop of yours come to its end?"):
-        with calling("peak_live(a list of actions)"):
+        with checks.calling("peak_live(a list of actions)"):
             peaks = [peak_live(row) for row in rows]
     call = f"bubble({len(lists)} lists of actions, {forward:g}, {backward:g})"
     with no_endless_loop(call, "These lists can be played to their end. Does your loop move on in each round?"):
-        with calling(call):
+        with checks.calling(call):
             share = bubble(others, forward, backward)
     return {
         "peak": _all(peaks),
         "bubble": _scalar(share),
-        "inputs unchanged": Changed(["the lists"] * (not rows == others == actions(lists))),
+        "inputs unchanged": checks.Changed(["the lists"] * (not rows == others == actions(lists))),
     }
 
 
@@ -205,7 +195,7 @@ def no_endless_loop(what: str, question: str) -> Iterator[None]:
     try:
         yield
     except _Endless:
-        fail("13.3", f"{what} does not come back.", question)
+        checks.fail("13.3", f"{what} does not come back.", question)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)

@@ -15,26 +15,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from tplab.course import checks
 from tplab.course.chapters.ch13.lists import Item, Lists, actions, peak
-from tplab.course.checks import (
-    Call,
-    Case,
-    Claim,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Snapshot,
-    Traffic,
-    Verdict,
-    called_as,
-    check_cases,
-    exercise,
-    has_kind,
-    has_no_gradient,
-    random_tensor,
-    traffic,
-)
 from tplab.pipeline.p2p import Channels
 from tplab.runtime import device, record
 
@@ -51,7 +33,7 @@ LAST_ONLY_OVER_M = "the gradient of the last micro-batch alone, over m"
 
 
 @dataclass(frozen=True)
-class Schedule(Case):
+class Schedule(checks.Case):
     """The case of a schedule: the lists of all ranks, for m micro-batches."""
 
     name: str
@@ -103,9 +85,9 @@ class Problem(NamedTuple):
 
 def draw(case: Schedule, generator: torch.Generator, size: int) -> Problem:
     return Problem(
-        random_tensor(generator, size, HIDDEN, HIDDEN + 1),
-        random_tensor(generator, case.m, BATCH, HIDDEN),
-        random_tensor(generator, case.m, BATCH, HIDDEN),
+        checks.random_tensor(generator, size, HIDDEN, HIDDEN + 1),
+        checks.random_tensor(generator, case.m, BATCH, HIDDEN),
+        checks.random_tensor(generator, case.m, BATCH, HIDDEN),
     )
 
 
@@ -184,7 +166,7 @@ def channels_of(world: Any) -> Channels:
     return Channels()
 
 
-def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: Any) -> Observed:
+def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: Any) -> checks.Observed:
     channels = channels_of(dist.group.WORLD)
     rank, last = channels.rank, channels.world_size - 1
     flow = through(given.weights[:rank], given.inputs)
@@ -195,20 +177,25 @@ def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: An
     row = actions(case.lists)[rank]
     tensors = {"inputs": inputs, "targets": targets}
     watched = {f"{name}[{k}]": x for name, xs in tensors.items() for k, x in enumerate(xs or ())}
-    before = Snapshot(weight=stage.weight, bias=stage.bias, **watched)
-    with record() as section, called_as(f"run_stage(stage, actions, channels, template, loss, ...) with {case.name}"):
+    before = checks.Snapshot(weight=stage.weight, bias=stage.bias, **watched)
+    with (
+        record() as section,
+        checks.called_as(f"run_stage(stage, actions, channels, template, loss, ...) with {case.name}"),
+    ):
         loss = run_stage(stage, row, channels, template, F.mse_loss, inputs, targets)
-    sent = traffic(section)
+    sent = checks.traffic(section)
     most, allowed = stage.most_live, peak(case.lists[rank]) + 1  # one may be entering while another leaves
     return {
         "loss": scalar(loss),
         "dW": stage.weight.grad,
         "db": stage.bias.grad,
-        IN_ORDER: Claim(stage.out_of_step([f"{kind}{k}" for kind, k in case.lists[rank]])),
+        IN_ORDER: checks.Claim(stage.out_of_step([f"{kind}{k}" for kind, k in case.lists[rank]])),
         "messages": sent,
-        UNWAITED: Claim("" if all(call.waited for call in sent) else "nobody waited for some of them"),
-        KEPT: Claim("" if most <= allowed else f"{most} micro-batches at once; {allowed - 1} are enough"),
-        "the actions are as they were": Claim("" if row == actions(case.lists)[rank] else "the list was changed"),
+        UNWAITED: checks.Claim("" if all(call.waited for call in sent) else "nobody waited for some of them"),
+        KEPT: checks.Claim("" if most <= allowed else f"{most} micro-batches at once; {allowed - 1} are enough"),
+        "the actions are as they were": checks.Claim(
+            "" if row == actions(case.lists)[rank] else "the list was changed"
+        ),
         "inputs unchanged": before.changed(),
     }
 
@@ -220,7 +207,7 @@ def scalar(loss: Any) -> Any:
     return loss.reshape(()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
 
 
-def expect(case: Schedule, problem: Problem, place: Place) -> Expected:
+def expect(case: Schedule, problem: Problem, place: checks.Place) -> checks.Expected:
     weights = problem.weights.clone().requires_grad_()
     outputs = through(weights, problem.inputs)
     losses = torch.stack([F.mse_loss(*pair) for pair in zip(outputs, problem.targets, strict=True)])
@@ -240,21 +227,25 @@ def expect(case: Schedule, problem: Problem, place: Place) -> Expected:
         "dW": {label: value[:, :-1] for label, value in wrong.items()},
         "db": {label: value[:, -1] for label, value in wrong.items()},
     }
-    return Expected(right, mistakes)
+    return checks.Expected(right, mistakes)
 
 
-def messages(place: Place, m: int) -> Traffic:
+def messages(place: checks.Place, m: int) -> checks.Traffic:
     """Expected traffic: m outputs to the next rank and m gradients back, and the same with the previous rank."""
     rank = place.index
     neighbors = [other for other in (rank - 1, rank + 1) if 0 <= other < place.size]
     calls = [call for other in neighbors for call in (("send", (rank, other)), ("recv", (other, rank)))] * m
-    return Traffic(Call(kind, BATCH * HIDDEN, "float64", pair) for kind, pair in calls)
+    return checks.Traffic(checks.Call(kind, BATCH * HIDDEN, "float64", pair) for kind, pair in calls)
 
 
-@exercise("13.4", "A stage at work")
-def stage_at_work(run_stage: Callable[..., Any]) -> Verdict:
-    check_cases("13.4", run_stage, schedules, draw=draw, run=run, expect=expect, questions=QUESTIONS, stuck=STUCK)
-    return Verdict("Loss and gradients of one process, whatever the order, and no more is kept than the lists ask for.")
+@checks.exercise("13.4", "A stage at work")
+def stage_at_work(run_stage: Callable[..., Any]) -> checks.Verdict:
+    checks.check_cases(
+        "13.4", run_stage, schedules, draw=draw, run=run, expect=expect, questions=QUESTIONS, stuck=STUCK
+    )
+    return checks.Verdict(
+        "Loss and gradients of one process, whatever the order, and no more is kept than the lists ask for."
+    )
 
 
 STUCK = (
@@ -265,71 +256,71 @@ STUCK = (
 )
 
 QUESTIONS = (
-    Question(
+    checks.Question(
         lambda d: UNWAITED in d.names,
         "channels.send and channels.receive only start a message. When may a received tensor be read? And what must "
         "have happened to the sends before the function comes back?",
     ),
-    Question(
+    checks.Question(
         lambda d: "changed" in d.kinds(),
         "The caller goes on using the micro-batches and the weights. Which line writes into one of them?",
     ),
-    Question(
+    checks.Question(
         lambda d: "the actions are as they were" in d.names,
         "The list of actions belongs to the caller. Which line changes it?",
     ),
-    Question(
-        has_kind("dW", MANY_TIMES),
+    checks.Question(
+        checks.has_kind("dW", MANY_TIMES),
         "Gradients of micro-batches add up in `.grad`: that is the gradient of the *sum* of their losses. The loss of "
         "the batch is their mean. Where does 1/m belong?",
     ),
-    Question(
-        has_kind("dW", LAST_ONLY, LAST_ONLY_OVER_M),
+    checks.Question(
+        checks.has_kind("dW", LAST_ONLY, LAST_ONLY_OVER_M),
         "Only one micro-batch has left its gradient, and m of them should add up. Which line forgets the others?",
     ),
-    Question(
-        has_no_gradient("dW", "db"),
+    checks.Question(
+        checks.has_no_gradient("dW", "db"),
         "No gradient arrives at the weights of this stage. From which tensor does its backward begin, and with which "
         "gradient?",
     ),
-    Question(
+    checks.Question(
         lambda d: any("of something else" in row.text for row in d if row.name == IN_ORDER),
         "What goes into the stage is no micro-batch's activation. Was the message there when you read it? Is it a "
         "tensor of its own, or one that the next message writes into?",
     ),
-    Question(
+    checks.Question(
         lambda d: IN_ORDER in d.names,
         "Work through `actions` from front to back: an action's kind says forward or backward, its micro_batch says "
         "which one. Where does your order come from?",
     ),
-    Question(
+    checks.Question(
         lambda d: KEPT in d.names and not {"dW", "db", "loss"} & d.names,
         "The numbers are right, and too much is kept. What still holds a micro-batch's graph after its backward: an "
         "entry of a dictionary, a list of losses that were never detached, a message that was sent with its graph?",
     ),
-    Question(
+    checks.Question(
         lambda d: any("where None is right" in row.text for row in d if row.name == "loss"),
         "Only the last rank knows the loss. What do the others return?",
     ),
-    Question(
-        has_kind("loss", SUM_OF_LOSSES, LAST_LOSS),
+    checks.Question(
+        checks.has_kind("loss", SUM_OF_LOSSES, LAST_LOSS),
         "The loss of the batch is the mean over its m micro-batches. What do you return?",
     ),
-    Question(
+    checks.Question(
         lambda d: d.names == {"loss"},
         "The gradients are right. What does the last rank return: a number, the mean of the m losses?",
     ),
-    Question(
+    checks.Question(
         lambda d: d.names == {"messages"},
         "The numbers are right, but other messages were sent than have to be: m outputs to the next rank, m gradients "
         "to the one before. Who sends what too often?",
     ),
-    Question(
+    checks.Question(
         lambda d: "dW" in d.names and not {"db", "loss"} & d.names,
         "The gradient of the bias is right, that of the weight is not. It needs what went into the stage: what stands "
         "in that tensor when its backward comes? Does every message get memory of its own?",
     ),
-    Question(
+    checks.Question(
         lambda d: bool({"dW", "db"} & d.names) and "loss" not in d.names,
         "The forward pass is right. Follow the gradient: the last stage starts from its loss, every other from what it "
         "receives; and each sends on the gradient of *its input*. Is each received input a leaf of its own that "

@@ -7,26 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tplab.course.checks import (
-    GROUPS,
-    LATE_QUESTION,
-    Case,
-    Claim,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Snapshot,
-    Verdict,
-    called_as,
-    changed,
-    check_cases,
-    exercise,
-    has_kind,
-    portable,
-    random_tensor,
-    traffic,
-)
+from tplab.course import checks
 from tplab.runtime import device, record
 
 SIZES = {"W1": (6, 4), "b1": (6,), "W2": (5, 6), "b2": (5,), "W3": (2, 5), "b3": (2,)}  # the gradients of b3 come first
@@ -43,7 +24,7 @@ Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Step(Case):
+class Step(checks.Case):
     """One step of a model with a bucket size, after the steps before it.
 
     buckets: the number of elements in each bucket
@@ -63,7 +44,7 @@ CASES = tuple(
     for bucket_size, buckets, groups in (
         (32, (17, 30, 30), None),
         (10**6, (77,), None),
-        (32, (17, 30, 30), GROUPS),
+        (32, (17, 30, 30), checks.GROUPS),
     )
     for number in (1, 2)
 )
@@ -99,11 +80,11 @@ class Given(NamedTuple):
 
 
 def draw(case: Step, generator: torch.Generator, size: int) -> Problem:
-    weights = {name: random_tensor(generator, *shape) for name, shape in SIZES.items()}
+    weights = {name: checks.random_tensor(generator, *shape) for name, shape in SIZES.items()}
     batches = []
     for index in range(size):
         tokens = torch.randperm(6, generator=generator)[: case.number] + 5 + 6 * index
-        batches.append([random_tensor(generator, int(count), 4) for count in tokens])
+        batches.append([checks.random_tensor(generator, int(count), 4) for count in tokens])
     return Problem(weights, batches, [gradients_of(weights, own[-1]) for own in batches])
 
 
@@ -113,42 +94,42 @@ def gradients_of(weights: Weights, x: Tensor) -> Weights:
     return dict(zip(leaves, values, strict=True))
 
 
-def give(case: Step, problem: Problem, place: Place) -> Given:
+def give(case: Step, problem: Problem, place: checks.Place) -> Given:
     return Given(problem.weights, problem.batches[place.index])
 
 
-def run(parallel_class: Callable[..., Any], case: Step, given: Given, group: Any) -> Observed:
+def run(parallel_class: Callable[..., Any], case: Step, given: Given, group: Any) -> checks.Observed:
     """The gradients after the last step, and the traffic during it."""
     model = Net(given.weights)
-    with called_as(f"DataParallel(model, {case.bucket_size}, group)"):
+    with checks.called_as(f"DataParallel(model, {case.bucket_size}, group)"):
         parallel = parallel_class(model, case.bucket_size, group)
     return [one_step(model, parallel, x.to(device())) for x in given.batches][-1]
 
 
-def one_step(model: Net, parallel: Any, x: Tensor) -> Observed:
+def one_step(model: Net, parallel: Any, x: Tensor) -> checks.Observed:
     params = dict(model.named_parameters())
     model.zero_grad()
-    before = Snapshot(x=x, **params)
+    before = checks.Snapshot(x=x, **params)
     with record() as whole:
         with record() as backward:
             model(x).backward()
-        with called_as(f"finish({len(x)})"):
+        with checks.called_as(f"finish({len(x)})"):
             parallel.finish(len(x))
     entered, early = len(backward), [c for c in backward if len(c.group) > 1 and c.end is not None]
     large = [c for c in list(whole)[entered:] if c.numel > len(c.group) > 1]
     return {
-        **{f"d{name}": portable(param.grad) for name, param in params.items()},
-        "backward traffic": traffic(list(whole)[:entered]),
-        NO_WAIT: Claim(f"{len(early)} had been waited for when it ended" if early else ""),
-        ONLY_A_NUMBER: Claim(f"it sends {large[0].kind} of {large[0].numel} elements" if large else ""),
+        **{f"d{name}": checks.portable(param.grad) for name, param in params.items()},
+        "backward traffic": checks.traffic(list(whole)[:entered]),
+        NO_WAIT: checks.Claim(f"{len(early)} had been waited for when it ended" if early else ""),
+        ONLY_A_NUMBER: checks.Claim(f"it sends {large[0].kind} of {large[0].numel} elements" if large else ""),
         "inputs unchanged": before.changed(),
     }
 
 
-def expect(case: Step, problem: Problem, place: Place) -> Expected:
+def expect(case: Step, problem: Problem, place: checks.Place) -> checks.Expected:
     tokens = [len(batches[-1]) for batches in problem.batches]
     total, mine = sum(tokens), tokens[place.index]
-    right: Observed = {}
+    right: checks.Observed = {}
     mistakes = {}
     for name in SIZES:
         parts = [gradients[name] for gradients in problem.gradients]
@@ -166,18 +147,20 @@ def expect(case: Step, problem: Problem, place: Place) -> Expected:
             f"{OWN}  ": own / mine,
         }
     right["backward traffic"] = place.traffic(*(("all_reduce", size) for size in case.buckets))
-    return Expected(right, mistakes)
+    return checks.Expected(right, mistakes)
 
 
-@exercise("14.1", "Gradients in buckets")
-def gradients_in_buckets(parallel_class: Callable[..., Any]) -> Verdict:
-    check_cases(
+@checks.exercise("14.1", "Gradients in buckets")
+def gradients_in_buckets(parallel_class: Callable[..., Any]) -> checks.Verdict:
+    checks.check_cases(
         "14.1", parallel_class, CASES, draw=draw, give=give, run=run, expect=expect,
         questions=lambda case, observed: QUESTIONS if case.number == 1 else (SECOND, *QUESTIONS),
         stuck=STUCK, whose_group=WHOSE_GROUP,
         world_sizes=(2, 1, 4),  # 2 first, since on one rank different mistakes give the same values
     )  # fmt: skip
-    return Verdict("Every token counts the same, however many a rank has, and the messages start during backward.")
+    return checks.Verdict(
+        "Every token counts the same, however many a rank has, and the messages start during backward."
+    )
 
 
 WHOSE_GROUP = "Which all-reduce was not given `group`, and so adds up over all ranks?"
@@ -185,55 +168,55 @@ STUCK = (
     "Every rank must start the same all-reduces in the same order. Does each of yours start where its bucket is full, "
     "and nowhere else?"
 )
-SECOND = Question(
+SECOND = checks.Question(
     lambda d: not d.malformed and "changed" not in d.kinds(),
     "The first step was right, the second is not. What do you count or collect in a step that `finish` must set back?",
 )
 QUESTIONS = (
-    Question(
-        changed,
+    checks.Question(
+        checks.changed,
         "The hook is called with the parameter, and its gradient is `param.grad`. Which of the two did you hand to "
         "all_reduce?",
     ),
-    Question(
-        lambda d: has_kind("backward traffic", "no traffic")(d) and ONLY_A_NUMBER in d.names,
+    checks.Question(
+        lambda d: checks.has_kind("backward traffic", "no traffic")(d) and ONLY_A_NUMBER in d.names,
         "Everything is sent in `finish`, when the backward pass is over and there is nothing left to hide it behind. "
         "Who could tell you, during backward, that a gradient is ready?",
     ),
-    Question(
+    checks.Question(
         lambda d: NO_WAIT in d.names and "backward traffic" not in d.names,
         "Each all-reduce is over before the backward pass goes on. Which argument of dist.all_reduce makes it return "
         "at once, and who has to wait then?",
     ),
-    LATE_QUESTION,
-    Question(
+    checks.LATE_QUESTION,
+    checks.Question(
         lambda d: "backward traffic" in d.names,
         "Each bucket is one all-reduce, as large as all its gradients together, started when the last of them is "
         "ready. How many of yours run, and when does each of them start?",
     ),
-    Question(
+    checks.Question(
         lambda d: ONLY_A_NUMBER in d.names,
         "The gradients are on their way when `finish` is called. What is left to send is one number. Which?",
     ),
-    Question(
-        has_kind("dW1", NOT_DIVIDED),
+    checks.Question(
+        checks.has_kind("dW1", NOT_DIVIDED),
         "The gradients belong to the sum over all tokens. Which number turns them into those of the mean?",
     ),
-    Question(
-        has_kind("dW1", BY_RANKS, f"{BY_RANKS} "),
+    checks.Question(
+        checks.has_kind("dW1", BY_RANKS, f"{BY_RANKS} "),
         "The ranks have different numbers of tokens, and the mean is over tokens. What has the number of ranks to do "
         "with it?",
     ),
-    Question(
-        has_kind("dW1", BY_OWN_TOKENS),
+    checks.Question(
+        checks.has_kind("dW1", BY_OWN_TOKENS),
         "The sum is over the tokens of all ranks, and each rank divides by another number. How does a rank learn the "
         "tokens of the others?",
     ),
-    Question(
-        lambda d: any(has_kind(f"d{name}", OWN, f"{OWN} ", f"{OWN}  ")(d) for name in SIZES),
+    checks.Question(
+        lambda d: any(checks.has_kind(f"d{name}", OWN, f"{OWN} ", f"{OWN}  ")(d) for name in SIZES),
         "What was added up has not arrived in `param.grad`. Which tensor did the all-reduce write into?",
     ),
-    Question(
+    checks.Question(
         lambda d: any(name.startswith("d") for name in d.names),
         "The gradients of a bucket lie one after another in a flat tensor. In which order did you put them in, in "
         "which do you take them out, and had the all-reduce ended by then?",

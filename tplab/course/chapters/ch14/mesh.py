@@ -8,18 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tplab.course.checks import (
-    WORLD_SIZES,
-    Claim,
-    Observed,
-    Question,
-    Verdict,
-    called_as,
-    calling,
-    exercise,
-    run_ranks,
-    verify,
-)
+from tplab.course import checks
 from tplab.runtime import device
 
 Size = tuple[int, int, int]
@@ -59,21 +48,21 @@ def named(size: Size) -> str:
 def arithmetic(coordinates: Callable[..., Any], axis_groups: Callable[..., Any], size: Size) -> None:
     """Check both functions for one mesh, in this process."""
     p = size[0] * size[1] * size[2]
-    said: Observed = {"coordinates": []}
+    said: checks.Observed = {"coordinates": []}
     for rank in range(p):
-        with calling(f"coordinates({rank}, {', '.join(map(str, size))})"):
+        with checks.calling(f"coordinates({rank}, {', '.join(map(str, size))})"):
             said["coordinates"].append(coordinates(rank, *size))
     for axis in AXES:
-        with calling(f'axis_groups("{axis}", {", ".join(map(str, size))})'):
+        with checks.calling(f'axis_groups("{axis}", {", ".join(map(str, size))})'):
             said[f"groups of {axis}"] = axis_groups(axis, *size)
     said = {name: as_lists(value) for name, value in said.items()}
-    right: Observed = {"coordinates": right_coordinates(size)}
+    right: checks.Observed = {"coordinates": right_coordinates(size)}
     right |= {f"groups of {axis}": right_groups(axis, size) for axis in AXES}
-    said[FORM] = Claim(wrong_form(said))
+    said[FORM] = checks.Claim(wrong_form(said))
     if not said[FORM]:
         for axis in AXES:
             said[f"groups of {axis}"] = sorted(said[f"groups of {axis}"])
-    verify("14.3", p, [said], [right], questions=[question(said, size)], note=named(size), alone=True)
+    checks.verify("14.3", p, [said], [right], questions=[question(said, size)], note=named(size), alone=True)
 
 
 def as_lists(value: Any) -> Any:
@@ -85,7 +74,7 @@ def as_lists(value: Any) -> Any:
     return value
 
 
-def wrong_form(said: Observed) -> str:
+def wrong_form(said: checks.Observed) -> str:
     for place in said["coordinates"]:
         if not isinstance(place, dict) or set(place) != set(AXES):
             return f"coordinates gives {place!r}"[:100]
@@ -98,7 +87,7 @@ def wrong_form(said: Observed) -> str:
     return ""
 
 
-def question(said: Observed, size: Size) -> Question:
+def question(said: checks.Observed, size: Size) -> checks.Question:
     """The question about wrong results of `coordinates` and `axis_groups`."""
     if said[FORM]:
         return FORM_QUESTION
@@ -115,42 +104,42 @@ def question(said: Observed, size: Size) -> Question:
     return PIPELINE_OF_NEIGHBORS if pipeline_of_neighbors else OTHER_RANKS
 
 
-FORM_QUESTION = Question(
+FORM_QUESTION = checks.Question(
     lambda d: True,
     '`coordinates` returns {"dp": .., "pp": .., "tp": ..}, `axis_groups` a list of lists of ranks, one for each group. '
     "What does each last line return?",
 )
-TP_SLOWEST = Question(
+TP_SLOWEST = checks.Question(
     lambda d: True,
     "Here neighbouring ranks differ in dp, and tp moves slowest. Which of the three sends most, and so should be "
     "between neighbours?",
 )
-EXCHANGED = Question(
+EXCHANGED = checks.Question(
     lambda d: True,
     "dp and pp have changed places. Which one moves slowest when you count through the ranks?",
 )
-COORDINATES = Question(
+COORDINATES = checks.Question(
     lambda d: True,
     "Count through the ranks: tp goes 0, 1, .. first, then pp moves by one, and dp last. By what do you divide the "
     "rank for each of the three, and what is left over?",
 )
-NOT_ONCE = Question(
+NOT_ONCE = checks.Question(
     lambda d: True,
     "Every rank is in exactly one group of each axis, also in a group of its own where the axis has one rank. Which "
     "ranks are missing in yours, or there twice?",
 )
-PIPELINE_OF_NEIGHBORS = Question(
+PIPELINE_OF_NEIGHBORS = checks.Question(
     lambda d: True,
     "Neighbours are tensor-parallel. How far apart are the ranks of a pipeline?",
 )
-OTHER_RANKS = Question(
+OTHER_RANKS = checks.Question(
     lambda d: True,
     "The ranks of a group agree in the two other coordinates and differ in this one; they stand in its order. Compare "
     "your groups with your coordinates.",
 )
 
 
-def meet(my_group: Callable[..., Any], size: Size, axes: tuple[str, ...]) -> list[Observed]:
+def meet(my_group: Callable[..., Any], size: Size, axes: tuple[str, ...]) -> list[checks.Observed]:
     """Observe, for each axis, the groups that this rank creates, its own group, and the sum of its ranks."""
     seen = []
     for axis in axes:
@@ -160,11 +149,11 @@ def meet(my_group: Callable[..., Any], size: Size, axes: tuple[str, ...]) -> lis
         if any(other != made for other in everyone):  # real groups might wait for each other forever
             seen.append({"made": made})
             continue
-        with called_as(f'my_group("{axis}", {", ".join(map(str, size))})'):
+        with checks.called_as(f'my_group("{axis}", {", ".join(map(str, size))})'):
             group = my_group(axis, *size)
         is_one = isinstance(group, dist.ProcessGroup)
-        observed: Observed = {"made": made}
-        observed[IS_GROUP] = Claim("" if is_one else f"rank {dist.get_rank()} got {group!r}"[:80])
+        observed: checks.Observed = {"made": made}
+        observed[IS_GROUP] = checks.Claim("" if is_one else f"rank {dist.get_rank()} got {group!r}"[:80])
         if is_one:
             total = torch.tensor([float(10 ** dist.get_rank())], dtype=torch.float64, device=device())
             dist.all_reduce(total, group=group)
@@ -194,33 +183,33 @@ def asked_for(my_group: Callable[..., Any], axis: str, size: Size) -> list[list[
 
 def on_ranks(my_group: Callable[..., Any], p: int) -> None:
     size, axes = ON_RANKS[p]
-    seen = run_ranks(meet, p, my_group, size, axes, question=CRASH, stuck=MEMBERS_ONLY)
+    seen = checks.run_ranks(meet, p, my_group, size, axes, question=CRASH, stuck=MEMBERS_ONLY)
     for number, axis in enumerate(axes):
         observed = [on_rank[number] for on_rank in seen]
         for rank, mine in enumerate(observed):
             first, made = observed[0]["made"], mine["made"]
-            mine[BY_ALL] = Claim("" if first == made else f"rank 0 makes {first}, rank {rank} makes {made}")
+            mine[BY_ALL] = checks.Claim("" if first == made else f"rank 0 makes {first}, rank {rank} makes {made}")
         right = [expected_on(rank, axis, size) for rank in range(p)]
-        verify("14.3", p, observed, right, questions=GROUP_QUESTIONS, note=f"{named(size)}, axis {axis}")
+        checks.verify("14.3", p, observed, right, questions=GROUP_QUESTIONS, note=f"{named(size)}, axis {axis}")
 
 
-def expected_on(rank: int, axis: str, size: Size) -> Observed:
+def expected_on(rank: int, axis: str, size: Size) -> checks.Observed:
     ranks = next(group for group in right_groups(axis, size) if rank in group)
     total = torch.tensor([float(sum(10**other for other in ranks))], dtype=torch.float64)
     return {"ranks of the group": ranks, "sum over the group": total}
 
 
-@exercise("14.3", "Ranks of a mesh")
+@checks.exercise("14.3", "Ranks of a mesh")
 def ranks_of_a_mesh(
     coordinates: Callable[..., Any], axis_groups: Callable[..., Any], my_group: Callable[..., Any]
-) -> Verdict:
+) -> checks.Verdict:
     for size in SMALL:
         arithmetic(coordinates, axis_groups, size)
-    for p in WORLD_SIZES:
+    for p in checks.WORLD_SIZES:
         on_ranks(my_group, p)
     for size in LARGER:
         arithmetic(coordinates, axis_groups, size)
-    return Verdict("tp between neighbours, pp in between, dp across the largest distance.")
+    return checks.Verdict("tp between neighbours, pp in between, dp across the largest distance.")
 
 
 CRASH = (
@@ -232,13 +221,13 @@ MEMBERS_ONLY = (
     "who are not in it. Which ranks call it in yours?"
 )
 GROUP_QUESTIONS = (
-    Question(lambda d: BY_ALL in d.names, MEMBERS_ONLY),
-    Question(
+    checks.Question(lambda d: BY_ALL in d.names, MEMBERS_ONLY),
+    checks.Question(
         lambda d: IS_GROUP in d.names,
         "Every rank makes all groups of the axis and keeps the one that it is in. `dist.new_group` gives the others "
         "something that is no group. Which of them do you return?",
     ),
-    Question(
+    checks.Question(
         lambda d: True,
         "The group that came back holds other ranks than this rank's group of the axis. Do all ranks make all groups "
         "of the axis, in the same order, and does each keep the one with its own rank in it?",

@@ -8,25 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tplab.course.checks import (
-    Case,
-    Claim,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Snapshot,
-    Verdict,
-    called_as,
-    changed,
-    check_cases,
-    exercise,
-    has_kind,
-    kind_is,
-    make_group,
-    random_tensor,
-    traffic,
-)
+from tplab.course import checks
 from tplab.runtime import device, record
 from tplab.tensor.sharding import Sharding
 
@@ -48,7 +30,7 @@ CUTS = {"up": 0, "down": 1, "table": 0}  # the dimension along which each is spl
 
 
 @dataclass(frozen=True)
-class Mesh(Case):
+class Mesh(checks.Case):
     """A case with a mesh of these sizes."""
 
     dp: int
@@ -91,8 +73,8 @@ class Held(NamedTuple):
 
 def draw(case: Mesh, generator: torch.Generator, size: int) -> Problem:
     shapes = {"up": (8, 3), "down": (3, 8), "norm": (6,)}
-    stages = [{name: random_tensor(generator, *shape) for name, shape in shapes.items()} for _ in range(case.pp)]
-    return Problem(stages, random_tensor(generator, 12, 3))
+    stages = [{name: checks.random_tensor(generator, *shape) for name, shape in shapes.items()} for _ in range(case.pp)]
+    return Problem(stages, checks.random_tensor(generator, 12, 3))
 
 
 def held_by(case: Mesh, problem: Problem, i: int, t: int) -> dict[str, Held]:
@@ -107,25 +89,25 @@ def held_by(case: Mesh, problem: Problem, i: int, t: int) -> dict[str, Held]:
     return mine
 
 
-def give(case: Mesh, problem: Problem, place: Place) -> dict[str, Tensor]:
+def give(case: Mesh, problem: Problem, place: checks.Place) -> dict[str, Tensor]:
     mine = held_by(case, problem, *case.stage_and_shard(place.index))
     return {name: held.gradient for name, held in mine.items()}
 
 
-def run(gradient_norm: Callable[..., Any], case: Mesh, given: dict[str, Tensor], group: Any) -> Observed:
-    tp_group, pp_group = (make_group(case.groups_of(axis)) for axis in ("tp", "pp"))
+def run(gradient_norm: Callable[..., Any], case: Mesh, given: dict[str, Tensor], group: Any) -> checks.Observed:
+    tp_group, pp_group = (checks.make_group(case.groups_of(axis)) for axis in ("tp", "pp"))
     named = {name: as_parameter(name, gradient) for name, gradient in given.items()}
     tied = named.get("table") if case.pp > 1 else None
     params = list(named.values())
     params.insert(1, nn.Parameter(torch.ones(2, dtype=torch.float64, device=device())))  # without a gradient
-    before = Snapshot(**{f"gradient {n}": param.grad for n, param in enumerate(params)})
-    with record() as section, called_as("gradient_norm(parameters, tp_group, pp_group, tied)"):
+    before = checks.Snapshot(**{f"gradient {n}": param.grad for n, param in enumerate(params)})
+    with record() as section, checks.called_as("gradient_norm(parameters, tp_group, pp_group, tied)"):
         norm = gradient_norm(params, tp_group, pp_group, tied)
-    sent = [call for call in traffic(section) if call.numel > 2 * len(call.group)]
+    sent = [call for call in checks.traffic(section) if call.numel > 2 * len(call.group)]
     return {
         "norm": torch.tensor(norm, dtype=torch.float64) if type(norm) is float else norm,
-        FLOAT: Claim("" if type(norm) is float or norm is None else f"it is a {type(norm).__name__}"),
-        SMALL: Claim(f"{sent[0].kind} of {sent[0].numel} elements" if sent else ""),
+        FLOAT: checks.Claim("" if type(norm) is float or norm is None else f"it is a {type(norm).__name__}"),
+        SMALL: checks.Claim(f"{sent[0].kind} of {sent[0].numel} elements" if sent else ""),
         "inputs unchanged": before.changed(),
     }
 
@@ -138,13 +120,13 @@ def as_parameter(name: str, gradient: Tensor) -> nn.Parameter:
     return param
 
 
-def expect(case: Mesh, problem: Problem, place: Place) -> Expected:
+def expect(case: Mesh, problem: Problem, place: checks.Place) -> checks.Expected:
     stages, table = problem
     right = root(*(square(value) for stage in stages for value in stage.values()), square(table))
-    return Expected({"norm": right}, {"norm": known_mistakes(case, problem, place, right)})
+    return checks.Expected({"norm": right}, {"norm": known_mistakes(case, problem, place, right)})
 
 
-def known_mistakes(case: Mesh, problem: Problem, place: Place, right: Tensor) -> dict[str, Tensor]:
+def known_mistakes(case: Mesh, problem: Problem, place: checks.Place, right: Tensor) -> dict[str, Tensor]:
     """The norms that known mistakes give on this rank; NaN, which equals nothing, if a mistake gives the right norm."""
     dp, pp, tp = case.dp, case.pp, case.tp
     i, t = case.stage_and_shard(place.index)
@@ -187,13 +169,13 @@ def root(*squares: float) -> Tensor:
     return torch.tensor(math.sqrt(sum(squares)), dtype=torch.float64)
 
 
-@exercise("14.4", "The norm of the gradient")
-def norm_of_the_gradient(gradient_norm: Callable[..., Any]) -> Verdict:
-    check_cases(
+@checks.exercise("14.4", "The norm of the gradient")
+def norm_of_the_gradient(gradient_norm: Callable[..., Any]) -> checks.Verdict:
+    checks.check_cases(
         "14.4", gradient_norm, lambda world_size: MESHES[world_size], draw=draw, give=give, run=run, expect=expect,
         questions=QUESTIONS, crash=CRASH, stuck=STUCK,
     )  # fmt: skip
-    return Verdict("Every parameter of the model counts once, on every mesh, and all ranks agree.")
+    return checks.Verdict("Every parameter of the model counts once, on every mesh, and all ranks agree.")
 
 
 CRASH = (
@@ -202,48 +184,50 @@ CRASH = (
 )
 STUCK = "Every rank must enter the same all-reduces, also one that has nothing of its own to add. Which rank does not?"
 QUESTIONS = (
-    Question(changed, "The gradients are still to be used. Which line of yours writes into one?"),
-    Question(
+    checks.Question(checks.changed, "The gradients are still to be used. Which line of yours writes into one?"),
+    checks.Question(
         lambda d: FLOAT in d.names,
         "The result is a plain float, the same on every rank. What turns a tensor with one element into a number?",
     ),
-    Question(kind_is("norm", NO_ROOT), "These are the squares, added up. What is still to be done with the sum?"),
-    Question(
-        kind_is("norm", REPLICATED, f"{REPLICATED} "),
+    checks.Question(
+        checks.kind_is("norm", NO_ROOT), "These are the squares, added up. What is still to be done with the sum?"
+    ),
+    checks.Question(
+        checks.kind_is("norm", REPLICATED, f"{REPLICATED} "),
         "A parameter that is whole on every tensor-parallel rank counts tp times. Which of these ranks should count "
         "it?",
     ),
-    Question(
-        kind_is("norm", NO_REPLICATED),
+    checks.Question(
+        checks.kind_is("norm", NO_REPLICATED),
         "The parameters that are whole on every rank belong to the model too. Which one of the ranks counts them?",
     ),
-    Question(
-        kind_is("norm", TIED_TWICE),
+    checks.Question(
+        checks.kind_is("norm", TIED_TWICE),
         "The table stands on the first and on the last stage, and both copies have the same gradient. On which of the "
         "two stages does it count, and how does a rank know its stage?",
     ),
-    Question(
-        kind_is("norm", DP_TOO),
+    checks.Question(
+        checks.kind_is("norm", DP_TOO),
         "The gradients are the same on every data-parallel rank by now. Over which ranks do you add up?",
     ),
-    Question(
-        kind_is("norm", SUM_OF_NORMS),
+    checks.Question(
+        checks.kind_is("norm", SUM_OF_NORMS),
         "The norm of the whole is not the sum of the norms of its parts. What can be added up, and when is the root "
         "taken?",
     ),
-    Question(
-        kind_is("norm", OWN_STAGE),
+    checks.Question(
+        checks.kind_is("norm", OWN_STAGE),
         "Each stage knows its own layers only. Over which group do the other stages' parts come in?",
     ),
-    Question(
-        has_kind("norm", *SHARD_KINDS),
+    checks.Question(
+        checks.has_kind("norm", *SHARD_KINDS),
         "This is made of one rank's shards. Over which group do the parts of the others come in?",
     ),
-    Question(
+    checks.Question(
         lambda d: SMALL in d.names,
         "One number from each rank is enough: the sum of the squares of what it counts. What do you send instead?",
     ),
-    Question(
+    checks.Question(
         lambda d: "norm" in d.names,
         "Go through the parameters of one rank: a shard, a whole one, the second copy of the table, one without a "
         "gradient. Which ranks count each of them, and over which groups are the squares added up?",

@@ -8,23 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from tplab.course.checks import (
-    GROUPS,
-    Case,
-    Claim,
-    Expected,
-    Observed,
-    Place,
-    Question,
-    Verdict,
-    called_as,
-    check_cases,
-    exercise,
-    has_kind,
-    portable,
-    random_tensor,
-    traffic,
-)
+from tplab.course import checks
 from tplab.runtime import device, record
 
 SIZES = ((3, 5), (7,), (3, 3))  # 31 elements, divisible by neither 2 nor 4
@@ -41,7 +25,7 @@ Flat = list[Tensor]  # one tensor for each parameter
 
 
 @dataclass(frozen=True)
-class Step(Case):
+class Step(checks.Case):
     """One step of an optimizer, after the steps before it.
 
     kept:   number of tensors as large as a parameter in the optimizer's state
@@ -65,7 +49,7 @@ CASES = tuple(
     for optimizer, options, kept, groups in (
         (SGD, MOMENTUM, 1, None),
         (AdamW, LARGE_EPS, 2, None),
-        (SGD, MOMENTUM, 1, GROUPS),
+        (SGD, MOMENTUM, 1, checks.GROUPS),
     )
     for number in (1, 2, 3)
 )
@@ -83,35 +67,35 @@ class Given(NamedTuple):
 
 def draw(case: Step, generator: torch.Generator, size: int) -> Problem:
     def flat() -> Flat:
-        return [random_tensor(generator, *shape) for shape in SIZES]
+        return [checks.random_tensor(generator, *shape) for shape in SIZES]
 
     return Problem(flat(), [[flat() for _ in range(case.number)] for _ in range(size)])
 
 
-def give(case: Step, problem: Problem, place: Place) -> Given:
+def give(case: Step, problem: Problem, place: checks.Place) -> Given:
     return Given(problem.weights, problem.gradients[place.index])
 
 
-def run(zero_class: Callable[..., Any], case: Step, given: Given, group: Any) -> Observed:
+def run(zero_class: Callable[..., Any], case: Step, given: Given, group: Any) -> checks.Observed:
     """The weights and traffic of the last step, and the size of the optimizer's state after it."""
     params = [nn.Parameter(value.clone().to(device())) for value in given.weights]
     options = dict(case.options)
-    with called_as(f"ZeRO1(parameters, {case.optimizer.__name__}, group, **{options})"):
+    with checks.called_as(f"ZeRO1(parameters, {case.optimizer.__name__}, group, **{options})"):
         zero = zero_class(params, case.optimizer, group, **options)
     return [one_step(zero, params, gradients) for gradients in given.gradients][-1]
 
 
-def one_step(zero: Any, params: list[nn.Parameter], gradients: Flat) -> Observed:
+def one_step(zero: Any, params: list[nn.Parameter], gradients: Flat) -> checks.Observed:
     for param, gradient in zip(params, gradients, strict=True):
         param.grad = gradient.clone().to(device())
-    with record() as section, called_as("step()"):
+    with record() as section, checks.called_as("step()"):
         zero.step()
     optimizer = getattr(zero, "optimizer", None)
     return {
-        "weights": [portable(param) for param in params],
-        "traffic": traffic(section),
+        "weights": [checks.portable(param) for param in params],
+        "traffic": checks.traffic(section),
         HELD: held(optimizer) if isinstance(optimizer, Optimizer) else None,
-        NO_OPTIMIZER: Claim("" if isinstance(optimizer, Optimizer) else f"it is a {type(optimizer).__name__}"),
+        NO_OPTIMIZER: checks.Claim("" if isinstance(optimizer, Optimizer) else f"it is a {type(optimizer).__name__}"),
     }
 
 
@@ -146,7 +130,7 @@ def part_length(p: int) -> int:
     return -(-NUMBERS // p)
 
 
-def own_part_only(start: Flat, after: Flat, place: Place) -> Flat:
+def own_part_only(start: Flat, after: Flat, place: checks.Place) -> Flat:
     """The new values in this rank's part of the flat parameters, and the old ones elsewhere."""
     old, new = (torch.cat([value.flatten() for value in values]) for values in (start, after))
     mine = torch.arange(NUMBERS) // part_length(place.size) == place.index
@@ -155,10 +139,10 @@ def own_part_only(start: Flat, after: Flat, place: Place) -> Flat:
     return [piece.view_as(value) for piece, value in zip(pieces, start, strict=True)]
 
 
-def expect(case: Step, problem: Problem, place: Place) -> Expected:
+def expect(case: Step, problem: Problem, place: checks.Place) -> checks.Expected:
     start, gradients, p = problem.weights, problem.gradients, place.size
     after, length = plain(case, start, summed(gradients)), part_length(p)
-    right: Observed = {
+    right: checks.Observed = {
         "weights": after,
         HELD: case.kept * length,
         "traffic": place.traffic(("reduce_scatter", p * length), ("all_gather", p * length)),
@@ -168,17 +152,17 @@ def expect(case: Step, problem: Problem, place: Place) -> Expected:
         mistakes[AVERAGED] = plain(case, start, summed(gradients, 1 / p))
         mistakes[ALONE] = plain(case, start, gradients[place.index])
         mistakes[OWN_PART] = own_part_only(start, after, place)
-    return Expected(right, {"weights": mistakes})
+    return checks.Expected(right, {"weights": mistakes})
 
 
-@exercise("14.2", "A step of ZeRO-1")
-def zero_one(zero_class: Callable[..., Any]) -> Verdict:
-    check_cases(
+@checks.exercise("14.2", "A step of ZeRO-1")
+def zero_one(zero_class: Callable[..., Any]) -> checks.Verdict:
+    checks.check_cases(
         "14.2", zero_class, CASES, draw=draw, give=give, run=run, expect=expect,
         questions=lambda case, observed: (*QUESTIONS, FIRST_QUESTION if case.number == 1 else LATER_QUESTION),
         crash=CRASH, whose_group=WHOSE_GROUP,
     )  # fmt: skip
-    return Verdict("The weights of the plain optimizer, with 1/p of its state on each rank.")
+    return checks.Verdict("The weights of the plain optimizer, with 1/p of its state on each rank.")
 
 
 WHOSE_GROUP = "Which collective, or which call for a rank or a size, was not given `group`?"
@@ -187,44 +171,44 @@ CRASH = (
     "tensor: all numbers, all numbers with the zeros behind them, one rank's part. Which line expects another one?"
 )
 QUESTIONS = (
-    Question(
+    checks.Question(
         lambda d: NO_OPTIMIZER in d.names,
         "`self.optimizer` should be an `optimizer_class([self.shard], **options)`. Where do you make it?",
     ),
-    Question(
+    checks.Question(
         lambda d: HELD in d.names and "weights" not in d.names,
         "The weights are right, but the optimizer does not keep what it should for this rank's part, and for "
         "nothing else. Which parameters did you give it, and did the options reach it?",
     ),
-    Question(
+    checks.Question(
         lambda d: "traffic" in d.names and "weights" not in d.names,
         "The weights are right. One reduce-scatter brings each rank the sum of its part of the gradients, one "
         "all-gather all parts of the new weights. What else do you send, or in how many pieces?",
     ),
-    Question(
-        has_kind("weights", OWN_PART),
+    checks.Question(
+        checks.has_kind("weights", OWN_PART),
         "Each rank has new weights in its own part, and old ones in the parts of the others. Who tells it theirs?",
     ),
-    Question(
-        has_kind("weights", UNCHANGED),
+    checks.Question(
+        checks.has_kind("weights", UNCHANGED),
         "The weights are what they were. The optimizer changes `self.shard`: who brings the new values back into "
         "the parameters of the model?",
     ),
-    Question(
-        has_kind("weights", AVERAGED),
+    checks.Question(
+        checks.has_kind("weights", AVERAGED),
         "The losses of the ranks are parts of one mean already: their gradients add up. Where do you divide?",
     ),
-    Question(
-        has_kind("weights", ALONE),
+    checks.Question(
+        checks.has_kind("weights", ALONE),
         "These weights come from this rank's gradients. Which collective adds up those of all ranks?",
     ),
 )
-FIRST_QUESTION = Question(
+FIRST_QUESTION = checks.Question(
     lambda d: "weights" in d.names,
     "Follow one number: its place among all flat gradients, the rank it goes to, its place in that rank's "
     "part, and its way back into the parameter. Where does it end up somewhere else?",
 )
-LATER_QUESTION = Question(
+LATER_QUESTION = checks.Question(
     lambda d: "weights" in d.names,
     "The first step was right. What does the second one start from: the weights of the first, and the state "
     "that the optimizer kept?",

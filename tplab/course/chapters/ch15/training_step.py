@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tplab.course import checks
 from tplab.course.chapters.ch15.small_model import (
     CUTS,
     LR,
@@ -23,24 +24,6 @@ from tplab.course.chapters.ch15.small_model import (
     shards_of,
     stepped,
     summed,
-)
-from tplab.course.checks import (
-    Case,
-    Claim,
-    Differences,
-    Expected,
-    NotRun,
-    Observed,
-    Place,
-    Question,
-    Snapshot,
-    Verdict,
-    called_as,
-    changed,
-    check_cases,
-    exercise,
-    has_kind,
-    portable,
 )
 from tplab.course.checks.describe import describe
 from tplab.data.grid import Grid, mesh
@@ -77,7 +60,7 @@ Values = dict[str, float | Tensor]  # by observation
 
 
 @dataclass(frozen=True)
-class Step(Case):
+class Step(checks.Case):
     """One step on a grid of ranks, after the steps before it.
 
     m:        micro-batches of each replica
@@ -134,11 +117,11 @@ def draw(case: Step, generator: torch.Generator, size: int) -> Problem:
     return Problem(weights, batches, before)
 
 
-def give(case: Step, problem: Problem, place: Place) -> Given:
+def give(case: Step, problem: Problem, place: checks.Place) -> Given:
     return Given(problem.weights, [batch[case.grid.place(place.index).dp] for batch in problem.batches])
 
 
-def run(step: Callable[..., Any], case: Step, given: Given, group: Any) -> Observed:
+def run(step: Callable[..., Any], case: Step, given: Given, group: Any) -> checks.Observed:
     """The loss, norm, weights and traffic of the last step."""
     grid = mesh(dp=case.dp, tp=case.tp)
     model = SmallModel(given.weights, grid.get_group("tp"), sequence_parallel=case.sequence_parallel)
@@ -146,14 +129,14 @@ def run(step: Callable[..., Any], case: Step, given: Given, group: Any) -> Obser
     return [one_step(step, model, optimizer, own, grid, case) for own in given.batches][-1]
 
 
-def one_step(step: Callable[..., Any], model: Any, optimizer: Any, own: Any, grid: Any, case: Step) -> Observed:
+def one_step(step: Callable[..., Any], model: Any, optimizer: Any, own: Any, grid: Any, case: Step) -> checks.Observed:
     own = [(x.to(device()), y.to(device())) for x, y in own]
-    before = Snapshot(**{f"micro-batch {k}": x for k, (x, _) in enumerate(own)})
+    before = checks.Snapshot(**{f"micro-batch {k}": x for k, (x, _) in enumerate(own)})
     call = f"training_step(model, optimizer, {case.m} micro-batches, mesh, max_norm={case.max_norm})"
-    with record() as section, called_as(call):
+    with record() as section, checks.called_as(call):
         said = step(model, optimizer, own, grid, case.max_norm)
     pair = isinstance(said, (tuple, list)) and len(said) == 2
-    loss, norm = said if pair else [NotRun("no two numbers came out")] * 2
+    loss, norm = said if pair else [checks.NotRun("no two numbers came out")] * 2
     sent = {axis: reduced(section, grid.get_group(axis)) for axis in ("tp", "dp")}
     numbers = sum(parameter.numel() for parameter in model.parameters())
     marked = sum(p.numel() for p in model.parameters() if getattr(p, "sequence_parallel", False))
@@ -163,11 +146,11 @@ def one_step(step: Callable[..., Any], model: Any, optimizer: Any, own: Any, gri
     return {
         "loss": number(loss),
         "norm": number(norm),
-        TWO: Claim("" if pair else f"it returned {describe(portable(said))}"),
-        TENSORS: Claim(" and ".join(tensors)),
+        TWO: checks.Claim("" if pair else f"it returned {describe(checks.portable(said))}"),
+        TENSORS: checks.Claim(" and ".join(tensors)),
         **{name: parameter.detach().clone() for name, parameter in model.named_parameters()},
-        DP_ONCE: Claim(f"{sent['dp']} numbers, of {numbers} parameters" if over["dp"] > FEW else ""),
-        MARKED_ONCE: Claim(f"{over['tp']} numbers too many" if over["tp"] > FEW else ""),
+        DP_ONCE: checks.Claim(f"{sent['dp']} numbers, of {numbers} parameters" if over["dp"] > FEW else ""),
+        MARKED_ONCE: checks.Claim(f"{over['tp']} numbers too many" if over["tp"] > FEW else ""),
         "inputs unchanged": before.changed(),
     }
 
@@ -179,7 +162,7 @@ def number(said: Any) -> Any:
     return scalar(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else said
 
 
-def expect(case: Step, problem: Problem, place: Place) -> Expected:
+def expect(case: Step, problem: Problem, place: checks.Place) -> checks.Expected:
     at, weights, batch = case.grid.place(place.index), problem.before, problem.batches[-1]
     found = [[loss_and_gradients(weights, micro_batch) for micro_batch in own] for own in batch]
     losses = [[loss for loss, _ in own] for own in found]
@@ -218,7 +201,7 @@ def expect(case: Step, problem: Problem, place: Place) -> Expected:
         LOSS_OF_OWN: {"loss": sum(losses[at.dp]) / case.m},
         LOSS_WORLD: {"loss": mean * case.tp},
     }
-    return Expected(right, by_observation(mistakes, right))
+    return checks.Expected(right, by_observation(mistakes, right))
 
 
 def by_observation(mistakes: dict[str, Values], right: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -243,14 +226,14 @@ def micro_steps(case: Step, weights: Weights, batch: Batch) -> Weights:
     return weights
 
 
-@exercise("15.3", "A training step")
-def a_training_step(step: Callable[..., Any]) -> Verdict:
-    check_cases(
+@checks.exercise("15.3", "A training step")
+def a_training_step(step: Callable[..., Any]) -> checks.Verdict:
+    checks.check_cases(
         "15.3", step, cases, draw=draw, give=give, run=run, expect=expect,
         questions=lambda case, observed: (*FIRST_QUESTIONS, *[LATER] * (case.number > 1), *QUESTIONS),
         crash=CRASH, stuck=STUCK,
     )  # fmt: skip
-    return Verdict("The same step as on one process, and every gradient travelled once.")
+    return checks.Verdict("The same step as on one process, and every gradient travelled once.")
 
 
 CRASH = (
@@ -260,136 +243,140 @@ CRASH = (
 STUCK = "Every rank must enter the same collectives in the same order. Which of yours depends on the rank?"
 
 
-def weights_are(*kinds: str) -> Callable[[Differences], bool]:
-    return lambda d: any(has_kind(name, *kinds)(d) for name in PARAMETERS)
+def weights_are(*kinds: str) -> Callable[[checks.Differences], bool]:
+    return lambda d: any(checks.has_kind(name, *kinds)(d) for name in PARAMETERS)
 
 
-def seen(*kinds: str) -> Callable[[Differences], bool]:
+def seen(*kinds: str) -> Callable[[checks.Differences], bool]:
     """A condition that holds if the weights or the norm differ in one of these ways."""
-    return lambda d: weights_are(*kinds)(d) or has_kind("norm", *kinds)(d)
+    return lambda d: weights_are(*kinds)(d) or checks.has_kind("norm", *kinds)(d)
 
 
-def wrong_weights(differences: Differences) -> frozenset[str]:
+def wrong_weights(differences: checks.Differences) -> frozenset[str]:
     return differences.names & PARAMETERS.keys()
 
 
 FIRST_QUESTIONS = (
-    Question(changed, "The sequences belong to the caller. Which line of yours writes into them?"),
-    Question(
+    checks.Question(checks.changed, "The sequences belong to the caller. Which line of yours writes into them?"),
+    checks.Question(
         lambda d: TWO in d.names,
         "What comes out are two numbers, the loss and the norm. What does your last line return?",
     ),
 )
-LATER = Question(
+LATER = checks.Question(
     lambda d: bool({"norm", *PARAMETERS} & d.names),
     "The first step was right, the second is not. What does the first one leave behind, in `param.grad`, that the "
     "second has to get rid of?",
 )
 QUESTIONS = (
-    Question(
+    checks.Question(
         weights_are(UNCHANGED),
         "The weights are as before. Who changes them, and which line of yours calls it?",
     ),
-    Question(
+    checks.Question(
         lambda d: bool(wrong_weights(d)) and wrong_weights(d).isdisjoint(CUTS),
         "Only what every tensor-parallel rank holds whole is wrong. Which of these parameters are marked "
         "`sequence_parallel`, over which group are their gradients added up, added up or averaged, before or after the "
         "norm, and once a step or once a micro-batch?",
     ),
-    Question(
+    checks.Question(
         lambda d: wrong_weights(d) == CUTS.keys(),
         "Only what is cut over the tensor-parallel ranks is wrong. Each of these ranks has other columns and rows. "
         "Over which group are gradients averaged, and which ranks are in it?",
     ),
-    Question(
+    checks.Question(
         weights_are(TWO_STEPS),
         "The micro-batches make one step together. After which of them does the optimizer step?",
     ),
-    Question(
+    checks.Question(
         seen(SUM_OF_M),
         "`backward` adds to what is in `param.grad`, and each micro-batch's loss is a mean. What turns the sum of m "
         "means into their mean?",
     ),
-    Question(
+    checks.Question(
         seen(SUM_OF_DP),
         "An all-reduce adds up. Each replica has the mean over its own sequences; what makes one mean of them?",
     ),
-    Question(
+    checks.Question(
         seen(BY_M),
         "The gradients are smaller than they should be, by the number of micro-batches. How often do you divide by it?",
     ),
-    Question(
+    checks.Question(
         seen(BY_DP),
         "The gradients are smaller than they should be, by the number of replicas. How often do you divide by it?",
     ),
-    Question(
+    checks.Question(
         seen(LAST_OF_M, f"{LAST_OF_M} "),
         "The micro-batches before the last one have no effect. Where are their gradients thrown away?",
     ),
-    Question(
+    checks.Question(
         weights_are(WITHOUT_DP),
         "Each replica has learned from its own sequences alone, and they drift apart. Over which group are gradients "
         "averaged, and do the means arrive in `param.grad`?",
     ),
-    Question(
+    checks.Question(
         weights_are(NOT_CLIPPED),
         "The gradient is longer than `max_norm` here, and the step was made with all of it. When is it shortened, and "
         "when does the optimizer step?",
     ),
-    Question(
+    checks.Question(
         lambda d: DP_ONCE in d.names,
         "Each micro-batch could send its gradients, but all of them together make one gradient. When is it complete, "
         "and how often does it have to travel then?",
     ),
-    Question(
-        has_kind("norm", NORM_AFTER, f"{NORM_AFTER} "),
+    checks.Question(
+        checks.has_kind("norm", NORM_AFTER, f"{NORM_AFTER} "),
         "That is how long the gradient is once it is shortened. The log wants to know how long it was.",
     ),
-    Question(
-        has_kind("norm", NORM_OF_RANK),
+    checks.Question(
+        checks.has_kind("norm", NORM_OF_RANK),
         "That is the norm of this rank's parts alone. Whose parts come in over which group, and what do ranks do that "
         "clip by different factors?",
     ),
-    Question(
-        has_kind("norm", REPLICATED),
+    checks.Question(
+        checks.has_kind("norm", REPLICATED),
         "Some parameters are whole on every tensor-parallel rank, and they count once for the model. Which of the "
         "ranks counts them?",
     ),
-    Question(
+    checks.Question(
         lambda d: MARKED_ONCE in d.names,
         "More travels over the tensor-parallel ranks than has to. Which gradients are whole there already?",
     ),
-    Question(has_kind("loss", LOSS_SUM), "Each micro-batch's loss is a mean. What is the mean over all of them?"),
-    Question(
-        has_kind("loss", LOSS_OF_LAST, f"{LOSS_OF_LAST} "),
+    checks.Question(
+        checks.has_kind("loss", LOSS_SUM), "Each micro-batch's loss is a mean. What is the mean over all of them?"
+    ),
+    checks.Question(
+        checks.has_kind("loss", LOSS_OF_LAST, f"{LOSS_OF_LAST} "),
         "That is the loss of the last micro-batch. Which variable did the others' go into?",
     ),
-    Question(
-        has_kind("loss", LOSS_OF_OWN),
+    checks.Question(
+        checks.has_kind("loss", LOSS_OF_OWN),
         "That is the loss of this replica. The log has one line for all of them. Which collective makes it?",
     ),
-    Question(has_kind("loss", SUM_OF_DP), "The replicas' losses were added up. How many replicas are there?"),
-    Question(
+    checks.Question(
+        checks.has_kind("loss", SUM_OF_DP), "The replicas' losses were added up. How many replicas are there?"
+    ),
+    checks.Question(
         lambda d: d.names - {TENSORS} == {"loss"},
         "Only the loss is wrong. It is the same on all ranks of `tp` already; over which group is there something to "
         "average?",
     ),
-    Question(
+    checks.Question(
         lambda d: d.names == {TENSORS},
         "The values are right. What comes out are two floats, for a log that outlives the step: what makes a float of "
         "a tensor with one number?",
     ),
-    Question(
+    checks.Question(
         lambda d: {"loss", "norm"} <= d.names,
         "Loss and gradient are wrong together. By which number do you divide them: is it that of the micro-batches "
         "that there are? And is every message finished when you go on with what it brings?",
     ),
-    Question(
+    checks.Question(
         lambda d: "norm" in d.names,
         "The norm is not that of the gradient that one process would have. In which order do you average over the "
         "replicas, add up what sequence parallelism has left apart, and take the norm?",
     ),
-    Question(
+    checks.Question(
         lambda d: True,
         "A step is: zero the gradients, run each micro-batch forward and backward, add up and average over the ranks, "
         "take the norm, shorten, step. Which of them does yours do in another order, or not at all?",

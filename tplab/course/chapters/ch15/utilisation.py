@@ -9,17 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
-from tplab.course.checks import (
-    Differences,
-    Question,
-    Verdict,
-    calling,
-    exercise,
-    fail,
-    fresh_generator,
-    has_kind,
-    verify,
-)
+from tplab.course import checks
 from tplab.memory.config import GPTConfig
 
 MODEL, HARDWARE = "model FLOPs", "hardware FLOPs"
@@ -131,7 +121,7 @@ def tensor(value: float) -> Tensor:
 
 
 def runs() -> list[Run]:
-    draw = torch.rand(4, generator=fresh_generator(), dtype=torch.float64).tolist()
+    draw = torch.rand(4, generator=checks.fresh_generator(), dtype=torch.float64).tolist()
     small = GPTConfig(num_layers=2, hidden_size=16, num_heads=2, vocab_size=24, seq_length=8)
     long = GPTConfig(num_layers=1, hidden_size=8, num_heads=1, vocab_size=40, seq_length=32)
     deep = GPTConfig(num_layers=3, hidden_size=24, num_heads=3, vocab_size=50, seq_length=10)
@@ -142,26 +132,26 @@ def runs() -> list[Run]:
     ]
 
 
-@exercise("15.5", "How much of the machine was used")
-def how_much_was_used(function: Callable[..., Any]) -> Verdict:
+@checks.exercise("15.5", "How much of the machine was used")
+def how_much_was_used(function: Callable[..., Any]) -> checks.Verdict:
     for run in runs():
         c = run.config
         sizes = f"{count(c.num_layers, 'layer')}, h = {c.hidden_size}, {c.seq_length} tokens, vocabulary {c.vocab_size}"
         call = f"utilisation(config, {run.tokens_per_second:.0f}, {run.gpus}, {run.peak:.3g}, layers_again={run.again})"
-        with calling(f"{call} with {sizes}", FORM):
+        with checks.calling(f"{call} with {sizes}", FORM):
             said = function(c, run.tokens_per_second, run.gpus, run.peak, layers_again=run.again)
         pair = list(said) if isinstance(said, (tuple, list)) else None
         if pair is None or len(pair) != 2 or not all(is_number(value) for value in pair):
             got = "None" if said is None else f"a {type(said).__name__}"
-            fail("15.5", f"{call} gave {got}, not two numbers.", FORM)
+            checks.fail("15.5", f"{call} gave {got}, not two numbers.", FORM)
         right = {MODEL: run.share(counted_flops(c, False)), HARDWARE: run.share(counted_flops(c, run.again))}
-        verify(
+        checks.verify(
             "15.5", 1, [{name: tensor(float(value)) for name, value in zip((MODEL, HARDWARE), pair, strict=True)}],
             [{name: tensor(value) for name, value in right.items()}], questions=QUESTIONS, lookalikes=lookalikes(run),
             note=f"parts of the peak, {sizes}, {count(run.gpus, 'GPU')}" + ", layers computed again" * run.again,
             alone=True,
         )  # fmt: skip
-    return Verdict("What torch counts in a plain GPT is what the formula says.")
+    return checks.Verdict("What torch counts in a plain GPT is what the formula says.")
 
 
 def count(number: int, name: str) -> str:
@@ -174,60 +164,64 @@ def is_number(value: Any) -> bool:
     )
 
 
-def either(*kinds: str) -> Callable[[Differences], bool]:
-    return lambda d: has_kind(MODEL, *kinds)(d) or has_kind(HARDWARE, *kinds)(d)
+def either(*kinds: str) -> Callable[[checks.Differences], bool]:
+    return lambda d: checks.has_kind(MODEL, *kinds)(d) or checks.has_kind(HARDWARE, *kinds)(d)
 
 
 FORM = "What comes out are two numbers, first the share of the model's FLOPs, then that of the hardware's."
 QUESTIONS = (
-    Question(either(PERCENT), "These are percent. Which part of 1 are they?"),
-    Question(
+    checks.Question(either(PERCENT), "These are percent. Which part of 1 are they?"),
+    checks.Question(
         either(ONE_GPU),
         "`tokens_per_second` are those of all GPUs together. What could all of them compute in a second?",
     ),
-    Question(
+    checks.Question(
         either(TWICE_DIVIDED), "The tokens are of all GPUs, and so should the peak be. How often do the GPUs count?"
     ),
-    Question(
-        has_kind(MODEL, WITH_RECOMPUTE, f"{WITH_RECOMPUTE} "),
+    checks.Question(
+        checks.has_kind(MODEL, WITH_RECOMPUTE, f"{WITH_RECOMPUTE} "),
         "What is computed a second time brings the model no further, so model FLOPs do not count it. Which of the two "
         "numbers does?",
     ),
-    Question(
-        has_kind(HARDWARE, WITHOUT_RECOMPUTE),
+    checks.Question(
+        checks.has_kind(HARDWARE, WITHOUT_RECOMPUTE),
         "Here each layer runs a second time before its backward pass, and the hardware did that too. How often do the "
         "products of a layer's forward pass count?",
     ),
-    Question(
-        has_kind(HARDWARE, ALL_AGAIN),
+    checks.Question(
+        checks.has_kind(HARDWARE, ALL_AGAIN),
         "Only the layers are computed again. Which product of the forward pass does not lie in a layer?",
     ),
-    Question(either(NO_SCORES), "Q Kᵀ and P V are products as well, though they have no weights. Where are they?"),
-    Question(
+    checks.Question(
+        either(NO_SCORES), "Q Kᵀ and P V are products as well, though they have no weights. Where are they?"
+    ),
+    checks.Question(
         either(SHORT, VISIBLE),
         "For one token, with s keys: Q Kᵀ takes 2·s·h operations in a layer, and P V as many. Are both in your sum, or "
         "did you leave out what the mask hides? (A plain product computes that too, and MFU counts it.)",
     ),
-    Question(
+    checks.Question(
         either(NO_LOGITS),
         "The output layer multiplies too, [h] times [h, v] for each token. Where is it in your sum?",
     ),
-    Question(
+    checks.Question(
         either(LOOKUP),
         "The embedding copies a row of its table and multiplies nothing. How often is the table used in a product?",
     ),
-    Question(
+    checks.Question(
         either(FORWARD),
         "That is the forward pass. The backward pass has two products where the forward pass has one.",
     ),
-    Question(either(BACKWARD_ONCE), "For Y = X A the backward pass needs dX and dA. How many products are they?"),
-    Question(either(HALF), "A multiplication and an addition are two operations."),
-    Question(
+    checks.Question(
+        either(BACKWARD_ONCE), "For Y = X A the backward pass needs dX and dA. How many products are they?"
+    ),
+    checks.Question(either(HALF), "A multiplication and an addition are two operations."),
+    checks.Question(
         lambda d: MODEL not in d.names,
         "The model FLOPs are right. Which products does the hardware do once more with `layers_again`, and which does "
         "it not without?",
     ),
-    Question(
+    checks.Question(
         lambda d: True,
         "Write the products of one token's forward pass one below the other: 24·h² with a layer's weights, 4·s·h with "
         "its scores, 2·h·v in the output layer. Three times that is a step. Which one differs from your sum?",

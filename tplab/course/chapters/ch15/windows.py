@@ -13,20 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tplab.course.checks import (
-    WORLD_SIZES,
-    Claim,
-    Observed,
-    Question,
-    Verdict,
-    called_as,
-    exercise,
-    fail,
-    fresh_generator,
-    portable,
-    run_ranks,
-    verify,
-)
+from tplab.course import checks
 from tplab.course.checks.describe import describe
 
 COUNT = "windows of a replica in a step"
@@ -61,18 +48,18 @@ class Case:
         return f"{self.windows} windows, {self.batch} in a step"
 
 
-def ask(function: Callable[..., Any], cases: Sequence[Case], disorder: int) -> list[Observed]:
+def ask(function: Callable[..., Any], cases: Sequence[Case], disorder: int) -> list[checks.Observed]:
     """Call the learner's function, as replica number `rank`, for every step in order and out of order, on each rank."""
     rank, p = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(disorder + rank)
     random.seed(disorder + rank)
-    seen: list[Observed] = []
+    seen: list[checks.Observed] = []
     for case in cases:
 
         def own(step: int, case: Case = case, seed: int | None = None) -> Any:
             seed = case.seed if seed is None else seed
             call = f"own_windows({step}, {seed}, {case.windows}, {case.batch}, {rank}, {p})"
-            with called_as(call):
+            with checks.called_as(call):
                 return plain(function(step, seed, case.windows, case.batch, rank, p))
 
         before = torch.get_rng_state(), random.getstate()
@@ -96,7 +83,7 @@ def beginnings(function: Callable[..., Any]) -> list[tuple[int, int, Any]]:
     for seed in APART_SEEDS:
         for epoch in range(APART_EPOCHS):
             arguments = epoch * (APART_WINDOWS // APART_BATCH), seed, APART_WINDOWS, APART_BATCH, 0, 1
-            with called_as(f"own_windows{arguments}"):
+            with checks.called_as(f"own_windows{arguments}"):
                 found.append((seed, epoch, [plain(function(*arguments))]))
     return found
 
@@ -113,29 +100,29 @@ def plain(said: Any) -> Any:
         numbers = list(said)
         if all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
             return numbers
-    return portable(said)
+    return checks.portable(said)
 
 
-@exercise("15.2", "Which windows a replica takes")
-def whose_windows(function: Callable[..., Any]) -> Verdict:
-    draw = torch.randint(1000, (3,), generator=fresh_generator()).tolist()
+@checks.exercise("15.2", "Which windows a replica takes")
+def whose_windows(function: Callable[..., Any]) -> checks.Verdict:
+    draw = torch.randint(1000, (3,), generator=checks.fresh_generator()).tolist()
     cases = [Case(48, 8, 18, draw[0]), Case(30, 8, 12, draw[1]), Case(10, 4, 8, draw[2])]
     alone: list[list[Batch]] = []
-    for p in WORLD_SIZES:
-        runs = run_ranks(ask, p, function, cases, 1 + draw[0], question=CRASH)
+    for p in checks.WORLD_SIZES:
+        runs = checks.run_ranks(ask, p, function, cases, 1 + draw[0], question=CRASH)
         for number, case in enumerate(cases):
             ranks = [on_rank[number] for on_rank in runs]
             check_form([on_rank["in order"] for on_rank in ranks], case, p)
             together = [[w for on_rank in ranks for w in on_rank["in order"][step]] for step in range(case.steps)]
             if p == 1:
                 alone.append(together)
-            seen: Observed = {COUNT: len(ranks[0]["in order"][0])}
-            seen |= {name: Claim(text) for name, text in claims(case, ranks, together, alone[number]).items()}
-            verify(
+            seen: checks.Observed = {COUNT: len(ranks[0]["in order"][0])}
+            seen |= {name: checks.Claim(text) for name, text in claims(case, ranks, together, alone[number]).items()}
+            checks.verify(
                 "15.2", p, [seen], [{COUNT: case.batch // p}], questions=QUESTIONS, alone=True,
                 note=case.note() + (f", {p} replicas" if p > 1 else ", one replica"),
             )  # fmt: skip
-    return Verdict("Where the run stands in its data is the number of its steps, and nothing else.")
+    return checks.Verdict("Where the run stands in its data is the number of its steps, and nothing else.")
 
 
 def check_form(of_ranks: list[list[Any]], case: Case, p: int) -> None:
@@ -143,10 +130,10 @@ def check_form(of_ranks: list[list[Any]], case: Case, p: int) -> None:
         for step, said in enumerate(steps):
             if not isinstance(said, list) or not all(isinstance(number, int) for number in said):
                 call = f"own_windows({step}, {case.seed}, {case.windows}, {case.batch}, {rank}, {p})"
-                fail("15.2", f"{call} gave {describe(said)}, not a list of whole numbers.", FORM)
+                checks.fail("15.2", f"{call} gave {describe(said)}, not a list of whole numbers.", FORM)
 
 
-def claims(case: Case, ranks: list[Observed], together: list[Batch], alone: list[Batch]) -> dict[str, str]:
+def claims(case: Case, ranks: list[checks.Observed], together: list[Batch], alone: list[Batch]) -> dict[str, str]:
     """Claims that say in words what doesn't hold; each is made only if the claims before it allow it."""
     wrong = [w for batch in together for w in batch if not 0 <= w < case.windows]
     found = {RANGE: f"window {wrong[0]} of 0 to {case.windows - 1}" if wrong else ""}
@@ -197,7 +184,7 @@ def neighbours_again(epochs: Sequence[list[Batch]]) -> str:
     return ""
 
 
-def impure(ranks: list[Observed]) -> str:
+def impure(ranks: list[checks.Observed]) -> str:
     for rank, seen in enumerate(ranks):
         for step, said in seen["again"].items():
             if said != seen["in order"][step]:
@@ -236,51 +223,53 @@ CRASH = (
     "order to be longer than it is?"
 )
 QUESTIONS = (
-    Question(
+    checks.Question(
         lambda d: LEFT_ALONE in d.names,
         "The rank's own random numbers make the dropout masks, and each rank stands elsewhere in them. Which "
         "generator could belong to your function alone?",
     ),
-    Question(
+    checks.Question(
         lambda d: PURE in d.names,
         "A run that goes on after step 700 asks for batch 700 first. What does your function remember from one call "
         "to the next, or draw that depends on what was drawn before?",
     ),
-    Question(lambda d: RANGE in d.names, "Windows are numbered from 0. Where does your function leave their range?"),
-    Question(
+    checks.Question(
+        lambda d: RANGE in d.names, "Windows are numbered from 0. Where does your function leave their range?"
+    ),
+    checks.Question(
         lambda d: COUNT in d.names,
         "`batch_size` sequences are the step's, of all replicas together. How many of them are one replica's?",
     ),
-    Question(
+    checks.Question(
         lambda d: SAME in d.names,
         "With more replicas the batch becomes another one. Does each replica see the same order and take its part of "
         "the same batch? (Neither the seed nor the order may depend on the replica.)",
     ),
-    Question(
+    checks.Question(
         lambda d: EPOCH in d.names,
         "Number all sequences of the run, one after the other: this batch begins at `done * batch_size`. In which "
         "epoch is number n, and at which place of that epoch's order? (A batch may take the end of one epoch and the "
         "beginning of the next.)",
     ),
-    Question(
+    checks.Question(
         lambda d: NEIGHBOURS in d.names,
         "One order is turned, reversed, or moved in blocks, and the same windows meet for the whole run. Where is an "
         "order of all windows drawn anew for each epoch?",
     ),
-    Question(
+    checks.Question(
         lambda d: SHUFFLED in d.names,
         "The windows come in the order of the text, so a batch is all of one file. What shuffles them?",
     ),
-    Question(
+    checks.Question(
         lambda d: NEW_ORDER in d.names,
         "Each epoch goes through the windows in the same order. What would have to enter the seed of the order?",
     ),
-    Question(
+    checks.Question(
         lambda d: SEEDED in d.names,
         "The seed changes nothing. Where does it enter the order? (Of the seed of a generator only the lowest 32 bits "
         "count.)",
     ),
-    Question(
+    checks.Question(
         lambda d: APART in d.names,
         "A run with another seed goes through epochs of this run again, at another time perhaps. How do seed and epoch "
         "enter the seed of the order, and for which two pairs of them does the same come out?",
