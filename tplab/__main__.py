@@ -1,4 +1,4 @@
-"""`python -m tplab` is the command `tplab`."""
+"""Run the `tplab` command with `python -m tplab`."""
 
 import sys
 

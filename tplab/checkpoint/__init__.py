@@ -2,7 +2,7 @@
 
 files       the directory of a checkpoint, written by torch.distributed.checkpoint
 pieces      which chunk of which full tensor a rank holds
-replicas    whether what should be identical on several ranks is identical
+replicas    check that replicated tensors are identical on all ranks
 optimizer   the optimizer's state, by parameter name
 sharded     save and load all of it
 """

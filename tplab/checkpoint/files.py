@@ -1,12 +1,12 @@
-"""Chapter 10: the directory of a checkpoint, written and read by `torch.distributed.checkpoint` (DCP), trusted little.
+"""Chapter 10: the directory of a checkpoint, written by `torch.distributed.checkpoint` (DCP) and read with suspicion.
 
-    step-1000/.metadata          what lies where; written last, when all else is there
+    step-1000/.metadata          an index of the tensors; written last, when everything else is complete
     step-1000/__0_0.distcp       the tensors of rank 0, each as torch.save writes it
-    step-1000/__1_0.distcp       those of rank 1
+    step-1000/__1_0.distcp       the tensors of rank 1
 
-The `.metadata` is a pickle, and DCP's own reader loads it as one: whoever can write that file can run any program on
-the machine that loads it. `SafeReader` builds the few classes that belong in it, and refuses a file that asks for
-anything else. Tensors are read with `weights_only=True`; that other values are too, `PieceLoader` sees to.
+The `.metadata` is a pickle, and DCP's own reader unpickles it, so anyone who can write that file can run any program on
+the machine that loads it. `SafeReader` builds only the few classes that belong in it and refuses a file that asks for
+anything else. Tensors are read with `weights_only=True`, and `PieceLoader` makes sure that other values are, too.
 (Python's documentation of pickle, "Restricting Globals".)
 """
 
@@ -52,7 +52,7 @@ _PLAIN = {
     "torch.serialization": {"_get_layout"},
     "torch": {"Size"},
 }
-_PATHS = {"PosixPath": PurePosixPath, "WindowsPath": PureWindowsPath}  # pure: they name files, and open none
+_PATHS = {"PosixPath": PurePosixPath, "WindowsPath": PureWindowsPath}  # pure: they name files without opening any
 
 
 def make_directory(path: Path) -> None:
@@ -71,9 +71,9 @@ def check_is_shared(path: Path) -> None:
 
 
 class TyingWriter(dcp.FileSystemWriter):
-    """Writes a tensor with two names once, and enters it under both: `ties` are flat names, second -> first.
+    """A writer that stores a tensor with two names once and lists it under both. ties: flat names, {second: first}.
 
-    Where the disk has no room for all ranks' files nothing is written: OSError says what is needed, and what is free.
+    If the disk has no room for all ranks' files, nothing is written, and an OSError gives the space needed and free.
     """
 
     def __init__(self, path: Path, ties: Mapping[str, str], **options: Any) -> None:
@@ -95,7 +95,7 @@ class TyingWriter(dcp.FileSystemWriter):
         again = []
         for second, first in self.ties.items():
             metadata.state_dict_metadata[second] = metadata.state_dict_metadata[first]
-            metadata.planner_data[second] = tuple(second.split(".", 1))  # ("model", its name there)
+            metadata.planner_data[second] = tuple(second.split(".", 1))  # ("model", the name in the model)
             own = [result for result in written if result.index.fqn == first]
             again += [replace(result, index=replace(result.index, fqn=second)) for result in own]
         with _numbers_told(".metadata", self.path):
@@ -103,10 +103,10 @@ class TyingWriter(dcp.FileSystemWriter):
 
 
 class SafeReader(dcp.FileSystemReader):
-    """DCP's reader, which runs nothing that a file tells it to, and notices what is missing before anything is loaded.
+    """DCP's reader, but it runs nothing that a file asks for, and notices missing files before anything is loaded.
 
-    `read_metadata` raises FileNotFoundError for a checkpoint that is missing, unfinished or incomplete, ValueError for
-    a file that is no metadata.
+    `read_metadata` raises FileNotFoundError for a missing, unfinished or incomplete checkpoint, and ValueError for a
+    file that isn't metadata.
     """
 
     _read: Metadata | None = None
@@ -130,13 +130,13 @@ class SafeReader(dcp.FileSystemReader):
 
 
 def names_under(metadata: Metadata, *first: str) -> dict[str, Key]:
-    """The names in a checkpoint whose keys begin so: {"optimizer.param_groups.0.lr": ("optimizer", .., 0, "lr")}."""
+    """The names in a checkpoint whose keys start with `first`, and the keys: {"extra.step": ("extra", "step")}."""
     keys = metadata.planner_data or {name: (name,) for name in metadata.state_dict_metadata}
     return {name: key for name, key in keys.items() if key[: len(first)] == first}
 
 
 def check_names(saved: Iterable[str], own: Iterable[str]) -> None:
-    """Raise ValueError unless the tensors in the checkpoint have the names of the model's own."""
+    """Raise ValueError unless the checkpoint's tensors have the same names as the model's."""
     saved, own = set(saved), set(own)
     if saved == own:
         return
@@ -149,7 +149,7 @@ def check_names(saved: Iterable[str], own: Iterable[str]) -> None:
 
 
 def together(step: Callable[[], T], group: ProcessGroup | None) -> T:
-    """step() on every rank. If it raises on one rank, all raise, so that no rank waits for one that has stopped."""
+    """Run step() on every rank; return its result. If it raises on one rank, all raise, so no rank waits in vain."""
     result, failed = None, None
     try:
         result = step()
@@ -168,9 +168,9 @@ def together(step: Callable[[], T], group: ProcessGroup | None) -> T:
 
 @contextmanager
 def dcp_run(trouble: str) -> Iterator[None]:
-    """DCP's exception, which no `except Exception` catches, as a RuntimeError; without its warning where p = 1.
+    """Turn DCP's exception, which no `except Exception` catches, into a RuntimeError; for p = 1, silence its warning.
 
-    That warning is off for good: to bring it back would change the filters under another thread's feet.
+    The warning stays off, because restoring the filters would change them for other threads.
     """
     if not dist.is_initialized():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
@@ -204,7 +204,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 def _file_bytes(plan: SavePlan) -> int:
-    """About so long is what a rank writes: torch.save and .metadata add nearly 2 KiB to each piece."""
+    """Estimate the bytes that a rank writes; torch.save and .metadata add nearly 2 KiB per piece."""
     tensors = [item.tensor_data for item in plan.items if item.tensor_data]
     numbers = sum(math.prod(tensor.chunk.sizes) * tensor.properties.dtype.itemsize for tensor in tensors)
     return numbers + 2048 * len(plan.items)
@@ -215,7 +215,7 @@ def _numbers_told(what: str, path: Any) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        own_words = error.__context__  # of the disk; torch.save has words of its own
+        own_words = error.__context__  # the disk's error, which torch.save replaces with its own
         reason = own_words if isinstance(own_words, OSError) else error
         raise OSError(
             f"{what} could not be written; {shutil.disk_usage(path).free:,} bytes are free on its disk, if no quota or "
@@ -224,7 +224,7 @@ def _numbers_told(what: str, path: Any) -> Iterator[None]:
 
 
 def _entries(names: Iterable[str]) -> Counter[str]:
-    """How many entries each nn.ModuleList has, to judge by the names of what is in it: {"blocks": 12}."""
+    """The number of entries in each nn.ModuleList, judging by the names inside it: {"blocks": 12}."""
     found = {match[0] for name in names if (match := re.match(r"(?:.*?\.)?\d+(?=\.)", name))}  # blocks.0, blocks.1, ..
     return Counter(entry.rpartition(".")[0] for entry in found)
 

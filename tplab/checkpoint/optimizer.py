@@ -1,15 +1,14 @@
 """Chapter 10: the state of an optimizer by parameter name, so that it can be sharded like the parameters.
 
-`optimizer.state_dict()` numbers the parameters in the order in which the optimizer got them. A checkpoint for any
-number of ranks holds what `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` gives for the unsharded
-model:
+`optimizer.state_dict()` numbers the parameters by their order in the optimizer. A checkpoint for any number of ranks
+holds what `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` returns for the unsharded model:
 
     {"state": {"up.weight": {"exp_avg": .., "exp_avg_sq": .., "step": ..}, ..},
      "param_groups": [{"lr": 0.001, .., "params": ["up.weight", ..]}]}
 
-A tensor with the shape of its parameter, such as Adam's averages or the momentum of SGD, is a shard where the parameter
-is one. A single number, such as the step, is alike on all ranks. Anything else, such as the averages over rows and over
-columns that Adafactor keeps, mixes what lies on several ranks, and can't be cut.
+A tensor with the shape of its parameter, such as Adam's averages or SGD's momentum, is sharded if the parameter is. A
+scalar, such as the step, is the same on all ranks. Anything else, such as Adafactor's averages over rows and over
+columns, mixes values from several ranks, so it can't be sharded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +28,9 @@ GROUPS, STATE = ("optimizer", "param_groups"), ("optimizer", "state")
 
 
 def optimizer_content(optimizer: Optimizer, model: nn.Module, rank: int, world_size: int) -> dict[str, Any]:
-    """What is to be saved of the optimizer, as above, with this rank's `Pieces` for tensors.
+    """The optimizer state to save, in the format above, with this rank's `Pieces` in place of tensors.
 
-    Raises ValueError for a parameter that isn't the model's, or a tensor that can't be cut.
+    Raises ValueError for a parameter that isn't the model's, or a tensor that can't be sharded.
     """
     groups, packed, parameters = _groups(optimizer, model), optimizer.state_dict(), dict(model.named_parameters())
     names = list(chain(*groups))
@@ -51,12 +50,12 @@ def optimizer_content(optimizer: Optimizer, model: nn.Module, rank: int, world_s
 
 
 def group_places(metadata: Metadata) -> dict[str, Pieces | None]:
-    """Places for what a checkpoint holds of learning rates and the like, and of which parameters are in which group."""
+    """Placeholders for the saved `param_groups`: hyperparameters such as the learning rate, and parameter names."""
     return {name: blank(metadata, name) for name in names_under(metadata, *GROUPS)}
 
 
 def saved_groups(metadata: Metadata, loaded: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The `param_groups` from the filled places."""
+    """The saved `param_groups`, read from the filled placeholders."""
     groups: dict[str | int, dict[str, Any]] = {}
     for name, (*_, number, key) in names_under(metadata, *GROUPS).items():
         groups.setdefault(number, {})[str(key)] = value_of(loaded[name])
@@ -64,7 +63,7 @@ def saved_groups(metadata: Metadata, loaded: Mapping[str, Any]) -> list[dict[str
 
 
 def check_groups(groups: Sequence[Mapping[str, Any]], optimizer: Optimizer, model: nn.Module) -> None:
-    """Raise ValueError unless `saved_groups` has the optimizer's groups, with the same parameters in each."""
+    """Raise ValueError unless the saved groups match the optimizer's, with the same parameters in each."""
     own = _groups(optimizer, model)
     if len(groups) != len(own):
         raise ValueError(
@@ -81,7 +80,7 @@ def check_groups(groups: Sequence[Mapping[str, Any]], optimizer: Optimizer, mode
 
 
 def state_places(metadata: Metadata, model: nn.Module, rank: int, world_size: int) -> dict[str, Pieces | None]:
-    """Places, as this rank wants them, for the state that a checkpoint holds of each parameter."""
+    """Placeholders for the saved state of each parameter, sharded as this rank needs it."""
     places, parameters = {}, dict(model.named_parameters())
     for name, (*_, parameter_name, key) in names_under(metadata, *STATE).items():
         saved, parameter = metadata.state_dict_metadata[name], parameters[str(parameter_name)]
@@ -103,9 +102,9 @@ def load_optimizer(
     groups: Sequence[Mapping[str, Any]],
     loaded: Mapping[str, Any],
 ) -> None:
-    """Give the optimizer its state out of the filled places, by its own `load_state_dict`.
+    """Load the optimizer's state from the filled placeholders through its own `load_state_dict`.
 
-    How it computes (`fused`, `foreach`, `capturable`) stays as it was made here: it is no part of the run.
+    Implementation choices (`fused`, `foreach`, `capturable`) keep their current values: they aren't part of the run.
     """
     own = _groups(optimizer, model)
     numbers = {name: number for number, name in enumerate(chain(*own))}
@@ -124,7 +123,6 @@ def _implementation(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _groups(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
-    """The names of the parameters in each of the optimizer's groups."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -139,7 +137,7 @@ def _groups(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
 def _sharding_of(
     name: str, key: str, shape: Sequence[int], parameter: nn.Parameter, parameter_shape: Sequence[int]
 ) -> Sharding | None:
-    """How a tensor of the state is cut: like its parameter if it has its shape."""
+    """The sharding of a state tensor: that of its parameter, or None for a scalar. ValueError if the shapes differ."""
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
     if sharding is None or len(shape) == 0:
         return None

@@ -1,13 +1,13 @@
 """Chapter 10: chunks of full tensors, as `torch.distributed.checkpoint` (DCP) asks for them.
 
-DCP asks a planner what each rank has. A planner answers with chunks: where in the whole tensor a piece begins, and its
-sizes. When it loads, DCP lays the chunks that a rank wants over those in the files, and reads where they overlap:
+DCP asks a planner what each rank has. The planner answers with chunks, each described by its offset in the full tensor
+and its sizes. To load, DCP compares the chunks that a rank wants with those in the files, and reads where they overlap:
 
     saved on 2 ranks       [ 0 1 2 3 4 5 | 6 7 8 9 10 11 ]
     loaded on 3 ranks      [ 0 1 2 3 | 4 5 6 7 | 8 9 10 11 ]       rank 1 reads 4 5 from one file, 6 7 from the other
 
-DTensor, torch's own sharded tensor, is one chunk on each rank, and says which. A shard of a fused tensor is several:
-`runs`.
+A DTensor, torch's own sharded tensor, is one chunk per rank, and it knows its offset. A shard of a fused tensor is
+several chunks (see `runs`).
 """
 
 import copy
@@ -45,7 +45,7 @@ from tplab.tensor.sharding import Sharding
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a rank holds of a tensor: views into its `shard`, each with the place in the whole where it begins."""
+    """A rank's pieces of a tensor: views into its `shard`, each with its offset in the full tensor."""
 
     shard: Tensor
     whole_shape: torch.Size
@@ -59,19 +59,19 @@ class Pieces:
         return self.views[index.offset]
 
     def padded(self) -> bool:
-        """Whether the shard has entries that are in no whole tensor."""
+        """True if the shard contains padding, that is, elements that don't belong to the full tensor."""
         return sum(view.numel() for view in self.views.values()) < held(self.shard).numel()
 
     def copied(self) -> "Pieces":
-        """The same numbers in memory of their own, on the CPU, to be saved: of the shard only its dtype is left."""
+        """A copy in separate CPU memory, ready to be saved; of the shard itself, only the dtype is kept."""
         views = {offset: _copied(view) for offset, view in self.views.items()}
         return Pieces(torch.empty(0, dtype=self.shard.dtype, device="cpu"), self.whole_shape, views)
 
 
 def pieces(tensor: Tensor, sharding: Sharding | None, rank: int, world_size: int) -> Pieces:
-    """The pieces that `rank` holds, if `tensor` is its shard; without a `sharding` it is the whole, in one piece.
+    """The pieces that `rank` holds if `tensor` is its shard; without a `sharding`, the full tensor as a single piece.
 
-    A DTensor says itself where its part belongs; with a `sharding` that counts, which knows of padding and blocks.
+    A DTensor knows its own offset, but a given `sharding` takes precedence, because it knows about padding and blocks.
     """
     tensor = tensor.detach()
     own = held(tensor)
@@ -89,16 +89,16 @@ def pieces(tensor: Tensor, sharding: Sharding | None, rank: int, world_size: int
 
 
 def held(tensor: Tensor) -> Tensor:
-    """What this rank holds of a DTensor; any other tensor as it is."""
+    """The local shard of a DTensor; any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def runs(sharding: Sharding, size: int, rank: int, world_size: int) -> list[tuple[int, int, int]]:
-    """(where in the whole, where in the shard, length) of each run of neighbours that `rank` holds of `size` entries.
+    """(offset in the full tensor, offset in the shard, length) of each contiguous run of `size` entries on `rank`.
 
-    The sharding says so itself, if it is given the numbers 1 to size to cut; the zeros are padding. A run ends where a
-    block does: otherwise a rank with the last head of Q and the only one of K would have them as one piece, which
-    overlaps with the pieces of K on other ranks and is none of them.
+    To find the runs, we shard the numbers 1 to size, so zeros are padding. A run also ends where a block ends.
+    Otherwise a rank with the last head of Q and the only head of K would hold them as a single piece, which would
+    overlap with the other ranks' pieces of K without matching any of them.
     """
     mine = replace(sharding, dim=0).shard(torch.arange(1, size + 1, device="cpu"), rank, world_size)
     places = mine.nonzero().flatten()
@@ -113,7 +113,7 @@ def runs(sharding: Sharding, size: int, rank: int, world_size: int) -> list[tupl
 
 @dataclass(frozen=True)
 class Plain:
-    """A value that is saved as one, a dict too. Raises TypeError if it could not be loaded with `weights_only=True`."""
+    """A value saved as is, even a dict. Raises TypeError if it couldn't be loaded with `weights_only=True`."""
 
     value: object
 
@@ -129,7 +129,7 @@ class Plain:
 
 
 def blank(metadata: Metadata, name: str) -> Pieces | None:
-    """A place for what was saved under `name`: a new whole tensor, or None for anything else."""
+    """A placeholder for what was saved under `name`: a new full tensor, or None for anything else."""
     saved = metadata.state_dict_metadata[name]
     if not isinstance(saved, TensorStorageMetadata):
         return None
@@ -137,9 +137,9 @@ def blank(metadata: Metadata, name: str) -> Pieces | None:
 
 
 def copied(content: Any) -> Any:
-    """A nested dict of `Pieces`, tensors and values that no longer changes with the originals; tensors on the CPU.
+    """An independent copy of a nested dict of `Pieces`, tensors and values, with all tensors on the CPU.
 
-    From a GPU the copies travel side by side into pinned memory: synchronize before they are read.
+    Copies from a GPU go to pinned memory asynchronously, so synchronize before you read them.
     """
     if isinstance(content, Pieces):
         return content.copied()
@@ -156,12 +156,12 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def value_of(leaf: object) -> Any:
-    """What a filled place holds."""
+    """The content of a filled placeholder."""
     return leaf.shard if isinstance(leaf, Pieces) else leaf
 
 
 class PieceSaver(dcp.DefaultSavePlanner):
-    """Saves a nested dict of `Pieces`, whole tensors and values. What several ranks have, the lowest of them writes."""
+    """A planner that saves a nested dict of `Pieces`, full tensors and values; the lowest rank writes replicas."""
 
     def __init__(self) -> None:
         super().__init__(flatten_sharded_tensors=False, dedup_save_to_lowest_rank=True)
@@ -176,7 +176,7 @@ class PieceSaver(dcp.DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         items = [item for name, leaf in self.state_dict.items() for item in _write_items(name, leaf)]
-        self.plan = SavePlan(items, planner_data=self.mappings)  # flat names, and the keys that led there
+        self.plan = SavePlan(items, planner_data=self.mappings)  # flat names, and the keys they stand for
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Any:
@@ -187,7 +187,7 @@ class PieceSaver(dcp.DefaultSavePlanner):
 
 
 class PieceLoader(dcp.DefaultLoadPlanner):
-    """Fills the `Pieces` of a flat dict in place, and puts in every other place what was saved under its name."""
+    """A planner that fills the `Pieces` of a flat dict in place and replaces every other value with the saved one."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)

@@ -1,30 +1,30 @@
 """Chapter 10: save on p ranks, each its own shards, and load on any other number of ranks.
 
-`full_state_dict` gathers the whole model on every rank, which a large one doesn't fit on. Here nothing is gathered.
-Each rank writes what it holds, and notes where in the whole tensor it belongs. What several ranks hold, the first of
-them writes; the rows that only pad a vocabulary, none:
+`full_state_dict` gathers the full model on every rank, where a large one doesn't fit. Here nothing is gathered. Each
+rank writes its shards and notes where in the full tensors they belong. If several ranks hold the same data, the first
+of them writes it. Rows that only pad a vocabulary aren't written at all:
 
     in the checkpoint                    rank 0    rank 1    rank 2    rank 3
     embedding [10, h], rows              0 1 2     3 4 5     6 7 8     9 . .
     qkv: 4 heads of Q                    0         1         2         3
-         2 heads of K, and 2 of V        0         (0)       1         (1)            ( )  held, and not written
+         2 heads of K, and 2 of V        0         (0)       1         (1)            ( )  present, but not written
     norm [h], the step of Adam           all       (all)     (all)     (all)
 
-So the checkpoint holds the whole tensors of the unsharded model, and nothing in it depends on p. Whoever loads it, on 1
-rank or 8, asks for the rows that it needs, wherever they lie (see `tplab.checkpoint.pieces`).
+So the checkpoint holds the full tensors of the unsharded model, and nothing in it depends on p. Each rank that loads
+it, 1 rank or 8, asks for the rows that it needs, wherever they are stored (see `tplab.checkpoint.pieces`).
 
-The state of an optimizer goes the same way. Adam's averages have the shape of their parameter and are cut like it; they
-are saved under its name, since its number in the optimizer says little.
+The optimizer's state is saved the same way. Adam's averages have the shape of their parameter, so they are sharded like
+it. They are saved under its name, because its number in the optimizer means little.
 
-The format is that of `torch.distributed.checkpoint` (DCP), with the names that torch gives to one process:
+The format is that of `torch.distributed.checkpoint` (DCP), with the names that torch uses on a single process:
 
     {"model": model.state_dict(), "optimizer": {"state": .., "param_groups": ..}, "rng": .., "extra": ..}
 
-Other tools read it, an unsharded model too: `dcp.load({"model": plain.state_dict()}, checkpoint_id=path)`, or one
-file for `torch.load`: `dcp_to_torch_save(path, "model.pt")`. Both run what somebody may have hidden in the files, which
-`load_sharded` doesn't (see `tplab.checkpoint.files`): use them for checkpoints of people whom you trust.
+Other tools can read it, even for an unsharded model: `dcp.load({"model": plain.state_dict()}, checkpoint_id=path)`, or
+`dcp_to_torch_save(path, "model.pt")` for a single `torch.load` file. Both run any code hidden in the files, which
+`load_sharded` doesn't (see `tplab.checkpoint.files`), so use them only for checkpoints from people you trust.
 
-Why planners and not DTensors: a DTensor is one chunk on a rank, and a fused, copied or padded shard isn't.
+We use planners instead of DTensors because a DTensor is one chunk per rank; a fused, copied or padded shard isn't.
 (Megatron: `ShardedTensor.from_rank_offsets` and dist_checkpointing.)
 """
 
@@ -77,14 +77,14 @@ def save_sharded(
 ) -> None:
     """Save model, optimizer, random states and `extra` to the new directory `path`, on a disk that all ranks share.
 
-    All ranks of the model's group call it. With several groups side by side each saves to a path of its own; of
-    data-parallel replicas one is enough. extra: numbers, strings, tensors, dicts and lists of them, such as the step or
-    `scheduler.state_dict()`; rank 0's count.
+    All ranks of the model's group must call it. Several groups side by side save to separate paths; it's enough to save
+    one of several data-parallel replicas. extra: numbers, strings, tensors, dicts and lists of them, such as the step
+    or `scheduler.state_dict()`; rank 0's is saved.
 
-    Of what several ranks hold, one is saved. Raises ValueError, naming it and the ranks, if they do not hold the same
-    numbers; check_replicas=False saves those of the lowest rank all the same.
-    Raises FileExistsError if there is something at `path`: whoever overwrites a checkpoint and is interrupted has none.
-    Save each to its own directory (step-1000), and delete the last one afterwards.
+    Replicated data is saved once. Raises ValueError, naming the data and the ranks, if the replicas differ;
+    check_replicas=False saves the lowest rank's replica anyway.
+    Raises FileExistsError if `path` exists, because an interrupted overwrite would leave you without any checkpoint.
+    Save each checkpoint to its own directory (step-1000), and delete the previous one afterwards.
     """
     staged = stage_sharded(model, optimizer=optimizer, rng=rng, extra=extra, check_replicas=check_replicas, group=group)
     write_sharded(path, staged, group=group)
@@ -92,14 +92,14 @@ def save_sharded(
 
 @dataclass(frozen=True)
 class Staged:
-    """What this rank has to save: views of what it holds, until they are `copied`. ties: as in `TyingWriter`."""
+    """The data that this rank has to save: views of its tensors, until they are `copied`. ties: as in `TyingWriter`."""
 
     content: dict[str, Any]
     ties: dict[str, str]
     is_copy: bool = False
 
     def copied(self) -> "Staged":
-        """In CPU memory of its own, so that training may go on while it is written."""
+        """A copy in separate CPU memory, so that training can continue while it is written."""
         staged = Staged(copied(self.content), self.ties, is_copy=True)
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
@@ -115,7 +115,7 @@ def stage_sharded(
     check_replicas: bool = True,
     group: ProcessGroup | None = None,
 ) -> Staged:
-    """The first half of `save_sharded`: all that looks at the model, and all that can be wrong with it."""
+    """Do the first half of `save_sharded`: read the model, and run every check that could fail because of it."""
     rank, world_size = rank_and_size(group)
     content, ties = together(lambda: _content(model, optimizer, rng, extra, rank, world_size), group)
     if check_replicas:
@@ -124,14 +124,14 @@ def stage_sharded(
 
 
 def write_sharded(path: str | PathLike, staged: Staged, *, group: ProcessGroup | None = None) -> None:
-    """The second half of `save_sharded`. A copy can be written by a thread, if the group (gloo's) is used by no other.
+    """Do the second half of `save_sharded`. A thread can write a copy if no other thread uses the group (a gloo group).
 
-    (`dcp.async_save` is this too: a copy on the CPU, and `dcp.save` in a thread.)
+    (`dcp.async_save` works the same way: a copy on the CPU, and `dcp.save` in a thread.)
     """
     path, rank = Path(path), rank_and_size(group)[0]
     together(lambda: make_directory(path) if rank == 0 else None, group)
     together(lambda: check_is_shared(path), group)
-    ahead = {"per_thread_copy_ahead": 0} if staged.is_copy else {}  # else the thread would take a stream of some GPU
+    ahead = {"per_thread_copy_ahead": 0} if staged.is_copy else {}  # otherwise the thread would use some GPU's stream
     with dcp_run(f"{path} could not be saved"):
         writer = TyingWriter(path, staged.ties, **ahead)
         dcp.save(staged.content, storage_writer=writer, planner=PieceSaver(), process_group=group)
@@ -145,16 +145,16 @@ def load_sharded(
     rng: RNGTracker | None = None,
     group: ProcessGroup | None = None,
 ) -> dict[str, Any]:
-    """Load what `save_sharded` saved on any number of ranks, in place; return its `extra`.
+    """Load in place what `save_sharded` saved on any number of ranks; return its `extra`.
 
-    All ranks of the model's group call it. Without `optimizer` or `rng`, what was saved of them is left alone. The
-    numbers take the dtypes and devices that the model has.
+    All ranks of the model's group must call it. Without `optimizer` or `rng`, their saved states are ignored. Loaded
+    values take the model's dtypes and devices.
 
-    rng: what was drawn alike goes on everywhere, each saved rank's own random state on the rank with its number. On
-    more ranks than were saved, the new ones keep the state that `seed_all` gave them.
+    rng: streams that are the same on all ranks continue everywhere; each saved rank's own random state goes to the rank
+    with the same number. Ranks beyond those that were saved keep the state that `seed_all` gave them.
 
-    Raises FileNotFoundError if the checkpoint is missing or incomplete, ValueError if it is of another model or
-    optimizer. Nothing has been changed then. RuntimeError if a file is damaged, or can't be read; part may be loaded.
+    Raises FileNotFoundError if the checkpoint is missing or incomplete, and ValueError if it is of a different model or
+    optimizer; nothing has changed then. RuntimeError if a file is damaged or can't be read; part of it may be loaded.
     """
     rank, world_size = rank_and_size(group)
     reader = SafeReader(path)
@@ -191,7 +191,7 @@ def _content(
     rank: int,
     world_size: int,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """What this rank has to save, and the second names of tied tensors: {"model.head.weight": "model.table.weight"}."""
+    """The content to save, and the second names of tied tensors: {"model.head.weight": "model.table.weight"}."""
     _check_group(model, world_size)
     state, first = model.state_dict(keep_vars=True), _first_names(model)
     content: dict[str, Any] = {"model": {}}
@@ -199,7 +199,7 @@ def _content(
         value = state[name]
         if isinstance(value, Tensor):
             content["model"][name] = pieces(value, getattr(value, "tensor_parallel", None), rank, world_size)
-        else:  # what a module's get_extra_state returned
+        else:  # the result of a module's get_extra_state
             content["model"][name] = Plain(value)
     if optimizer is not None:
         content["optimizer"] = optimizer_content(optimizer, model, rank, world_size)
@@ -211,14 +211,14 @@ def _content(
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
-    """For each name in the state_dict the first name of the same tensor, which for a tied weight is another one."""
+    """The first name of the same tensor for each name in the state_dict; the two names differ for a tied weight."""
     seen: dict[int, str] = {}
     state = model.state_dict(keep_vars=True)
     return {n: seen.setdefault(id(value), n) if isinstance(value, Tensor) else n for n, value in state.items()}
 
 
 def _model_places(metadata: Metadata, model: nn.Module, rank: int, world_size: int) -> dict[str, Any]:
-    """Places for the model's tensors: its own. Raises ValueError if the checkpoint is of another model."""
+    """The model's tensors as placeholders. Raises ValueError if the checkpoint is of a different model."""
     _check_group(model, world_size)
     state = model.state_dict(keep_vars=True)
     check_names([name.removeprefix("model.") for name in names_under(metadata, "model")], state)
@@ -239,7 +239,7 @@ def _model_places(metadata: Metadata, model: nn.Module, rank: int, world_size: i
 
 
 def _finish_model(model: nn.Module, loaded: Mapping[str, Any]) -> None:
-    """Its tensors are filled already; this is for what a module does when it is loaded, such as set_extra_state."""
+    """Trigger what modules do when they are loaded, such as set_extra_state. The tensors are already filled."""
     model.load_state_dict({name: value_of(loaded[f"model.{first}"]) for name, first in _first_names(model).items()})
 
 

@@ -1,11 +1,11 @@
-"""Chapter 14: which layouts of a model over a cluster there are, what each needs of memory, and how long a step takes.
+"""Chapter 14: every layout of a model over a cluster, with the memory that it needs and the time that a step takes.
 
     n GPUs = tp · pp · dp          tp divides heads and MLP, dp · micro-batch the sequences; each stage has a layer
 
-Every way of writing n so, with every micro-batch that is a power of two, with and without sequence parallelism, and
-with nothing, the attention or whole layers computed again: what fits into a GPU's memory (`tplab.memory.bill`), fastest
-first (`tplab.cost.step.step_time`). A tenth of the memory is left for what the bill does not count: buffers of
-libraries, memory in pieces too small to use. `python -m tplab plan` prints the same.
+We try every such factorization of n with every micro-batch that is a power of two, with and without sequence
+parallelism, and with nothing, the attention or full layers recomputed. We keep what fits into a GPU's memory
+(`tplab.memory.bill`), fastest first (`tplab.cost.step.step_time`). A tenth of the memory is left free for what the bill
+doesn't count, such as library buffers and memory fragments. `python -m tplab plan` prints the same.
 """
 
 import math
@@ -19,18 +19,18 @@ from tplab.memory.config import PRESETS, GPTConfig, Recompute, parameter_count, 
 from tplab.memory.memory_bill import Bill, Layout, bill
 
 GB = 10**9
-TOKENS = 4_000_000  # of a step, unless asked for; GPT-3 175B took 3.2 million (Brown et al. 2020, table 2.1)
-RESERVE = 0.1  # share of a GPU's memory that a plan leaves free, for what the bill does not count
-SMALLEST, LARGEST = 1e6, 1e14  # parameters of a GPT that `gpt_shape` makes up
+TOKENS = 4_000_000  # per step, by default; GPT-3 175B took 3.2 million (Brown et al. 2020, table 2.1)
+RESERVE = 0.1  # share of a GPU's memory that a plan leaves free, for what the bill doesn't count
+SMALLEST, LARGEST = 1e6, 1e14  # parameters of a GPT that `gpt_shape` can design
 
 
 class NothingFits(ValueError):  # noqa: N818 (it names what was found)
-    """No layout fits; the message says what the one that needs least would need."""
+    """The error for a cluster on which no layout fits; its message says what the smallest layout would need."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout that fits, with its bill of the fullest GPU and the time of its step."""
+    """A layout that fits, with the memory bill of its fullest GPU and its step time."""
 
     layout: Layout
     bill: Bill
@@ -48,9 +48,9 @@ def plans(
 ) -> list[Plan]:
     """Every layout of the model over `gpus` GPUs that fits into their memory, fastest first.
 
-    sequences         of one step, over all replicas; None: `default_sequences`
+    sequences         per step, over all replicas; None: `default_sequences`
     shard_optimizer   each replica keeps 1/dp of the optimizer's state (ZeRO-1)
-    Raises ValueError where no layout divides the model and the batch, NothingFits where none fits into memory.
+    Raises ValueError if no layout divides the model and the batch, NothingFits if none fits into memory.
     """
     if gpus < 1:
         raise ValueError(f"gpus={gpus}: there must be at least one")
@@ -77,7 +77,7 @@ def plans(
 
 
 def best_of_each_split(found: list[Plan]) -> list[Plan]:
-    """The fastest plan of each (tp, pp, dp), in the order given: the rest differs in micro-batch and recomputation."""
+    """The fastest plan for each (tp, pp, dp), in the given order; the rest differ in micro-batch and recomputation."""
     best: dict[tuple[int, int, int], Plan] = {}
     for plan in found:
         best.setdefault((plan.layout.tp, plan.layout.pp, plan.layout.dp), plan)
@@ -85,11 +85,11 @@ def best_of_each_split(found: list[Plan]) -> list[Plan]:
 
 
 def layouts(config: GPTConfig, gpus: int, sequences: int) -> Iterator[Layout]:
-    """Every layout over `gpus` GPUs in which tp divides heads and MLP, and dp and the micro-batch the sequences.
+    """Every layout over `gpus` GPUs in which tp divides heads and MLP, and dp · micro-batch divides the sequences.
 
-    Where pp does not divide the layers, the first stages hold one more (`tplab.memory.memory_bill.layers_of_stage`).
+    If pp doesn't divide the layers, the first stages have an extra one (`tplab.memory.memory_bill.layers_of_stage`).
     """
-    for tp in tensor_parallel_sizes(config, min(gpus, config.num_heads)):  # each takes a head at least
+    for tp in tensor_parallel_sizes(config, min(gpus, config.num_heads)):  # each rank takes at least one head
         for pp in _divisors(gpus // tp, config.num_layers) if gpus % tp == 0 else ():
             dp = gpus // (tp * pp)
             for exponent in range(sequences.bit_length()):
@@ -99,25 +99,25 @@ def layouts(config: GPTConfig, gpus: int, sequences: int) -> Iterator[Layout]:
                 steps = sequences // (dp * micro_batch)
                 for sequence_parallel in (False, True) if tp > 1 and config.seq_length % tp == 0 else (False,):
                     for recompute in get_args(Recompute):
-                        if recompute != "attention" or not config.flash_attention:  # which keeps no scores anyhow
+                        if recompute != "attention" or not config.flash_attention:  # that saves no scores anyway
                             yield Layout(tp, pp, dp, micro_batch, steps, sequence_parallel, recompute)
 
 
 def default_sequences(config: GPTConfig, gpus: int) -> int:
-    """About `TOKENS` tokens a step, and a multiple of the number of GPUs, so that every dp divides it."""
+    """Sequences per step, for about `TOKENS` tokens; a multiple of the number of GPUs, so that every dp divides it."""
     return max(1, round(TOKENS / config.seq_length / gpus)) * gpus
 
 
 def gpt_shape(parameters: float, *, seq_length: int = 4096, vocab_size: int = 51200) -> GPTConfig:
-    """A GPT of about so many parameters: heads of 128, an MLP of 4h, h about 128 times the number of layers.
+    """A GPT with about `parameters` parameters: heads of 128, an MLP of 4h, h about 128 times the number of layers.
 
-    From a billion on heads are multiples of 8 and layers of 4, so that they divide well. The scores are computed with
-    FlashAttention, without dropout; positions are rotary. Raises ValueError below a million parameters and above a
+    Below 1e8, heads have size 16. From 1e9 on, heads are multiples of 8 and layers of 4, so that they divide well. It
+    uses FlashAttention, no dropout, and rotary positions. Raises ValueError below a million parameters and above a
     hundred trillion.
     """
     if not SMALLEST <= parameters <= LARGEST:
         raise ValueError(f"{parameters:.3g} parameters are no GPT that this can make up: give from 1e6 to 1e14")
-    unit = 8 if parameters >= 1e9 else 1  # of heads; layers come in half of it
+    unit = 8 if parameters >= 1e9 else 1  # heads are multiples of this, layers multiples of half of it
     head = 128 if parameters >= 1e8 else 16
     few = max(unit // 2, 1)
     found: tuple[float, GPTConfig] | None = None
@@ -138,9 +138,9 @@ def gpt_shape(parameters: float, *, seq_length: int = 4096, vocab_size: int = 51
 
 
 def model(name: str) -> GPTConfig:
-    """The configuration of `tplab.memory.config.PRESETS` that is called so; case, spaces and hyphens don't matter.
+    """The configuration called `name` in `tplab.memory.config.PRESETS`; case, spaces and hyphens don't matter.
 
-    Raises ValueError, with the known ones, where there is none.
+    Raises ValueError, with the known names, if there is none.
     """
 
     def plain(text: str) -> str:
@@ -153,7 +153,7 @@ def model(name: str) -> GPTConfig:
 
 
 def _bill(config: GPTConfig, layout: Layout, shard_optimizer: bool) -> Bill:
-    """The bill of the fullest GPU, one of the first stage, which holds most micro-batches, or of the last (logits)."""
+    """The bill of the fullest GPU: one in the first stage (most micro-batches) or in the last stage (logits)."""
     of_stages = (bill(config, layout, stage=stage) for stage in {0, layout.pp - 1})
     if shard_optimizer:
         of_stages = (replace(one, optimizer=-(-one.optimizer // layout.dp)) for one in of_stages)

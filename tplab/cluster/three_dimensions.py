@@ -1,15 +1,15 @@
 """Chapter 14: a GPT trained with data, pipeline and tensor parallelism at once.
 
-    step:   ids, targets of the whole batch -> this replica's sequences -> m micro-batches
-            tokens_of_all                      how many tokens count, over all replicas       dp
+    step:   ids, targets of the full batch -> this replica's sequences -> m micro-batches
+            tokens_of_all                      the number of tokens, over all replicas        dp
             pipeline.step                      losses and gradients of the micro-batches      tp in layers, pp between
             data.finish()                      the replicas' gradients are added up           dp
-            clip_grad_norm                     one norm for the whole model                   tp, pp
-            optimizer.step()                   each rank its own parameters
+            clip_grad_norm                     one norm for the full model                    tp, pp
+            optimizer.step()                   each rank updates its own parameters
 
-The loss of each token is divided by the tokens of the whole batch, so sums are right everywhere: over micro-batches and
-over replicas. Nobody takes a mean of means. The model comes out as on one process, but for the order of additions.
-With `zero` the optimizer's state is cut over the replicas as well (ZeRO-1).
+The loss of each token is divided by the number of tokens in the full batch, so we only ever have to add, over
+micro-batches and over replicas, and never take a mean of means. The model matches that of a single-process run up to
+the order of additions. With `zero`, the optimizer's state is sharded over the replicas, too (ZeRO-1).
 (Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters": PTD-P.)
 """
 
@@ -38,15 +38,15 @@ SEEDS_APART = 10_000  # see `tplab.tensor.rng.seed_all`
 
 
 class Training3D:
-    """This rank's part of a GPT in training on a grid of ranks; every rank makes it, with the same arguments.
+    """A rank's part of a GPT training run on a grid of ranks; every rank creates it with the same arguments.
 
-    micro_batches       of a replica in a step
-    max_norm            longest gradient; None: any
-    zero                the replicas share the optimizer's state
+    micro_batches       per replica and step
+    max_norm            the norm to which gradients are clipped; None: no clipping
+    zero                shard the optimizer's state over the replicas
     defaults            options of the optimizer
 
-    `norm` is the length of the last step's gradient before it was clipped, None without `max_norm`.
-    Raises ValueError where the grid doesn't fit the ranks or the model.
+    `norm` is the gradient norm of the last step before clipping, None without `max_norm`.
+    Raises ValueError if the grid doesn't match the ranks or the model.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Training3D:
         self.norm: Tensor | None = None
 
     def step(self, ids: Tensor, targets: Tensor) -> float:
-        """One step on the whole batch [B, s], the same on all ranks; returns its mean loss, on every rank.
+        """Train one step on the full batch [B, s], the same on all ranks; return its mean loss on every rank.
 
         Raises ValueError unless B = dp · micro_batches · micro_batch_size.
         """
@@ -140,7 +140,7 @@ class Training3D:
         clip(gradients, self.norm, self.max_norm)
 
     def _everywhere(self, loss: Tensor | None) -> float:
-        """The replicas' parts of the loss, from their last stages, added up for all."""
+        """The full loss on every rank: the sum of the replicas' parts, which their last stages hold."""
         total = torch.zeros((), dtype=torch.float64, device=device())
         if loss is not None:
             total += loss.detach()

@@ -1,25 +1,25 @@
 """Chapter 01: collectives, built by hand from send and receive.
 
-The ranks stand in a ring: rank r sends to r + 1 and receives from r - 1. A tensor of N numbers is cut along its first
-dimension into p parts. In p - 1 steps each part goes round once, and every rank adds its own share on the way:
+The ranks form a ring: rank r sends to r + 1 and receives from r - 1. A tensor of N elements is split along its first
+dimension into p parts. In p - 1 steps, each part goes around the ring once, and every rank adds its share on the way:
 
-    ring reduce-scatter, p = 3      step 0               step 1               step 2: whole
+    ring reduce-scatter, p = 3      step 0               step 1               step 2: complete
                       rank 0    part 2: x0          part 1: x2 + x0      part 0: x1 + x2 + x0
                       rank 1    part 0: x1          part 2: x0 + x1      part 1: x2 + x0 + x1
                       rank 2    part 1: x2          part 0: x1 + x2      part 2: x0 + x1 + x2
 
-Sent the same way once more, without adding, every part reaches every rank: the all-gather. Both together are an
-all-reduce, in 2(p-1) steps of N/p numbers: each rank sends 2(p-1)/p N, hardly more for many ranks than for few. A tree
-takes only 2 log2(p) steps, but of N numbers each, and the rank at its root sends log2(p) N.
+A second round without additions brings every part to every rank: the all-gather. The two together are an all-reduce in
+2(p-1) steps of N/p elements. Each rank sends 2(p-1)/p N elements, hardly more for many ranks than for a few. A tree
+takes only 2 log2(p) steps, but each has N elements, and the rank at its root sends log2(p) N.
 (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"; NCCL's Ring and Tree.)
 
-Why no rank waits for ever: if each one first sent and then received, all might wait in send, since a send may take
-until its receiver is there (gloo's always does, NCCL's when the message is large). `exchange` starts both at once and
-then waits for both. It is a *batch* because NCCL runs what is sent between two GPUs in the order of the calls: isend
-and irecv one by one, in the same order on both of two ranks, would wait for each other there.
+Why doesn't any rank wait forever? If every rank sent first and then received, all of them could get stuck in send,
+because a send may take until its receiver is ready (gloo's always does, NCCL's if the message is large). `exchange`
+starts both at once and then waits for both. It is a *batch* because NCCL runs the messages between two GPUs in the
+order of the calls: separate isend and irecv calls, in the same order on both ranks, would deadlock.
 
-Nothing here writes into a tensor that it was given (but for the one that `scatter` fills, as torch's does), whatever
-its strides; results are new, contiguous tensors in the dtype that came in. Without a process group there is one rank.
+Nothing here writes into its inputs (except the tensor that `scatter` fills, as torch's does), whatever their strides.
+Results are new, contiguous tensors in the input's dtype. Without a process group, there is a single rank.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,9 +32,9 @@ from torch.distributed import ProcessGroup
 
 
 def rank_and_size(group: ProcessGroup | None = None) -> tuple[int, int]:
-    """This rank's number in the group, and how many ranks the group has: (0, 1) where no process group was ever made.
+    """The rank of this process in the group, and the number of ranks: (0, 1) if no process group was ever initialized.
 
-    Raises ValueError on a rank that is no member of the group.
+    Raises ValueError on a rank that isn't a member of the group.
     """
     if group is None and not (dist.is_available() and dist.is_initialized()):
         return 0, 1
@@ -47,10 +47,10 @@ def rank_and_size(group: ProcessGroup | None = None) -> tuple[int, int]:
 def scatter(
     tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, group_src: int = 0, group: ProcessGroup | None = None
 ) -> Tensor:
-    """Fill `tensor` [..] with this rank's one of `scatter_list`, p tensors [..] that only `group_src` holds; return it.
+    """Fill `tensor` [..] with this rank's tensor from `scatter_list`, p tensors [..] on `group_src` only; return it.
 
-    The source sends p - 1 messages, every other rank receives one. `group_src` counts within the group.
-    Raises ValueError on the source if there are not p tensors of the shape and dtype of `tensor`.
+    The source sends p - 1 messages; every other rank receives one. `group_src` is a rank within the group.
+    Raises ValueError on the source unless there are p tensors of the shape and dtype of `tensor`.
     """
     rank, p = rank_and_size(group)
     _check_root(group_src, p)
@@ -72,7 +72,7 @@ def scatter(
 def gather(tensor: Tensor, group_dst: int = 0, group: ProcessGroup | None = None) -> list[Tensor] | None:
     """The tensors [..] of all ranks, in rank order, on `group_dst`; None on the others.
 
-    All ranks but `group_dst` send one message. `group_dst` counts within the group.
+    Every rank except `group_dst` sends one message. `group_dst` is a rank within the group.
     """
     rank, p = rank_and_size(group)
     _check_root(group_dst, p)
@@ -88,18 +88,18 @@ def gather(tensor: Tensor, group_dst: int = 0, group: ProcessGroup | None = None
 
 
 def ring_reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """This rank's part of the sum of x [n, ..] over the ranks: [n/p, ..], the part that `part_sizes` gives it.
+    """Sum x [n, ..] over the ranks; return this rank's part [n/p, ..] of the sum, as `part_sizes` splits it.
 
-    p - 1 steps; each rank sends all of x but its own part.
+    Takes p - 1 steps, in which each rank sends all of x except its own part.
     """
     *_, (_, total) = reduce_scatter_steps(x, group)
     return total
 
 
 def reduce_scatter_steps(x: Tensor, group: ProcessGroup | None = None) -> Iterator[tuple[int, Tensor]]:
-    """(part, its sum so far) that this rank holds before the first step and after each of the p - 1: p pairs.
+    """Yield (part, its sum so far) on this rank before the first step and after each of the p - 1 steps: p pairs.
 
-    The last is this rank's own part, complete.
+    The last pair is this rank's own part, complete.
     """
     rank, p = rank_and_size(group)
     parts = x.tensor_split(p)  # p of about [n/p, ..], views
@@ -115,11 +115,11 @@ def reduce_scatter_steps(x: Tensor, group: ProcessGroup | None = None) -> Iterat
 
 
 def ring_all_gather(part: Tensor, group: ProcessGroup | None = None, *, size: int | None = None) -> Tensor:
-    """The parts [n/p, ..] of all ranks, one after another in rank order: [n, ..].
+    """The parts [n/p, ..] of all ranks, concatenated in rank order: [n, ..].
 
-    size: n, for parts as `part_sizes(n, p)` cuts them; None: all have the shape of this rank's.
-    p - 1 steps; each rank sends all parts but its right neighbour's.
-    Raises ValueError where this rank's part is not as large as `size` wants it.
+    size: n, for parts as `part_sizes(n, p)` splits them; None: all parts have the shape of this rank's part.
+    Takes p - 1 steps, in which each rank sends all parts except its right neighbor's.
+    Raises ValueError if this rank's part doesn't have the size that `part_sizes` gives it.
     """
     *_, (_, whole) = all_gather_steps(part, group, size=size)
     return whole
@@ -128,13 +128,13 @@ def ring_all_gather(part: Tensor, group: ProcessGroup | None = None, *, size: in
 def all_gather_steps(
     part: Tensor, group: ProcessGroup | None = None, *, size: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """(part that came last, the whole as far as it is known) before the first step and after each of the p - 1."""
+    """Yield (part that came last, the full tensor so far) before the first step and after each of the p - 1 steps."""
     rank, p = rank_and_size(group)
     sizes = part_sizes(part.shape[0] * p if size is None else size, p)
     if part.shape[0] != sizes[rank]:
         raise ValueError(f"rank {rank} holds {part.shape[0]} of {size} rows; of {p} ranks it should hold {sizes[rank]}")
     whole = part.new_zeros(sum(sizes), *part.shape[1:])
-    parts = whole.split(sizes)  # views: what is received lands in its place
+    parts = whole.split(sizes)  # views: each received part lands in its place
     parts[rank].copy_(part)
     yield rank, whole
     for index in range(rank, rank - p + 1, -1):
@@ -151,8 +151,8 @@ def ring_all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 def tree_all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """The sum of x [..] over the ranks, in a new tensor [..]: up a binomial tree to rank 0, and down again.
 
-    2 ceil(log2 p) steps of x's size. On the way up, in the step of distance d = 1, 2, 4, .., every rank that is an odd
-    multiple of d sends its sum to the rank d below it. Nobody waits in a circle, so plain send and recv will do.
+    Takes 2 ceil(log2 p) steps of x's size. On the way up, in the step of distance d = 1, 2, 4, .., every rank that is
+    an odd multiple of d sends its sum to rank - d. No ranks wait in a circle, so plain send and recv are enough.
     """
     rank, p = rank_and_size(group)
     total = x.clone(memory_format=torch.contiguous_format)
@@ -173,9 +173,9 @@ def tree_all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 
 
 def exchange(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = None) -> None:
-    """Send `outgoing` to the right neighbour while the left neighbour's arrives in `incoming`; both contiguous.
+    """Send `outgoing` to the right neighbor and receive `incoming` from the left neighbor; both must be contiguous.
 
-    Empty tensors are not sent: both sides know their sizes. Every rank of the group takes part, or none.
+    Empty tensors aren't sent, because both sides know the sizes. All ranks of the group take part, or none.
     """
     rank, p = rank_and_size(group)
     messages = []
@@ -187,18 +187,18 @@ def exchange(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = No
         request.wait()
 
 
-# How much is sent: closed formulas, in numbers (times the bytes of one), exact also where p doesn't divide n
+# How much is sent: closed formulas, in elements (times the element size), exact even if p doesn't divide n
 
 
 def part_sizes(n: int, p: int) -> list[int]:
-    """Sizes of the p parts of n rows, as `Tensor.tensor_split` cuts them: equal, or the first ones larger by one."""
+    """Sizes of the p parts of n rows, as `Tensor.tensor_split` makes them: equal, or the first ones larger by one."""
     return [n // p + (rank < n % p) for rank in range(p)]
 
 
 def ring_sent(shape: Sequence[int], rank: int, p: int, kind: str = "all_reduce") -> int:
-    """Numbers that `rank` sends in a ring for a whole tensor of `shape`; where p divides its first dimension, of N:
+    """Elements that `rank` sends in a ring for a full tensor of `shape`. If p divides its first dimension, they are
 
-    (p-1)/p N for "reduce_scatter" and "all_gather", 2(p-1)/p N for "all_reduce" (which cuts the flat tensor).
+    (p-1)/p N for "reduce_scatter" and "all_gather", 2(p-1)/p N for "all_reduce" (which splits the flat tensor).
     """
     if kind == "all_reduce":
         flat = (prod(shape),)
@@ -209,14 +209,14 @@ def ring_sent(shape: Sequence[int], rank: int, p: int, kind: str = "all_reduce")
 
 
 def tree_sent(shape: Sequence[int], rank: int, p: int) -> int:
-    """Numbers that `rank` sends in the all-reduce over a tree: N to its parent, N to each child."""
+    """Elements that `rank` sends in a tree all-reduce: N to its parent, and N to each child."""
     distances = [2**k for k in range(tree_depth(p))]
     below = sum(rank % (2 * d) == 0 and rank + d < p for d in distances)
     return prod(shape) * (below + (rank > 0))
 
 
 def tree_depth(p: int) -> int:
-    """ceil(log2 p): steps from the farthest leaf of a binomial tree of p ranks to its root."""
+    """ceil(log2 p): the number of steps from the farthest leaf of a binomial tree of p ranks to its root."""
     return (p - 1).bit_length()
 
 

@@ -1,14 +1,14 @@
-"""Chapter 01: what a message costs. The time is linear in its size: t(n) = alpha + beta n.
+"""Chapter 01: the cost of a message. The time is linear in its size: t(n) = alpha + beta n.
 
     alpha   latency: seconds that any message takes, however small
-    beta    seconds for each byte more; 1/beta is the bandwidth
+    beta    seconds per additional byte; 1/beta is the bandwidth
 
-With it, an all-reduce of N bytes over p ranks costs (no time for the additions, every link free)
+With this model, an all-reduce of N bytes over p ranks costs (if additions are free and every link is idle)
 
     ring    2(p-1) (alpha + beta N/p)
     tree    2 ceil(log2 p) (alpha + beta N)
 
-so a tree wins where alpha counts, small N and many ranks, and a ring where beta does.
+so a tree wins where alpha dominates, that is for small N and many ranks, and a ring wins where beta does.
 (Hockney 1994, "The communication challenge for MPP"; Thakur, Rabenseifner and Gropp 2005, "Optimization of collective
 communication operations in MPICH".)
 """
@@ -29,7 +29,7 @@ Point = tuple[int, float]  # bytes of a message, seconds that it took
 
 @dataclass(frozen=True)
 class Link:
-    """A way between two ranks: `alpha` seconds for a message, and `beta` seconds for each of its bytes."""
+    """A connection between two ranks: `alpha` seconds per message, plus `beta` seconds per byte."""
 
     alpha: float
     beta: float
@@ -37,12 +37,12 @@ class Link:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second in one direction, for messages so large that alpha doesn't count."""
+        """Bytes per second in one direction, for messages so large that alpha doesn't matter."""
         return 1 / self.beta
 
     @property
     def half_size(self) -> float:
-        """Bytes of the message that takes 2 alpha: it reaches half of the bandwidth."""
+        """The size in bytes of a message that takes 2 alpha, and so reaches half of the bandwidth."""
         return self.alpha / self.beta
 
     def seconds(self, size: float) -> float:
@@ -65,9 +65,9 @@ def _published(microseconds: float, gigabytes: float, source: str) -> Link:
     return Link(microseconds * 1e-6, 1 / (gigabytes * 1e9), f"{source}; {_STEP}")
 
 
-# Bandwidth in GB/s (10^9 bytes) of one GPU in one direction; vendors quote NVLink for both directions together. Alpha
-# is what NCCL itself assumes for one step of a ring with the protocol that reaches the full bandwidth: 3.4 us over
-# NVLink, 5.7 over PCIe, 14 over the network. (Its protocol LL takes 0.6, 1.0, 2.7 us, at a quarter of the bandwidth.)
+# Bandwidth in GB/s (10^9 bytes) per GPU and direction; vendors quote NVLink for both directions combined. Alpha is
+# what NCCL itself assumes for one step of a ring with the protocol that reaches the full bandwidth: 3.4 us over NVLink,
+# 5.7 over PCIe, 14 over the network. (Its LL protocol takes 0.6, 1.0, 2.7 us, at a quarter of the bandwidth.)
 PUBLISHED = {
     "NVLink 4": _published(3.4, 450, "900 GB/s in both directions: NVIDIA H100 architecture whitepaper"),
     "NVLink 3": _published(3.4, 300, "600 GB/s in both directions: NVIDIA A100 architecture whitepaper"),
@@ -79,13 +79,13 @@ PUBLISHED = {
 
 
 def fit(points: Iterable[Point]) -> Link:
-    """The link whose line is nearest to measured (bytes, seconds), by relative error.
+    """The link whose line fits the measured (bytes, seconds) best by relative error.
 
-    Minimises the sum of ((alpha + beta n - t) / t)^2, a linear problem in alpha and beta. Relative, because the times
-    span decades and so do their errors: in plain least squares an error of 10 % in the largest message weighs more than
-    all small ones together, which are all that says anything about alpha (with such errors and sizes from 4 B to 16 MiB
-    alpha is then off by 33 % at the median, here by 1.5 %). Neither comes out negative.
-    Raises ValueError for less than two different sizes, or a time that is not positive.
+    Minimizes the sum of ((alpha + beta n - t) / t)^2, a linear problem in alpha and beta. The error is relative because
+    the times span decades, and so do their errors. In plain least squares, a 10 % error in the largest message
+    outweighs all small messages together, although only those say anything about alpha (with such errors and sizes from
+    4 B to 16 MiB, alpha is then off by 33 % at the median, but by 1.5 % here). Neither result is ever negative. Raises
+    ValueError for fewer than two different sizes, a time that isn't positive, or times that don't grow.
     """
     points = list(points)
     sizes = torch.tensor([size for size, _ in points], dtype=torch.float64)
@@ -99,7 +99,7 @@ def fit(points: Iterable[Point]) -> Link:
     right = one.sum(), size.sum()
     alpha = float((right[0] * d - b * right[1]) / (a * d - b * c))
     beta = float((a * right[1] - c * right[0]) / (a * d - b * c))
-    if alpha < 0:  # the best one with alpha = 0
+    if alpha < 0:  # the best fit with alpha = 0
         alpha, beta = 0.0, float(right[1] / d)
     if beta <= 0:
         raise ValueError(f"larger messages don't take longer in these points: no line with a bandwidth fits ({beta=})")
@@ -113,10 +113,10 @@ _IN_A_ROW = 4
 def measure_link(sizes: Sequence[int] = SIZES, *, rounds: int = 10, group: ProcessGroup | None = None) -> list[Point]:
     """(bytes, seconds) of messages between the first two ranks of the group; every rank of it must call this.
 
-    Each time is half of a round trip, the shortest of many: whatever else the machine does only adds time. A round goes
-    through all sizes, so that a busy moment spoils no size for good, and sends each a few times in a row, since the
-    first messages after a large one take longer. Rank 0's clock counts; all ranks return its points.
-    Raises ValueError for a group of one rank.
+    Each time is half of a round trip, the shortest of many, because other work on the machine can only add time. A
+    round goes through all sizes, so a busy moment spoils no size for good. It sends each size a few times in a row,
+    because the first messages after a large one take longer. Rank 0 measures, and all ranks return its points. Raises
+    ValueError for a group of one rank.
     """
     rank, p = dist.get_rank(group), dist.get_world_size(group)
     if p < 2:
@@ -143,7 +143,7 @@ def _half_round_trip(message: torch.Tensor, rank: int, group: ProcessGroup | Non
 
 
 def now() -> float:
-    """Seconds, once the GPU (if there is one) has done all that was asked of it."""
+    """The current time in seconds, after the GPU (if there is one) has finished all pending work."""
     if torch.cuda.is_available() and device().type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

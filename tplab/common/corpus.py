@@ -3,8 +3,8 @@
     text = python_sources(200_000)
     for inputs, targets in byte_batches(text, context=64, batch_size=8, steps=100, seed=0): ...
 
-A byte is a token (vocabulary 256), the target of every byte is the byte after it. The text is the same in every run on
-the same Python, and every rank that asks with the same seed gets the same batches.
+Each byte is a token (vocabulary 256), and its target is the next byte. The text is the same in every run on the same
+Python, and all ranks that use the same seed get the same batches.
 """
 
 import sysconfig
@@ -19,7 +19,7 @@ _SKIPPED = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__pyc
 
 
 def python_sources(limit_bytes: int | None = None) -> bytes:
-    """The standard library's .py files one after the other, sorted by path; the first `limit_bytes` bytes of them."""
+    """The standard library's .py files, concatenated in order of their paths; the first `limit_bytes` bytes of that."""
     if limit_bytes is not None and limit_bytes < 0:
         raise ValueError(f"limit_bytes={limit_bytes} is negative")
     text = bytearray()
@@ -33,12 +33,12 @@ def python_sources(limit_bytes: int | None = None) -> bytes:
 def files_below(
     folder: Path, wanted: Callable[[Path], bool], unreadable: Callable[[Path, OSError], None] | None = None
 ) -> Iterator[Path]:
-    """What is no folder, in and below one, in the same order everywhere: by name, files and folders mixed.
+    """Yield the files in and below a folder, in the same order everywhere: by name, files and folders mixed.
 
-    wanted        whether to take a file, or to look into a folder; is not asked about `folder` itself
-    unreadable    is told of folders that can't be listed; None: that raises OSError
+    wanted        returns True to yield a file, or to search a folder; it isn't called for `folder` itself
+    unreadable    called for folders that can't be listed; None: these raise OSError
 
-    Links are followed, and a folder that was seen already is not entered again, so no circle of links goes on for ever.
+    Links are followed, but no folder is entered twice, so circular links don't loop forever.
     """
     seen: set[tuple[int, int]] = set()
     waiting = [folder]
@@ -49,7 +49,7 @@ def files_below(
             continue
         try:
             place = path.stat()
-            inside = sorted(path.iterdir(), key=lambda path: path.name, reverse=True)  # the last one is taken first
+            inside = sorted(path.iterdir(), key=lambda path: path.name, reverse=True)  # the last one is popped first
         except OSError as error:
             if unreadable is None:
                 raise
@@ -67,9 +67,9 @@ def _is_source_or_folder(path: Path) -> bool:
 
 
 def byte_batches(text: bytes, context: int, batch_size: int, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """`steps` pairs (inputs, targets), [batch_size, context] int64: random places of the text, targets one byte on.
+    """`steps` pairs (inputs, targets), [batch_size, context] int64, from random positions; targets are one byte ahead.
 
-    Raises ValueError when the text is too short for one context and its target.
+    Raises ValueError if the text is too short for one context and its target.
     """
     if len(text) < context + 1:
         raise ValueError(f"a text of {len(text)} bytes is too short for a context of {context}: it needs {context + 1}")

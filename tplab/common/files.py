@@ -1,4 +1,4 @@
-"""Files that a crash can't spoil: replaced in one step, and written by one process at a time."""
+"""Files that a crash can't corrupt: they are replaced in one step, and written by one process at a time."""
 
 import errno
 import os
@@ -13,10 +13,10 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write a file in one step: anyone who reads it meanwhile sees the old content or the new, never a part of it.
+    """Write a file in one step: a concurrent reader sees either the old content or the new, never a part of it.
 
-    The file keeps its mode, and a link stays a link to the file that is replaced. Raises OSError, and then the old
-    content is still there.
+    The file keeps its mode, and a link keeps pointing to the file that is replaced. Raises OSError; the old content is
+    still there then.
     """
     path = path.resolve()
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
@@ -33,10 +33,10 @@ def replace(path: Path, data: bytes) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Wait until no other process is inside for this lock file; its folder is made if need be.
+    """Wait until no other process holds this lock file; create its folder if necessary.
 
-    Yields False on a file system that has no locks (some network folders): then several processes may be inside. The
-    operating system ends a lock with the process that holds it, so a killed process leaves nothing to clean up.
+    Yields False on a file system without locks (some network folders), where several processes may be inside. The
+    operating system releases a lock when its process ends, so a killed process leaves nothing to clean up.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)

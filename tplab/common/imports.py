@@ -1,10 +1,10 @@
-"""What a module depends on: the modules of this project that it imports, and what these import, read from the sources.
+"""The dependencies of a module: the modules of this project that it imports, directly or not, read from the sources.
 
     graph = ImportGraph(Path("."), "tplab")
     graph.closure([Path("tplab/tensor/linear.py")])       # the file itself and every file of tplab that it needs
 
-Nothing is imported or run. An import inside a function counts, too, and so does one of a whole package, whose
-`__init__` then counts with all that it imports.
+Nothing is imported or run. Imports inside functions count, too, and importing a package counts as importing its
+`__init__` with everything that it imports.
 """
 
 import re
@@ -17,7 +17,7 @@ class ImportGraph:
     """The imports among the Python files of some packages in one folder.
 
     packages: names of the packages, folders in `root`
-    mentions: in this folder a dotted name counts as an import wherever it stands, because tests start programs by name:
+    mentions: in this folder, any dotted name counts as an import, because tests start programs by name:
               `subprocess.run([..., "-m", "tplab.capstone"])`
     """
 
@@ -30,7 +30,7 @@ class ImportGraph:
         self.imports = cache(self._imports)
 
     def closure(self, files: Iterable[Path]) -> set[Path]:
-        """These files and all that they need, directly or not."""
+        """These files and all files that they need, directly or indirectly."""
         found: set[Path] = set()
         waiting = list(files)
         while waiting:
@@ -58,7 +58,7 @@ class ImportGraph:
         return path.with_suffix(".py") if path.with_suffix(".py").is_file() else None
 
     def _file_of_longest(self, name: str) -> Path | None:
-        """The file of a dotted name, or of as much of it as is a module: tplab.viz.table of `tplab.viz.table.head`."""
+        """The file of the longest prefix of `name` that is a module: tplab.viz.table for `tplab.viz.table.head`."""
         while name:
             if found := self._file(name):
                 return found

@@ -1,4 +1,4 @@
-"""Numbers in words, for pictures, tables and messages: one unit system for the whole course.
+"""Numbers with units, for pictures, tables and messages: one unit system for the entire course.
 
 size(98_304)        "98.3 kB"        powers of ten, as memory and links are sold
 duration(0.312)     "312 ms"
@@ -10,18 +10,18 @@ _FLOPS = {"PFLOP": 1e15, "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6}
 
 
 def byte_unit(size: float) -> tuple[str, float]:
-    """The unit in which a number of bytes is at least 1, and its factor: ("MB", 1e6). For the axis of a picture."""
+    """The largest unit in which `size` bytes are at least 1, and its factor: ("MB", 1e6). For the axis of a picture."""
     return next((found for found in BYTES.items() if size >= found[1]), ("B", 1.0))
 
 
 def size(count: float, unit: str = "") -> str:
-    """Bytes: "384 B", "98.3 kB", "80 GB". `unit`: in this one, whatever comes out."""
+    """Bytes with a unit: "384 B", "98.3 kB", "80 GB". `unit`: use this one instead of the best."""
     name, factor = (unit, BYTES[unit]) if unit else byte_unit(count)
     return f"{_three_digits(count / factor)} {name}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds: "3.4 µs", "312 ms", "1.24 s", "5 min 12 s", "3 h 20 min"."""
+    """Seconds with a unit: "3.4 µs", "312 ms", "1.24 s", "5 min 12 s", "3 h 20 min"."""
     if seconds >= 59.5:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
@@ -43,7 +43,7 @@ def rate(flops: float) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """ "1 GPU", "2 GPUs"."""
+    """A count with its noun: "1 GPU", "2 GPUs"."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
@@ -55,5 +55,5 @@ def large(number: int) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """Three significant digits, but never fewer digits than stand before the point: "1.24", "98.3", "2,800"."""
+    """Three significant digits, or all digits before the point if there are more: "1.24", "98.3", "2,800"."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"

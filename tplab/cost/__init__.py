@@ -1,4 +1,4 @@
-"""Chapter 11: how long a collective, a layer and a training step take, predicted by formula.
+"""Chapter 11: formulas that predict the time of a collective, a layer and a training step.
 
 machines     how fast a GPU computes, and what connects two of them
 flops        the FLOPs of a GPT

@@ -1,4 +1,4 @@
-"""Chapter 11: how long each collective takes over a link that needs alpha + beta n seconds for a message of n bytes.
+"""Chapter 11: the time of each collective over a link that needs alpha + beta n seconds for a message of n bytes.
 
     N bytes, p ranks          time                                   every rank sends
     all_reduce, ring          2(p-1) (alpha + beta N/p)              2 (p-1)/p N
@@ -9,9 +9,9 @@
     all_to_all                (p-1) (alpha + beta N/p)               (p-1)/p N
     send                      alpha + beta N                         N
 
-N is the whole: the tensor that an all-reduce or a broadcast is called with, what an all-gather returns, what a
-reduce-scatter or an all-to-all takes in on each rank. The additions cost nothing, every link is free, and all ranks
-begin at once: real collectives take longer. With one rank nothing is sent.
+N is the full tensor: the argument of an all-reduce or a broadcast, the result of an all-gather, and each rank's
+argument of a reduce-scatter or an all-to-all. We assume that additions are free, every link is idle, and all ranks
+start together, so real collectives take longer. With a single rank, nothing is sent.
 (Hockney 1994; Thakur, Rabenseifner and Gropp 2005, sections 3 and 4; Chan et al. 2007.)
 """
 
@@ -25,7 +25,7 @@ Algorithm = Literal["ring", "tree"]
 
 
 def all_reduce(link: Link, size: float, p: int, algorithm: Algorithm = "ring") -> float:
-    """Seconds of an all-reduce of a tensor of `size` bytes over p ranks."""
+    """Seconds for an all-reduce of a tensor of `size` bytes over p ranks."""
     _check(size, p)
     if algorithm not in ("ring", "tree"):
         raise ValueError(f"algorithm={algorithm!r} is neither 'ring' nor 'tree'")
@@ -33,31 +33,31 @@ def all_reduce(link: Link, size: float, p: int, algorithm: Algorithm = "ring") -
 
 
 def all_gather(link: Link, size: float, p: int) -> float:
-    """Seconds of an all-gather in a ring after which every rank has `size` bytes."""
+    """Seconds for a ring all-gather after which every rank has `size` bytes."""
     _check(size, p)
     return (p - 1) * link.seconds(size / p)
 
 
 def reduce_scatter(link: Link, size: float, p: int) -> float:
-    """Seconds of a reduce-scatter in a ring of `size` bytes, of which every rank gets 1/p."""
+    """Seconds for a ring reduce-scatter of `size` bytes, of which every rank gets 1/p."""
     _check(size, p)
     return (p - 1) * link.seconds(size / p)
 
 
 def broadcast(link: Link, size: float, p: int) -> float:
-    """Seconds until all p ranks have the `size` bytes of one, along a binomial tree."""
+    """Seconds until all p ranks have the `size` bytes of one rank, along a binomial tree."""
     _check(size, p)
     return tree_depth(p) * link.seconds(size)
 
 
 def all_to_all(link: Link, size: float, p: int) -> float:
-    """Seconds in which every rank sends each other one its part of `size` bytes, one partner after the other."""
+    """Seconds for an all-to-all in which every rank sends out `size` bytes, 1/p to each rank, one partner at a time."""
     _check(size, p)
     return (p - 1) * link.seconds(size / p)
 
 
 def send(link: Link, size: float, p: int = 2) -> float:
-    """Seconds of a message of `size` bytes; p, as the others have it, is 2 (or 1: nothing to send)."""
+    """Seconds for a message of `size` bytes. p matches the collectives' argument: 2, or 1 if nothing is sent."""
     _check(size, p)
     return link.seconds(size) if p > 1 else 0.0
 

@@ -1,59 +1,59 @@
-"""Chapter 11: the FLOPs of a GPT. A product of [m, k] and [k, n] takes 2mkn: mkn multiplications, mkn additions.
+"""Chapter 11: the FLOPs of a GPT. A matmul of [m, k] and [k, n] takes 2mkn: mkn multiplications, mkn additions.
 
-For one token, forward, in a layer with hidden size h, heads of Q and of K and V, and an MLP of inner size f:
+For one token, forward, in a layer with hidden size h, keys and values of size kv, and an MLP of inner size f:
 
     weights     2 h (h + 2 kv) + 2 h h + 2 h f + 2 f h         Q, K and V; output; up; down         = 24 h^2 for f = 4h
     scores      2 s h + 2 s h                                  Q K^T with s keys, and P V           =  4 s h
-    logits      2 h V                                          once a model, the output layer
+    logits      2 h V                                          once per model, the output layer
 
-The backward pass takes twice as much: a gradient for the input and one for the weight (for both factors of the
-scores). For B sequences of s tokens, l layers and vocabulary V a step is
+The backward pass takes twice as much: one matmul for the input's gradient and one for the weight's (for the scores, one
+for each factor's). For B sequences of s tokens, l layers and a vocabulary of V, a step takes
 
     model FLOPs       72 B s l h^2 (1 + s/(6h) + V/(12 l h))       Korthikanti et al. 2022, equation 7
-    hardware FLOPs    what is recomputed counts once more:
+    hardware FLOPs    recomputation counts, too:
       "attention"     72 B s l h^2 (1 + 2s/(9h) + V/(12 l h))
       "layers"        96 B s l h^2 (1 + s/(6h) + V/(16 l h))       Narayanan et al. 2021, equation 3
 
-For "attention" Korthikanti et al. say that 4 B s^2 h a layer is added, as here, but their equation 8 has s/(3h) for our
-2s/(9h), which is 12 B s^2 h: it counts a backward pass of what is recomputed, too. (2 B s^2 h would do: nobody
-needs P V again, and torch's checkpointing stops before it.)
+For "attention", Korthikanti et al. say that recomputation adds 4 B s^2 h per layer, as it does here, but their equation
+8 has s/(3h) instead of our 2s/(9h). That adds 12 B s^2 h, because it counts a backward pass of the recomputed part,
+too. (2 B s^2 h would be enough: P V isn't needed again, and torch's checkpointing stops before it.)
 
-All matrix products are counted, and nothing else. As in these papers the scores are counted in full, though half of
-them lie behind the mask, and kernels such as FlashAttention leave that half out (`layer_cost` knows).
+We count all matmuls, and nothing else. Like these papers, we count all scores, although half of them are masked and
+kernels such as FlashAttention skip that half (`tplab.cost.layer` takes that into account).
 """
 
 from tplab.memory.config import GPTConfig, Recompute
 
 
 def layer_products(config: GPTConfig) -> int:
-    """FLOPs of the products with one layer's weights, for one token, forward."""
+    """FLOPs of the matmuls with one layer's weights, per token, forward."""
     return column_products(config)["Q, K and V"] + column_products(config)["MLP"] + _row_products(config)
 
 
 def column_products(config: GPTConfig) -> dict[str, int]:
-    """Of `layer_products`, those with column-parallel weights: the gradients of their inputs are added over ranks."""
+    """The `layer_products` of column-parallel weights, by name; the gradients of their inputs are summed over ranks."""
     h, kv = config.hidden_size, config.kv_heads * config.head_dim
     return {"Q, K and V": 2 * h * (h + 2 * kv), "MLP": 2 * h * config.ffn_size * (2 if config.gated else 1)}
 
 
 def layer_scores(config: GPTConfig) -> int:
-    """FLOPs of Q K^T and P V in one layer, for one token, forward, with seq_length keys."""
+    """FLOPs of Q K^T and P V in one layer, per token, forward, with seq_length keys."""
     return 4 * config.seq_length * config.hidden_size
 
 
 def logits(config: GPTConfig) -> int:
-    """FLOPs of the output layer, for one token, forward."""
+    """FLOPs of the output layer, per token, forward."""
     return 2 * config.hidden_size * config.vocab_size
 
 
 def model_flops(config: GPTConfig, sequences: int = 1) -> int:
-    """FLOPs that a step over so many sequences needs, forward and backward, however it is carried out."""
+    """FLOPs that a step over `sequences` sequences needs, forward and backward, not counting recomputation."""
     layers = config.num_layers * (layer_products(config) + layer_scores(config))
     return 3 * sequences * config.seq_length * (layers + logits(config))
 
 
 def hardware_flops(config: GPTConfig, sequences: int = 1, recompute: Recompute = "nothing") -> int:
-    """FLOPs of a step with what is computed again for the backward pass: the scores, or all of every layer."""
+    """FLOPs of a step including what is recomputed for the backward pass: the scores, or every layer."""
     again = {
         "nothing": 0,
         "attention": layer_scores(config),

@@ -1,30 +1,30 @@
-"""Chapter 11: how long one transformer layer takes on one of the tp ranks that share it.
+"""Chapter 11: the time of one transformer layer on one of the tp ranks that share it.
 
-    products         FLOPs of this rank's share / rate of large products
-    elementwise      bytes that norms, dropout, residuals, activation, softmax read and write / bandwidth of the memory
+    products         FLOPs of this rank's share / rate of large matmuls
+    elementwise      bytes that norms, dropout, residuals, activation, softmax read and write / memory bandwidth
     communication    the collectives of tensor parallelism, alpha-beta, in a ring
-    hidden           what of the communication runs beside a product
+    hidden           the part of the communication that overlaps with a matmul
     total            products + elementwise + communication - hidden
 
-With T = b s tokens ([T, h] is cut along the sequence in sequence parallelism), S = T s heads/tp scores, 16-bit numbers:
+With T = b s tokens (sequence parallelism shards [T, h] along the sequence), S = T s heads/tp scores, 16-bit values:
 
     bytes                                  forward                       backward
-    a norm (two a layer)                   4Th   read, write             6Th    read dy and x, write dx
-    dropout and residual (two a layer)     7Th   x, residual, mask, y    11Th   dropout 5, adding two gradients 6
+    a norm (two per layer)                 4Th   read, write             6Th    read dy and x, write dx
+    dropout and residual (two per layer)   7Th   x, residual, mask, y    11Th   dropout 5, adding two gradients 6
     activation                             4Tf/tp                        6Tf/tp                (gated: 6 and 10)
     scores, softmax, their dropout         13S                           19S                   (FlashAttention: none)
 
     collectives                            forward                       backward
     tensor parallel                        2 all-reduce [T, h]           2 all-reduce [T, h]
     sequence parallel                      2 all-gather,                 2 reduce-scatter, 2 all-gather, and the inputs
-                                           2 reduce-scatter              gathered again: 2 all-gather beside a product
+                                           2 reduce-scatter              gathered again: 2 all-gather beside a matmul
 
-Without dropout its masks and its passes fall away. With `overlap` the input's gradient of a column-parallel weight is
-summed while the gradient of the weight is computed, and each pair takes as long as the longer of the two.
+Without dropout, its masks and passes disappear. With `overlap`, the input gradient of a column-parallel weight is
+summed while the weight gradient is computed, and each such pair takes as long as the slower of the two.
 
-What the formulas leave out makes every real layer slower: products of this rank's shares are smaller than the large
-ones whose rate counts here, kernels take time to start, communication beside a product slows both down, ranks wait for
-the slowest. On A100 the published layers and steps take 15 to 30 % longer than predicted, small layers still more.
+Every real layer is slower, because the formulas leave things out: matmuls of shards are smaller than the large ones
+whose rate we use, kernels take time to launch, overlapping operations slow each other down, and ranks wait for the
+slowest. On A100s, published layers and steps take 15 to 30 % longer than predicted, small layers even more.
 (The collectives: Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2, and 6.2 for the overlap.)
 """
 
@@ -39,7 +39,7 @@ from tplab.memory.memory_bill import layer_activations
 
 @dataclass(frozen=True)
 class Pass:
-    """Seconds of one way through a layer, or through several, by what they are for."""
+    """Seconds of one pass through a layer, or through several, by category."""
 
     products: float = 0.0
     elementwise: float = 0.0
@@ -52,7 +52,7 @@ class Pass:
 
     @property
     def exposed(self) -> float:
-        """Communication that nothing hides."""
+        """The communication that isn't hidden."""
         return self.communication - self.hidden
 
     @property
@@ -90,7 +90,7 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class Overlap:
-    """The backward pass of one column-parallel weight: two things that can run at once, in seconds."""
+    """The backward pass of one column-parallel weight: two operations that can overlap, in seconds."""
 
     name: str
     communication: float  # summing the gradient of the input over ranks
@@ -102,7 +102,7 @@ class Overlap:
 
     @property
     def share(self) -> float:
-        """Of the communication, what is hidden; 1 with one rank, where there is none."""
+        """The share of the communication that is hidden; 1 with a single rank, which doesn't communicate."""
         return self.hidden / self.communication if self.communication else 1.0
 
 
@@ -116,10 +116,10 @@ def layer_time(
     recompute: Recompute = "nothing",
     overlap: bool = False,
 ) -> LayerTime:
-    """Seconds of one layer with `micro_batch` sequences; tp ranks stand side by side, from the first of a node on.
+    """Seconds of one layer with `micro_batch` sequences on tp adjacent ranks, starting with the first of a node.
 
     recompute, sequence_parallel: as in `tplab.memory.memory_bill.layer_activations`; overlap: as `async_grad_allreduce`
-    Raises ValueError where tp does not fit the model, or the sequence.
+    Raises ValueError if tp doesn't fit the model or the sequence.
     """
     check_tensor_parallel(config, tp)
     layer_activations(config, micro_batch, tp, sequence_parallel=sequence_parallel, recompute=recompute)  # its checks
@@ -134,7 +134,7 @@ def layer_time(
     else:
         messages = 2 * all_reduce(link, size, tp)
     pairs = overlap_saving(config, machine, micro_batch=micro_batch, tp=tp, sequence_parallel=sequence_parallel)
-    again = all_gather(link, size, tp) if sequence_parallel else 0.0  # once for each pair, beside dX = dY A^T
+    again = all_gather(link, size, tp) if sequence_parallel else 0.0  # once per pair, beside dX = dY A^T
     hidden = sum(min(again, pair.product) + (pair.hidden if overlap else 0.0) for pair in pairs)
 
     forward = Pass(weights, (between + inner) / machine.bandwidth, messages) + scores
@@ -146,16 +146,16 @@ def layer_time(
 
 
 def score_time(config: GPTConfig, machine: Machine, tokens: int, tp: int) -> tuple[Pass, Pass]:
-    """Q K^T, softmax, dropout and P V of one layer, forward and backward.
+    """Q K^T, softmax, dropout and P V of one layer: (forward, backward).
 
-    FlashAttention computes only the scores before the mask, half of them, and keeps none in the GPU's memory; backward
-    takes five products for the forward pass's two (Dao 2023, "FlashAttention-2", section 4.1).
+    FlashAttention computes only the unmasked half of the scores and keeps none in GPU memory. Its backward pass takes
+    five matmuls for the forward pass's two (Dao 2023, "FlashAttention-2", section 4.1).
     """
     products = tokens * layer_scores(config) / tp / machine.rate
     if config.flash_attention:
         return Pass(products / 2), Pass(products / 2 * 5 / 2)
     count = tokens * config.seq_length * config.num_heads / tp
-    read_and_written = (13, 19) if config.dropout else (8, 14)  # bytes a score
+    read_and_written = (13, 19) if config.dropout else (8, 14)  # bytes per score
     forward, backward = (number * count / machine.bandwidth for number in read_and_written)
     return Pass(products, forward), Pass(2 * products, backward)
 
@@ -163,7 +163,7 @@ def score_time(config: GPTConfig, machine: Machine, tokens: int, tp: int) -> tup
 def overlap_saving(
     config: GPTConfig, machine: Machine, *, micro_batch: int = 1, tp: int = 1, sequence_parallel: bool = False
 ) -> list[Overlap]:
-    """What can run at once in the backward pass of a layer: for each column-parallel weight its two halves."""
+    """The operations that can overlap in the backward pass of a layer, for each column-parallel weight."""
     tokens = micro_batch * config.seq_length
     link, size = machine.link(tp), 2 * tokens * config.hidden_size
     summing = reduce_scatter(link, size, tp) if sequence_parallel else all_reduce(link, size, tp)
@@ -183,7 +183,7 @@ def efficiency(
     recompute: Recompute = "nothing",
     overlap: bool = False,
 ) -> float:
-    """t(1) / (tp t(tp)) of one layer: the share of tp GPUs' time that one GPU alone would have needed."""
+    """t(1) / (tp t(tp)) of one layer: the share of tp GPUs' time that a single GPU would have needed."""
     alone = layer_time(config, machine, micro_batch=micro_batch, recompute=recompute).total
     shared = layer_time(
         config, machine, micro_batch=micro_batch, tp=tp, sequence_parallel=sequence_parallel, recompute=recompute,
@@ -193,6 +193,6 @@ def efficiency(
 
 
 def _between_bytes(config: GPTConfig, tokens: int) -> tuple[int, int]:
-    """Bytes that two norms, and two dropouts with their residuals, read and write: forward, backward."""
+    """Bytes that two norms and two dropouts with their residuals read and write: (forward, backward)."""
     forward, backward = (4 + 7, 6 + 11) if config.dropout else (4 + 6, 6 + 6)
     return 2 * forward * tokens * config.hidden_size, 2 * backward * tokens * config.hidden_size

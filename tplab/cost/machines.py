@@ -1,13 +1,13 @@
-"""Chapter 11: machines to predict times for: how fast one GPU computes, and what lies between two of them.
+"""Chapter 11: machines to predict times for: the speed of a single GPU, and the links between GPUs.
 
-    matrix products     FLOPs / (flops · fraction)        fraction: what large products reach of the peak on paper
-    all other work      bytes read and written / bandwidth, that of the GPU's own memory
-    a message           a Link: alpha + beta · bytes, one for GPUs of one node, one for GPUs of two
+    matmuls             FLOPs / (flops · fraction)        fraction: share of the theoretical peak that large ones reach
+    all other work      bytes read and written / bandwidth of the GPU's own memory
+    a message           a Link: alpha + beta · bytes, one for GPUs in one node, one for GPUs in different nodes
 
-A group of p ranks that spans nodes, k of its members in each, has k network adapters a node, so its ring can go k ways
-at once, each with 1/k of the bytes: `Machine.link`.
+A group of p ranks that spans nodes, with k of its members in each, has k network adapters per node. So its ring can
+cross between nodes in k places at once, each with 1/k of the bytes: see `Machine.link`.
 
-`MACHINES` are published figures, each with its source. `measure_machine` makes such a description of the machine that
+`MACHINES` are published figures, each with its source. `measure_machine` measures the same figures on the machine that
 it runs on.
 """
 
@@ -27,16 +27,16 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class Machine:
-    """A cluster of equal nodes. Raises ValueError for figures that no machine has.
+    """A cluster of identical nodes. Raises ValueError for impossible figures.
 
-    flops           peak of one GPU, FLOP/s, dense products of 16-bit numbers
-    fraction        share of it that large matrix products reach
-    memory          bytes on one GPU
-    bandwidth       bytes a second between that memory and the GPU's cores
+    flops           peak of one GPU in FLOP/s, for dense matmuls of 16-bit values
+    fraction        share of this peak that large matmuls reach
+    memory          bytes per GPU
+    bandwidth       bytes per second between that memory and the GPU's cores
     gpus_per_node   GPUs that share a node
-    inside          from one GPU to another of its node, in one direction
+    inside          from one GPU to another in its node, in one direction
     between         from a GPU to one in another node, in one direction, when all GPUs of the node send
-    sources         for each of these its source
+    sources         the source of each figure
     """
 
     name: str
@@ -60,16 +60,16 @@ class Machine:
 
     @property
     def rate(self) -> float:
-        """FLOP/s of large matrix products."""
+        """FLOP/s of large matmuls."""
         return self.flops * self.fraction
 
     def link(self, p: int, stride: int = 1) -> Link:
-        """What p ranks communicate over whose neighbours are `stride` GPUs apart; nodes are filled one after another.
+        """The link between neighbors in a ring of p ranks that are `stride` GPUs apart; nodes are filled one by one.
 
-        Within one node `inside`. Over several, with k of the ranks in each node, the ring crosses from node to node in
-        k places at once: `between` with k times its bandwidth, though no faster than `inside`. (NCCL builds such rings,
-        one for each adapter.) Its alpha is that of `between` for every step, which overstates the steps inside a node.
-        Raises ValueError for less than one rank, or a stride below 1.
+        Within one node, it is `inside`. Over several nodes with k of the ranks in each, the ring crosses between nodes
+        in k places at once: `between` with k times its bandwidth, but no faster than `inside`. (NCCL builds such rings,
+        one per adapter.) Alpha is that of `between` for every step, which overstates the steps inside a node. Raises
+        ValueError for less than one rank, or a stride below 1.
         """
         if p < 1 or stride < 1:
             raise ValueError(f"a group has p >= 1 ranks that stand stride >= 1 GPUs apart, got {p=}, {stride=}")
@@ -151,9 +151,9 @@ MACHINES: dict[str, Machine] = {
 
 
 def machine(name: str) -> Machine:
-    """The machine of `MACHINES` that is called so, or whose name begins so: "h100" is "H100 DGX".
+    """The machine in `MACHINES` whose name starts with `name`, ignoring case: "h100" is "H100 DGX".
 
-    Raises ValueError, with the known ones, where there is none.
+    Raises ValueError, with the known names, unless exactly one machine matches.
     """
     found = [known for key, known in MACHINES.items() if name and key.lower().startswith(name.strip().lower())]
     if len(found) != 1:
@@ -172,12 +172,12 @@ def measure_machine(
     dtype: torch.dtype | None = None,
     group: ProcessGroup | None = None,
 ) -> Machine:
-    """The machine that the group's ranks run on, one node, by measuring; every rank of it calls this and gets the same.
+    """The machine that the group's ranks run on, one node, as measured; every rank calls this and gets the same result.
 
-    Rate and bandwidth are those of the slowest rank while all are busy, since in a layer all are. `flops` is the rate
-    that products reached, so `fraction` is 1; nothing here knows a peak. Products are in `dtype`; None: bfloat16 on a
-    GPU, float32 on a CPU. `between` is the same as `inside`: there is no other node. What else runs on the machine
-    makes every figure worse. Raises ValueError for a group of one rank, which has no link.
+    Rate and bandwidth are those of the slowest rank while all are busy, as they are in a layer. `flops` is the rate
+    that matmuls reached, so `fraction` is 1; the theoretical peak isn't known. Matmuls are in `dtype`; None: bfloat16
+    on a GPU, float32 on a CPU. `between` is the same as `inside`, because there is no other node. Other work on the
+    machine makes every figure worse. Raises ValueError for a group of one rank, which has no link.
     """
     p = dist.get_world_size(group)
     link = fit(measure_link(SIZES, rounds=rounds, group=group))
@@ -195,7 +195,7 @@ def measure_machine(
 
 
 def matrix_rate(side: int | None = None, seconds: float = 0.2, *, dtype: torch.dtype | None = None) -> float:
-    """FLOP/s that this rank's device reaches in products of square matrices: the best of those done in `seconds`.
+    """FLOP/s that this rank's device reaches in square matmuls: the best of those run within `seconds`.
 
     side     rows and columns; None: 8192 on a GPU, 1024 on a CPU
     dtype    of the matrices; None: bfloat16 on a GPU, float32 on a CPU
@@ -208,7 +208,7 @@ def matrix_rate(side: int | None = None, seconds: float = 0.2, *, dtype: torch.d
 
 
 def memory_rate(size: int | None = None, seconds: float = 0.1) -> float:
-    """Bytes a second that this rank's device reads and writes when it copies `size` bytes; the best of those tried."""
+    """Bytes per second that this rank's device reads and writes to copy `size` bytes: the best of several copies."""
     size = size or (2**30 if device().type == "cuda" else 2**26)
     source = torch.zeros(size, dtype=torch.uint8, device=device())
     target = torch.empty_like(source)
@@ -216,7 +216,7 @@ def memory_rate(size: int | None = None, seconds: float = 0.1) -> float:
 
 
 def _shortest(run: Callable[[], object], seconds: float) -> float:
-    run()  # the first one also pays for what is set up once
+    run()  # the first run includes one-time setup
     times: list[float] = []
     began = now()
     while not times or now() - began < seconds:

@@ -1,22 +1,22 @@
-"""Chapter 11: how long one training step takes, for a model, a layout over GPUs, and a machine.
+"""Chapter 11: the time of one training step, for a model, a layout over GPUs, and a machine.
 
-A step of m micro-batches on pp stages, each stage on tp GPUs, dp times over. With t the seconds that the slowest stage
-takes for one micro-batch, forward and backward (`layer_cost`), the step is the sum of
+A step runs m micro-batches through pp stages of tp GPUs each, on dp replicas. If the slowest stage takes t seconds for
+one micro-batch, forward and backward (`tplab.cost.layer`), the step is the sum of
 
-    compute, tensor parallel   m t               split into products, element-wise work and exposed communication
-    pipeline bubble            (pp-1) t / v      v chunks of layers a stage; exactly: the t of all other stages, over v
+    compute, tensor parallel   m t               split into matmuls, element-wise work and exposed communication
+    pipeline bubble            (pp-1) t / v      v chunks of layers per stage; exactly: the t of other stages, over v
     pipeline sends             2 (m v + pp - 1) messages of one micro-batch's [T, h]
-    data parallel              all-reduce of the gradients on one GPU, in 16 bits, over dp ranks
-    optimizer                  (gradient + 2 state + weight) bytes a parameter / bandwidth of the memory
+    data parallel              all-reduce of one GPU's gradients, in 16 bits, over dp ranks
+    optimizer                  (gradient + 2 state + weight) bytes per parameter / memory bandwidth
 
-Which GPU is whose neighbour decides over which link a group communicates. Ranks are numbered as in the mesh
-(dp, pp, tp): tp innermost, its ranks next to each other; stages tp GPUs apart; replicas tp pp GPUs apart.
+The positions of a group's GPUs decide which link it communicates over. Ranks are numbered as in the mesh (dp, pp, tp):
+tp is innermost, so its ranks are adjacent; stages are tp GPUs apart; replicas are tp pp GPUs apart.
 
-    achieved FLOP/s of a GPU      hardware FLOPs of the step / seconds / GPUs
-    model-FLOPs utilisation       model FLOPs of the step / seconds / GPUs / peak FLOP/s       (MFU)
+    achieved FLOP/s per GPU       hardware FLOPs of the step / seconds / GPUs
+    model-FLOPs utilization       model FLOPs of the step / seconds / GPUs / peak FLOP/s       (MFU)
 
-The step leaves out what `layer_cost` leaves out, and the data loader, the all-reduce of a tied embedding's gradient
-between first and last stage, and one GPU waiting for a slower one, which grows with their number.
+The step leaves out what `tplab.cost.layer` leaves out, the data loader, the all-reduce of a tied embedding's gradient
+between the first and last stages, and waiting for slower GPUs, which grows with their number.
 (Narayanan et al. 2021, section 3; Korthikanti et al. 2022, section 6.3; Chowdhery et al. 2022, "PaLM", for the MFU.)
 """
 
@@ -32,11 +32,11 @@ from tplab.memory.memory_bill import ADAM, Layout, Recipe, layers_of_stage, rank
 
 @dataclass(frozen=True)
 class Program:
-    """What a training program does beside its layout. Raises ValueError for less than one chunk.
+    """The options of a training program besides its layout. Raises ValueError for less than one chunk.
 
-    overlap_input_gradient    sum the gradient of a column-parallel input while that of the weight is computed
+    overlap_input_gradient    sum the gradient of a column-parallel input while the weight gradient is computed
     overlap_gradients         sum the gradients over replicas during the backward pass of the last micro-batch
-    chunks                    v, stages that each pipeline rank holds (interleaved 1F1B)
+    chunks                    v, the number of stages on each pipeline rank (interleaved 1F1B)
     scatter_gather            without sequence parallelism, each tp rank sends 1/tp of a stage's output, and the next
                               stage's ranks gather it (Narayanan et al. 2021, section 4.1)
     shard_optimizer           each replica updates 1/dp of the weights (ZeRO-1): reduce-scatter, then all-gather
@@ -55,7 +55,7 @@ class Program:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a training step, by what they are for."""
+    """Seconds of a training step, by category."""
 
     products: float
     elementwise: float
@@ -82,14 +82,14 @@ class StepTime:
 
     @property
     def limit(self) -> str:
-        """The name of the part that costs most beside the matrix products."""
+        """The name of the most expensive part besides the matmuls."""
         beside = {name: seconds for name, seconds in self.parts().items() if name != "matrix products"}
         return max(beside, key=lambda name: beside[name])
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """What a step achieves: `hardware` and `model` in FLOP/s of one GPU, `hfu` and `mfu` as shares of its peak."""
+    """The throughput of a step: `hardware` and `model` in FLOP/s per GPU, `hfu` and `mfu` as shares of its peak."""
 
     seconds: float
     hardware: float
@@ -101,7 +101,7 @@ class Throughput:
 def step_time(
     config: GPTConfig, layout: Layout, machine: Machine, program: Program = Program(), recipe: Recipe = ADAM
 ) -> StepTime:
-    """Seconds of one step. Raises ValueError where the layout does not fit the model, or the chunks its stages."""
+    """Seconds of one step. Raises ValueError if the layout doesn't fit the model, or the chunks its stages."""
     m, v = layout.steps, program.chunks
     _check_chunks(config, layout, v)
     layer = layer_time(
@@ -131,22 +131,22 @@ def step_time(
 def throughput(
     config: GPTConfig, layout: Layout, machine: Machine, program: Program = Program(), recipe: Recipe = ADAM
 ) -> Throughput:
-    """What a step of the layout achieves on the machine."""
+    """The throughput of a step that `step_time` predicts for the layout on the machine."""
     return achieved(config, layout, machine, step_time(config, layout, machine, program, recipe).total)
 
 
 def achieved(config: GPTConfig, layout: Layout, machine: Machine, seconds: float) -> Throughput:
-    """What a step of so many seconds, predicted or measured, achieves."""
+    """The throughput of a step that takes `seconds`, predicted or measured."""
     hardware = hardware_flops(config, layout.sequences, layout.recompute) / layout.gpus / seconds
     model = model_flops(config, layout.sequences) / layout.gpus / seconds
     return Throughput(seconds, hardware, model, hardware / machine.flops, model / machine.flops)
 
 
 def output_time(config: GPTConfig, machine: Machine, micro_batch: int, tp: int) -> Pass:
-    """The output layer and its loss, forward and backward, with the vocabulary cut over tp ranks.
+    """Seconds of the output layer and its loss, forward and backward, with the vocabulary sharded over tp ranks.
 
-    Bytes a logit: forward it is written, read, written in float32 and read (12), backward read, written in 16 bits, and
-    read by two products (10). The loss sums a few numbers a token over ranks, which is left out.
+    Bytes per logit: the forward pass writes it, reads it, writes it in float32 and reads that (12); the backward pass
+    reads it, writes it in 16 bits, and reads it for two matmuls (10). The loss's sums over ranks are left out.
     """
     tokens = micro_batch * config.seq_length
     products = 3 * tokens * logits(config) / tp / machine.rate
@@ -155,16 +155,16 @@ def output_time(config: GPTConfig, machine: Machine, micro_batch: int, tp: int) 
 
 
 def _stage_time(config: GPTConfig, layout: Layout, machine: Machine, layer: LayerTime, stage: int) -> Pass:
-    """One micro-batch on one stage, forward and backward."""
+    """Seconds of one micro-batch on one stage, forward and backward."""
     time = layer.whole * layers_of_stage(config.num_layers, layout.pp, stage)
-    if stage == 0:  # the embedding is summed over ranks
+    if stage == 0:  # the embedding's output is summed over ranks
         size = 2 * layout.micro_batch * config.seq_length * config.hidden_size
         time += Pass(communication=all_reduce(machine.link(layout.tp), size, layout.tp))
     return time + output_time(config, machine, layout.micro_batch, layout.tp) if stage == layout.pp - 1 else time
 
 
 def _send_time(config: GPTConfig, layout: Layout, machine: Machine, scatter_gather: bool) -> float:
-    """One micro-batch from a stage to the next; where stages lie in several nodes, between nodes."""
+    """Seconds to send one micro-batch to the next stage; over the network if the stages are in several nodes."""
     if layout.pp == 1:
         return 0.0
     link = machine.inside if layout.tp * layout.pp <= machine.gpus_per_node else machine.between

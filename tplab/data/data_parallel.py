@@ -1,25 +1,25 @@
-"""Chapter 14: data parallelism: every rank has the whole model, and takes its own sequences.
+"""Chapter 14: data parallelism: every rank has the full model and trains it on its own sequences.
 
     rank 0   x_0 -> forward -> backward -> dW_0 -+                 +-> optimizer: W
     rank 1   x_1 -> forward -> backward -> dW_1 -+- all-reduce / p +-> optimizer: W, the same
 
-Equal weights and equal gradients give equal weights again, so that is all there is to it. What is left is not to wait.
-Backward makes the gradients from the last layer to the first. They are put into buckets in that order, and a full
-bucket leaves at once, while backward goes on:
+Equal weights and equal gradients give equal weights again, so that is all it takes. The remaining problem is waiting.
+Backward computes the gradients from the last layer to the first. We put them into buckets in that order, and send a
+full bucket immediately, while backward goes on:
 
     compute      [ backward of layer 3 ][ of layer 2 ][ of layer 1 ]
     network                            [ bucket 0: 3 ][ bucket 1: 2 ][ bucket 2: 1 ]  finish()
 
-Buckets, since a message for each bias would be all latency, and one for all gradients could not leave before the end.
-They leave in a fixed order, whatever happens to be full first, or two ranks might add up different buckets.
+We use buckets because a message per bias would be all latency, and a single message couldn't leave before the end. They
+leave in a fixed order, no matter which one is full first; otherwise two ranks might add up different buckets.
 
-The mean over ranks of means over tokens is the mean over all tokens only if each rank has as many. Where it may have
-fewer (padding, -100), take the sum of the losses, divide by the tokens of all ranks, and add the gradients up:
+The mean over ranks of means over tokens is the mean over all tokens only if every rank has the same number of tokens.
+If some have fewer (padding, -100), divide the sum of the losses by the tokens of all ranks, and sum the gradients:
 
     data = DataParallel(model, average=False)
     loss = F.cross_entropy(logits, target, reduction="sum") / tokens_of_all(count)
 
-A step sends Ψ numbers through one all-reduce, 2(p-1)/p Ψ from each rank on a ring.
+A step sends Ψ elements through an all-reduce, which is 2(p-1)/p Ψ per rank on a ring.
 (Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training"; torch:
 DistributedDataParallel.)
 """
@@ -38,7 +38,7 @@ from tplab.runtime import device
 
 
 def tokens_of_all(count: int, group: ProcessGroup | None = None) -> int:
-    """How many tokens all ranks have together, of which this one has `count`: one all-reduce of one number."""
+    """The number of tokens on all ranks together, given this rank's `count`: an all-reduce of one number."""
     if rank_and_size(group)[1] == 1:
         return count
     total = torch.tensor(count, device=device())
@@ -47,26 +47,26 @@ def tokens_of_all(count: int, group: ProcessGroup | None = None) -> int:
 
 
 class DataParallel:
-    """Reduces the gradients of a model over the ranks, beside it: the model is called as ever.
+    """The gradient reduction of a replicated model. It doesn't wrap the model, which is called as usual.
 
         data = DataParallel(model)
         loss.backward()             # full buckets leave
-        data.finish()               # the rest leaves, and all have come
+        data.finish()               # the rest leaves, and all of them have arrived
         optimizer.step()
 
     bucket_bytes    as in `in_buckets`: smaller buckets leave earlier but cost more calls (DDP's `bucket_cap_mb`)
-    average         the mean over the ranks; False: the sum (then zero the gradients before each step: what an earlier
-                    `finish` left there would be added up once more)
-    reduce_dtype    add up in this dtype; None: the gradients' own. For bfloat16 models, whose sum over many ranks loses
+    average         the mean over the ranks; False: the sum (then zero the gradients before each step, or the result of
+                    an earlier `finish` would be summed again)
+    reduce_dtype    sum in this dtype; None: the gradients' own. For bfloat16 models, whose sum over many ranks loses
                     digits that float32 keeps (Megatron's `grad_reduce_in_fp32`)
-    group           the ranks with the same part of the model: the others must not be in it
+    group           the ranks with the same part of the model, and no others
 
     A parameter that no rank used in a step gets a gradient of zero, so an optimizer's momentum and weight decay still
-    move it; `requires_grad_(False)` keeps it still.
+    move it; `requires_grad_(False)` freezes it.
 
-    The constructor gives all ranks the parameters and buffers of rank 0. `buckets` are lists of parameters; `started`
-    says how many of them have left since the last `finish`. From then on until `finish` their gradients are None, so
-    that nobody takes one that is not reduced yet. One more backward before `finish` raises ValueError.
+    The constructor copies rank 0's parameters and buffers to all ranks. `buckets` are lists of parameters, and
+    `started` counts those that have left since the last `finish`. Once a bucket has left, its gradients are None until
+    `finish`, so nothing can use a gradient that isn't reduced yet. Another backward before `finish` raises ValueError.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class DataParallel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward inside only adds to the gradients here; the next one outside, or `finish`, sends all that came."""
+        """Only accumulate gradients in the backward passes inside; the next one outside, or `finish`, sends the sum."""
         before, self._sync = self._sync, False
         try:
             yield
@@ -104,7 +104,7 @@ class DataParallel:
             self._sync = before
 
     def finish(self) -> None:
-        """Put the reduced gradients of all buckets into `.grad`. Every rank, once a step, before gradients are used."""
+        """Put the reduced gradients of all buckets into `.grad`. Call it on every rank once per step."""
         while self.started < len(self.buckets):
             self._start(self.buckets[self.started])
         for bucket, (vector, work) in zip(self.buckets, self._travelling, strict=True):
@@ -116,7 +116,7 @@ class DataParallel:
         self._arrived, self._travelling = set(), []
 
     def _gradient_is_there(self, parameter: nn.Parameter) -> None:
-        """Called in backward by each parameter whose gradient is complete. (The hook gets the parameter itself.)"""
+        """Start all complete buckets. Backward calls this hook for each parameter whose gradient is complete."""
         if not self._sync:
             return
         if self._place[parameter] < self.started:
@@ -129,7 +129,7 @@ class DataParallel:
             self._start(self.buckets[self.started])
 
     def _start(self, bucket: list[nn.Parameter]) -> None:
-        """Let a bucket leave: its gradients in one vector, zeros for those that this rank has not."""
+        """Send a bucket: its gradients in one vector, with zeros for those that this rank doesn't have."""
         gradients = []
         for parameter in bucket:
             gradients.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)

@@ -1,12 +1,12 @@
 """Chapter 14: parameters in one vector, which p ranks can share evenly.
 
-Layers have all sizes, and few of them can be divided by p. So their parameters are laid one after another, zeros are
-put behind the last, and the vector is cut into p equal shards, wherever the cuts fall:
+Layers have all kinds of sizes, and few are divisible by p. So we concatenate their parameters, append zeros, and split
+the vector into p equal shards, wherever the boundaries fall:
 
     [ weight 0 ................ | bias 0 | weight 1 ............... | bias 1 | 0 0 ]
     [ shard of rank 0 ......... | shard of rank 1 ......... | shard of rank 2 .... ]        p = 3
 
-Adam and SGD treat each number by itself, so an optimizer may work on a shard and know nothing of the cuts.
+Adam and SGD treat each element separately, so an optimizer can work on a shard without knowing the boundaries.
 (FSDP 1: FlatParameter; DeepSpeed: flattened partitions; Megatron: the distributed optimizer's grad buffer.)
 """
 
@@ -20,13 +20,13 @@ from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
 
-BUCKET_BYTES = 25 * 2**20  # of DistributedDataParallel
+BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
 
 
 class Piece(NamedTuple):
-    """What this rank holds of a parameter's gradient: `values` [k], from number `start` on.
+    """The part of a parameter's gradient on this rank: `values` [k], from element `start` on.
 
-    shape    of the whole parameter, which it may not have itself (ZeRO-3 frees it)
+    shape    of the full parameter, which may not have it itself (ZeRO-3 frees it)
     """
 
     parameter: nn.Parameter
@@ -36,10 +36,10 @@ class Piece(NamedTuple):
 
 
 class Flat:
-    """The layout of some parameters of one dtype in a vector [p n], of which each rank of a group holds [n].
+    """The layout of some parameters of one dtype in a vector [p n], of which each rank of a group holds a shard [n].
 
-    numel           all numbers of the parameters
-    shard_numel     n, the numbers of one rank; p n is `numel` rounded up
+    numel           the number of elements in all parameters
+    shard_numel     n, the number of elements per rank; p n is `numel` rounded up
     Raises ValueError for parameters of several dtypes, or for none.
     """
 
@@ -55,7 +55,7 @@ class Flat:
         self.shard_numel = -(-self.numel // self.world_size)
 
     def flatten(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """A new vector [p n] of one tensor for each parameter; zeros for None."""
+        """A new vector [p n] with one tensor per parameter; zeros for None."""
         vector = torch.zeros(self.world_size * self.shard_numel, dtype=self.dtype, device=self.device)
         for view, tensor in zip(self.views(vector), tensors, strict=True):
             if tensor is not None:
@@ -63,20 +63,20 @@ class Flat:
         return vector
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """The vector [p n] in the shapes of the parameters; they share its memory."""
+        """Views of the vector [p n] in the shapes of the parameters."""
         numbers = vector[: self.numel].split([shape.numel() for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(numbers, self.shapes, strict=True)]
 
     def parts(self, vector: Tensor) -> list[Tensor]:
-        """The shards of all ranks, p of [n], in the memory of the vector [p n]."""
+        """The shards of all ranks, p of [n], as views of the vector [p n]."""
         return list(vector.split(self.shard_numel)) if self.shard_numel else [vector] * self.world_size
 
     def shard(self, vector: Tensor) -> Tensor:
-        """This rank's shard [n], in the memory of the vector [p n]."""
+        """The shard [n] of this rank, as a view of the vector [p n]."""
         return self.parts(vector)[self.rank]
 
     def reduce_scatter(self, vector: Tensor) -> Tensor:
-        """This rank's shard [n] of the sum of the ranks' vectors [p n]; in new memory, so that the vector can go."""
+        """Sum the ranks' vectors [p n]; return this rank's shard [n] in new memory, so that `vector` can be freed."""
         total = torch.empty(self.shard_numel, dtype=vector.dtype, device=vector.device)
         if self.world_size == 1:
             return total.copy_(vector)
@@ -84,14 +84,14 @@ class Flat:
         return total
 
     def all_gather(self, shard: Tensor, vector: Tensor) -> None:
-        """Fill the vector [p n] with the shards [n] of all ranks. `shard` may be this rank's part of it."""
+        """Fill the vector [p n] with the shards [n] of all ranks. `shard` may be a view of the vector."""
         if self.world_size == 1:
             vector.copy_(shard)
         else:
             dist.all_gather(self.parts(vector), shard, group=self.group)
 
     def pieces(self, shard: Tensor) -> list[Piece]:
-        """This rank's shard [n], cut at the borders of the parameters; those that lie elsewhere are left out."""
+        """The pieces of this rank's shard [n], split at parameter boundaries; parameters outside of it are left out."""
         first, stop, found, begin = self.rank * self.shard_numel, (self.rank + 1) * self.shard_numel, [], 0
         for parameter, shape in zip(self.parameters, self.shapes, strict=True):
             end = begin + shape.numel()
@@ -103,10 +103,10 @@ class Flat:
 
 
 def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> list[list[nn.Parameter]]:
-    """The parameters that are trained, last one first, in buckets of one dtype with `bucket_bytes` at most.
+    """The trainable parameters, last one first, in buckets of one dtype and at most `bucket_bytes` bytes.
 
-    Backward comes to the last layers first, so the first bucket is the first to be full. A parameter that is larger
-    than a bucket has one alone. Raises ValueError for bucket_bytes below 1.
+    Backward reaches the last layers first, so the first bucket is the first to fill up. A parameter that is larger than
+    a bucket gets its own bucket. Raises ValueError for bucket_bytes below 1.
     """
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds one byte at least")
@@ -124,7 +124,7 @@ def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BY
 
 
 def broadcast(tensors: Iterable[Tensor], group: ProcessGroup | None = None) -> None:
-    """Give all ranks the values that rank 0 of the group has, in place: one broadcast for each tensor."""
+    """Copy the values of the group's rank 0 to all ranks, in place, with one broadcast per tensor."""
     if rank_and_size(group)[1] == 1:
         return
     for tensor in tensors:

@@ -1,20 +1,20 @@
-"""Chapter 14: the norm of a gradient that lies on many ranks.
+"""Chapter 14: the norm of a gradient that is spread over many ranks.
 
-Clipping wants the length of the whole gradient, all parameters in one vector. Over a mesh no rank sees all of it, and
-some of it is there several times. Each number has to count exactly once:
+Clipping needs the norm of the full gradient, all parameters in one vector. On a mesh, no rank sees all of it, and parts
+of it are there several times. Each element must count exactly once:
 
-    cut over tp                      every rank counts its shard
+    sharded over tp                  every rank counts its shard
     replicated over tp               tp rank 0 counts it
     K, V heads on c ranks each       the first of the c counts them
     tied table, on two stages        the first stage counts it
-    replicas (dp)                    hold the same sums: each counts for itself
+    replicas (dp)                    have the same gradients: each counts for itself
     shards of ZeRO, over dp          every rank counts its own
 
     sum of squares here -> all-reduce over tp -> over pp (-> over dp) -> square root
 
-Sharded parameters say so themselves (`tplab.tensor.sharding`). Counted p times, replicated ones make the norm too
-large and the steps too small; without the sum, each rank clips by a different factor, and the replicas drift apart.
-(Megatron: clip_grad_norm_fp32, param_is_not_tensor_parallel_duplicate.)
+Sharded parameters are marked as such (`tplab.tensor.sharding`). If replicated parameters counted p times, the norm
+would be too large and the steps too small. Without the sum, each rank would clip by a different factor, and replicas
+would drift apart. (Megatron: clip_grad_norm_fp32, param_is_not_tensor_parallel_duplicate.)
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,11 +32,11 @@ from tplab.tensor.sharding import Sharding
 def grad_norm(
     parameters: Iterable[nn.Parameter], mesh: DeviceMesh | None = None, *, tied: nn.Parameter | None = None
 ) -> Tensor:
-    """The 2-norm of the gradients of the whole model, the same on every rank of a replica.
+    """The 2-norm of the full model's gradients, the same on every rank of a replica.
 
     parameters    this rank's; a parameter without a gradient counts as 0
-    mesh          as `tplab.data.grid.mesh` makes it; None: this process has the whole model
-    tied          the table that the first and the last stage share, as in `Pipeline`
+    mesh          from `tplab.data.grid.mesh`; None: this process has the full model
+    tied          the table that the first and last stages share, as in `Pipeline`
     Traffic: an all-reduce of one number for tp, and one for pp.
     """
     own = [parameter for parameter in dict.fromkeys(parameters) if parameter.grad is not None]
@@ -47,7 +47,7 @@ def grad_norm(
 def grad_norm_of_pieces(
     pieces: Iterable[Piece], mesh: DeviceMesh | None = None, *, tied: nn.Parameter | None = None
 ) -> Tensor:
-    """`grad_norm` of gradients that ZeRO has cut over dp, `zero.pieces()`: one more all-reduce, for dp."""
+    """`grad_norm` for the gradients that ZeRO shards over dp (`zero.pieces()`), with one more all-reduce, for dp."""
     return _norm(list(pieces), mesh, ("tp", "pp", "dp"), tied)
 
 
@@ -58,9 +58,9 @@ def clip_grad_norm(
     *,
     tied: nn.Parameter | None = None,
 ) -> Tensor:
-    """Shorten the whole gradient to `max_norm` where it is longer; returns what its norm was.
+    """Scale the full gradient down to `max_norm` if it is longer; return its norm before that.
 
-    As `torch.nn.utils.clip_grad_norm_` does for a model on one process.
+    Works like `torch.nn.utils.clip_grad_norm_` for a model on a single process.
     """
     parameters = list(dict.fromkeys(parameters))
     norm = grad_norm(parameters, mesh, tied=tied)
@@ -73,11 +73,11 @@ def clip(gradients: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
     """Multiply each gradient by max_norm / norm, in place, if that is below 1."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for dtype, alike in _by_dtype(gradients).items():
-        torch._foreach_mul_(alike, factor.to(dtype))  # one kernel for many
+        torch._foreach_mul_(alike, factor.to(dtype))  # one kernel for many tensors
 
 
 def counted(parameter: nn.Parameter, shape: Sequence[int], tp_rank: int, tp_size: int) -> Tensor:
-    """True where this rank counts a parameter's gradient: booleans that broadcast to its `shape` on this rank."""
+    """Booleans that broadcast to a parameter's `shape` on this rank: True where this rank counts its gradient."""
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
     if sharding is None:
         return torch.tensor(tp_rank == 0)
@@ -122,7 +122,7 @@ def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
 
 
 def _place(mesh: DeviceMesh | None, name: str) -> tuple[int, int]:
-    """This rank's place in a dimension of the mesh, and its size; (0, 1) for one that the mesh has not."""
+    """(index of this rank, size) in a dimension of the mesh; (0, 1) if the mesh doesn't have it."""
     if mesh is None or name not in (mesh.mesh_dim_names or ()):
         return 0, 1
     return mesh.get_local_rank(name), mesh.size((mesh.mesh_dim_names or ()).index(name))

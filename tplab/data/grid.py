@@ -1,8 +1,8 @@
-"""Chapter 14: which rank stands where when data, pipeline and tensor parallelism meet, and who talks to whom.
+"""Chapter 14: the position of each rank in data, pipeline and tensor parallelism, and the ranks it communicates with.
 
-Every rank has three coordinates. Counting goes through tp first, then pp, then dp:
+Every rank has three coordinates. Ranks are numbered along tp first, then pp, then dp:
 
-    rank = (dp · PP + pp) · TP + tp          PP, TP: the sizes; dp, pp, tp: the place
+    rank = (dp · PP + pp) · TP + tp          PP, TP: the sizes; dp, pp, tp: the coordinates
 
     dp=2, pp=2, tp=2           tp 0   tp 1              tp group     ranks in one row        0 1
                     dp 0  pp 0    0      1              pp group     same column, same dp    0 2
@@ -10,10 +10,10 @@ Every rank has three coordinates. Counting goes through tp first, then pp, then 
                     dp 1  pp 0    4      5
                           pp 1    6      7
 
-tp is innermost because it talks most: several all-reduces a layer, which nothing hides. Its ranks have consecutive
-numbers, so they share a node and its fast links. dp talks once a step and hides it behind backward; it is outermost.
-(Narayanan et al. 2021, section 3; Megatron: parallel_state.initialize_model_parallel, which by default counts dp
-before pp.)
+tp is innermost because it communicates most: several all-reduces per layer, which nothing hides. Its ranks have
+consecutive numbers, so they share a node and its fast links. dp communicates once per step and hides it behind
+backward, so it is outermost.
+(Narayanan et al. 2021, section 3; Megatron: parallel_state.initialize_model_parallel, which numbers dp before pp.)
 """
 
 from dataclasses import dataclass
@@ -38,9 +38,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """dp replicas of pp stages of tp ranks each. Pure arithmetic: no process group is needed.
+    """A grid of dp replicas of pp stages of tp ranks each. Pure arithmetic: no process group is needed.
 
-    Raises ValueError for a size below 1, a rank or a place that isn't in the grid, a dimension that there isn't.
+    Raises ValueError for a size below 1, a rank or a place outside the grid, or an unknown dimension.
     """
 
     dp: int = 1
@@ -54,35 +54,35 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.dp * self.pp * self.tp
 
     def place(self, rank: int) -> Place:
-        """Where a rank stands."""
+        """The coordinates of a rank."""
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} isn't one of the {self.size} ranks of {self}: they are 0 to {self.size - 1}")
         return Place(rank // (self.pp * self.tp), rank // self.tp % self.pp, rank % self.tp)
 
     def rank(self, dp: int = 0, pp: int = 0, tp: int = 0) -> int:
-        """Who stands there; the inverse of `place`."""
+        """The rank at these coordinates; the inverse of `place`."""
         for name, index in zip(DIMENSIONS, (dp, pp, tp), strict=True):
             if not 0 <= index < getattr(self, name):
                 raise ValueError(f"there is no {name} {index} in {self}: they are 0 to {getattr(self, name) - 1}")
         return (dp * self.pp + pp) * self.tp + tp
 
     def group(self, rank: int, dimension: Dimension) -> list[int]:
-        """The ranks that `rank` talks to in a dimension, itself among them: all other coordinates are alike."""
+        """The ranks in the group of `rank` along a dimension, including itself: all other coordinates are the same."""
         here = self.place(rank)._asdict()
         return [self.rank(**{**here, dimension: index}) for index in range(self._size_of(dimension))]
 
     def groups(self, dimension: Dimension) -> list[list[int]]:
-        """All groups of a dimension. Together they hold every rank once."""
+        """All groups of a dimension. Together they contain every rank once."""
         self._size_of(dimension)
         firsts = [rank for rank in range(self.size) if getattr(self.place(rank), dimension) == 0]
         return [self.group(rank, dimension) for rank in firsts]
 
     def nodes(self, dimension: Dimension, gpus_per_node: int) -> int:
-        """Over how many nodes the widest group of a dimension reaches, where each node takes the next so many ranks."""
+        """The number of nodes spanned by the widest group of a dimension; ranks fill one node after another."""
         if gpus_per_node < 1:
             raise ValueError(f"gpus_per_node={gpus_per_node}: a node has one GPU at least")
         return max(len({rank // gpus_per_node for rank in group}) for group in self.groups(dimension))
@@ -99,8 +99,8 @@ class Grid:
 def mesh(dp: int = 1, pp: int = 1, tp: int = 1) -> DeviceMesh:
     """The process groups of a grid, as torch's `DeviceMesh`: `.get_group("tp")`, `.get_local_rank("tp")`.
 
-    Every rank calls it, with the same sizes: making a process group takes all of them.
-    Raises ValueError without a process group, or where the sizes don't multiply to the number of ranks.
+    Every rank must call it with the same sizes, because creating a process group takes all of them.
+    Raises ValueError without a process group, or if the sizes don't multiply to the number of ranks.
     """
     grid = Grid(dp, pp, tp)
     if not dist.is_initialized():

@@ -1,20 +1,20 @@
-"""Chapter 14: ZeRO 1 and 2: replicas that don't all keep, and compute, the same.
+"""Chapter 14: ZeRO 1 and 2: replicas that don't all store, and compute, the same things.
 
-With plain data parallelism p ranks keep p equal copies of everything. ZeRO cuts what is kept, over the same ranks:
+With plain data parallelism, p ranks keep p identical copies of everything. ZeRO shards these over the same ranks:
 
                     weights   gradients   optimizer     bytes of Ψ parameters, Adam, mixed precision
-    data parallel   whole     whole       whole         2Ψ + 2Ψ + 12Ψ
-    ZeRO-1          whole     whole       shard         2Ψ + 2Ψ + 12Ψ/p
-    ZeRO-2          whole     shard       shard         2Ψ + (2 + 12)Ψ/p
+    data parallel   full      full        full          2Ψ + 2Ψ + 12Ψ
+    ZeRO-1          full      full        shard         2Ψ + 2Ψ + 12Ψ/p
+    ZeRO-2          full      shard       shard         2Ψ + (2 + 12)Ψ/p
     ZeRO-3          shard     shard       shard         (2 + 2 + 12)Ψ/p
 
-An optimizer that owns a shard of the weights needs only that shard of the summed gradients: a reduce-scatter in place
-of the all-reduce. Its new weights go to all: an all-gather. Both together are what the all-reduce was, 2Ψ numbers.
+An optimizer that owns a shard of the weights needs only that shard of the summed gradients: a reduce-scatter replaces
+the all-reduce. An all-gather then gives all ranks the new weights. Both together send what the all-reduce did, 2Ψ.
 
     gradients [p n] -> reduce-scatter -> shard [n] -> optimizer -> shard of W [n] -> all-gather -> W [p n]
 
-ZeRO-1 reduces after backward. ZeRO-2 does it for each bucket as soon as it is full, and frees the full gradients; with
-m backwards per step, that is mΨ elements instead of Ψ. ZeRO-3 is in `zero3`, the formulas are in `zero_cost`.
+ZeRO-1 reduces after backward. ZeRO-2 reduces each bucket as soon as it is full and frees the full gradients; with m
+backward passes per step, that is mΨ elements instead of Ψ. ZeRO-3 is in `zero3`, the formulas are in `zero_cost`.
 (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"; torch:
 ZeroRedundancyOptimizer, fully_shard; DeepSpeed; Megatron: the distributed optimizer.)
 """
@@ -35,12 +35,12 @@ Parameters = Iterable[nn.Parameter] | Iterable[Mapping[str, Any]]
 
 
 class Unit:
-    """Some parameters whose gradients are reduced, and whose weights are gathered, together.
+    """A set of parameters whose gradients are reduced together and whose weights are gathered together.
 
     weights     [p n], the memory that the parameters are views of
-    shard       [n], this rank's part of them
-    master      [n], what the optimizer sees: the shard, or a copy in `master_dtype`
-    gradient    [n], this rank's part of the reduced gradients, once there are some
+    shard       [n], this rank's shard of the weights
+    master      [n], what the optimizer updates: the shard, or a copy in `master_dtype`
+    gradient    [n], this rank's shard of the reduced gradients, or None
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Unit:
         self.gradient: Tensor | None = None
 
     def has_gradients(self) -> bool:
-        """Whether there are whole gradients that have not been reduced."""
+        """True if there are full gradients that haven't been reduced."""
         return any(parameter.grad is not None for parameter in self.parameters)
 
     def reduce(self) -> None:
-        """Add the ranks' gradients up, keep this rank's part, and free the whole ones."""
+        """Reduce the ranks' gradients, keep this rank's shard, and free the full gradients."""
         whole = self.flat.flatten([parameter.grad for parameter in self.parameters])  # [p n]
         for parameter in self.parameters:
             parameter.grad = None
@@ -74,11 +74,11 @@ class Unit:
         self.gradient = part if self.gradient is None else self.gradient.add_(part)
 
     def before_step(self) -> None:
-        """Show the optimizer this rank's gradient, in the dtype of its weights."""
+        """Give the optimizer this rank's gradient, in the dtype of its weights."""
         self.master.grad = None if self.gradient is None else self.gradient.to(self.master.dtype)
 
     def after_step(self) -> None:
-        """Take over what the optimizer made of the shard, and give all ranks the whole."""
+        """Take the shard that the optimizer updated, and give all ranks the full weights."""
         if self.master.dtype != self.shard.dtype:
             self.shard.copy_(self.master.detach())
             self.master.grad = None
@@ -86,23 +86,23 @@ class Unit:
 
 
 class ZeRO1:
-    """An optimizer whose state is shared by the ranks: `ZeRO1(model.parameters(), torch.optim.AdamW, lr=1e-3)`.
+    """An optimizer whose state is sharded over the ranks: `ZeRO1(model.parameters(), torch.optim.AdamW, lr=1e-3)`.
 
         loss.backward()
-        zero.finish()           # whole gradients -> shards; only needed for what wants the gradients, such as clipping
+        zero.finish()           # full gradients -> shards; only needed by code that reads gradients, such as clipping
         zero.step()
         zero.zero_grad()
 
-    parameters         as torch's optimizers take them: parameters, or groups of them with options of their own
-    optimizer_class    any that treats each number by itself: AdamW and SGD do, LAMB and Adafactor do not
-    bucket_bytes       at most so much is reduced, or gathered, at once
+    parameters         as for torch's optimizers: parameters, or groups of them with their own options
+    optimizer_class    any that treats each element separately: AdamW and SGD do, LAMB and Adafactor don't
+    bucket_bytes       the most bytes to reduce, or gather, at once
     average            the mean of the ranks' gradients; False: the sum
     master_dtype       the optimizer works on a copy of its shard in this dtype: float32 for bfloat16 weights
     defaults           options of the optimizer
 
-    The constructor gives all ranks the weights of rank 0, but not its buffers (see `flat_parameters.broadcast`).
-    `optimizer` is an ordinary one, for schedulers too. Every rank has to use the same parameters; one that is not used,
-    in a bucket with one that is, has a gradient of 0.
+    The constructor copies rank 0's weights to all ranks, but not its buffers (see `flat_parameters.broadcast`).
+    `optimizer` is an ordinary one, so schedulers work, too. All ranks must use the same parameters. An unused parameter
+    that shares a bucket with a used one has a gradient of 0.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class ZeRO1:
         self.optimizer = optimizer_class(groups, **defaults)
 
     def finish(self) -> None:
-        """Reduce what has not been reduced yet. Every rank takes part; a second call has nothing to do."""
+        """Reduce the gradients that haven't been reduced yet. Every rank takes part; a second call does nothing."""
         for unit in self.units:
             if unit.has_gradients():
                 unit.reduce()
 
     @torch.no_grad()
     def step(self) -> None:
-        """The optimizer's step on this rank's shards; then all ranks have the new weights."""
+        """Run the optimizer's step on this rank's shards; afterwards, all ranks have the new weights."""
         self.finish()
         for unit in self.units:
             unit.before_step()
@@ -149,11 +149,11 @@ class ZeRO1:
                 parameter.grad = None
 
     def pieces(self) -> list[Piece]:
-        """This rank's part of the reduced gradients, by parameter."""
+        """The reduced gradients on this rank, in pieces of parameters."""
         return [piece for unit in self.units if unit.gradient is not None for piece in unit.flat.pieces(unit.gradient)]
 
     def memory(self) -> dict[str, int]:
-        """Bytes that this rank holds now, of real tensors: weights, gradients, and all that the optimizer wants."""
+        """Bytes of the tensors on this rank now: weights, gradients, and everything that the optimizer needs."""
         gradients = chain.from_iterable([unit.gradient, *(w.grad for w in unit.parameters)] for unit in self.units)
         masters = [unit.master for unit in self.units if unit.master.dtype != unit.shard.dtype]
         return {
@@ -164,7 +164,7 @@ class ZeRO1:
 
 
 class ZeRO2(ZeRO1):
-    """As ZeRO1, but no rank keeps whole gradients: in backward, a full bucket is reduced and freed at once."""
+    """ZeRO 1 without unsharded gradients: backward reduces and frees each bucket as soon as it is full."""
 
     def __init__(self, parameters: Parameters, optimizer_class: type[Optimizer], **options: Any) -> None:
         super().__init__(parameters, optimizer_class, **options)
@@ -173,7 +173,7 @@ class ZeRO2(ZeRO1):
 
 
 def reduce_when_full(unit: Unit) -> None:
-    """Reduce a unit in backward, as soon as the gradients of all its parameters are there."""
+    """Reduce a unit during backward, as soon as all its parameters have gradients."""
 
     def gradient_is_there(parameter: nn.Parameter) -> None:
         if all(other.grad is not None for other in unit.parameters):

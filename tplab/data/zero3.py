@@ -1,19 +1,18 @@
-"""Chapter 14: ZeRO 3: no rank keeps the whole model. A layer's weights are there while it runs, and then gone.
+"""Chapter 14: ZeRO 3: no rank keeps the full model. A layer's weights exist only while the layer runs.
 
     forward     all-gather W of layer 1, run it, free W;  layer 2;  layer 3
     backward    all-gather W of layer 3, run it backward, reduce-scatter dW, free both;  layer 2;  layer 1
     step        the optimizer, on this rank's shards; nothing to send
 
-So a step sends 3Ψ numbers, half as many again as plain data parallelism, and a rank holds 1/p of everything and the
-whole of a layer or two. What belongs to no layer (embedding, last norm) is one more unit, whole from the model's first
-line to its last.
+So a step sends 3Ψ elements, half as many again as plain data parallelism. A rank holds 1/p of everything, plus one or
+two full layers. Parameters outside the layers (embedding, final norm) form another unit, which stays gathered from the
+model's first line to its last.
 
-Two things make it work. Autograd has kept the weights for backward, or views of them: freeing means that their memory
-shrinks to nothing under them (`resize_(0)`), and it is there again, in the same place, before backward comes. And each
-unit hears of its turn by hooks: before and after its forward, before its backward by a hook on the gradient of its
-output, after it when the last of its parameters has a gradient.
-(Rajbhandari et al. 2020, section 5.3; Zhao et al. 2023, "PyTorch FSDP", whose flat parameters do the same; torch:
-fully_shard.)
+Two things make it work. Autograd has saved the weights, or views of them, for backward. So when we free a weight, we
+shrink its storage to nothing under these views (`resize_(0)`), and gathering fills the same storage before backward.
+And each unit has hooks: before and after its forward, before its backward (a hook on the gradient of its output), and
+after its backward, when the last of its parameters has a gradient. (Rajbhandari et al. 2020, section 5.3; Zhao et al.
+2023, "PyTorch FSDP", whose flat parameters do the same; torch: fully_shard.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +30,7 @@ from tplab.data.zero import Unit, ZeRO1, reduce_when_full
 
 
 class ShardedUnit(Unit):
-    """A unit that keeps its shard only. `gather` makes the parameters whole, `free` empties them."""
+    """A unit that keeps only its shard. `gather` fills in the full parameters, and `free` empties them."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class ShardedUnit(Unit):
 
     @torch.no_grad()
     def gather(self) -> None:
-        """All-gather the weights, unless they are here."""
+        """All-gather the weights unless they are already here."""
         if self.gathered_bytes:
             return
         self.weights.untyped_storage().resize_(self.weights.numel() * self.weights.element_size())
@@ -63,7 +62,7 @@ class ShardedUnit(Unit):
             parameter.data = view
 
     def free(self) -> None:
-        """Give the memory of the weights back; the parameters have no numbers until they are gathered again."""
+        """Free the memory of the full weights. The parameters are empty until they are gathered again."""
         self.in_backward = False
         if self.stays_whole:
             return
@@ -82,15 +81,15 @@ class ShardedUnit(Unit):
 
 
 class ZeRO3(ZeRO1):
-    """As ZeRO1, with weights and gradients in shards too: `ZeRO3(model, model.layers, torch.optim.AdamW, lr=1e-3)`.
+    """ZeRO 1 with sharded weights and gradients, too: `ZeRO3(model, model.layers, torch.optim.AdamW, lr=1e-3)`.
 
-    layers           modules of the model, none inside another; each is gathered by itself. Other parameters, and those
-                     that several layers share, are one unit more, gathered while the whole model runs
-    peak_gathered    the most bytes of whole weights that were here at once since the last step, counted at each gather
+    layers           modules of the model, none inside another; each is gathered separately. Other parameters, and those
+                     that several layers share, form one more unit, gathered while the model runs
+    peak_gathered    the most bytes of full weights that were here at any gather since the last step
 
-    Model and layers have to be called as modules, `layer(x)`: that is how a unit hears that it is needed. Between the
-    calls the parameters are empty; `with zero.gathered():` shows them whole. Other arguments as in ZeRO1.
-    Raises ValueError for a layer that isn't the model's, or lies inside another.
+    You must call model and layers as modules, `layer(x)`, because that triggers the hooks. Between the calls,
+    parameters are empty; inside `with zero.gathered():` they are complete. Other arguments as in ZeRO1. Raises
+    ValueError for a layer that isn't the model's, or that is inside another layer.
     """
 
     units: list[ShardedUnit]  # type: ignore[assignment]
@@ -117,7 +116,7 @@ class ZeRO3(ZeRO1):
     def finish(self) -> None:
         super().finish()
         for unit in self.units:
-            unit.free()  # where a parameter was not used, the unit still waits for its gradient
+            unit.free()  # a unit with an unused parameter is still waiting for its gradient
 
     def step(self) -> None:
         super().step()
@@ -125,7 +124,7 @@ class ZeRO3(ZeRO1):
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """The whole weights on every rank, to be read, saved or loaded; each rank keeps its part of what is changed."""
+        """Gather the full weights on every rank to read, save or load them; each rank keeps its shard of changes."""
         for unit in self.units:
             unit.gather()
             unit.stays_whole = True
@@ -152,7 +151,7 @@ class ZeRO3(ZeRO1):
 
         def after_forward(module: nn.Module, inputs: object, output: object) -> None:
             for unit in units:
-                if not unit.in_backward:  # a forward inside backward, for an activation checkpoint, leaves it whole
+                if not unit.in_backward:  # recomputation inside backward keeps the weights
                     unit.free()
             for tensor in tree_leaves(output):
                 if isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -163,7 +162,7 @@ class ZeRO3(ZeRO1):
 
 
 def _by_unit(model: nn.Module, layers: Sequence[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
-    """The trained parameters, by the layer that alone uses them, or else by the model."""
+    """The trainable parameters, grouped by the only layer that uses them, or else by the model."""
     inside: dict[nn.Module, nn.Module] = {}
     for layer in layers:
         for module in layer.modules():

@@ -1,13 +1,13 @@
-"""Chapter 10: the next token, and the one after it, from logits of which each rank has v/p.
+"""Chapter 10: text generation, token by token, from logits of which each rank has v/p.
 
-To choose, nobody needs all logits. The k best of the whole vocabulary are among the k best of each rank, so p k
-candidates travel, and every rank chooses among them:
+Choosing a token doesn't take all logits. The k best of the full vocabulary are among the k best of each rank, so the
+ranks exchange p k candidates, and every rank chooses among those:
 
     rank 0   best of ids 0 .. v/p - 1        (logit, id)  \\
     rank 1   best of ids v/p .. 2 v/p - 1    (logit, id)  -> all-gather -> the best of p, on every rank
 
-With a cache each step computes one token. Its keys and values join those of the heads that the rank holds.
-Traffic of one token of b texts: 2 L + 1 all-reduces of b h elements, all-gathers of 2 p b k.
+With a cache, each step computes a single token, whose keys and values are added to those of the rank's heads.
+Traffic per token for b texts: 2 L + 1 all-reduces of b h elements, all-gathers of 2 p b k.
 """
 
 from collections.abc import Sequence
@@ -32,16 +32,16 @@ def generate(
     stop_id: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """prompt [b, s] -> the texts with what follows, [b, s + max_new_tokens], the same on every rank.
+    """Continue the prompts [b, s]; return the texts [b, s + max_new_tokens], the same on every rank.
 
-    prompt_lengths    of each text, where they differ: what stands behind is written over
-    temperature       0: always the best token (greedy); else draw from softmax(logits / temperature)
-    top_k             draw from the k best only
-    stop_id           behind this token a text is filled up with it; when all are, the result ends there
-    generator         where rank 0 draws from, for all; None: torch's current state
+    prompt_lengths    of each text, if they differ: what comes after them is overwritten
+    temperature       0: always the best token (greedy); else sample from softmax(logits / temperature)
+    top_k             sample from the k best only
+    stop_id           after this token, a text is filled up with it; once all texts are, the result ends there
+    generator         the generator that rank 0 samples with, for all ranks; None: torch's current state
 
-    All ranks of the model's group call it with the same prompt. Dropout is off meanwhile.
-    Raises ValueError for arguments that don't fit.
+    All ranks of the model's group must call it with the same prompt. Dropout is off during generation.
+    Raises ValueError for invalid arguments.
     """
     lengths = _check(prompt, max_new_tokens, prompt_lengths, temperature, top_k)
     b, s = prompt.shape
@@ -77,7 +77,7 @@ def choose(
     top_k: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """This rank's logits [b, v/p] -> the next token of each text [b], the same on every rank."""
+    """The next token of each text [b], the same on every rank, given this rank's logits [b, v/p]."""
     greedy = temperature == 0
     values, ids = candidates(model, logits, 1 if greedy else top_k)  # [b, k] each
     if greedy:
@@ -85,14 +85,14 @@ def choose(
     odds = (values.double() / temperature).softmax(-1)  # [b, k]
     token = ids.gather(1, torch.multinomial(odds, 1, generator=generator))[:, 0]  # [b]
     if model.world_size > 1:
-        dist.broadcast(token, group=model.group, group_src=0)  # chance decides, so one rank decides for all
+        dist.broadcast(token, group=model.group, group_src=0)  # sampling is random, so one rank decides for all
     return token
 
 
 def candidates(model: ParallelGPT, logits: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
-    """The k best of the whole vocabulary (None: all of it): their logits [b, k], best first, and their ids [b, k].
+    """The k best tokens of the full vocabulary (None: all of it): their logits [b, k], best first, and ids [b, k].
 
-    Of equal logits the lower id comes first.
+    Among equal logits, the lower id comes first.
     """
     width = logits.shape[-1]
     ids = torch.arange(model.rank * width, (model.rank + 1) * width, device=logits.device)  # [v/p]

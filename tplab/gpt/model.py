@@ -2,15 +2,15 @@
 
     ids [b, s] -> embedding, g -> + positions, dropout -> layers -> norm -> f -> x E_r^T -> logits_r [b, s, v/p] -> loss
 
-What each rank holds: 1/p of the embedding, of Q, K, V, of both weights of the MLP; all of the positions, the norms and
-the biases behind g. What travels for one training step of b s tokens, in elements:
+Each rank holds 1/p of the embedding, of Q, K, V, and of both MLP weights, plus all positions, norms and biases after g.
+Traffic of a training step on b s tokens, in elements:
 
                        forward                  backward
     embedding, head    b s h                    b s h
     L layers           2 L b s h                2 L b s h
     loss               about 2 b s + 1          none
 
-The same seed gives the same model for every p, and the same whole checkpoint fits all of them (`full_state_dict`).
+The same seed gives the same model for every p, and the same full checkpoint fits all of them (`full_state_dict`).
 (Radford et al. 2019, GPT-2; Shoeybi et al. 2019, "Megatron-LM"; Megatron: GPTModel.)
 """
 
@@ -35,24 +35,24 @@ from tplab.tensor.region import TENSOR_PARALLEL
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout
 from tplab.tensor.sharding import Block, ShardedModule, Sharding
 
-INIT_STD = 0.02  # of GPT-2 and Megatron
+INIT_STD = 0.02  # as in GPT-2 and Megatron
 
 
 class ParallelGPT(nn.Module):
-    """ids [b, s] -> this rank's logits [b, s, v/p]; with targets [b, s], their mean loss.
+    """A GPT on p ranks: ids [b, s] -> this rank's logits [b, s, v/p]; with targets [b, s], their mean loss.
 
     config                    the sizes, see `tplab.memory.config`
-    float32_residual          the sum over the layers is taken in float32, in a model of another dtype
-    recompute                 what autograd does not keep and backward computes again, with the same dropout: "nothing",
-                              "attention" (its scores, softmax and dropout, from Q, K and V), or "layers" (all of a
-                              layer, from its input)
-    output_init_method        of the weights that write to the residual; None: `init_method`, or, if that is None too,
+    float32_residual          take the sum over the layers in float32, even if the model has a different dtype
+    recompute                 what backward recomputes, with the same dropout, instead of saving it: "nothing",
+                              "attention" (its scores, softmax and dropout, from Q, K and V), or "layers" (each layer,
+                              from its input)
+    output_init_method        for weights that write to the residual; None: `init_method`, or, if that is None too,
                               normal with std 0.02 / sqrt(2 L)
     check_ids                 as in VocabParallelEmbedding
     async_grad_allreduce      as in ColumnParallelLinear
-    options                   see `LayerOptions`; `init_method` is of every weight, None: normal with std 0.02
+    options                   see `LayerOptions`; `init_method` is for every weight, None: normal with std 0.02
 
-    Raises ValueError where p ranks can't share the model; it names the p that can.
+    Raises ValueError if p ranks can't share the model; the message lists the p that can.
     """
 
     positions: nn.Embedding | None
@@ -127,11 +127,11 @@ class ParallelGPT(nn.Module):
         gather: bool = False,
         rng: RNGTracker | None = None,
     ) -> Tensor:
-        """Logits [b, s, v/p], padding included; with `gather` all [b, s, v]; with targets the mean loss, a scalar.
+        """Logits [b, s, v/p], padding included; with `gather`, all [b, s, v]; with targets, the mean loss, a scalar.
 
         targets           the next token of each, [b, s]; `ignore_index` where there is none
-        key_padding_mask  bool [b, s], True for padding, which no token looks at
-        rng               where dropout draws from (`tplab.tensor.rng.seed_all`); None: torch's current state
+        key_padding_mask  bool [b, s], True for padding, which no token attends to
+        rng               random states for dropout (`tplab.tensor.rng.seed_all`); None: torch's current state
         """
         x = self.features(ids, key_padding_mask=key_padding_mask, rng=rng)
         return self.logits(x, gather=gather) if targets is None else self.loss(x, targets, ignore_index=ignore_index)
@@ -144,7 +144,7 @@ class ParallelGPT(nn.Module):
         cache: Sequence[LayerCache] | None = None,
         rng: RNGTracker | None = None,
     ) -> Tensor:
-        """ids [b, s] -> what the output layer reads, [b, s, h]. With a cache, ids are the next s tokens of its text."""
+        """ids [b, s] -> the output layer's input [b, s, h]. With a cache, ids are the next s tokens of its text."""
         x = self._embed(ids, cache[0].text.length if cache else 0)  # [b, s, h]
         x = dropout(x, self.config.dropout, self.training, sharded=self.region.sequence_parallel, rng=rng)
         for number, layer in enumerate(self.layers):
@@ -156,14 +156,14 @@ class ParallelGPT(nn.Module):
         return self.final_norm(x).to(self.output_weight.dtype)
 
     def logits(self, x: Tensor, *, gather: bool = False) -> Tensor:
-        """x [b, s, h] -> this rank's logits [b, s, v/p], padding included; with `gather` all of them, [b, s, v]."""
+        """x [b, s, h] -> this rank's logits [b, s, v/p], padding included; with `gather`, all of them, [b, s, v]."""
         return parallel_logits(
             x, self.output_weight, gather=gather, vocab_size=self.config.vocab_size,
             async_grad_allreduce=self.async_grad_allreduce, group=self.group,
         )  # fmt: skip
 
     def loss(self, x: Tensor, targets: Tensor, *, ignore_index: int = -100) -> Tensor:
-        """x [b, s, h] and the tokens to be told [b, s] -> their mean loss, a scalar."""
+        """x [b, s, h] and the target tokens [b, s] -> their mean loss, a scalar."""
         return parallel_linear_cross_entropy(
             x, self.output_weight, targets, ignore_index=ignore_index, vocab_size=self.config.vocab_size,
             group=self.group,
@@ -171,11 +171,11 @@ class ParallelGPT(nn.Module):
 
     @property
     def output_weight(self) -> Tensor:
-        """The rows [v/p, h] that the output layer uses: its own, or the embedding's."""
+        """The rows [v/p, h] of the output layer: its own, or the embedding's."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     def new_cache(self, batch_size: int, max_length: int, dtype: torch.dtype | None = None) -> list[LayerCache]:
-        """Room for the keys and values of `max_length` tokens, for each layer, in this rank's heads."""
+        """Caches for the keys and values of `max_length` tokens, one per layer, for this rank's heads."""
         layers: Any = self.layers
         return [layer.new_cache(batch_size, max_length, dtype=dtype) for layer in layers]
 
@@ -196,7 +196,7 @@ class ParallelGPT(nn.Module):
 
 
 class OutputTable(ShardedModule):
-    """The rows [v/p, h] of an output layer of its own, cut and padded as those of `VocabParallelEmbedding`."""
+    """The rows [v/p, h] of an untied output layer, sharded and padded like those of `VocabParallelEmbedding`."""
 
     weight: nn.Parameter
 

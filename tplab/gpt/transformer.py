@@ -1,19 +1,19 @@
-"""Chapter 10: a transformer layer on p ranks: two parallel blocks, and around them what every rank does alike.
+"""Chapter 10: a transformer layer on p ranks: two parallel blocks, between operations that every rank repeats.
 
     x -+- norm -> f  attention  g -> + bias, dropout -(+)-+- norm -> f  MLP  g -> + bias, dropout -(+)-> z
        |                                               |  |                                        |
        +-----------------------------------------------+  +----------------------------------------+
 
-Norms, biases behind g, dropout and the residual x [b, s, h] are replicated: each rank computes them whole, from the
-same numbers and with the same dropout mask. So their parameters get the same gradient on every rank, without traffic.
+Norms, biases after g, dropout and the residual x [b, s, h] are replicated: each rank computes them in full, from the
+same values and with the same dropout mask. So their parameters get the same gradient on every rank, without traffic.
 
-Post-LN is the same drawing with the residual taken *behind* the norm. Vaswani's layer, LN(x + attention(x)), ends with
-the norm that the next one begins with; the first norm then belongs to the embedding, the last one is the final norm.
+Post-LN is the same diagram, but with the residual taken *after* the norm. Vaswani's layer, LN(x + attention(x)), ends
+with the norm that the next one begins with, so the first norm belongs to the embedding, and the last is the final norm.
 
-A decoder that reads an encoder's output has a third block between the two: cross-attention, with a norm of its own.
+A decoder that reads an encoder's output has a third block between the two: cross-attention, with its own norm.
 
-Traffic of a layer: all-reduce of b s h elements, twice forward and twice backward. With cross-attention three times
-each, and one of b t h backward for the memory.
+Traffic of a layer: two all-reduces of b s h elements forward and two backward. With cross-attention, three each, and
+one of b t h backward for the memory.
 (Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 4; Megatron: ParallelTransformerLayer, TransformerLayer,
 bias_dropout_add.)
 """
@@ -37,14 +37,14 @@ from tplab.tensor.rng import RNGTracker, checkpoint, dropout
 
 @dataclass
 class LayerCache:
-    """What one layer keeps while it generates: keys and values of the text, and of a decoder's memory."""
+    """The cache of one layer during generation: keys and values of the text, and of a decoder's memory."""
 
     text: KVCache
     memory: KVCache | None = None
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` that computes in the dtype of x, whatever the dtype of its weight is."""
+    """`nn.LayerNorm` that computes in the dtype of x, whatever the dtype of its weight."""
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
@@ -52,7 +52,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """`nn.RMSNorm` that computes in the dtype of x, whatever the dtype of its weight is."""
+    """`nn.RMSNorm` that computes in the dtype of x, whatever the dtype of its weight."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
@@ -61,7 +61,7 @@ class RMSNorm(nn.RMSNorm):
 def run_again_in_backward(
     core: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, rng: RNGTracker | None
 ) -> Tensor:
-    """core(q, k, v), of which autograd keeps q, k and v alone: as `ParallelAttention(run_core=...)`."""
+    """core(q, k, v), with only q, k and v saved by autograd. Pass it as `ParallelAttention(run_core=...)`."""
     if not torch.is_grad_enabled():
         return core(q, k, v)
     return checkpoint(core, q, k, v, tracker=rng or RNGTracker())
@@ -71,23 +71,23 @@ NORMS: dict[str, type[nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}
 
 
 class ParallelTransformerLayer(nn.Module):
-    """x [b, s, h] replicated -> z [b, s, h] replicated.
+    """A transformer layer on p ranks: x [b, s, h] replicated -> z [b, s, h] replicated.
 
-    causal                a token sees itself and what stands before it; False for an encoder
-    cross_attention       with a third block, which reads a memory [b, t, h]
+    causal                each token attends to itself and to earlier ones; False for an encoder
+    cross_attention       adds a third block, which reads a memory [b, t, h]
     num_kv_heads, ffn_hidden_size, activation, rotary_base, bias    as in ParallelAttention and ParallelMLP
-    norm                  "layer" or "rms"; norm_eps is what it adds to the variance
-    hidden_dropout        behind each block, alike on all ranks
-    attention_dropout     of the attention probabilities, each rank's heads for themselves
-    apply_residual_connection_post_layernorm    the residual is taken behind the norm (post-LN; Megatron's name)
-    recompute_attention   autograd keeps Q, K and V, not the scores, softmax and dropout between them and the output:
-                          these are computed again in backward, with the same dropout (selective recomputation)
-    output_init_method    of the weights that write to the residual; `init_method` is of those that read x
+    norm                  "layer" or "rms"; norm_eps is added to the variance
+    hidden_dropout        after each block, the same on all ranks
+    attention_dropout     of the attention probabilities, independent on each rank
+    apply_residual_connection_post_layernorm    take the residual after the norm (post-LN; Megatron's name)
+    recompute_attention   autograd saves Q, K and V, but not the scores, softmax and dropout that follow; backward
+                          recomputes these, with the same dropout (selective recomputation)
+    output_init_method    for weights that write to the residual; `init_method` is for those that read x
     async_grad_allreduce  as in ColumnParallelLinear
     options               see `LayerOptions`
 
-    The residual keeps the dtype of x. Give x in float32 to a layer in bfloat16, and the sum over the layers is taken
-    in float32: norms compute in it, and the blocks get their own dtype.
+    The residual keeps the dtype of x. If you pass float32 x to a bfloat16 layer, the sum over the layers is taken in
+    float32: norms compute in float32, and the blocks get inputs in their own dtype.
     """
 
     def __init__(
@@ -161,9 +161,9 @@ class ParallelTransformerLayer(nn.Module):
         cache: LayerCache | None = None,
         rng: RNGTracker | None = None,
     ) -> Tensor:
-        """z [b, s, h]. Masks, positions and memory as in `ParallelAttention`; x may be the next s tokens of a cache.
+        """Return z [b, s, h]. Masks, positions, memory: see `ParallelAttention`; x may be the next s tokens of a cache.
 
-        rng    where dropout draws from (`tplab.tensor.rng.seed_all`); None: torch's current state
+        rng    random states for dropout (`tplab.tensor.rng.seed_all`); None: torch's current state
         """
         self._check_memory(memory, cache)
         residual, x = self._enter(self.attention_norm, x)
@@ -173,7 +173,7 @@ class ParallelTransformerLayer(nn.Module):
         if self.cross_attention is not None:
             residual, x = self._enter(self.cross_norm, x)
             kept = cache and cache.memory
-            memory = None if kept and kept.length else memory  # its keys and values are there since the first call
+            memory = None if kept and kept.length else memory  # the cache has its keys and values already
             y, bias = self.cross_attention(x, memory, key_padding_mask=memory_padding_mask, cache=kept, rng=rng)
             x = self._leave(residual, y, bias, rng)
         residual, x = self._enter(self.mlp_norm, x)
@@ -183,13 +183,13 @@ class ParallelTransformerLayer(nn.Module):
     def new_cache(
         self, batch_size: int, max_length: int, memory_length: int = 0, dtype: torch.dtype | None = None
     ) -> LayerCache:
-        """Room for `max_length` tokens, and for a memory of `memory_length`, in this rank's heads."""
+        """A cache for `max_length` tokens and a memory of `memory_length`, for this rank's heads."""
         text = self.attention.new_cache(batch_size, max_length, dtype)
         cross = self.cross_attention
         return LayerCache(text, None if cross is None else cross.new_cache(batch_size, memory_length, dtype))
 
     def _enter(self, norm: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual, and what the block gets, in the dtype that it computes in."""
+        """The residual, and the block's input in the dtype that the block computes in."""
         normed = norm(x)
         return normed if self.apply_residual_connection_post_layernorm else x, normed.to(norm.weight.dtype)
 

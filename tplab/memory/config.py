@@ -3,8 +3,8 @@
     one layer  =  norm, attention (Q, K, V, out), norm, MLP ([gate,] up, down)
     the model  =  embedding [+ positions], num_layers layers, norm, output layer
 
-`cut` says which dimension of a weight tensor parallelism divides: 0 for the rows of a column-parallel weight (stored
-[out, in], as nn.Linear does), 1 for a row-parallel one, None for what every rank holds whole: norms, positions, and the
+`cut` is the dimension of a weight that tensor parallelism shards: 0 for the rows of a column-parallel weight (stored
+[out, in], as in nn.Linear), 1 for a row-parallel one, None for what every rank replicates: norms, positions, and the
 biases that are added after a sum over ranks. Pure arithmetic: nothing here needs torch.
 """
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any, Literal
 
-Recompute = Literal["nothing", "attention", "layers"]  # what the backward pass computes again instead of keeping it
+Recompute = Literal["nothing", "attention", "layers"]  # what the backward pass recomputes instead of saving it
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """The sizes of a GPT. Raises ValueError for sizes that no GPT has.
+    """The sizes of a GPT. Raises ValueError for impossible sizes.
 
     num_kv_heads:      heads of K and V (grouped-query attention); None: as many as num_heads
     ffn_hidden_size:   inner size of the MLP; None: 4 * hidden_size
@@ -27,9 +27,9 @@ class GPTConfig:
     tied_embedding:    the output layer uses the embedding's weight
     learned_positions: one vector of hidden_size for each of seq_length positions; without, positions are rotary
     rotary_base:       the base of rotary positions
-    norm_eps:          what a norm adds to the variance
-    dropout:           probability, behind the attention scores, attention, the MLP and the embedding
-    flash_attention:   the scores are computed again in the backward pass instead of being kept
+    norm_eps:          the value that a norm adds to the variance
+    dropout:           probability, after the attention scores, attention, the MLP and the embedding
+    flash_attention:   the backward pass recomputes the scores instead of saving them
     """
 
     num_layers: int
@@ -96,9 +96,9 @@ PRESETS: dict[str, GPTConfig] = {
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter: its name, its shape, and the dimension that tensor parallelism divides (None: it stays whole).
+    """A parameter: its name, its shape, and the dimension that tensor parallelism shards (None: replicated).
 
-    unit: the smallest piece of that dimension that a rank may hold; the rows of one head, for K and V
+    unit: the smallest chunk of that dimension that a rank may hold: the rows of one head, for K and V
     """
 
     name: str
@@ -107,7 +107,7 @@ class Weight:
     unit: int = 1
 
     def on_rank(self, tp: int) -> int:
-        """How many numbers one of tp ranks holds. What does not come out even is rounded up, as padding does."""
+        """The number of elements on each of tp ranks. Uneven sizes are rounded up, as padding does."""
         if self.cut is None:
             return prod(self.shape)
         pieces = ceil(self.shape[self.cut] / self.unit / tp)
@@ -135,28 +135,28 @@ def first_weights(config: GPTConfig) -> list[Weight]:
 
 
 def last_weights(config: GPTConfig, *, own_head: bool | None = None) -> list[Weight]:
-    """The weights behind the last layer. own_head: the output layer has a weight of its own (None: if it is not tied).
+    """The weights after the last layer. own_head: the output layer has its own weight (None: unless it is tied).
 
-    In a pipeline the last stage keeps a copy of a tied embedding, so there it has one.
+    In a pipeline, the last stage keeps its own copy of a tied embedding.
     """
     head = not config.tied_embedding if own_head is None else own_head
     return _norm("final_norm", config) + [Weight("head", (config.vocab_size, config.hidden_size), 0)] * head
 
 
 def parameter_count(config: GPTConfig) -> int:
-    """All parameters of the model; a tied embedding counts once."""
+    """The number of parameters of the model; a tied embedding counts once."""
     layer = sum(weight.on_rank(1) for weight in layer_weights(config))
     ends = sum(weight.on_rank(1) for weight in first_weights(config) + last_weights(config))
     return config.num_layers * layer + ends
 
 
 def tensor_parallel_sizes(config: GPTConfig, largest: int) -> list[int]:
-    """Every tensor-parallel size up to `largest` that gives each rank whole heads and equal parts of the MLP."""
+    """Every tensor-parallel size up to `largest` that gives each rank complete heads and an equal part of the MLP."""
     return [tp for tp in range(1, largest + 1) if not _unfit(config, tp)]
 
 
 def check_tensor_parallel(config: GPTConfig, tp: int) -> None:
-    """Raise ValueError, saying why and which sizes there are, where tp ranks can't share the model."""
+    """Raise ValueError, with the reason and the sizes that work, if tp ranks can't share the model."""
     if why := _unfit(config, tp):
         fitting = ", ".join(map(str, tensor_parallel_sizes(config, max(tp, 64))))
         raise ValueError(f"{why}. Use p in {fitting}.")
@@ -180,6 +180,6 @@ def _norm(name: str, config: GPTConfig) -> list[Weight]:
 
 
 def _linear(name: str, n_in: int, n_out: int, cut: int, config: GPTConfig, unit: int = 1) -> list[Weight]:
-    """A bias is cut with the rows of its weight; behind a row-parallel product it is whole on every rank."""
+    """A weight and its bias, which is sharded like the weight's rows, or replicated if the weight is row-parallel."""
     weight = Weight(f"{name}.weight", (n_out, n_in), cut, unit)
     return [weight] + [Weight(f"{name}.bias", (n_out,), None if cut else 0, unit)] * config.bias

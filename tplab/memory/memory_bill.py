@@ -1,13 +1,13 @@
 """Chapter 00: the memory bill of training a GPT, that is, what one GPU has to hold.
 
-    weights, gradients, optimizer state  =  parameters on this GPU · bytes a parameter (Adam, mixed precision: 16)
-    activations                          =  layers on this GPU · micro-batches in flight · bytes of a layer
+    weights, gradients, optimizer state  =  parameters on this GPU · bytes per parameter (Adam, mixed precision: 16)
+    activations                          =  layers on this GPU · micro-batches in flight · bytes per layer
 
-    tensor parallel (tp)    divides the matrices of every layer and what is computed with them; norms, the biases behind
-                            a sum and the activations [s, b, h] between the matrices stay whole on every rank
-    sequence parallel       divides these activations too, over the same tp ranks
-    pipeline parallel (pp)  divides the layers; with the schedule 1F1B the first stage keeps pp micro-batches in flight
-    data parallel (dp)      divides the sequences of a step; every replica holds the same as one alone
+    tensor parallel (tp)    shards the matrices of every layer and what is computed with them; norms, the biases after
+                            a sum and the activations [s, b, h] between the matrices are replicated
+    sequence parallel       shards these activations, too, over the same tp ranks
+    pipeline parallel (pp)  divides the layers; with the 1F1B schedule, the first stage has pp micro-batches in flight
+    data parallel (dp)      divides the sequences of a step; every replica needs as much memory as a single one
 
 Pure arithmetic: nothing here needs torch. `tplab.memory.meter` measures the same on real tensors.
 """
@@ -36,7 +36,7 @@ GPUS: dict[str, int] = {  # memory as sold, in bytes
 
 @dataclass(frozen=True)
 class Recipe:
-    """Bytes that a training recipe keeps for each parameter."""
+    """Bytes per parameter that a training recipe needs."""
 
     weights: int
     gradients: int
@@ -48,7 +48,7 @@ class Recipe:
 
 
 # Mixed precision as in Micikevicius et al. 2018 and ZeRO (Rajbhandari et al. 2020, section 3.1): 16-bit weights and
-# gradients; the optimizer holds the weights again in float32 (4 bytes) and Adam's two averages (4 + 4).
+# gradients; the optimizer has a float32 copy of the weights (4 bytes) and Adam's two averages (4 + 4).
 RECIPES: dict[str, Recipe] = {
     "SGD, float32": Recipe(4, 4, 0),
     "SGD with momentum, float32": Recipe(4, 4, 4),
@@ -60,10 +60,10 @@ ADAM = RECIPES["Adam, mixed precision"]
 
 @dataclass(frozen=True)
 class Layout:
-    """How a training run is laid out over tp · pp · dp GPUs. Raises ValueError for sizes below 1.
+    """A layout of a training run over tp · pp · dp GPUs. Raises ValueError for sizes below 1.
 
     micro_batch:   sequences that go through the model at once
-    micro_batches: how many of those each replica takes in a step; None: pp, the fewest that occupy every stage
+    micro_batches: micro-batches per replica and step; None: pp, the fewest that occupy every stage
     sequence_parallel, recompute: as in `layer_activations`
     """
 
@@ -91,13 +91,13 @@ class Layout:
 
     @property
     def sequences(self) -> int:
-        """Sequences of one optimizer step, over all replicas."""
+        """Sequences per optimizer step, over all replicas."""
         return self.dp * self.steps * self.micro_batch
 
 
 @dataclass(frozen=True)
 class Bill:
-    """Bytes on one GPU, by what they are for."""
+    """Bytes on one GPU, by category."""
 
     weights: int
     gradients: int
@@ -116,7 +116,7 @@ class Bill:
 
 
 def layers_of_stage(num_layers: int, pp: int, stage: int) -> int:
-    """Layers of a pipeline stage; where pp does not divide them the first stages take one more."""
+    """The number of layers in a pipeline stage; if pp doesn't divide them, the first stages get one more."""
     if pp > num_layers:
         raise ValueError(f"pp={pp} stages can't share {num_layers} layers: each stage needs one at least")
     if not 0 <= stage < pp:
@@ -125,7 +125,7 @@ def layers_of_stage(num_layers: int, pp: int, stage: int) -> int:
 
 
 def rank_parameters(config: GPTConfig, layout: Layout = Layout(), stage: int = 0) -> int:
-    """How many parameters one GPU of a pipeline stage holds. ValueError where tp or pp does not fit the model."""
+    """The number of parameters on one GPU of a pipeline stage. ValueError if tp or pp doesn't fit the model."""
     check_tensor_parallel(config, layout.tp)
     of_layer = sum(weight.on_rank(layout.tp) for weight in layer_weights(config))
     ends = first_weights(config) if stage == 0 else []
@@ -143,21 +143,21 @@ def layer_activations(
     sequence_parallel: bool = False,
     recompute: Recompute = "nothing",
 ) -> dict[str, int]:
-    """Bytes of what autograd keeps of one layer for its backward pass, on one rank, by name, with 16-bit numbers.
+    """Bytes that autograd saves for the backward pass of one layer on one rank, by name, with 16-bit values.
 
-    sequence_parallel    what tensor parallelism leaves whole is cut along the sequence
-    recompute            "attention": scores, softmax and their dropout are computed again from Q, K and V in backward
-                         (selective recomputation); "layers": all is, from the layer's input (full)
+    sequence_parallel    what tensor parallelism replicates is sharded along the sequence
+    recompute            "attention": backward recomputes scores, softmax and their dropout from Q, K and V
+                         (selective recomputation); "layers": it recomputes everything from the layer's input (full)
 
-    For a GPT with dropout, full heads and an MLP of 4h this adds up to Korthikanti et al. 2022, table 2:
+    For a GPT with dropout, full heads of K and V and an MLP of 4h, the sum is that of Korthikanti et al. 2022, table 2:
 
         one rank                  sbh(34 + 5as/h)               with "attention"   sbh(34)
         tensor parallel           sbh(10 + 24/t + 5as/(ht))                        sbh(10 + 24/t)
         and sequence parallel     sbh(34/t + 5as/(ht))                             sbh(34/t)
         "layers"                  sbh(2), with sequence parallel sbh(2/t)
 
-    As there, the mean and variance of norms (two numbers a token) are left out. A dropout mask is one byte an element.
-    Raises ValueError where tp does not fit the model, or the sequence.
+    Like them, we omit the mean and variance of norms (two per token). A dropout mask takes one byte per element.
+    Raises ValueError if tp doesn't fit the model or the sequence.
     """
     check_tensor_parallel(config, tp)
     if recompute not in get_args(Recompute):
@@ -194,10 +194,10 @@ def layer_activations(
 
 
 def bill(config: GPTConfig, layout: Layout = Layout(), recipe: Recipe = ADAM, stage: int | None = None) -> Bill:
-    """What one GPU of a pipeline stage holds at its fullest moment; stage None: the stage that needs most.
+    """The memory bill of one GPU of a pipeline stage at its peak; stage None: the stage that needs most.
 
-    The last stage also keeps the input of the last norm and of the output layer, and the logits in float32, divided
-    over tp ranks; the first one the dropout mask of the embedding. Buffers of the libraries are not counted.
+    The last stage also keeps the inputs of the final norm and of the output layer, and the logits in float32, sharded
+    over tp ranks; the first one also keeps the embedding's dropout mask. Library buffers aren't counted.
     """
     if stage is None:
         return max((bill(config, layout, recipe, stage) for stage in range(layout.pp)), key=lambda b: b.total)
@@ -225,7 +225,7 @@ def smallest_p(
 ) -> int:
     """The smallest tensor-parallel size up to `largest` at which every rank fits into `capacity` bytes.
 
-    Raises ValueError, with the bytes at the largest size, if none does.
+    Raises ValueError, with the bytes at the best size, if none does.
     """
     needs = {
         tp: bill(config, Layout(tp=tp, micro_batch=micro_batch), recipe).total

@@ -1,11 +1,11 @@
 """Chapter 00: memory measured on real tensors: weights, gradients, optimizer states, saved activations, live memory.
 
     parameter_bytes(model), gradient_bytes(model), optimizer_bytes(optimizer)
-    with saved_for_backward(model) as kept: loss = model(x)     # kept.bytes: what autograd holds for the backward pass
+    with saved_for_backward(model) as kept: loss = model(x)     # kept.bytes: saved for the backward pass
     with MemoryMeter(capacity) as meter: ...                    # meter.live, meter.peak, a curve of every change
 
-Tensors that share memory are counted once. On device "meta", where tensors have shapes but no memory, the first four
-still count, so that a layer of GPT-3 can be measured on a laptop.
+Tensors that share memory are counted once. The first four functions also work on device "meta", where tensors have
+shapes but no memory, so you can measure a layer of GPT-3 on a laptop.
 """
 
 import weakref
@@ -35,13 +35,13 @@ def gradient_bytes(module: nn.Module) -> int:
 
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of an optimizer's state. torch allocates it in the first step; before that there is none."""
+    """Bytes of an optimizer's state. torch allocates it in the first step, so before that there is none."""
     return tensor_bytes(leaf for leaf in tree_leaves(list(optimizer.state.values())) if isinstance(leaf, Tensor))
 
 
 @dataclass
 class Kept:
-    """What autograd kept: (shape, dtype, bytes) of each piece of memory, in the order in which it was kept."""
+    """The memory that autograd saved: (shape, dtype, bytes) of each piece, in the order in which it was saved."""
 
     pieces: list[tuple[tuple[int, ...], torch.dtype, int]] = field(default_factory=list)
 
@@ -52,13 +52,13 @@ class Kept:
 
 @contextmanager
 def saved_for_backward(module: nn.Module | None = None) -> Iterator[Kept]:
-    """Note the tensors that autograd keeps inside the block for the backward pass, without the module's parameters."""
+    """Record the tensors that autograd saves for backward inside the block, except for the module's parameters."""
     parameters = {_key(parameter) for parameter in module.parameters()} if module else set()
     kept, seen = Kept(), {}
 
     def pack(tensor: Tensor) -> Tensor:
         if _key(tensor) not in parameters and _key(tensor) not in seen:
-            seen[_key(tensor)] = tensor.untyped_storage()  # held, so that the key is not used again inside the block
+            seen[_key(tensor)] = tensor.untyped_storage()  # kept alive, so that no other memory gets this key
             kept.pieces.append((tuple(tensor.shape), tensor.dtype, tensor.untyped_storage().nbytes()))
         return tensor
 
@@ -70,14 +70,14 @@ def saved_for_backward(module: nn.Module | None = None) -> Iterator[Kept]:
 
 
 class MemoryMeter(TorchDispatchMode):
-    """Follow the memory of every tensor that is made inside the block, from its birth to its end.
+    """A meter of the memory of every tensor that is created inside the block, from creation to deletion.
 
     live, peak: bytes now, and at the fullest moment
     curve:      live bytes after every change
-    marks:      (place in the curve, name) of each `mark(name)`
-    capacity:   pretend that the device has no more bytes than this; beyond it torch.OutOfMemoryError is raised
+    marks:      (index in the curve, name) of each `mark(name)`
+    capacity:   pretend that the device has only this many bytes; beyond it, torch.OutOfMemoryError is raised
 
-    It sees tensors, not the scratch memory inside one operation nor what a GPU's allocator keeps in reserve.
+    It sees tensors, but not an operation's scratch memory, nor what a GPU's allocator keeps in reserve.
     """
 
     def __init__(self, capacity: int | None = None) -> None:
@@ -89,7 +89,7 @@ class MemoryMeter(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
 
     def mark(self, name: str) -> None:
-        """What begins here: "forward", "backward", "optimizer step"."""
+        """Name the phase that begins here: "forward", "backward", "optimizer step"."""
         self.marks.append((len(self.curve), name))
 
     def __torch_dispatch__(
@@ -120,5 +120,5 @@ class MemoryMeter(TorchDispatchMode):
 
 
 def _key(tensor: Tensor) -> int:
-    """The same number for tensors that share memory, as long as that memory lives."""
+    """A number that identifies the memory of a tensor as long as it lives; the same for tensors that share it."""
     return tensor.untyped_storage()._cdata

@@ -1,20 +1,20 @@
 """Chapter 13: a schedule, run on real ranks.
 
-Every rank holds its stages, ordinary modules, and works through its list of actions:
+Every rank has its stages, ordinary modules, and works through its list of actions:
 
-    F    x = receive(output of the stage before);  y = stage(x), kept;  send(y)
-    B    dy = receive(gradient from the stage behind);  backward from y with dy;  y is dropped;  send(dx)
+    F    x = receive(output of the previous stage);  y = stage(x), kept;  send(y)
+    B    dy = receive(gradient from the next stage);  backward from y with dy;  y is dropped;  send(dx)
     I, W the same in two halves, see `tplab.pipeline.split_backward`; y is dropped after W
 
     ids, micro-batches k        rank 0: stage 0  -- y [b, s, h] -->  rank 1: stage 1  -> logits, loss
                                                 <-- dy [b, s, h] --
 
-The loss is the mean over all counted tokens of the batch. Micro-batches may have different numbers of them, so no mean
-over a micro-batch is right: the loss of each is a *sum*, divided by the tokens of all. Then the gradients of the
-micro-batches simply add up, to those of the whole batch on one process.
+The loss is the mean over all counted tokens of the batch. Micro-batches may have different numbers of tokens, so a mean
+over each micro-batch would be wrong. Instead, the loss of each is a *sum*, divided by the number of tokens in all. Then
+the gradients of the micro-batches simply add up to those of the full batch on a single process.
 
-A table that the first stage uses as embedding and the last as output layer is there twice. Both copies get the sum of
-the two gradients, in one all-reduce of two ranks at the end; starting alike, they stay alike.
+A table that is the first stage's embedding and the last stage's output layer exists twice. Both copies get the sum of
+the two gradients, in an all-reduce of two ranks at the end. They start out identical, so they stay identical.
 (Narayanan et al. 2021; Megatron: forward_backward_pipelining_without_interleaving, finalize_model_grads;
 torch.distributed.pipelining.)
 """
@@ -38,24 +38,24 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def counted_tokens(target: Tensor) -> int:
-    """The targets that count: all but those of -100, as in `F.cross_entropy`."""
+    """The number of targets that count: all except -100, as in `F.cross_entropy`."""
     return int((target != -100).sum())
 
 
 class Pipeline:
-    """This rank's part of a model that is cut into stages, one or more on each rank of a group.
+    """A rank's part of a model that is split into stages, one or more per rank of a group.
 
-    stages      this rank's modules, one a chunk: stage r, r + p, .. for rank r; each takes and returns one tensor
+    stages      this rank's modules, one per chunk: stage r, r + p, .. for rank r; each takes and returns one tensor
     schedule    see `tplab.pipeline.schedules`; the same on every rank
-    shape       of what goes from stage to stage, for one micro-batch, such as [b, s, h]; dtype and device of the same
+    shape       of the tensors sent between stages, for one micro-batch, such as [b, s, h]; also their dtype and device
     loss_sum    (output of the last stage, target) -> the sum of the counted tokens' losses, a scalar
-    count       target -> how many tokens count
-    tied        the parameter that the first stage shares with the last one; given on the ranks of both, None elsewhere
+    count       target -> the number of tokens that count
+    tied        the parameter that the first and last stages share; given on the ranks of both, None elsewhere
     channels    the ranks of the pipeline, `Channels(group)`; pipelines may share it. None: all ranks
     lanes       the name of `channels` before 0.2
 
-    `peak_live` is the most micro-batches that were kept at once in the last run, counted while it ran.
-    Raises ScheduleError for a schedule that can't run, ValueError where stages and schedule don't fit the ranks.
+    `peak_live` is the most micro-batches that were kept at once in the last run, counted during the run.
+    Raises ScheduleError for a schedule that can't run, ValueError if stages and schedule don't match the ranks.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class Pipeline:
         *,
         total: int | None = None,
     ) -> Tensor | None:
-        """Forward and backward of a batch: adds to the gradients, as `backward` does. The mean loss on the last rank.
+        """Run forward and backward on a batch, adding to the gradients. Returns the mean loss on the last rank.
 
-        inputs     the m micro-batches, on the first rank; targets the same, on the last
-        total      the counted tokens of the batch, where other ranks have more of it (data parallelism)
+        inputs     the m micro-batches, on the first rank; targets likewise, on the last
+        total      the counted tokens of the batch, if other ranks have more of it (data parallelism)
         """
         finish = self._finish(targets, total)
         with self._tied_gradients():
@@ -112,18 +112,18 @@ class Pipeline:
     def evaluate(
         self, inputs: Sequence[Tensor] | None = None, targets: Sequence[Tensor] | None = None
     ) -> Tensor | None:
-        """The mean loss, on the last rank; forward only."""
+        """The mean loss on the last rank, None elsewhere; forward only."""
         losses = self._run(forward_only(self.schedule), inputs, self._finish(targets, None))
         return torch.stack(losses).sum() if self.is_last else None
 
     @torch.no_grad()
     def outputs(self, inputs: Sequence[Tensor] | None = None) -> list[Tensor] | None:
-        """What the last stage gives for each micro-batch, on the last rank; forward only."""
+        """The last stage's output for each micro-batch, on the last rank, None elsewhere; forward only."""
         outputs = self._run(forward_only(self.schedule), inputs, lambda y, k: y)
         return outputs if self.is_last else None
 
     def _finish(self, targets: Sequence[Tensor] | None, total: int | None) -> Callable[[Tensor, int], Tensor]:
-        """What the last stage makes of its output: the micro-batch's part of the mean loss."""
+        """The function that turns the last stage's output into the micro-batch's part of the mean loss."""
         if not self.is_last:
             return lambda y, k: y
         self._check_number("targets", targets)
@@ -143,14 +143,14 @@ class Pipeline:
         return [run.finished[k] for k in sorted(run.finished)]
 
     def _start_alike(self) -> None:
-        """The last stage's copy of a tied parameter takes the values of the first stage's."""
+        """Copy the first stage's tied parameter to the last stage."""
         if self.tied is not None and self.channels.ends is not None:
             with torch.no_grad():
                 dist.broadcast(self.tied, group_src=0, group=self.channels.ends)
 
     @contextmanager
     def _tied_gradients(self) -> Iterator[None]:
-        """Give both copies the sum of what they get inside the block, on top of what they had."""
+        """Add the sum of the gradients that the two copies get inside the block to what each of them had."""
         if self.tied is None or self.channels.ends is None or not self.schedule.trains:
             yield
             return
@@ -172,7 +172,7 @@ class Pipeline:
 
 @dataclass
 class _Live:
-    """A micro-batch between forward and backward: its input, if that has a gradient, and where its backward begins."""
+    """A micro-batch between forward and backward: its input, if that has a gradient, and where its backward starts."""
 
     x: Tensor | None
     y: GradientEdge | None
@@ -183,9 +183,9 @@ class _Live:
 class _Run:
     """One run of a schedule on this rank.
 
-    finish      makes of the last stage's output for micro-batch k what the caller wants of it
-    live        what was kept in forward, by chunk and micro-batch
-    finished    what `finish` made, by micro-batch
+    finish      turns the last stage's output for micro-batch k into the caller's result
+    live        what forward kept, by chunk and micro-batch
+    finished    the results of `finish`, by micro-batch
     """
 
     stages: Sequence[nn.Module]
@@ -228,7 +228,7 @@ class _Run:
         return y.detach()
 
     def _backward(self, action: Action, dy: Tensor | None) -> Tensor | None:
-        """B, I or W; the gradient of the stage's input, where it has one."""
+        """Run B, I or W; return the gradient of the stage's input, if it has one."""
         here = (action.chunk, action.micro_batch)
         kept, dx = self.live[here], None
         if action.kind == "W" and kept.weights is not None:
@@ -241,5 +241,5 @@ class _Run:
         if action.kind != "I":
             del self.live[here]
         if dx is None and kept.x is not None:
-            dx = torch.zeros_like(kept.x)  # of a stage that doesn't use its input
+            dx = torch.zeros_like(kept.x)  # for a stage that doesn't use its input
         return dx

@@ -69,8 +69,8 @@ class Messages:
     ) -> None:
         self._channels, self._schedule = channels, schedule
         self._shape, self._dtype, self._device = shape, dtype, device
-        self._made: dict[Result, tuple[int, int]] = {}  # by which rank, as which of its actions
-        self._used: dict[Result, int] = {}  # as which action of its receiver
+        self._made: dict[Result, tuple[int, int]] = {}  # rank that makes it, index of its action
+        self._used: dict[Result, int] = {}  # index of its receiver's action
         for rank, row in enumerate(schedule.actions):
             for place, action in enumerate(row):
                 if (given := schedule.gives(rank, action)) is not None:
@@ -83,7 +83,7 @@ class Messages:
         self._sent: list[tuple[Result, dist.Work, Tensor]] = []
 
     def check(self, tensor: Tensor, of: str) -> None:
-        """Raise ValueError for a tensor that can't be sent because it has another shape or dtype."""
+        """Raise ValueError for a tensor that can't be sent because its shape or dtype is different."""
         if tensor.shape != self._shape or tensor.dtype != self._dtype:
             raise ValueError(
                 f"{of} gives {list(tensor.shape)} {tensor.dtype}; the pipeline was told that "
@@ -91,7 +91,7 @@ class Messages:
             )
 
     def send(self, result: Result, tensor: Tensor) -> None:
-        """Give a result to the rank that needs it; returns at once."""
+        """Send a result to the rank that needs it; return immediately."""
         receiver = self._schedule.receiver(result)
         if receiver == self._channels.rank:
             self._here[result] = tensor
@@ -100,7 +100,7 @@ class Messages:
             self._sent.append((result, self._channels.send(tensor, receiver), tensor))
 
     def expect(self, result: Result) -> None:
-        """Post the receives up to this one, so that it travels while the rank computes."""
+        """Post the receives up to this one, so that its message is on the way while the rank computes."""
         sender, _ = self._made[result]
         while sender != self._channels.rank and result not in self._posted:
             coming = next(self._coming[sender])
@@ -108,7 +108,7 @@ class Messages:
             self._posted[coming] = self._channels.receive(tensor, sender), tensor
 
     def receive(self, result: Result) -> Tensor:
-        """A result that this rank needs, as soon as it is there."""
+        """Wait for a result that this rank needs, and return it."""
         sender, place = self._made[result]
         if sender == self._channels.rank:
             return self._here.pop(result)
@@ -119,7 +119,7 @@ class Messages:
         return tensor
 
     def close(self) -> None:
-        """Wait until all that was sent has arrived."""
+        """Wait until everything that was sent has arrived."""
         self._finish(lambda sent: True)
 
     def _finish(self, has_arrived: Callable[[Result], bool]) -> None:
@@ -129,7 +129,7 @@ class Messages:
         self._sent = [sent for sent in self._sent if not has_arrived(sent[0])]
 
     def _from(self, sender: int) -> Iterator[Result]:
-        """What the sender sends to this rank, in its order."""
+        """Yield the results that the sender sends to this rank, in its order."""
         for action in self._schedule.actions[sender]:
             result = self._schedule.gives(sender, action)
             if result is not None and self._schedule.receiver(result) == self._channels.rank:
@@ -137,7 +137,7 @@ class Messages:
 
 
 def __getattr__(name: str) -> type[Channels]:
-    """`Lanes` is the name that `Channels` had before 0.2; chapter 13 imported it."""
+    """Support `Lanes`, the name of `Channels` before 0.2, which chapter 13 imported."""
     if name != "Lanes":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn("Lanes is now tplab.pipeline.Channels", DeprecationWarning, stacklevel=2)

@@ -1,18 +1,18 @@
 """Chapter 13: can a schedule run, and when does each action start?
 
-Every rank works through its list, one action after another. An action starts when the rank is done with the one before
-and what it needs is there:
+Every rank works through its list, one action after another. An action starts when the rank has finished the previous
+one and the action's inputs are there:
 
-    F    the output of the stage before
-    B, I the gradient from the stage behind, and the rank's own F
+    F    the output of the previous stage
+    B, I the gradient from the next stage, and the rank's own F
     W    the rank's own I
 
-Lists that let each other wait in a circle never end. `check` says so before anything is sent, and names the circle:
+Lists that wait for each other in a circle never end. `check` finds that before anything is sent, and names the circle:
 
     rank 0, at its B of micro-batch 0, waits for B of micro-batch 0 from rank 1,
     which, at its F of micro-batch 1, waits for F of micro-batch 1 from rank 0
 
-`simulate` plays a schedule with given durations, `bubble` is the idle time that results.
+`simulate` plays a schedule with given durations, and `bubble` is the idle time that results.
 """
 
 from collections import Counter
@@ -21,19 +21,19 @@ from dataclasses import dataclass
 
 from tplab.pipeline.schedules import KINDS, Action, Schedule
 
-DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # a backward is two products of matrices where a forward is one
+DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # backward has two matmuls for each one in forward
 
 Durations = Mapping[str, float] | Callable[[int, Action], float]
 Key = tuple[str, int, int]  # kind, with I as B; stage; micro-batch
 
 
 class ScheduleError(ValueError):
-    """A schedule that is not complete, or that would never end."""
+    """The error for a schedule that is incomplete or would never end."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """An action, and when it starts and ends."""
+    """An action with its start and its end."""
 
     action: Action
     start: float
@@ -41,18 +41,18 @@ class Span:
 
 
 def simulate(schedule: Schedule, durations: Durations = DURATIONS, *, message: float = 0.0) -> list[list[Span]]:
-    """When each rank does each of its actions.
+    """The start and the end of each action, by rank.
 
-    durations    by kind, for all that a rank holds: in one of v chunks an action takes 1/v of it; or a function
+    durations    by kind, for all layers of a rank: in one of v chunks, an action takes 1/v of it; or a function
                  (rank, action) -> duration
-    message      how long a result travels from one rank to another, while both go on working
+    message      the time that a result takes from one rank to another, while both keep working
 
-    Raises ScheduleError for what `check` refuses.
+    Raises ScheduleError for schedules that `check` rejects.
     """
     _check_complete(schedule)
     lasts = durations if callable(durations) else _by_kind(durations, schedule.chunks)
     spans: list[list[Span]] = [[] for _ in schedule.actions]
-    done: dict[Key, tuple[int, float]] = {}  # by which rank, and when
+    done: dict[Key, tuple[int, float]] = {}  # its rank, and when it ended
     going = True
     while going:
         going = False
@@ -74,7 +74,7 @@ def simulate(schedule: Schedule, durations: Durations = DURATIONS, *, message: f
 
 
 def check(schedule: Schedule) -> None:
-    """Raise ScheduleError, in words, for a schedule in which something is missing, twice, or in an order that can't be.
+    """Raise ScheduleError, with the reason, for a schedule with missing or duplicate actions or an impossible order.
 
     Every micro-batch goes once through every stage forward, and backward, by B or by I and W (forward only: by none).
     """
@@ -93,11 +93,11 @@ def _by_kind(durations: Mapping[str, float], chunks: int) -> Callable[[int, Acti
     return lambda rank, action: durations[action.kind] / chunks
 
 
-# What must come before what
+# Dependencies
 
 
 def _key(schedule: Schedule, rank: int, action: Action) -> Key:
-    """What an action is done with once: I stands for B, which is what the stage before waits for."""
+    """The key of an action's result. I counts as B, because the previous stage waits only for I."""
     return ("B" if action.kind == "I" else action.kind), schedule.stage(rank, action.chunk), action.micro_batch
 
 
@@ -129,7 +129,7 @@ def _check_complete(schedule: Schedule) -> None:
 
 
 def _check_once(rank: int, action: Action, counts: Counter[Action]) -> None:
-    """The rank does the action; or, in place of B, both of its halves."""
+    """Raise ScheduleError unless the rank has the action or, in place of B, both of its halves."""
     halves = [Action(kind, action.micro_batch, action.chunk) for kind in "IW"] if action.kind == "B" else []
     missing = [half for half in halves if not counts[half]]
     if counts[action]:
@@ -142,9 +142,9 @@ def _check_once(rank: int, action: Action, counts: Counter[Action]) -> None:
 
 
 def _circle(schedule: Schedule, at: list[int], done: Mapping[Key, object]) -> str:
-    """Who waits for whom, from a rank that can't go on until the same rank comes again.
+    """The circle of ranks that wait for each other, in words, found from the first rank that can't continue.
 
-    at    how many of its actions each rank has done
+    at    the number of actions that each rank has done
     """
     rank = next(rank for rank, row in enumerate(schedule.actions) if at[rank] < len(row))
     path: list[int] = []
@@ -170,6 +170,5 @@ def _awaited(schedule: Schedule, rank: int, place: int, done: Mapping[Key, objec
 
 
 def _words(schedule: Schedule, key: Key) -> str:
-    """The action that makes the key, as it stands in the list of its rank."""
     owner = schedule.rank_of(key[1])
     return next(action.in_words for action in schedule.actions[owner] if _key(schedule, owner, action) == key)

@@ -1,19 +1,19 @@
-"""Chapter 13: what every rank of a pipeline does, and in which order, as data.
+"""Chapter 13: pipeline schedules: the actions of every rank, in order, as data.
 
-The layers are cut into stages; rank r holds stage r. A batch is cut into m micro-batches, and each goes forward through
-all stages, then backward through all of them. What is left to choose is the order: a list of actions for each rank.
+The layers are split into stages; rank r has stage r. A batch is split into m micro-batches, and each goes forward
+through all stages, then backward through all of them. What is left to choose is the order: a list of actions per rank.
 
     gpipe(2, 3)          rank 0    F0 F1 F2 B0 B1 B2
                          rank 1    F0 F1 F2 B0 B1 B2
     one_f_one_b(2, 3)    rank 0    F0 F1 B0 F2 B1 B2
                          rank 1    F0 B0 F1 B1 F2 B2
 
-    F    forward: needs the output of the stage before, sends its own to the stage behind
+    F    forward: needs the output of the previous stage, sends its own to the next stage
     B    backward: needs the gradient of its output, sends that of its input
     I    the half of B that others wait for: the gradient of the stage's input
-    W    the half that nobody waits for: the gradient of its weights; any time after I
+    W    the other half: the gradient of its weights, at any time after I
 
-With v chunks a rank, the model has p v stages and rank r holds the stages r, r + p, r + 2p, ..
+With v chunks per rank, the model has p v stages, and rank r has stages r, r + p, r + 2p, ..
 
                    bubble                    live micro-batches on rank r
     gpipe          (p-1)/m                   m
@@ -21,8 +21,8 @@ With v chunks a rank, the model has p v stages and rank r holds the stages r, r 
     interleaved    (p-1)/(m v)               at most (2(p - r - 1) + (v-1) p + 1) / v
     zero_bubble    (p-1)/(3m)                min(m, p)
 
-The bubble is the time that a rank idles, over the time that it works; `pipeline.schedule_order` computes it. That of
-zero_bubble is for m >= p and F, I and W of the same length, in general it is (p-1)(F + I - W) / (m (F + I + W)).
+The bubble is a rank's idle time divided by its working time; `pipeline.schedule_order` computes it. For zero_bubble, we
+assume m >= p, and F, I and W of the same length; in general, it is (p-1)(F + I - W) / (m (F + I + W)).
 (Huang et al. 2018, "GPipe"; Narayanan et al. 2019, "PipeDream", for 1F1B; Narayanan et al. 2021, "Efficient large-scale
 language model training on GPU clusters", for interleaved; Qi et al. 2023, "Zero bubble pipeline parallelism", ZB-H1.)
 """
@@ -37,7 +37,7 @@ KINDS = ("F", "B", "I", "W")
 
 @dataclass(frozen=True)
 class Action:
-    """One thing that a rank does: `kind` F, B, I or W, for one micro-batch, in one of the rank's chunks."""
+    """One action of a rank: `kind` F, B, I or W, for one micro-batch, in one of the rank's chunks."""
 
     kind: str
     micro_batch: int
@@ -56,11 +56,11 @@ Result = tuple[str, int, int]  # "output" or "gradient" (of a stage's input), th
 
 @dataclass(frozen=True)
 class Schedule:
-    """The actions of every rank, in order; nothing says that they can run (`tplab.pipeline.schedule_order.check` does).
+    """The actions of every rank, in order, possible or not (`tplab.pipeline.schedule_order.check` finds out).
 
-    actions          for each of the p ranks its list
+    actions          one list for each of the p ranks
     micro_batches    m
-    chunks           v, the stages that each rank holds
+    chunks           v, the number of stages per rank
     trains           False: forward only
     """
 
@@ -85,7 +85,7 @@ class Schedule:
         return stage % self.world_size
 
     def needs(self, rank: int, action: Action) -> Result | None:
-        """What the action needs of its neighbour in the chain of stages; None for the first F, the last B, and W."""
+        """The result that the action needs from a neighbor; None for the first stage's F, the last stage's B, and W."""
         stage = self.stage(rank, action.chunk)
         if action.kind == "F":
             return ("output", stage - 1, action.micro_batch) if stage > 0 else None
@@ -94,7 +94,7 @@ class Schedule:
         return ("gradient", stage + 1, action.micro_batch)
 
     def gives(self, rank: int, action: Action) -> Result | None:
-        """What the action makes that a neighbour needs; None for the last F, the first B, and W."""
+        """The result that a neighbor needs from the action; None for the last stage's F, the first stage's B, and W."""
         stage = self.stage(rank, action.chunk)
         if action.kind == "F":
             return ("output", stage, action.micro_batch) if stage < self.stages - 1 else None
@@ -114,16 +114,16 @@ class Schedule:
 
 
 def gpipe(p: int, m: int) -> Schedule:
-    """All forwards, then all backwards."""
+    """The GPipe schedule: all forwards, then all backwards."""
     _check_sizes(p, m)
     row = [Action("F", k) for k in range(m)] + [Action("B", k) for k in range(m)]
     return _schedule(f"GPipe, p = {p}, m = {m}", [row] * p, m)
 
 
 def one_f_one_b(p: int, m: int) -> Schedule:
-    """As many forwards as there are stages behind this one, then one forward and one backward in turn, then the rest.
+    """The 1F1B schedule: p - rank - 1 forwards, then one forward and one backward in turn, then the rest.
 
-    The backward of a micro-batch comes as early as it can, so that no more than p - rank of them are live.
+    The backward of a micro-batch comes as early as possible, so at most p - rank micro-batches are live.
     """
     _check_sizes(p, m)
     rows = []
@@ -134,10 +134,10 @@ def one_f_one_b(p: int, m: int) -> Schedule:
 
 
 def interleaved(p: int, m: int, v: int) -> Schedule:
-    """1F1B with v smaller stages a rank: a micro-batch goes round the ranks v times. m must be a multiple of p.
+    """1F1B with v smaller stages per rank: a micro-batch goes around the ranks v times. m must be a multiple of p.
 
-    A rank takes p micro-batches through its first chunk, then the same p through its second; the pipeline fills in the
-    time of small stages, 1/v of the large ones. The price: v times the messages, and more live micro-batches.
+    A rank takes p micro-batches through its first chunk, then the same p through its second. The pipeline fills in the
+    time of small stages, 1/v of the large ones. The price is v times the messages, and more live micro-batches.
     """
     _check_sizes(p, m, v)
     if v == 1:
@@ -154,9 +154,9 @@ def interleaved(p: int, m: int, v: int) -> Schedule:
 
 
 def zero_bubble(p: int, m: int) -> Schedule:
-    """1F1B with B cut in two (ZB-H1): I at once, since the stage before waits for it; W where the rank would idle.
+    """1F1B with B split in two (ZB-H1): I runs early, because the previous stage needs it; W fills idle time.
 
-    Rank r is r micro-batches late with its W: the later its stage, the earlier it can be done with I for everybody.
+    Rank r delays each W by r micro-batches: the later the stage, the more ranks are waiting for its I.
     """
     _check_sizes(p, m)
     rows = []
@@ -173,16 +173,16 @@ def zero_bubble(p: int, m: int) -> Schedule:
 
 
 def forward_only(schedule: Schedule) -> Schedule:
-    """The same order without backwards, to evaluate with."""
+    """A copy of the schedule without backward passes, for evaluation."""
     rows = tuple(tuple(action for action in row if action.kind == "F") for row in schedule.actions)
     return replace(schedule, name=f"{schedule.name}, forward only", actions=rows, trains=False)
 
 
-# What can be counted without a clock
+# What we can count without a clock
 
 
 def live(schedule: Schedule, rank: int) -> Iterator[int]:
-    """How many forwards wait for their backward (B, or W where it is cut in two) after each action of the rank."""
+    """Yield the number of micro-batches that wait for their B (or W, if B is split) after each action of the rank."""
     count = 0
     for action in schedule.actions[rank]:
         count += {"F": int(schedule.trains), "I": 0}.get(action.kind, -1)
@@ -190,12 +190,12 @@ def live(schedule: Schedule, rank: int) -> Iterator[int]:
 
 
 def peak_live(schedule: Schedule) -> list[int]:
-    """For each rank the most micro-batches whose activations it holds at once; with v chunks, each is 1/v as large."""
+    """The most micro-batches whose activations each rank holds at once; with v chunks, each is 1/v as large."""
     return [max(live(schedule, rank), default=0) for rank in range(schedule.world_size)]
 
 
 def traffic(schedule: Schedule, message_bytes: int) -> list[Total]:
-    """For each rank how many messages it sends, and their bytes, if an output [b, s, h] has `message_bytes`."""
+    """The number of messages that each rank sends, and their bytes, if an output [b, s, h] has `message_bytes`."""
     totals = []
     for rank, row in enumerate(schedule.actions):
         results = [schedule.gives(rank, action) for action in row]
@@ -205,7 +205,7 @@ def traffic(schedule: Schedule, message_bytes: int) -> list[Total]:
 
 
 def _in_turn(forwards: Sequence[Action], backwards: Sequence[Action], warm_up: int) -> list[Action]:
-    """`warm_up` forwards, then one forward and one backward in turn, then the backwards that are left."""
+    """`warm_up` forwards, then one forward and one backward in turn, then the remaining backwards."""
     warm_up = min(warm_up, len(forwards))
     row = list(forwards[:warm_up])
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):

@@ -1,17 +1,17 @@
-"""Chapter 13: a backward in two halves, for a zero-bubble schedule.
+"""Chapter 13: a backward pass in two halves, for zero-bubble schedules.
 
-The backward of Y = X A makes two products: dX = dY A^T, for which the stage before waits, and dA = X^T dY, for which
-nobody does. In a stage of many layers the first kind forms a road from its output down to its input; the second kind
-are side branches, each of which ends at a parameter:
+The backward of Y = X A takes two matmuls: dX = dY A^T, which the previous stage is waiting for, and dA = X^T dY, which
+isn't urgent. In a stage with many layers, the first kind forms a road from its output down to its input. The second
+kind forms side branches, each of which ends at a parameter:
 
     dY --> node --> node --> node --> dX        I: go down the road, and note at each crossing what arrives there
              |                 |
             dA_2              dA_1              W: later, from each crossing, go into its side branches only
 
-torch makes of every product only what the inputs given to `torch.autograd.grad` need, so that no half does the other's
-work. An autograd.Function of Python's is the exception: where the road and a side branch meet in one, all of its
-backward runs in both halves. `async_grad_allreduce` is of that kind, with its all-reduce. A weight that is used at two
-crossings is another: W reaches it by the road, and so goes down the road once more.
+torch computes only those gradients that the inputs of `torch.autograd.grad` need, so neither half repeats the other's
+work. There are two exceptions. If the road and a side branch meet in a Python autograd.Function, its entire backward
+runs in both halves; `async_grad_allreduce` is such a function, with its all-reduce. And if a weight is used at two
+crossings, W reaches it by the road, so it goes down the road once more.
 (torch.distributed.pipelining splits in the same way: stage_backward_input, stage_backward_weight.)
 """
 
@@ -26,10 +26,10 @@ Weights = Callable[[], None]  # W: adds to the gradients of the parameters
 
 
 def backward_of_input(y: GradientEdge, dy: Tensor | None, x: Tensor | None) -> tuple[Tensor | None, Weights]:
-    """I: the gradient of the stage's input x, and W, to be called once, whenever it suits.
+    """Run I: return the gradient of the stage's input x, and W, a function to be called once, at any later time.
 
     y     the edge of the stage's output (`get_gradient_edge`); dy its gradient, None for a loss
-    x     None for the first stage, whose input has no gradient: there is no road, and W does all
+    x     None for the first stage, whose input has no gradient: there is no road, and W does everything
 
     The graph lives until W has run and been dropped.
     """
@@ -62,9 +62,9 @@ def _note(notes: dict[Node, Sequence[Tensor | None]], node: Node) -> Callable[[S
 
 
 def _crossings(top: Node, bottom: Node) -> tuple[dict[Node, list[Tensor]], list[Tensor]]:
-    """The nodes on the road from `top` to `bottom` that have side branches, with the parameters that only these reach.
+    """The nodes on the road from `top` to `bottom` with side branches, each with the parameters that only it reaches.
 
-    And the parameters that several of them reach.
+    Also returns the parameters that several of these nodes reach.
     """
     order = _children_first(top)
     road: set[Node] = {bottom}
@@ -82,7 +82,7 @@ def _crossings(top: Node, bottom: Node) -> tuple[dict[Node, list[Tensor]], list[
 
 
 def _children_first(top: Node) -> list[Node]:
-    """Every node below `top`, and `top`, each behind all that stand below it."""
+    """`top` and every node below it, each after all nodes below it."""
     order: dict[Node, None] = {}
     stack = [(top, False)]
     while stack:

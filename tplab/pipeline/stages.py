@@ -1,14 +1,14 @@
-"""Chapter 13: a GPT, cut into the stages of a pipeline.
+"""Chapter 13: a GPT, split into the stages of a pipeline.
 
     first stage    ids [b, s] -> embedding, positions, dropout, its layers -> x [b, s, h]
     in between     x [b, s, h] -> layers -> x [b, s, h]
     last stage     x [b, s, h] -> layers, final norm, output layer -> logits_r [b, s, v/p]
 
-p is the number of ranks that share a stage by tensor parallelism: what goes on to the next stage is replicated, so each
-of them sends to the one rank of the next stage that has its place there.
+p is the number of ranks that share a stage by tensor parallelism. The output of a stage is replicated, so each of them
+sends it to the one rank of the next stage that has the same index there.
 
-Every parameter has the name that it has in the whole model. A tied output layer is the exception: the last stage has a
-copy of the embedding, `output.weight`, which `Pipeline(tied=stage.tied)` keeps like the first one.
+Every parameter has the same name as in the full model. A tied output layer is the exception: the last stage has a copy
+of the embedding, `output.weight`, which `Pipeline(tied=stage.tied)` keeps identical to the first stage's.
 """
 
 import copy
@@ -24,10 +24,10 @@ from tplab.tensor.rng import RNGTracker, checkpoint, dropout
 
 
 class GPTStage(nn.Module):
-    """The layers `first` to `stop` - 1 of a ParallelGPT, with what stands before the first and behind the last layer.
+    """The layers `first` to `stop` - 1 of a ParallelGPT, and what comes before its first or after its last layer.
 
-    The stage takes the modules of `model` over, it copies none but a tied embedding.
-    rng     where dropout draws from; None: torch's current state
+    The stage takes over the modules of `model`. It copies only a tied embedding.
+    rng     random states for dropout; None: torch's current state
     """
 
     def __init__(self, model: ParallelGPT, first: int, stop: int, rng: RNGTracker | None = None) -> None:
@@ -61,14 +61,14 @@ class GPTStage(nn.Module):
         return parallel_logits(x, weight, async_grad_allreduce=self.async_grad_allreduce, group=self.group)
 
     def loss_sum(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The sum of the tokens' losses, of logits [b, s, v/p] and target [b, s], as `Pipeline` wants it."""
+        """The sum of the tokens' losses, for logits [b, s, v/p] and target [b, s], as `Pipeline` needs it."""
         return vocab_parallel_cross_entropy(
             logits, target, reduction="sum", vocab_size=self.config.vocab_size, group=self.group
         )
 
     @property
     def tied(self) -> nn.Parameter | None:
-        """This stage's copy of the table that the first and the last stage share, where it has one."""
+        """The stage's copy of the table that the first and last stages share, or None."""
         if not self.config.tied_embedding or self.is_first == self.is_last:
             return None
         return self._output_weight() if self.is_last else self.embedding.weight  # type: ignore[union-attr]
@@ -89,9 +89,9 @@ class GPTStage(nn.Module):
 
 
 def gpt_stages(model: ParallelGPT, num_stages: int, rng: RNGTracker | None = None) -> list[GPTStage]:
-    """The model, cut into stages of equally many layers. A rank keeps its own and forgets the others, and the model.
+    """The model, split into stages of equally many layers. A rank keeps its own stage and drops everything else.
 
-    Raises ValueError where the layers can't be divided evenly.
+    Raises ValueError if the layers can't be divided evenly.
     """
     num_layers = len(model.layers)
     if num_stages < 1 or num_layers % num_stages:

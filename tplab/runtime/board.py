@@ -1,16 +1,16 @@
-"""The shared memory in which every rank writes what it is about to do, before it does it.
+"""The shared memory in which every rank announces what it is about to do.
 
-One page a rank, written by that rank alone and read by everybody:
+There is one page per rank, which only that rank writes and everyone reads:
 
     | state | entered | waiting | channel 0 | ... | channel 127 | slot 0 | ... | slot 255 |
 
-A slot holds one entry: a collective (or a send or receive) that the rank has entered. An entry's place follows from its
-channel and number, so that rank 1 finds rank 0's "all_reduce #3 of group 0" without searching, and the parent can still
-read it when the rank is stuck in C++ or dead. A later entry may take the slot of an earlier one; how many entries of
-each channel there have been is counted apart, and never lost.
+A slot holds one entry: a collective (or a send or receive) that the rank has entered. An entry's slot follows from its
+channel and number, so rank 1 finds rank 0's "all_reduce #3 of group 0" without searching, and the parent can still
+read it when the rank is stuck in C++ or dead. A later entry may overwrite an earlier one; the number of entries in each
+channel is stored separately, and never lost.
 
-Ranks write here in front of every collective, so that this must be quick: a program enters the same few collectives
-again and again, and what stays the same about one (`Call`) is put into words once.
+Ranks write here before every collective, so this must be fast. A program enters the same few collectives again and
+again, so everything that stays the same about one of them (`Call`) is encoded only once.
 """
 
 import mmap
@@ -39,7 +39,7 @@ _SEPARATOR = "\x1f"
 class Entry(NamedTuple):
     """One collective, send or receive that a rank has entered, as others read it.
 
-    `channel` and `number` say which entries of other ranks belong to it: the n-th collective of a process group, or the
+    `channel` and `number` identify the matching entries of other ranks: the n-th collective of a process group, or the
     n-th message from one rank to another. `signature` holds what must be the same on all members.
     """
 
@@ -52,16 +52,16 @@ class Entry(NamedTuple):
     peer: int = -1
 
     def differs_from(self, other: "Entry") -> bool:
-        """Whether the other rank's entry at the same place does not belong to this one."""
+        """True if the other rank's entry with the same channel and number doesn't match this one."""
         pair = {self.kind, other.kind} == {"send", "recv"}
         return not (self.signature == other.signature and (pair or self.kind == other.kind))
 
 
 class Call:
-    """An entry but for its number, encoded: what is the same each time the program passes the same line.
+    """An encoded entry without its number: what stays the same each time the program passes a line.
 
     text:  the fields as bytes
-    same:  how it begins on every member of a collective
+    same:  the beginning of the text, equal on all members of a collective
     """
 
     __slots__ = ("channel", "channel_key", "same", "text")
@@ -74,7 +74,7 @@ class Call:
         others = (_SEPARATOR.join((",".join(map(str, members)), str(peer))) + _SEPARATOR).encode()
         place = where.encode()
         room = _ROOM - len(self.same) - len(others)
-        text = self.same + others + place[max(0, len(place) - room) :]  # of a long path the end tells more
+        text = self.same + others + place[max(0, len(place) - room) :]  # the end of a long path says more
         self.text = text[:_ROOM]
 
 
@@ -92,7 +92,7 @@ def _key(channel: str) -> int:
 
 
 def _entry_key(channel_key: int, number: int) -> int:
-    """Never 0. The multiplier is odd: entries of a channel that follow one another have slots of their own."""
+    """A key other than 0. The multiplier is odd, so consecutive entries of a channel get different slots."""
     return (channel_key + 2654435761 * number) & 0xFFFFFFFF or 1
 
 
@@ -115,7 +115,7 @@ class Board:
         self._words[rank * _PAGE_WORDS + _STATE] = STATES.index(state)
 
     def write(self, rank: int, call: Call, number: int) -> int:
-        """Put an entry on the rank's page; returns its slot."""
+        """Write an entry to the rank's page; return its slot."""
         words, page, text = self._words, rank * _PAGE_WORDS, call.text
         key = _entry_key(call.channel_key, number)
         slot = key % SLOTS
@@ -139,22 +139,22 @@ class Board:
     def set_waiting(self, rank: int, slot: int | None) -> None:
         self._words[rank * _PAGE_WORDS + _WAITING] = 0 if slot is None else slot + 1
 
-    # Read by everybody
+    # Read by everyone
 
     def state(self, rank: int) -> str:
         return STATES[self._words[rank * _PAGE_WORDS + _STATE]]
 
     def entered(self, rank: int) -> int:
-        """How many entries the rank has written so far."""
+        """The number of entries that the rank has written so far."""
         return self._words[rank * _PAGE_WORDS + _ENTERED]
 
     def waiting(self, rank: int) -> Entry | None:
-        """The entry in which the rank is blocked now."""
+        """The entry in which the rank is blocked now, if any."""
         slot = self._words[rank * _PAGE_WORDS + _WAITING]
         return self.read(rank, slot - 1) if slot else None
 
     def has_entered(self, rank: int, entry: Entry) -> bool:
-        """Whether the rank has come as far as `entry` on its channel (True also when there are too many to know)."""
+        """True if the rank has come as far as `entry` on its channel (or has too many channels to know)."""
         start = rank * _PAGE_WORDS + _CHANNELS_START
         wanted = _key(entry.channel)
         free = False
@@ -173,7 +173,7 @@ class Board:
         return _decode(text, number) if complete else None
 
     def find_other(self, rank: int, call: Call, number: int) -> Entry | None:
-        """What the other rank has entered at the place of this call, if it does not read the same."""
+        """The other rank's entry with the channel and number of this call, if it doesn't match the call."""
         key = _entry_key(call.channel_key, number)
         slot = key % SLOTS
         start = rank * _PAGE_WORDS + _SLOTS_START + slot * _SLOT_WORDS
@@ -186,7 +186,7 @@ class Board:
         return other if other and (other.channel, other.number) == (call.channel, number) else None
 
     def entries(self, rank: int) -> list[Entry]:
-        """What the rank has entered lately: at most SLOTS entries, in no order."""
+        """The rank's latest entries: at most SLOTS, in no particular order."""
         return [entry for slot in range(SLOTS) if (entry := self.read(rank, slot))]
 
 
@@ -195,9 +195,9 @@ def board_bytes(world_size: int) -> int:
 
 
 def anonymous_file(size: int = 0) -> int:
-    """A file descriptor of memory without a name, so that nothing is left behind however the run ends.
+    """A file descriptor of unnamed memory, so that nothing is left behind no matter how the run ends.
 
-    Linux has memfd_create; elsewhere it is a temporary file that has lost its name already.
+    Linux has memfd_create; elsewhere, it is a temporary file that has already been unlinked.
     """
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("tplab")

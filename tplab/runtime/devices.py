@@ -1,12 +1,12 @@
-"""What each rank computes on, and over what its messages travel.
+"""The device that each rank computes on, and the backend that carries its messages.
 
-    NCCL, a GPU per rank        the usual way on a machine with GPUs
-    gloo, on the CPU            the usual way without
+    NCCL, a GPU per rank        the default on a machine with enough GPUs
+    gloo, on the CPU            the default elsewhere
     gloo, sharing GPUs          each message goes through the host's memory; gloo has no send and receive for a GPU
-    NCCL, sharing GPUs          NCCL refuses two ranks on one GPU of one host, so each rank names a host of its own
+    NCCL, sharing GPUs          NCCL refuses two ranks on one GPU of one host, so each rank claims its own host
                                 (NCCL_HOSTID); messages go over the loopback interface
 
-The last two are for testing with fewer GPUs than ranks: everything runs as on many GPUs, only slower.
+The last two are for testing with fewer GPUs than ranks: everything runs as on many GPUs, only more slowly.
 """
 
 import os
@@ -22,7 +22,7 @@ BACKENDS = ("auto", "gloo", "nccl")
 
 
 def choose(backend: str, world_size: int, share_gpus: bool = False) -> tuple[str, int]:
-    """The backend, and on how many GPUs the ranks compute (0: on the CPU). Raises ValueError where it can't be."""
+    """The backend, and the number of GPUs that the ranks compute on (0: CPU). Raises ValueError if it is impossible."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     gpus = torch.cuda.device_count() if share_gpus or backend != "gloo" else 0
@@ -59,7 +59,7 @@ _has_gpu = False
 
 
 def take_gpu(rank: int, world_size: int, gpus: int) -> torch.device | None:
-    """Make this rank's GPU the current one, before the process group is made. None: it computes on the CPU."""
+    """Make this rank's GPU the current one, before the process group is created. None: it computes on the CPU."""
     global _has_gpu
     if not gpus:
         return None
@@ -71,7 +71,7 @@ def take_gpu(rank: int, world_size: int, gpus: int) -> torch.device | None:
 
 
 def device() -> torch.device:
-    """The device this rank computes on: its GPU, if it has one, else the CPU."""
+    """The device that this rank computes on: its GPU, if it has one, else the CPU."""
     if _has_gpu or (dist.is_initialized() and dist.get_backend() == "nccl"):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -1,8 +1,8 @@
-"""Who waits where, and can that ever end? Pure functions of the board.
+"""The diagnosis of a run that is stuck: who waits where, and can that ever end? Pure functions of the board.
 
-A rank that waits in a collective depends on the members that have not entered it. It can go on only if each of these
-can still come: because it computes, or because it waits for something that can itself complete. Ranks for which that
-fails are in a deadlock, and no time limit is needed to know.
+A rank that waits in a collective depends on the members that haven't entered it. It can continue only if each of them
+can still arrive, because it is computing, or because it waits for something that can itself complete. Ranks for which
+that isn't true are deadlocked, and no time limit is needed to know it.
 """
 
 from collections.abc import Sequence
@@ -14,22 +14,22 @@ from tplab.runtime.failures import place, rank_names
 
 @dataclass(frozen=True)
 class RankState:
-    """What is known of one rank.
+    """The known state of one rank.
 
-    state:    as on the board, or "ended" when the process is gone
+    state:    as on the board, or "ended" if the process is gone
     waiting:  the entry it is blocked in
-    entries:  what it has entered lately, by channel and number
+    entries:  its latest entries, by channel and number
     """
 
     rank: int
     state: str
     waiting: Entry | None
     entries: dict[tuple[str, int], Entry]
-    absent: dict[tuple[str, int], list[int]]  # for each of the entries: the members that have not come so far
+    absent: dict[tuple[str, int], list[int]]  # for each entry: the members that haven't arrived yet
 
 
 def snapshot(board: Board, ended: Sequence[int] = ()) -> list[RankState]:
-    """The states of all ranks now."""
+    """The current states of all ranks."""
     states = []
     for rank in range(board.world_size):
         entries = {(entry.channel, entry.number): entry for entry in board.entries(rank)}
@@ -43,13 +43,13 @@ def snapshot(board: Board, ended: Sequence[int] = ()) -> list[RankState]:
 
 
 def missing(entry: Entry, states: Sequence[RankState]) -> list[int]:
-    """The members that have not entered what `entry` is part of."""
+    """The members that haven't entered what `entry` is part of."""
     key = (entry.channel, entry.number)
     return next((state.absent[key] for state in states if key in state.absent), [])
 
 
 def deadlocked(states: Sequence[RankState]) -> list[int]:
-    """The ranks that wait for what can never complete."""
+    """The ranks that wait for something that can never complete."""
     may_go_on = {
         state.rank
         for state in states
@@ -70,9 +70,9 @@ def deadlocked(states: Sequence[RankState]) -> list[int]:
 
 
 def _left_behind(states: Sequence[RankState]) -> list[int]:
-    """Ranks that have entered a collective which a rank that has returned never joined.
+    """The ranks that have entered a collective that a rank which has returned never joined.
 
-    They need not be seen waiting: NCCL waits on the GPU, and functional collectives when their result is used.
+    They may not look as if they were waiting: NCCL waits on the GPU, functional collectives when their result is used.
     """
     gone = {state.rank for state in states if state.state in ("returned", "raised", "ended")}
     return sorted(
@@ -88,9 +88,9 @@ def _left_behind(states: Sequence[RankState]) -> list[int]:
 
 
 def lost_messages(states: Sequence[RankState]) -> list[Entry]:
-    """Receives whose sender has begun to send, and has returned: as a rule it never waited for its isend.
+    """The receives whose sender began to send and has returned; usually it never waited for its isend.
 
-    What was sent well arrives a moment later, so this means something only when nothing has moved for long.
+    A message may still arrive a moment later, so this means something only when nothing has moved for a long time.
     """
     gone = {state.rank for state in states if state.state in ("returned", "raised", "ended")}
     return [
@@ -105,15 +105,15 @@ def lost_messages(states: Sequence[RankState]) -> list[Entry]:
 
 
 def explain(states: Sequence[RankState], stacks: dict[int, str] | None = None) -> str:
-    """The story of a run that stands still, or whose collectives differ.
+    """A description of a run that is stuck, or whose collectives differ.
 
-    stacks: for ranks that run, the "file:line:function" in which they are now.
+    stacks: for running ranks, the "file:line:function" in which they are now
     """
     return "\n".join([*_headlines(states), *(_line_of(state, states, stacks or {}) for state in states)])
 
 
 def advice(states: Sequence[RankState]) -> str:
-    """What to look at, in one sentence."""
+    """One sentence of advice on what to look at."""
     differing = _first_difference(states)
     if not differing and lost_messages(states):
         return "Keep what dist.isend returns and call its wait(): until then the message may be dropped."
@@ -156,7 +156,7 @@ def _headlines(states: Sequence[RankState]) -> list[str]:
 
 
 def _first_difference(states: Sequence[RankState]) -> Entry | None:
-    """The earliest entry that another member entered as another kind, or with another signature."""
+    """The earliest entry that another member entered with a different kind or signature."""
     found = [
         entry
         for state in states
@@ -168,7 +168,7 @@ def _first_difference(states: Sequence[RankState]) -> Entry | None:
 
 
 def _open_entries(states: Sequence[RankState]) -> list[Entry]:
-    """One entry of everything that not all members have joined; what ranks are known to wait in comes first."""
+    """One entry for each operation that some members haven't joined; if ranks are waiting, only what they wait in."""
     known: dict[tuple[str, int], Entry] = {}
     waiting = [state.waiting for state in states if state.waiting]
     entered = [entry for state in states for entry in state.entries.values()]
@@ -200,7 +200,7 @@ def _line_of(state: RankState, states: Sequence[RankState], stacks: dict[int, st
 
 
 def name(entry: Entry) -> str:
-    """ "all_reduce #3 ([4, 8] float32, sum)", "recv from rank 0 ([4] float32)"."""
+    """An entry in words: "all_reduce #3 ([4, 8] float32, sum)", "recv from rank 0 ([4] float32)"."""
     signature = f" ({entry.signature})" if entry.signature else ""
     if entry.kind == "send":
         return f"send to rank {entry.peer}{signature}"

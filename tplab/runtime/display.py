@@ -1,22 +1,22 @@
-"""What the ranks print: shown live, and at the end always in the order of the ranks."""
+"""The printed output of the ranks: shown live, and at the end always in the order of the ranks."""
 
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-KEPT_BYTES = 1 << 20  # per rank: more than that keeps its head and its tail
-SHOWN_LINES = 40  # per rank in a notebook: so many from the head and from the tail
+KEPT_BYTES = 1 << 20  # per rank; longer output keeps its head and its tail
+SHOWN_LINES = 40  # per rank in a notebook, from the head and from the tail each
 REFRESH_SECONDS = 0.2
 
 
 class Output:
-    """The text of every rank. Shows nothing."""
+    """The text of every rank, collected but not shown."""
 
     def __init__(self, world_size: int) -> None:
         self._text = [bytearray() for _ in range(world_size)]
         self._changed = False
-        self.before_print: Callable[[], None] = lambda: None  # makes room: a status line goes out of the way
+        self.before_print: Callable[[], None] = lambda: None  # moves a status line out of the way
 
     def write(self, rank: int, data: bytes) -> None:
         text = self._text[rank]
@@ -34,14 +34,14 @@ class Output:
         return len(self._text[rank])
 
     def refresh(self) -> None:
-        """Called often while the ranks run."""
+        """Show new output. Called often while the ranks run."""
 
     def close(self) -> None:
-        """Called once, when all output is there."""
+        """Show the rest. Called once, when all output has arrived."""
 
 
 class NotebookOutput(Output):
-    """One output area of the cell, rank by rank, rewritten a few times a second while the ranks print."""
+    """The text of all ranks in one output area of the cell, rank by rank, updated a few times per second."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__(world_size)
@@ -80,11 +80,11 @@ class NotebookOutput(Output):
 
 
 class TerminalOutput(Output):
-    """Rank 0 live; the others when the run ends. So the same run prints the same text."""
+    """The text of rank 0 live, and of the others when the run ends, so that the same run prints the same text."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__(world_size)
-        self._pending = bytearray()  # of rank 0: received and not printed
+        self._pending = bytearray()  # rank 0's output that isn't printed yet
 
     def write(self, rank: int, data: bytes) -> None:
         super().write(rank, data)
@@ -110,13 +110,13 @@ class TerminalOutput(Output):
 
 
 def _inside_output_widget() -> bool:
-    """Whether an ipywidgets.Output takes what is displayed now, as under interact: it keeps no updates of a display."""
+    """True if an ipywidgets.Output captures the display now, as under interact; it ignores updates."""
     module = sys.modules.get("ipywidgets.widgets.widget")
     return any(getattr(widget, "msg_id", "") for widget in list(getattr(module, "_instances", {}).values()))
 
 
 def output_for(world_size: int) -> Output:
-    """The output that fits where we run: a notebook, or a terminal."""
+    """The output for the current environment: a notebook or a terminal."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     in_notebook = shell is not None and getattr(shell, "kernel", None) is not None
     return NotebookOutput(world_size) if in_notebook else TerminalOutput(world_size)

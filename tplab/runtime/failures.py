@@ -1,7 +1,7 @@
-"""From what a failed rank left behind to the text that the learner reads.
+"""Reports of failures: from what a failed rank left behind to the text that the learner reads.
 
-A rank's traceback names the notebook's own cell and line; the frames of the launcher are left out. What happened first
-stands first: a rank that failed only because another one died comes after that one.
+A rank's traceback names the notebook's own cell and line, and leaves out the launcher's frames. What happened first
+comes first: a rank that failed only because another one died is listed after that one.
 """
 
 import linecache
@@ -17,10 +17,10 @@ Frames = list[tuple[str, int, str]]  # file, line, function
 
 
 class RankError(RuntimeError):
-    """A rank failed. The message is the whole report: the failing rank's traceback first, then where the others were.
+    """The error for a failed rank. The message is the full report: its traceback first, then where the others were.
 
     rank:            the rank that failed first (None: the run as a whole)
-    cause_type:      name of the exception's class, such as "ValueError" (or "exit", "signal" when the process ended)
+    cause_type:      name of the exception's class, such as "ValueError" (or "exit", "signal" if the process ended)
     cause_message:   the exception's own message
     """
 
@@ -29,23 +29,23 @@ class RankError(RuntimeError):
         self.rank, self.cause_type, self.cause_message = rank, cause_type, cause_message
 
     def _render_traceback_(self) -> list[str]:
-        """IPython shows this in place of the launcher's frames."""
+        """Return what IPython shows in place of the launcher's frames."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class Deadlock(RankError):  # noqa: N818 (the name is the diagnosis)
-    """Ranks wait for a collective that can never complete: one never joins it, or the ranks' collectives differ."""
+    """A deadlock: ranks wait for a collective that can't complete, because one never joins it or their calls differ."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was interrupted; the message says where every rank was."""
+    """The interruption of a run; the message says where every rank was."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"KeyboardInterrupt: {self}"]
 
 
 def place(where: str) -> str:
-    """A call site "file:line:function" for people: the notebook's cell and line, and the source of that line."""
+    """A readable form of the call site "file:line:function": the notebook's cell and line, with the line's source."""
     file, line, function = where.rsplit(":", 2)
     source = linecache.getline(file, int(line)).strip()
     inside = "" if function == "<module>" else f" in {function}"
@@ -56,12 +56,12 @@ _cell_names: dict[str, str] = {}
 
 
 def name_cell(file: str, name: str) -> None:
-    """Let reports call a cell by a name, where its number says nothing: `tplab check` runs a chapter in parts."""
+    """Give a cell a name for reports, for when its number means nothing: `tplab check` runs a chapter in parts."""
     _cell_names[file] = name
 
 
 def cell_of(file: str) -> str | None:
-    """ "cell [7]" for the file name that IPython gave the source of cell 7, or its name; None for other files."""
+    """The name of the cell that IPython stores under a file name, such as "cell [7]"; None for other files."""
     if not re.search(r"ipykernel_\d+[/\\]\d+\.py$", file):
         return None
     if _cell_names:
@@ -72,9 +72,9 @@ def cell_of(file: str) -> str | None:
 
 
 def format_chain(chain: Sequence[tuple[str, Frames]]) -> str:
-    """A traceback as Python prints it, from what `rank.describe_exception` made.
+    """A traceback as Python prints it, from the result of `rank.describe_exception`.
 
-    Of frames inside installed packages only the last of a series is kept: what matters is the learner's own line.
+    Of consecutive frames in installed packages, only the last is kept, because what matters is the learner's own line.
     """
     parts = []
     for text, frames in chain:
@@ -92,19 +92,19 @@ def format_chain(chain: Sequence[tuple[str, Frames]]) -> str:
 
 
 def split_message(chain: Sequence[tuple[str, Frames]]) -> tuple[str, str]:
-    """Class name and message of the last exception of a chain."""
+    """The class name and the message of the last exception in a chain."""
     text = chain[-1][0].strip()
     name, _, message = text.partition(": ")
     return name.rsplit(".", 1)[-1], message
 
 
 def rank_names(ranks: Sequence[int]) -> str:
-    """ "rank 2", "ranks 0, 1, 3"."""
+    """Ranks in words: "rank 2", "ranks 0, 1, 3"."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))
 
 
 def describe_exit(status: int) -> str:
-    """How a process ended that never reported anything."""
+    """A description of the end of a process that never reported anything."""
     if status >= 0:
         return f"exited with status {status} before its function returned"
     try:
@@ -125,7 +125,7 @@ def parse_stack(dump: bytes) -> Frames:
 
 
 def innermost_user_frame(frames: Frames) -> str | None:
-    """ "file:line:function" of the innermost frame that is neither Python's, torch's nor ours."""
+    """The innermost frame that is neither an installed package's nor ours, as "file:line:function"."""
     for file, line, function in frames:
         if not (file.startswith(("<", _RUNTIME)) or _is_installed(file)):
             return f"{file}:{line}:{function}"
@@ -141,7 +141,7 @@ def _is_installed(file: str) -> bool:
 
 
 def lost_connection(message: str) -> bool:
-    """Whether an error says no more than that another rank has gone."""
+    """True if an error says only that another rank has gone."""
     return (
         re.search(r"Connection (closed|reset|refused)|Broken pipe|Read error|Write error|closed by peer", message)
         is not None

@@ -1,16 +1,16 @@
-"""The fork server: a process that has imported torch already and forks the ranks.
+"""The fork server: a process that has already imported torch and forks the ranks.
 
     notebook ──(a byte and seven file descriptors)──▶ fork server ──fork──▶ rank 0, rank 1, ...
 
-Importing torch takes seconds, a fork takes milliseconds. The server holds no state of any run, uses no GPU and starts
-no threads, so a forked rank is as good as a fresh process. It lives in a session of its own (an interrupt of the
-notebook does not reach it) and ends with the notebook: when its socket closes, it ends every rank and itself.
+Importing torch takes seconds; a fork takes milliseconds. The server keeps no state of any run, uses no GPU and starts
+no threads, so a forked rank is as good as a fresh process. It lives in its own session (so an interrupt of the notebook
+doesn't reach it) and ends with the notebook: when its socket closes, it ends every rank and itself.
 
-While nobody asks for a rank it imports what is left of torch, then what earlier ranks had to import themselves (see
-`preload`), then it forks a few spares, about a megabyte each: processes that wait to become ranks. A spare has seen
-nothing but the imports, and becomes a rank once.
+While no rank is requested, it imports the rest of torch, then what earlier ranks had to import themselves (see
+`preload`), then it forks a few spares, about a megabyte each: processes that wait to become ranks. A spare has done
+nothing but the imports, and becomes a rank only once.
 
-A rank's process id, and later its exit status, come back through a pipe, one per rank.
+The server reports a rank's process id, and later its exit status, through a pipe, one per rank.
 """
 
 import contextlib
@@ -38,12 +38,10 @@ _PRELOAD = (
     "torch._dynamo",
     "torch.distributed.tensor.parallel",
 )
-_NEEDED = 3  # so many of them must be there before the first fork
-_SPARES = (
-    4  # so many are forked ahead: a fork takes milliseconds, and a launch of up to four ranks need not wait for it
-)
+_NEEDED = 3  # the number of these that must be imported before the first fork
+_SPARES = 4  # forked ahead, so that a launch of up to four ranks needn't wait for forks, which take milliseconds
 _RANK, _IMPORT = b"r", b"i"  # requests to the server
-_BEFORE_LAUNCH = 0.1  # seconds that a launch may wait for what each of its ranks would have to import
+_BEFORE_LAUNCH = 0.1  # seconds that a launch may wait for imports that each of its ranks would have to do
 _STATUS = struct.Struct("<q")
 _DESCRIPTORS = 6  # control, output, crash, board, rendezvous, setup (see rank.main), after the status pipe
 _PR_SET_PDEATHSIG = 1
@@ -78,20 +76,20 @@ class ForkServer:
 
     @property
     def usable(self) -> bool:
-        """Whether it runs and is this process's own: not that of the one we were forked from, unless we adopted it."""
+        """True if the server runs and is this process's own, not one that it inherited by a fork, unless adopted."""
         try:
             return os.getpid() == self._owner and self._socket.recv(1, _LOOK) != b""
-        except BlockingIOError:  # it has said nothing, as always, and its end of the socket is open
+        except BlockingIOError:  # it has sent nothing, as always, and its end of the socket is open
             return True
         except OSError:  # it was stopped, or its end of the socket was reset
             return False
 
     def adopt(self) -> None:
-        """Make the server that was inherited by a fork this process's own. One process at a time may launch with it."""
+        """Take over a server that was inherited by a fork. Only one process at a time may launch with it."""
         self._owner = os.getpid()
 
     def fork(self, descriptors: list[int]) -> int:
-        """Fork a rank that gets copies of the descriptors; returns the read end of its status pipe."""
+        """Fork a rank that gets copies of the descriptors; return the read end of its status pipe."""
         read, write = os.pipe()
         try:
             with self._lock:
@@ -104,7 +102,7 @@ class ForkServer:
         return read
 
     def preload(self, modules: Sequence[preload.Module]) -> None:
-        """Let it import these modules too, as soon as it has nothing else to do."""
+        """Have the server import these modules, too, as soon as it has nothing else to do."""
         if modules:
             with self._lock, contextlib.suppress(OSError):  # if it is gone, the next launch will say so
                 self._socket.sendall(_IMPORT + preload.pack(modules))
@@ -124,7 +122,7 @@ _server: ForkServer | None = None
 
 
 def fork_server() -> ForkServer:
-    """The fork server of this process; started when there is none, or when it has died."""
+    """The fork server of this process, started if there is none or if it has died."""
     global _server
     if sys.platform == "win32":
         raise OSError("tplab starts its ranks by fork, which Windows does not have. Run the course inside WSL2.")
@@ -134,7 +132,7 @@ def fork_server() -> ForkServer:
 
 
 def adopt() -> None:
-    """Launch with the fork server of the process that this one was forked from, instead of starting another one."""
+    """Launch with the fork server of the process that this one was forked from, instead of starting a new one."""
     if _server is not None:
         _server.adopt()
 
@@ -160,7 +158,7 @@ def serve(descriptor: int) -> None:
     family = _Family((control, woken, wake))
 
     def import_wanted(seconds: float) -> None:
-        """At least one module; no other after so many seconds."""
+        """Import at least one module, but start no other after `seconds`."""
         end = time.monotonic() + seconds
         wanted.import_next()
         while wanted and time.monotonic() < end:
@@ -174,7 +172,7 @@ def serve(descriptor: int) -> None:
         selector.register(woken, selectors.EVENT_READ)
         while True:
             may_fork = len(_PRELOAD) - len(to_import) >= _NEEDED
-            may_import = not (may_fork and family.has_ranks)  # else it hears late of their end
+            may_import = not (may_fork and family.has_ranks)  # otherwise it would notice their end late
             has_work = may_import and (to_import or wanted) or family.wants_spare
             ready = {key.fileobj for key, _ in selector.select(0 if has_work else None)}
             if woken in ready:
@@ -201,7 +199,7 @@ def serve(descriptor: int) -> None:
 
 
 def _freeze() -> None:
-    """What is in memory now is never collected, so that ranks share its pages."""
+    """Exempt everything now in memory from garbage collection, so that ranks share its pages."""
     import gc
 
     gc.collect()
@@ -223,7 +221,7 @@ class _Family:
 
     @property
     def wants_spare(self) -> bool:
-        """While ranks run, the processor is theirs."""
+        """True if a spare should be forked. While ranks run, the processor is theirs."""
         return not self.has_ranks and len(self._spares) < _SPARES
 
     def fork_spare(self) -> None:
@@ -236,14 +234,14 @@ class _Family:
         self._spares[pid] = ours
 
     def end_spares(self) -> None:
-        """Those there are have not got what was imported since. New ones will be forked."""
+        """End the spares, which lack the latest imports. New ones will be forked."""
         for pid, sock in self._spares.items():
             self._outdated.add(pid)
-            sock.close()  # then it ends itself
+            sock.close()  # then the spare ends itself
         self._spares.clear()
 
     def start_rank(self, descriptors: list[int]) -> None:
-        """Hand the descriptors to a spare, which becomes the rank; its process id goes back at once."""
+        """Hand the descriptors to a spare, which becomes the rank, and report its process id immediately."""
         if not self._spares:
             self.fork_spare()
         status, *rest = descriptors
@@ -257,7 +255,7 @@ class _Family:
             os.close(descriptor)
 
     def _become_rank(self, waiting: socket.socket) -> None:
-        """In the child: wait until it is needed, then be a rank. Does not return."""
+        """Wait, in the child, until it is needed, then become a rank. Doesn't return."""
         try:
             os.setsid()  # signals reach a rank and its children as one group
             signal.set_wakeup_fd(-1)
@@ -277,7 +275,7 @@ class _Family:
             os._exit(70)  # rank.main does not return
 
     def reap(self) -> None:
-        """Collect the children that have ended, and pass on how."""
+        """Collect the children that have ended, and report their exit status."""
         while self._status_pipes or self._spares or self._outdated:
             _end_children_of_next()
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -307,8 +305,8 @@ def _die_with_parent() -> None:
 
 
 def _end_children_of_next() -> None:
-    """End what an ended rank itself had started, while its id cannot belong to anyone else yet (not yet reaped)."""
-    if hasattr(os, "waitid"):  # macOS has it from Python 3.13 on; before, the parent's own clean-up must do
+    """End what an ended rank had started, while its id can't belong to anything else yet (it isn't reaped)."""
+    if hasattr(os, "waitid"):  # on macOS since Python 3.13; before, the parent's own clean-up must do
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,7 +1,7 @@
-"""Hooks the recorder into functional collectives, which DTensor and torch.compile use.
+"""Hooks that connect the recorder to functional collectives, which DTensor and torch.compile use.
 
-They end in an operator of the namespace `_c10d_functional`. Each of these gets a kernel of ours at the backend's key,
-which passes on to torch's own.
+These end in an operator of the namespace `_c10d_functional`. We register a kernel of our own for each of them at the
+backend's key, and it calls torch's kernel.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
 
-Active = Callable[[], Recorder | None]  # who writes down what this thread enters, if anybody does
+Active = Callable[[], Recorder | None]  # the recorder of this thread's collectives, if there is one
 
 # operator: kind, whether the message is group-size times as large
 _FUNCTIONAL: dict[str, tuple[str, bool]] = {
@@ -34,7 +34,7 @@ _FUNCTIONAL: dict[str, tuple[str, bool]] = {
 
 
 def _torchs_own(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls the kernel that torch registered for all backends, which ours stands in front of."""
+    """Call the kernel that torch registered for all backends, which ours takes precedence over."""
     return operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
 
@@ -75,11 +75,11 @@ def _wrap_wait(active: Active) -> Callable[[Tensor], Tensor]:
     return wait_tensor
 
 
-_library: torch.library.Library | None = None  # its kernels go with it
+_library: torch.library.Library | None = None  # its kernels disappear with it
 
 
 def install(active: Active) -> None:
-    """Put the kernels in place. They pass everything on where `active` returns None."""
+    """Install the kernels. While `active` returns None, they only pass calls on."""
     global _library
     _library = torch.library.Library("_c10d_functional", "IMPL")
     for name, (kind, whole) in _FUNCTIONAL.items():

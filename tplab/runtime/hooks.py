@@ -1,10 +1,10 @@
-"""Hooks the recorder into torch.distributed.
+"""Hooks that connect the recorder to torch.distributed.
 
     dist.all_reduce(x) ─▶ ProcessGroup.allreduce ─▶ [recorder] ─▶ gloo or NCCL
 
-All functions of torch.distributed end in a Python method of `ProcessGroup`: those methods are wrapped. Functional
-collectives end elsewhere (`functional_hooks`). Collectives that C++ starts itself (the reducer of
-DistributedDataParallel) are not seen.
+All functions of torch.distributed end in a Python method of `ProcessGroup`, so we wrap those methods. Functional
+collectives end elsewhere (`functional_hooks`). Collectives that C++ starts itself (in DistributedDataParallel's
+reducer) aren't seen.
 """
 
 import threading
@@ -26,7 +26,7 @@ active: Recorder | None = None
 
 
 class _Thread(threading.local):
-    """Whether the collectives of this thread are recorded."""
+    """A flag per thread: are its collectives recorded?"""
 
     recorded = True
 
@@ -35,7 +35,7 @@ _thread = _Thread()
 
 
 def activate(recorder: Recorder) -> None:
-    """From now on this process writes its collectives to `recorder`."""
+    """Record the collectives of this process with `recorder` from now on."""
     global active
     install()
     active = recorder
@@ -43,16 +43,16 @@ def activate(recorder: Recorder) -> None:
 
 @contextmanager
 def record(*, keep: bool = True) -> Iterator[Record]:
-    """The collectives that this rank enters inside the block.
+    """Record the collectives that this rank enters inside the block.
 
         with tplab.record() as section:
             y = layer(x)
         section.totals()        # {"all_reduce": Total(calls=1, bytes=98304)}
 
-    Filled when the block ends. Empty where there is no process group.
+    The record is filled when the block ends. It is empty if there is no process group.
 
-    keep    False: forget them when the block ends. Neither a block around this one nor the run's `Results.record` has
-            them then, and the record of a program that runs for days doesn't fill the memory
+    keep    False: forget the collectives when the block ends. Neither an enclosing block nor the run's `Results.record`
+            has them then, so the record of a program that runs for days doesn't fill the memory
     """
     if active is None and dist.is_initialized():
         activate(Recorder(dist.get_rank()))
@@ -69,7 +69,7 @@ def record(*, keep: bool = True) -> Iterator[Record]:
 
 @contextmanager
 def marked(stream: StreamWaits) -> Iterator[None]:
-    """Put marks on the stream of this rank's GPU around what its collectives may wait for inside the block."""
+    """Mark the stream of this rank's GPU around what its collectives may wait for inside the block."""
     recorder = active
     stream.begin()
     if recorder is not None:
@@ -84,10 +84,10 @@ def marked(stream: StreamWaits) -> Iterator[None]:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """What this thread enters inside the block is neither recorded nor watched.
+    """Neither record nor watch what this thread enters inside the block.
 
-    For a thread that works beside the one that trains, such as the writer of a checkpoint. The board has one place for
-    what a rank waits in, so with two threads in it a rank that computes would seem to wait, and the run to be stuck.
+    This is for a thread that runs beside the training thread, such as the writer of a checkpoint. The board has one
+    slot for what a rank waits in, so with two threads, a computing rank might seem to wait, and the run to be stuck.
     """
     before, _thread.recorded = _thread.recorded, False
     try:
@@ -198,13 +198,13 @@ def _wrap_wait() -> Callable[..., Any]:
     return wait
 
 
-# A group this rank is no member of: torch warns and returns the tensor as it was
+# A group that this rank isn't a member of: torch would warn and leave the tensor unchanged
 
 
 class NotAMember(BaseException):
-    """A rank called a collective on a group that it is no member of.
+    """The error for a collective on a group that this rank isn't a member of.
 
-    No Exception, since torch's own logging catches those on the way out and stumbles over the missing group itself.
+    It isn't an Exception, because torch's own logging catches those and stumbles over the missing group itself.
     """
 
 
@@ -220,12 +220,12 @@ _installed = False
 
 
 def install() -> None:
-    """Put the wrappers in place, once a process. They pass everything on until a recorder is active."""
+    """Install the wrappers, once per process. Until a recorder is active, they only pass calls on."""
     global _installed
     if _installed:
         return
     for name in _METHODS:
-        if hasattr(ProcessGroup, name):  # some are of newer torch versions only
+        if hasattr(ProcessGroup, name):  # some exist only in newer versions of torch
             setattr(ProcessGroup, name, _wrap_collective(name))
     for name in ("send", "recv", "recv_anysource"):
         setattr(ProcessGroup, name, _wrap_message(name))

@@ -1,11 +1,11 @@
-"""launch(fn, world_size): run fn on every rank, in fresh processes, and bring back what they return.
+"""launch(fn, world_size): run fn on every rank, in fresh processes, and return the results of all.
 
-    results = launch(train, 4, args=(config,))      # on every rank: train(config), torch.distributed is initialised
+    results = launch(train, 4, args=(config,))      # on every rank: train(config), torch.distributed is initialized
     results[2]                                      # what rank 2 returned
 
-Each rank is forked from a warm server (see `forkserver`), reports through a socket and writes what it is about to do
-to shared memory (see `board`). The parent watches: it shows what the ranks print, notices a deadlock, and when the run
-ends, however it ends, leaves no process, file descriptor or memory behind.
+Each rank is forked from a warm server (see `forkserver`), reports through a socket, and announces what it is about to
+do in shared memory (see `board`). The parent watches: it shows what the ranks print, and notices deadlocks. However the
+run ends, it leaves no process, file descriptor or memory behind.
 """
 
 import inspect
@@ -42,21 +42,21 @@ def launch(
     share_gpus: bool = False,
     timeout: float | None = 60.0,
 ) -> Results:
-    """Run `fn(*args, **kwargs)` on `world_size` ranks; returns what each rank returned, in rank order.
+    """Run `fn(*args, **kwargs)` on `world_size` ranks; return the results of all ranks, in rank order.
 
-    fn:          any function, also one defined in a notebook cell, a lambda or a closure. Arguments and results travel
-                 by value; tensors that autograd computed come back detached, on the CPU.
-    world_size:  number of ranks, each a process of its own
-    backend:     "nccl" (a GPU per rank), "gloo" (CPU), or "auto": NCCL where there are enough GPUs, else gloo
+    fn:          any function, even from a notebook cell, a lambda or a closure. Arguments and results are passed by
+                 value; tensors that autograd computed come back detached, on the CPU.
+    world_size:  number of ranks, each a separate process
+    backend:     "nccl" (a GPU per rank), "gloo" (CPU), or "auto": NCCL if there are enough GPUs, else gloo
     share_gpus:  several ranks may compute on one GPU, with either backend: slow, to test with fewer GPUs than ranks.
-                 With gloo, send and receive take no tensor of a GPU. (Under torchrun it has no effect.)
+                 With gloo, send and receive don't accept GPU tensors. (Under torchrun, it has no effect.)
     timeout:     seconds after which the run is ended with a report of where every rank was (None: never)
 
-    In a program that torchrun has started, the ranks are there already: then `fn` runs on this rank, and every rank
-    gets the results of all.
+    In a program that torchrun has started, the ranks already exist. Then `fn` runs on this rank, and every rank gets
+    the results of all.
 
-    Raises RankError when a rank raises or dies, Deadlock when ranks wait for what never comes, ValueError or TypeError
-    for wrong arguments, before anything starts.
+    Raises RankError if a rank raises or dies, Deadlock if ranks wait for something that never comes, and ValueError or
+    TypeError for wrong arguments, before anything starts.
     """
     kwargs = dict(kwargs or {})
     _check_arguments(fn, world_size, args, kwargs, timeout)
@@ -153,7 +153,7 @@ def _closing(stack: ExitStack, descriptor: int) -> int:
 
 
 def _rendezvous(stack: ExitStack) -> tuple[int, str | None]:
-    """The file in which the ranks find one another: memory without a name on Linux, else a temporary file."""
+    """The file through which the ranks find each other: unnamed memory on Linux, else a temporary file."""
     if sys.platform == "linux":
         return _closing(stack, anonymous_file()), None
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tplab-"))
@@ -162,7 +162,7 @@ def _rendezvous(stack: ExitStack) -> tuple[int, str | None]:
 
 
 def _loopback_only() -> dict[str, str]:
-    """Makes gloo and NCCL bind to the loopback interface only."""
+    """Environment variables that make gloo and NCCL bind to the loopback interface only."""
     import socket
 
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "lo")
@@ -184,7 +184,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 @contextmanager
 def _interrupt_later() -> Iterator[None]:
-    """An interrupt waits until the block ends, so that a second Ctrl-C cannot leave a rank behind."""
+    """Delay an interrupt until the block ends, so that a second Ctrl-C can't leave a rank behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,10 +1,10 @@
-"""What every rank is doing while a run lasts: who computes, who waits in what and for whom.
+"""A live view of every rank during a run: which ranks compute, and which wait, in what and for whom.
 
     rank 0  ● computing        rank 1  ○ waits in all_reduce #3 for rank 0        rank 2  ✓ finished        4.2 s
 
-In JupyterLab it is a row of boxes, a widget that goes away when the run ends; in a terminal it is one line, wiped when
-the run ends; elsewhere there is nothing. A run that ends within SHOWN_AFTER seconds is never shown and costs nothing.
-`look` reads the board, `to_html` and `to_line` are pure, and the classes below them only decide when and where.
+In JupyterLab, it is a row of boxes, a widget that disappears when the run ends. In a terminal, it is one line, which is
+wiped when the run ends. Elsewhere, there is none. A run that ends within SHOWN_AFTER seconds is never shown and costs
+nothing. `look` reads the board, `to_html` and `to_line` are pure; the classes below only decide when and where to draw.
 """
 
 import os
@@ -21,9 +21,9 @@ from tplab.runtime.screen import LastLine, Widget
 
 SHOWN_AFTER = 1.0  # seconds that a run must last to be shown
 REFRESH_SECONDS = 0.25
-NAMED = 3  # so many absent ranks are named; more are counted
+NAMED = 3  # up to this many absent ranks are named; more are counted
 
-# doing -> sign and colour, which also differ in lightness (Okabe and Ito's palette)
+# doing -> sign and color; the colors also differ in lightness (Okabe and Ito's palette)
 LOOK = {
     "starting": ("…", "#999999"),
     "computing": ("●", "#0072B2"),
@@ -37,7 +37,7 @@ _STATES = {"starting": "starting", "running": "computing", "returned": "finished
 
 @dataclass(frozen=True)
 class Now:
-    """One rank now. `inside`: the collective that it is in, "all_reduce #3"; `absent`: the ranks that it waits for."""
+    """The state of a rank. `inside`: its current collective, "all_reduce #3"; `absent`: the ranks it waits for."""
 
     rank: int
     doing: str
@@ -51,7 +51,7 @@ class Now:
 
 
 def look(board: Board, dead: Sequence[int] = ()) -> list[Now]:
-    """What the board says about every rank. `dead`: ranks whose process is gone."""
+    """The state of every rank according to the board. `dead`: ranks whose process is gone."""
     return [_look(board, rank, rank in dead) for rank in range(board.world_size)]
 
 
@@ -76,7 +76,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def to_html(ranks: Sequence[Now], seconds: float) -> str:
-    """A row of boxes, one for each rank, with the time that the run has taken; for light and for dark themes."""
+    """A row of boxes, one per rank, with the time that the run has taken; for light and dark themes."""
     boxes = "".join(_box(rank) for rank in ranks)
     clock = f'<div style="opacity: 0.75; padding: 2px 4px;">{seconds:.1f} s</div>'
     style = "display: flex; flex-wrap: wrap; gap: 6px; align-items: center; line-height: 1.3; font-size: 12px; "
@@ -92,7 +92,7 @@ def _box(now: Now) -> str:
 
 
 def to_line(ranks: Sequence[Now], seconds: float, width: int) -> str:
-    """The same in one line of at most `width` characters; ranks that do the same share a place."""
+    """The states in one line of at most `width` characters; ranks that do the same thing are grouped."""
     groups: dict[str, list[int]] = {}
     for now in ranks:
         groups.setdefault(f"{LOOK[now.doing][0]} {now}", []).append(now.rank)
@@ -102,15 +102,15 @@ def to_line(ranks: Sequence[Now], seconds: float, width: int) -> str:
 
 
 def _span(ranks: list[int]) -> str:
-    """ "2", "0, 3", "0-3"."""
+    """Ranks in short: "2", "0, 3", "0-3"."""
     whole = len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1
     return f"{ranks[0]}-{ranks[-1]}" if whole else ", ".join(map(str, ranks))
 
 
 class LiveView:
-    """Shows nothing. The others draw what `see` returns, now and then, once a run has become long.
+    """A view that shows nothing. Subclasses draw what `see` returns, from time to time, once a run takes long.
 
-    A view must never disturb the run that it shows: one that can't draw gives up.
+    A view must never disturb the run that it shows, so one that can't draw gives up.
     """
 
     def __init__(self, see: Callable[[], list[Now]]) -> None:
@@ -119,7 +119,7 @@ class LiveView:
         self._due = self._started + SHOWN_AFTER
 
     def refresh(self) -> None:
-        """Called often while the ranks run."""
+        """Draw if it is time to. Called often while the ranks run."""
         now = time.monotonic()
         if now >= self._due:
             self._due = now + REFRESH_SECONDS
@@ -129,10 +129,10 @@ class LiveView:
                 self._due = float("inf")
 
     def hide(self) -> None:
-        """Called before other text is printed."""
+        """Make room for other text. Called before any is printed."""
 
     def close(self) -> None:
-        """Called once, when the run has ended: nothing stays."""
+        """Remove the view. Called once, when the run has ended."""
         self._due = float("inf")
         with suppress(Exception):
             self._remove()
@@ -145,7 +145,7 @@ class LiveView:
 
 
 class StatusLine(LiveView):
-    """The last line of a terminal, on stderr."""
+    """A status line in the last line of a terminal, on stderr."""
 
     def __init__(self, see: Callable[[], list[Now]]) -> None:
         super().__init__(see)
@@ -159,7 +159,7 @@ class StatusLine(LiveView):
 
 
 class WidgetView(LiveView):
-    """A row of boxes in the output of a notebook's cell, which disappears without a trace in the saved file."""
+    """A row of boxes in the output of a notebook cell, which leaves no trace in the saved file."""
 
     def __init__(self, see: Callable[[], list[Now]]) -> None:
         super().__init__(see)
@@ -173,7 +173,7 @@ class WidgetView(LiveView):
 
 
 def live_view(board: Board, dead: Callable[[], list[int]]) -> LiveView:
-    """The view that fits where we run."""
+    """The view for the current environment."""
 
     def see() -> list[Now]:
         return look(board, dead())
@@ -189,7 +189,7 @@ _other: Callable[[Callable[[], list[Now]]], LiveView] | None = None
 
 @contextmanager
 def shown_by(make: Callable[[Callable[[], list[Now]]], LiveView]) -> Iterator[None]:
-    """Within it, `make(see)` is the view of every run, in place of those here: for a program with more to show."""
+    """Use `make(see)` as the view of every run inside the block, for a program that has more to show."""
     global _other
     before, _other = _other, make
     try:
@@ -199,7 +199,7 @@ def shown_by(make: Callable[[Callable[[], list[Now]]], LiveView]) -> Iterator[No
 
 
 def place() -> Literal["page", "terminal", "nowhere"]:
-    """Where somebody could look at a view now."""
+    """The place where someone could see a view now."""
     if _has_page():
         return "page"
     terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
@@ -207,7 +207,7 @@ def place() -> Literal["page", "terminal", "nowhere"]:
 
 
 def _has_page() -> bool:
-    """Whether a page looks at this kernel: Jupyter's server says so to kernels that it starts for a notebook.
+    """True if a page shows this kernel, which Jupyter's server tells the kernels that it starts for notebooks.
 
     nbclient, nbval and VS Code start kernels themselves and don't; Colab has a server, but no widgets of its own.
     """

@@ -16,7 +16,7 @@ from tplab.runtime.launcher import launch
 
 
 def register_in_ipython() -> None:
-    """Register %%ranks where we run inside IPython, and warm up the fork server while the reader reads."""
+    """Register %%ranks if we run inside IPython, and warm up the fork server while the learner reads."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None:
         return
@@ -29,7 +29,7 @@ def ranks(line: str, cell: str) -> Any:
     """%%ranks N: run the cell on N ranks.
 
     The cell sees copies of the notebook's variables, and `rank`, `world_size` and `dist` (torch.distributed). The value
-    of its last line is shown for every rank. What it assigns stays in the ranks.
+    of its last line is shown for every rank. The variables that it assigns stay on the ranks.
     """
     import IPython
 
@@ -51,13 +51,12 @@ def _parse(line: str) -> int:
 
 
 def _variables(tree: ast.AST, namespace: dict[str, Any]) -> dict[str, Any]:
-    """Those of the notebook's variables that the cell names, and that the functions it names need."""
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     return {name: namespace[name] for name in names if name in namespace and not hasattr(builtins, name)}
 
 
 def _run_cell(source: str, file: str, variables: dict[str, Any]) -> tuple[bool, str]:
-    """On a rank: run the statements; returns the text of the last expression, if the cell ends in one."""
+    """Run the statements on a rank; return whether the cell ends in an expression with a value, and its text."""
     import torch.distributed as dist
 
     namespace = {

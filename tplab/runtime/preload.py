@@ -1,6 +1,6 @@
-"""What one rank had to import, the fork server imports too, so that the ranks of later launches have it from the start.
+"""The imports of earlier ranks, repeated in the fork server, so that later ranks have these modules from the start.
 
-Only modules of Python, of installed packages and of ours: a learner's own file may be another at the next launch.
+Only modules of Python, of installed packages and of tplab count: a learner's own file may change between launches.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ _INSTALLED = tuple(
 def imported_since(count: int) -> list[Module]:
     """The installed modules that this process has imported since `count` was len(sys.modules).
 
-    Only the new ones are looked at. To look at an object counts a reference in it, and in a process that was forked
-    that copies the page where it lies: for all modules, some milliseconds in every rank.
+    We look only at the new ones. Looking at an object changes its reference count, and in a forked process that copies
+    the page that it is on: for all modules, this would cost every rank some milliseconds.
     """
     new = list(itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)))
     files = [(name, getattr(sys.modules[name], "__file__", None)) for name in reversed(new)]
@@ -37,7 +37,7 @@ def imported_since(count: int) -> list[Module]:
 
 
 class Wanted:
-    """What is still to be imported. Each module is tried once."""
+    """The modules that are still to be imported. Each is tried once."""
 
     def __init__(self) -> None:
         self._left: list[Module] = []
@@ -51,9 +51,9 @@ class Wanted:
         self._asked_for |= {name for name, _ in self._left}
 
     def import_next(self) -> None:
-        """Import the first one, if it is still the same file, and strike out all that are here by then.
+        """Import the next module, if its file is still the same, and drop all modules that have been imported by then.
 
-        What a module draws at random while it is imported has no effect on what this process draws.
+        Random numbers that a module draws during its import don't affect this process's random state.
         """
         name, file = self._left.pop(0)
         state = torch.get_rng_state()
@@ -74,13 +74,13 @@ def pack(modules: Iterable[Module]) -> bytes:
 
 
 def receive(sock: socket.socket) -> list[Module]:
-    """What `pack` made; nothing if the other side has gone before it was all here."""
+    """The modules that `pack` encoded; none if the other side went away before everything had arrived."""
     size = int.from_bytes(_read(sock, _LENGTH_BYTES), "little")
     return [(name, file) for name, file in json.loads(_read(sock, size) or b"[]")]
 
 
 def _read(sock: socket.socket, size: int) -> bytes:
-    """So many bytes, or b"" if the other side has gone."""
+    """`size` bytes, or b"" if the other side has gone."""
     data = bytearray()
     while len(data) < size:
         part = sock.recv(size - len(data))

@@ -1,4 +1,4 @@
-"""One rank, as the parent sees it: its process, its pipes, and what it has said so far."""
+"""A rank as the parent sees it: its process, its pipes, and what it has reported so far."""
 
 import contextlib
 import os
@@ -10,11 +10,11 @@ from tplab.runtime.forkserver import ForkServer, read_status
 
 
 class RankProcess:
-    """A rank's process. Reading is left to `watch`, which waits for all ranks at once.
+    """A rank's process. `watch` does the reading, because it waits for all ranks at once.
 
     message:  the tuple with which the rank ended: ("result", ...), ("error", ...) or ("mismatch",); None so far
     status:   exit status once it is dead (negative: the signal); None while it lives
-    crash:    the Python stack that faulthandler wrote, when asked or at a crash
+    crash:    the Python stack that faulthandler wrote, on request or in a crash
     """
 
     def __init__(self, rank: int, server: ForkServer, shared: tuple[int, ...]) -> None:
@@ -42,14 +42,14 @@ class RankProcess:
         return self.status is None
 
     def ask_for_stack(self) -> None:
-        """faulthandler answers through `stack` even when the rank is stuck in C++."""
+        """Request the rank's stack; faulthandler sends it through `stack`, even if the rank is stuck in C++."""
         self.crash.clear()
         if self.pid is not None and self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGUSR1)
 
     def kill(self) -> None:
-        """End the rank and what it has started."""
+        """End the rank and everything that it has started."""
         if self.pid is None:
             self.pid = read_status(self.exit)  # the fork itself may still be under way
         if self.pid is not None and self.alive:
@@ -58,7 +58,7 @@ class RankProcess:
                     end(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Wait until the process is gone, and give back its descriptors."""
+        """Wait until the process is gone, and close its descriptors."""
         if self.alive and self.pid is not None:
             self.status = read_status(self.exit)
         os.close(self.exit)

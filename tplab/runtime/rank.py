@@ -1,7 +1,7 @@
-"""What runs in a rank's process, from the fork to the end.
+"""The life of a rank's process, from the fork to the end.
 
-The rank reports its result or its error to the parent through `control`, then waits until the parent ends it: as long
-as it lives its sockets stay open, and no other rank fails only because this one is done.
+The rank reports its result or its error to the parent through `control`, then waits until the parent ends it. Its
+sockets stay open as long as it lives, so no other rank fails only because this one has finished.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from tplab.runtime.devices import take_gpu
 from tplab.runtime.failures import Frames
 from tplab.runtime.recorder import Mismatch, Recorder
 
-hooks.install()  # here, since the fork server imports this module once: it would cost every rank some milliseconds
+hooks.install()  # here, because the fork server imports this module once; every rank would need some milliseconds
 
 _RUNTIME_FOLDER = os.path.dirname(__file__)
 _PARENT_DECIDES = datetime.timedelta(days=1)  # the parent sees a deadlock long before the backend would give up
 
 
 def main(control: int, output: int, crash: int, board: int, rendezvous: int, setup: int) -> None:
-    """Run one rank. Every argument is a file descriptor; does not return.
+    """Run one rank. Every argument is a file descriptor. Doesn't return.
 
-    control: messages to and from the parent    output: stdout and stderr    crash: Python's stack when asked or dying
+    control: messages to and from the parent    output: stdout and stderr    crash: Python's stack, if asked or dying
     board: shared memory of all ranks           rendezvous: torch's FileStore  setup: what to run
     """
     modules = len(sys.modules)
@@ -72,7 +72,7 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
         _flush()
         status.set_state(rank, "raised")
         send("mismatch")
-    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the parent must hear of it
+    except BaseException as error:  # SystemExit and KeyboardInterrupt, too: the parent must know
         _flush()
         status.set_state(rank, "raised")
         send("error", describe_exception(error))
@@ -96,14 +96,14 @@ def _flush() -> None:
 
 
 def _end_with_parent(connection: Connection) -> None:
-    """End, with all that this rank has started, when the parent is gone. It sends nothing more."""
+    """End this rank and everything that it has started when the parent, which sends nothing more, is gone."""
     with contextlib.suppress(EOFError, OSError):
         connection.recv_bytes()
     os.killpg(0, signal.SIGKILL)
 
 
 def _enter_parents_world(given: dict[str, Any], rank: int) -> None:
-    """Environment, folder, import path and threads as in the parent; rank and world size as under torchrun."""
+    """Set environment, folder, import path and threads as in the parent; rank and world size as under torchrun."""
     world_size = str(given["world_size"])
     os.environ.clear()
     os.environ.update(given["environment"])
@@ -114,7 +114,7 @@ def _enter_parents_world(given: dict[str, Any], rank: int) -> None:
     sys.path[:] = given["path"]
     torch.set_num_threads(given["threads"])
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # else every rank inherits the server's state
+        sys.modules["numpy.random"].seed()  # otherwise, every rank inherits the server's state
 
 
 def _init_process_group(backend: str, store_path: str, rank: int, world_size: int, gpu: torch.device | None) -> None:
@@ -140,7 +140,7 @@ def _send_result(
 
 
 def describe_exception(error: BaseException, depth: int = 0) -> list[tuple[str, Frames]]:
-    """The exception and those that led to it, the first cause first: text, and frames as (file, line, function)."""
+    """The exception and those that led to it, first cause first: text, and frames as (file, line, function)."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     chain = describe_exception(cause, depth + 1) if cause is not None and depth < 5 else []
     frames = [

@@ -1,7 +1,7 @@
-"""Writes down every collective that this rank enters: in its own list and, for the others to see, on the board.
+"""The recorder of every collective that this rank enters: in a list of its own and, visible to others, on the board.
 
-It refuses what would end in silence or in a crash: a collective that differs from the one another rank entered at the
-same place, and a tensor whose elements are not one block of memory. `hooks` calls it from inside torch.distributed.
+It refuses what would otherwise hang or crash: a collective that differs from the matching one on another rank, and a
+tensor whose elements aren't one block of memory. `hooks` calls it from inside torch.distributed.
 """
 
 import time
@@ -33,32 +33,32 @@ _MOST_KNOWN = 4096  # shapes may differ each time
 
 
 class Mismatch(BaseException):
-    """Two ranks entered different collectives, or the same one with other arguments, at the same place.
+    """The error for a collective whose kind or arguments differ from the matching one on another rank.
 
-    No Exception, so that a program which catches its errors and goes on cannot hide it: the ranks can't go on.
+    It isn't an Exception, so that a program that catches its errors and goes on can't hide it: the ranks can't go on.
     """
 
 
 class _Known(NamedTuple):
-    """What is the same each time the program enters a collective at one line with such tensors."""
+    """The properties that stay the same each time the program enters a collective on one line with such tensors."""
 
     call: Call
-    others: tuple[int, ...]  # the other members, who must enter the same
+    others: tuple[int, ...]  # the other members, which must enter the same collective
     described: tuple[Any, ...]  # kind, group, shape, dtype, bytes, op, peer, where
 
 
 class _Entered:
-    """One collective while it runs."""
+    """A collective while it runs."""
 
     __slots__ = ("end", "known", "mark", "number", "slot", "start", "tag", "waited", "waits_since")
 
     def __init__(self, known: _Known, number: int, slot: int | None, start: float) -> None:
         self.known, self.number, self.slot, self.start = known, number, slot, start
         self.end: float | None = None
-        self.tag: int | None = None  # of a receive from anyone, as long as it is not known from whom
+        self.tag: int | None = None  # of a receive from any rank, until the sender is known
         self.waited = 0.0
         self.waits_since: float | None = None
-        self.mark: Any = None  # on the stream, where it may have begun to stand still
+        self.mark: Any = None  # on the stream, where it may have begun to wait
 
     def collective(self, rank: int, origin: float) -> Collective:
         kind, group, shape, dtype, size, op, peer, where = self.known.described
@@ -67,9 +67,9 @@ class _Entered:
 
 
 class Recorder:
-    """The record of one rank. Writes to the board too, if there is one.
+    """The recorder of one rank. It also writes to the board, if there is one.
 
-    stream    puts marks on the stream of this rank's GPU; None: nobody asks how long that stands still
+    stream    marks the stream of this rank's GPU to measure how long it waits; None: nothing measures that
     """
 
     def __init__(self, rank: int, board: Board | None = None, origin: float | None = None) -> None:
@@ -81,7 +81,7 @@ class Recorder:
         self._numbers: dict[str, int] = {}
         self._members: dict[str, tuple[int, ...]] = {}
         self._pending: weakref.WeakKeyDictionary[Any, _Entered] = weakref.WeakKeyDictionary()
-        self._latest: tuple[weakref.ref[Any], _Entered] | None = None  # the usual case: waited for at once
+        self._latest: tuple[weakref.ref[Any], _Entered] | None = None  # the usual case: waited for immediately
         self._functional: dict[int, _Entered] = {}
 
     def now(self) -> float:
@@ -93,7 +93,7 @@ class Recorder:
     def enter_collective(
         self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], factor: int, op: str | None, root: int | None
     ) -> _Entered:
-        """A rank enters a collective of `group`. The message has `factor` times the bytes of `tensors`."""
+        """Enter a collective of `group`, whose message has `factor` times the bytes of `tensors`."""
         name = group.group_name
         frame = caller()
         key = (name, kind, op, root, layout(tensors), frame and (id(frame.f_code), frame.f_lasti))
@@ -108,7 +108,7 @@ class Recorder:
     def enter_message(
         self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], peer: int | None, tag: int
     ) -> _Entered:
-        """A rank enters a send or receive; `peer` counts within the group (None: from anyone)."""
+        """Enter a send or receive; `peer` counts within the group (None: from any rank)."""
         members = self._members_of(group, group.group_name)
         if peer is not None and not 0 <= peer < len(members):
             raise ValueError(
@@ -149,7 +149,7 @@ class Recorder:
 
     def _enter(self, channel: str, known: _Known) -> _Entered:
         number = 0
-        if channel != _FROM_ANYONE:  # a receive from anyone gets its number when it is known whose message it was
+        if channel != _FROM_ANYONE:  # a receive from any rank gets its number once the sender is known
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
         slot = None
         if self.board is not None:
@@ -165,14 +165,14 @@ class Recorder:
         return entered
 
     def _compare(self, other: Entry, slot: int) -> None:
-        """Raise when what the other rank has entered can't belong to what this one has in `slot`."""
+        """Raise Mismatch if what the other rank has entered can't belong to what this one has in `slot`."""
         assert self.board is not None
         mine = self.board.read(self.rank, slot)
         if mine is not None and other.differs_from(mine):
             raise Mismatch(f"{mine.kind} on rank {self.rank}, {other.kind} at the same place on another")
 
     def started(self, entered: _Entered, work: Any) -> None:
-        """The backend has taken the collective; `work` is its handle (None: it has completed)."""
+        """Note that the backend has taken the collective; `work` is its handle (None: it has completed)."""
         self._stream_goes_on(entered)
         if work is None:
             self.completed(entered)
@@ -188,7 +188,7 @@ class Recorder:
             entered.end = time.monotonic()
 
     def waits(self, entered: _Entered) -> None:
-        """The rank begins to wait for the collective."""
+        """Note that the rank begins to wait for the collective."""
         entered.waits_since = time.monotonic()
         if self.stream is not None:
             entered.mark = self.stream.mark()
@@ -196,7 +196,7 @@ class Recorder:
             self.board.set_waiting(self.rank, entered.slot)
 
     def has_waited(self, entered: _Entered) -> None:
-        """The collective has completed, and the rank goes on."""
+        """Note that the collective has completed, and that the rank goes on."""
         self._stream_goes_on(entered)
         if self.board is not None:
             self.board.set_waiting(self.rank, None)
@@ -210,7 +210,7 @@ class Recorder:
             self.stream.held_since(entered.mark)
 
     def came_from(self, entered: _Entered, source: int) -> None:
-        """A receive from anyone has completed: it was a message of the `source`-th member of its group."""
+        """Note the sender of a completed receive from any rank: the `source`-th member of its group."""
         kind, members, shape, dtype, size, op, _, where = entered.known.described
         sender, pair = members[source], (members[source], self.rank)
         channel = _channel(sender, self.rank, entered.tag)
@@ -234,11 +234,11 @@ class Recorder:
         return self._functional.pop(output.untyped_storage().data_ptr(), None)
 
     def collectives(self, start: int = 0) -> list[Collective]:
-        """What was entered, from the `start`-th on."""
+        """The collectives that were entered, from the `start`-th on."""
         return [entered.collective(self.rank, self.origin) for entered in self.entered[start:]]
 
     def forget(self, start: int) -> None:
-        """Leave out of the record what was entered from the `start`-th on. The board still has the latest of it."""
+        """Remove the collectives from the `start`-th on from the record. The board still has the latest of them."""
         del self.entered[start:]
 
     def _members_of(self, group: ProcessGroup, name: str) -> tuple[int, ...]:

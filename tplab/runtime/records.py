@@ -1,4 +1,4 @@
-"""What the ranks communicated: `Collective`, one line of the record, and `Record`, all of them."""
+"""Records of what the ranks communicated: `Collective`, one line of a record, and `Record`, all of them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ class Collective:
     rank:    the rank that entered it
     kind:    all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all, barrier, send, recv
     group:   the global ranks of its process group (of sender and receiver for send and recv)
-    number:  the n-th collective of this group, counted from 1 (the n-th message from sender to receiver)
-    shape:   of the tensor this rank passed in
+    number:  n for the n-th collective of this group, from 1 on (for the n-th message from sender to receiver)
+    shape:   of the tensor that this rank passed in
     dtype:   "float32", ...
     bytes:   message size as nccl-tests counts it: the tensor for all_reduce, broadcast, reduce, send and recv; all
              parts together for all_gather, gather, scatter, reduce_scatter and all_to_all
     op:      "sum", ... for reductions
     peer:    global rank of the root, of the receiver (send) or of the sender (recv)
     where:   "file:line:function" of the call
-    start:   seconds since the launch began, when the rank entered it
-    end:     the same when it had completed for the rank: when the blocking call, or wait(), came back (None: never)
-    waited:  seconds of these in which the rank stood still for it. (On a GPU its stream waits, and the rank goes on.)
+    start:   seconds from the beginning of the launch until the rank entered it
+    end:     the same until it completed for the rank: until the blocking call, or wait(), returned (None: never)
+    waited:  seconds in between in which the rank was blocked. (On a GPU, the stream waits, and the rank goes on.)
     """
 
     rank: int
@@ -42,7 +42,7 @@ class Collective:
 
     @property
     def numel(self) -> int:
-        """Number of elements of the tensor this rank passed in."""
+        """The number of elements of the tensor that this rank passed in."""
         count = 1
         for size in self.shape:
             count *= size
@@ -50,7 +50,7 @@ class Collective:
 
 
 class Total(NamedTuple):
-    """How often a rank entered one kind of collective, and the sum of its message sizes in bytes."""
+    """The number of calls of one kind of collective on a rank, and the sum of their message sizes in bytes."""
 
     calls: int
     bytes: int

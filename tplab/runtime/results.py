@@ -1,4 +1,4 @@
-"""What a run brings back."""
+"""The results of a run."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from tplab.runtime.records import Record
 
 
 class Results(list[Any]):
-    """What each rank returned, by rank.
+    """The return value of each rank, by rank.
 
     output:  what each rank printed, by rank
     record:  the collectives that the ranks entered

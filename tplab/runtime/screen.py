@@ -1,4 +1,4 @@
-"""Where something is shown that changes: the last line of a terminal, a widget in the output of a cell."""
+"""Output that changes in place: the last line of a terminal, or a widget in the output of a cell."""
 
 import shutil
 import sys
@@ -15,20 +15,20 @@ class LastLine:
         self._shown = False
 
     def show(self, line: Callable[[int], str]) -> None:
-        """`line(width)` in place of what stands there; it should have `width` characters at most."""
+        """Show `line(width)` instead of the current text; it should have at most `width` characters."""
         sys.stderr.write("\r\x1b[K" + line(shutil.get_terminal_size().columns - 1))
         sys.stderr.flush()
         self._shown = True
 
     def wipe(self) -> None:
-        """Leave the line to whoever writes next."""
+        """Clear the line for other output."""
         if self._shown:
             self._shown = False
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
     def leave(self, line: Callable[[int], str]) -> None:
-        """`line(width)`, for good."""
+        """Show `line(width)` for good."""
         self.show(line)
         sys.stderr.write("\n")
         sys.stderr.flush()
@@ -36,7 +36,7 @@ class LastLine:
 
 
 class Widget:
-    """One widget with a page of HTML, in the output of the cell that runs. It is made when something is shown first."""
+    """A widget with a page of HTML, in the output of the running cell. It is created when something is first shown."""
 
     def __init__(self) -> None:
         self._widget: Any = None
@@ -50,18 +50,18 @@ class Widget:
         if self._widget is not None:
             self._widget.value = html
             return
-        import ipywidgets  # here: a run that is quick does not wait for it
+        import ipywidgets  # here, so that quick runs don't wait for it
         from IPython.display import DisplayHandle
 
         self._widget = ipywidgets.HTML(html)
         data = {WIDGET_VIEW: {"model_id": self._widget.model_id, "version_major": 2, "version_minor": 0}}
-        self._handle = DisplayHandle()  # known before anything is shown: an interrupt may come at once
+        self._handle = DisplayHandle()  # stored before anything is shown, in case of an interrupt
         self._handle.display(data, raw=True)
 
     def end(self, instead: Any = None) -> None:
-        """Take it away; `instead` is displayed in its place. The saved file keeps no trace of a widget.
+        """Remove the widget, and display `instead` in its place. The saved file keeps no trace of a widget.
 
-        Without `instead` the file keeps an output without content, which shows as nothing.
+        Without `instead`, the file keeps an empty output, which shows nothing.
         """
         if self._handle is not None:
             self._handle.update({} if instead is None else instead, raw=instead is None)

@@ -1,14 +1,14 @@
-"""How long the stream of a GPU stands still for collectives, told by marks on it.
+"""The time that a GPU's stream waits for collectives, measured with marks on the stream.
 
-On a GPU a rank hands out work and goes on; it is the stream that waits, and this process's clock does not see it. So a
-mark (`torch.cuda.Event`) is put on the stream before and after both places in which a collective may hold it up:
+On a GPU, a rank issues work and goes on. It's the stream that waits, and this process's clock doesn't see it. So we put
+a mark (`torch.cuda.Event`) on the stream before and after both places where a collective may hold it up:
 
-    stream   ── products ──|── all_reduce ──|── products ──            blocking: it may run on this very stream
-    stream   ── products ──||── products ──|── waits ──|── products ── async: NCCL has a stream of its own, and this one
-                                                                       stands still in Work.wait() for what is left
+    stream   ── matmuls ──|── all_reduce ──|── matmuls ──              blocking: it may run on this very stream
+    stream   ── matmuls ──||── matmuls ──|── waits ──|── matmuls ──    async: NCCL has its own stream, and this one
+                                                                       waits in Work.wait() for the rest
 
-The times between these pairs of marks add up. What travels beside computation is not in them; what the stream stands
-still for since another rank is late is.
+The times between these pairs of marks add up. They don't include communication that overlaps with computation, but they
+do include waiting for another rank that is late.
 """
 
 from typing import Any
@@ -32,23 +32,23 @@ class StreamWaits:
         self._ended = self.mark()
 
     def mark(self) -> Any:
-        """A mark where the stream's work ends by now."""
+        """A new mark at the current end of the stream's work."""
         mark = self._mark(enable_timing=True)
         mark.record()
         return mark
 
     def held_since(self, mark: Any) -> None:
-        """What the stream was given between `mark` and now was a collective, or waiting for one."""
+        """Count the time from `mark` until now as a collective, or as waiting for one."""
         self._pairs.append((mark, self.mark()))
 
     @property
     def is_over(self) -> bool:
-        """Whether the GPU has come to the end of the block. Nobody is waited for."""
+        """True if the GPU has reached the end of the block. Doesn't wait for it."""
         return self._ended is not None and self._ended.query()
 
     @property
     def share(self) -> float:
-        """Of the time from begin to end, the part in which the stream stood still. Only where `is_over`."""
+        """The share of the time from begin to end in which the stream waited. Only valid if `is_over`."""
         whole = self._begun.elapsed_time(self._ended)
         held = sum(since.elapsed_time(until) for since, until in self._pairs)
         return min(1.0, held / whole) if whole else 0.0  # each of these times is rounded, to about half a microsecond

@@ -1,4 +1,4 @@
-"""launch() in a program that torchrun has started: the ranks are there already.
+"""launch() in a program that torchrun has started, where the ranks already exist.
 
 torchrun --nproc-per-node 4 train.py       # train.py calls launch(train, 4), unchanged
 """
@@ -17,12 +17,12 @@ from tplab.runtime.results import Results
 
 
 def is_active() -> bool:
-    """Whether this process is a rank that torchrun (or another launcher with its variables) has started."""
+    """True if this process is a rank that torchrun (or another launcher with its variables) has started."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ and "TPLAB_RANK" not in os.environ
 
 
 def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Results:
-    """Run fn on this rank, and gather what all ranks returned, so that the script goes on the same everywhere.
+    """Run fn on this rank, and gather the results of all ranks, so that the script goes on the same way everywhere.
 
     Raises ValueError unless torchrun started `world_size` ranks.
     """
@@ -48,7 +48,7 @@ def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: 
 
 
 def _init_process_group() -> None:
-    """NCCL where each rank of this machine has a GPU of its own, else gloo: the same on all of them."""
+    """Initialize NCCL if each rank of this machine has its own GPU, else gloo. All ranks choose the same."""
     local_rank, on_machine = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if dist.is_nccl_available() and torch.cuda.device_count() >= on_machine:
         torch.cuda.set_device(local_rank)
@@ -71,7 +71,7 @@ def _why_no_gpu(gpus: int, ranks: int) -> str:
 
 
 def _on_cpu(result: Any) -> Any:
-    """The result as it arrives from a launched rank: tensors detached, on the CPU."""
+    """The result as it would arrive from a launched rank: tensors detached, on the CPU."""
     from tplab.runtime import transport
 
     return transport.loads(bytes(transport.dumps(result)))

@@ -1,9 +1,9 @@
-"""Functions, tensors and containers by value, from one process to another.
+"""Functions, tensors and containers, passed by value from one process to another.
 
-A function of a notebook or of `__main__` travels as code (cloudpickle), a function of a module as its name. One with
-`functools.cache` around it travels alike, and what it has cached stays behind. A tensor travels as its bytes: it
-arrives with its own storage, dtype, shape, requires_grad and attributes. A tensor that autograd computed arrives
-detached, since its graph stays behind.
+A function of a notebook or of `__main__` is sent as code (cloudpickle), a function of a module as its name. A function
+wrapped in `functools.cache` is sent the same way, without its cached results. A tensor is sent as its bytes: it arrives
+with its own storage, dtype, shape, requires_grad and attributes. A tensor that autograd computed arrives detached,
+because its graph stays behind.
 """
 
 import functools
@@ -18,20 +18,20 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
-# A module that torch has made and not registered: as it is, cloudpickle would take it for one of the notebook's own and
-# take it apart. `torch.autograd.function.once_differentiable` leads to it.
+# A module that torch creates without registering it. Unregistered, cloudpickle would take it for one of the notebook's
+# own and pickle its contents. `torch.autograd.function.once_differentiable` refers to it.
 sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
 
 def dumps(value: object) -> memoryview:
-    """Bytes of `value`. Raises what pickling raises when a part of it cannot travel."""
+    """The bytes of `value`. Raises whatever pickling raises if a part of it can't be sent."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(value)
     return buffer.getbuffer()
 
 
 def loads(data: bytes | memoryview, device: torch.device | None = None) -> Any:
-    """The value again. Tensors come to the CPU; those that lay on a GPU go to `device`, if one is given."""
+    """The value from its bytes, with tensors on the CPU; those from a GPU go to `device`, if one is given."""
     global _gpu
     _gpu = device
     try:
@@ -52,14 +52,14 @@ class _Pickler(cloudpickle.Pickler):
         ):
             return _reduce_tensor(obj)
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
-            return importlib.import_module, (obj.__name__,)  # torch.distributed.config is one: of a class of its own
+            return importlib.import_module, (obj.__name__,)  # torch.distributed.config, for one, has its own class
         if isinstance(obj, functools._lru_cache_wrapper) and not _has_a_name(obj):
             return functools.lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)
         return super().reducer_override(obj)
 
 
 def _has_a_name(function: Any) -> bool:
-    """Whether it is found in a module that the other process can import."""
+    """True if the other process can import the function by its name."""
     module = sys.modules.get(function.__module__)
     return function.__module__ != "__main__" and getattr(module, function.__qualname__, None) is function
 

@@ -1,15 +1,15 @@
-"""Chapter 12: a column-parallel product whose x comes in by parts of the sequence: [b, s/p, in] -> [b, s, out/p].
+"""Chapter 12: a column-parallel matmul whose x is sharded along the sequence: [b, s/p, in] -> [b, s, out/p].
 
-dW = dY^T X needs all tokens of X again. Autograd may keep them, the [b, s, in] that was gathered: p times what the rank
-had. Or it keeps this rank's own tokens and gathers them once more in backward, while dX is computed:
+dW = dY^T X needs all tokens of X again. Autograd can save the gathered [b, s, in], which is p times what the rank had.
+Or it saves only this rank's own tokens and gathers them again in backward, while dX is computed:
 
-    gather_linear          forward   all-gather X, Y = X A                      keeps X [b, s, in]
+    gather_linear          forward   all-gather X, Y = X A                      saves X [b, s, in]
                            backward  dX = dY A^T, reduce-scatter dX
-    gather_linear_again    forward   the same                                   keeps this rank's X [b, s/p, in]
-                           backward  all-gather X meanwhile dX = dY A^T, reduce-scatter dX meanwhile dW = dY^T X
+    gather_linear_again    forward   the same                                   saves this rank's X [b, s/p, in]
+                           backward  all-gather X during dX = dY A^T, reduce-scatter dX during dW = dY^T X
 
-Both take the arguments of `tplab.tensor.region.column_linear`, and stand in its place in the two regions of this
-chapter: a layer made with `region=SEQUENCE_PARALLEL` (or `GATHER_AGAIN`) takes x [b, s/p, h] and gives y [b, s/p, h].
+Both take the arguments of `tplab.tensor.region.column_linear`, and replace it in the two regions of this chapter: a
+layer made with `region=SEQUENCE_PARALLEL` (or `GATHER_AGAIN`) takes x [b, s/p, h] and returns y [b, s/p, h].
 (Korthikanti et al. 2022, section 4.2.2, the end; Megatron: LinearWithGradAccumulationAndAsyncCommunication.)
 """
 
@@ -37,9 +37,9 @@ from tplab.tensor.sharding import unshard
 def gather_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None, async_grad_allreduce: bool = False
 ) -> Tensor:
-    """all-gather, then the matmul with this rank's columns: x [b, s/p, in] -> [b, s, out/p].
+    """All-gather x, then multiply it by this rank's columns: x [b, s/p, in] -> [b, s, out/p].
 
-    async_grad_allreduce    backward: compute dW while the reduce-scatter of dX travels; then not twice differentiable
+    async_grad_allreduce    compute dW during the reduce-scatter of dX in backward; then not twice differentiable
     """
     if not async_grad_allreduce or rank_and_size(group)[1] == 1 or torch.compiler.is_compiling():
         return F.linear(gather_from_sequence_region(x, group), weight, bias)
@@ -49,7 +49,7 @@ def gather_linear(
 def gather_linear_again(
     x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None, async_grad_allreduce: bool = False
 ) -> Tensor:
-    """As `gather_linear`, but keeps only this rank's x. Its backward is always that of `async_grad_allreduce`."""
+    """`gather_linear` that saves only this rank's x. Its backward is always that of `async_grad_allreduce`."""
     if rank_and_size(group)[1] == 1:
         return F.linear(x, weight, bias)
     return _GatherLinear.apply(*in_autocast_dtype(x, weight, bias), group, False)

@@ -1,6 +1,6 @@
 """Chapters 02 to 09: tensor parallelism, from one split matrix to a whole vocabulary.
 
-02  sharding               which slice of a tensor belongs to a rank
+02  sharding               which slice of a tensor belongs to a rank; the error when p doesn't divide a size
 03  mappings               f, g, scatter and gather, with their backward passes
 04  initialization         first weights that are the same for every number of ranks
     full_state             full checkpoint to shards and back

@@ -1,19 +1,19 @@
-"""Chapter 06: attention, its heads shared out among the ranks, with one all-reduce forward and one backward.
+"""Chapter 06: attention, with its heads divided among the ranks, one all-reduce forward and one backward.
 
-A head looks at the others nowhere: it has its own columns of Q, K and V, its own softmax, and its own rows of the
-output weight, where the heads are added up. So each rank computes whole heads, and g adds up what they say:
+A head never looks at the others: it has its own columns of Q, K and V, its own softmax, and its own rows of the output
+weight, where the heads are added up. So each rank computes complete heads, and g adds up their outputs:
 
     x -> f -> q_r, k_r, v_r -> softmax(q k^T / sqrt(d) + mask) v, head by head -> y_r Wo_r^T -> g, + b -> z
 
     8 heads, p = 4:    rank 0: heads 0 1    rank 1: heads 2 3    rank 2: heads 4 5    rank 3: heads 6 7
 
-It is the MLP of chapter 05 with another middle: column-parallel, then row-parallel, and nothing sent in between.
-To cut inside a head would not do: its scores sum over all of d, and softmax(P + Q) is not softmax(P) + softmax(Q).
+This is the MLP of chapter 05 with a different middle: column-parallel, then row-parallel, and no communication between.
+We can't split a head, because its scores sum over all of d, and softmax(P + Q) is not softmax(P) + softmax(Q).
 
-Cross-attention takes Q from x and K, V from a `memory`, such as the encoder's output. There are two f then.
+Cross-attention takes Q from x, and K, V from a `memory`, such as the encoder's output. Then there are two f.
 
 Traffic, in elements: all-reduce of b s h forward (g), b s h backward (f); cross: and b t h backward for the memory.
-With fewer K, V heads than ranks also the gradient of their weight, see `tplab.tensor.qkv`.
+With fewer K, V heads than ranks, also the gradient of their weight, see `tplab.tensor.qkv`.
 (Vaswani et al. 2017, arXiv 1706.03762; Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3b; Megatron:
 ParallelAttention, SelfAttention, CrossAttention.)
 """
@@ -37,33 +37,33 @@ from tplab.tensor.rotary import rotary_angles, rotate
 
 
 class RandomStates(Protocol):
-    """What dropout draws from: within `fork()` this rank's own random state, so that no two ranks drop alike."""
+    """The random states for dropout: within `fork()`, this rank's own state, so that ranks drop different elements."""
 
     def fork(self) -> AbstractContextManager: ...
 
 
 def run_once(core: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, rng: RandomStates | None) -> Tensor:
-    """core(q, k, v), of which autograd keeps what it wants."""
+    """Run core(q, k, v), and leave it to autograd what to save."""
     return core(q, k, v)
 
 
 class ParallelAttention(nn.Module):
-    """x [b, s, h] replicated -> z [b, s, h] replicated.
+    """Attention on p ranks: x [b, s, h] replicated -> z [b, s, h] replicated.
 
-    num_kv_heads          heads of K and V, each for a group of heads of Q; None: num_heads
+    num_kv_heads          heads of K and V, each shared by a group of heads of Q; None: num_heads
     head_dim              d; None: h / num_heads
     attention_type        "self", or "cross": K and V come from a memory [b, t, h]
-    causal                a token sees itself and what stands before it
+    causal                each token attends to itself and to earlier ones
     dropout               of the attention probabilities, while training
-    rotary_base           turn q and k by their positions with this base (Llama 2: 10000); None: no rotary positions
+    rotary_base           rotate q and k by their positions with this base (Llama 2: 10000); None: no rotary positions
     skip_bias_add         return (z without bias, bias)
-    output_init_method    fills the full Wo in place; None: `init_method`
+    output_init_method    initializes the full Wo in place; None: `init_method`
     async_grad_allreduce  as in ColumnParallelLinear
     run_core              runs scores, softmax and dropout; chapter 10 has one that runs them again in backward
-    options               see `LayerOptions`; `init_method` fills the full [Wq; Wk; Wv]
+    options               see `LayerOptions`; `init_method` initializes the full [Wq; Wk; Wv]
 
     Parameters: `qkv` [(num_heads + 2 num_kv_heads) d, h], for cross `q` and `kv`; `out` [h, num_heads d].
-    Raises ValueError if the ranks can't have whole heads, the same number each; it names the p that work.
+    Raises ValueError if the ranks can't have equal numbers of complete heads; the message lists the p that work.
     """
 
     def __init__(
@@ -122,15 +122,15 @@ class ParallelAttention(nn.Module):
         cache: KVCache | None = None,
         rng: RandomStates | None = None,
     ) -> Any:
-        """z [b, s, h], or (z, bias) with `skip_bias_add`. A query that may look at nothing gets zeros from its head.
+        """Return z [b, s, h], or (z, bias) with `skip_bias_add`. A query that may attend to nothing gets zeros.
 
-        memory              [b, t, h], for cross-attention; None where the cache holds its keys and values already
+        memory              [b, t, h], for cross-attention; None if the cache already has its keys and values
         key_padding_mask    bool [b, t], True for padding (as in `nn.MultiheadAttention`)
-        attn_mask           numbers added to the scores, [s, t] or [b, heads, s, t], replicated; may need a gradient
+        attn_mask           values added to the scores, [s, t] or [b, heads, s, t], replicated; may need a gradient
         positions           of the tokens, [s] or [b, s], for rotary; None: 0, 1, .. after those in the cache
         cache               from `new_cache`: x is the next s tokens of a text whose earlier ones are in there
-        rng                 dropout's random states, whose `fork()` differs from rank to rank; None: torch's current
-                            state, in which ranks that were seeded alike drop the same places of different heads
+        rng                 random states for dropout, whose `fork()` differs from rank to rank; None: torch's current
+                            state, with which identically seeded ranks drop the same positions of different heads
         """
         self._check_inputs(x, memory, cache)
         if self.attention_type == "self":
@@ -185,7 +185,7 @@ class ParallelAttention(nn.Module):
         return self.run_core(core, q, k, v, rng)
 
     def new_cache(self, batch_size: int, max_length: int, dtype: torch.dtype | None = None) -> KVCache:
-        """Room for the keys and values of this rank's heads, of `max_length` tokens (cross: those of the memory)."""
+        """A cache for the keys and values of `max_length` tokens (cross: those of the memory) in this rank's heads."""
         weight = self.out.weight
         shape = (batch_size, self.kv_heads, max_length, self.head_dim)
         return KVCache(*shape, device=weight.device, dtype=dtype or weight.dtype)

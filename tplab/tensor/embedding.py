@@ -1,25 +1,25 @@
-"""Chapter 07: the table of token vectors, cut by rows, and the output layer that uses the same rows.
+"""Chapter 07: the table of token vectors, sharded by rows, and the output layer that uses the same rows.
 
-Rank r holds the rows of the ids from start to stop, for every one of h columns. It looks up what it has, puts zeros
-where another rank has the row, and g adds up: to every vector exactly one rank contributes.
+Rank r has the rows of the ids from start to stop, with all h columns. It looks up the ids that it has and puts zeros
+where another rank has the row. Then g adds up, so exactly one rank contributes to each vector.
 
     E [v, h], v = 6, p = 2         ids    [  1    4    0  ]
     rank 0: rows 0 1 2      E_0, masked   [ E[1]  0   E[0] ]
     rank 1: rows 3 4 5      E_1, masked   [  0   E[4]  0   ]     -> g -> [ E[1] E[4] E[0] ] on every rank
 
-The output layer has a vector for each token too, logits = X E^T, and may use the same E (Press and Wolf 2017). There
-E^T is cut by columns: a column-parallel layer, whose shard of the logits the loss of chapter 08 takes as it is.
+The output layer has a vector per token, too, logits = X E^T, and may use the same E (Press and Wolf 2017). There, E^T
+is split by columns: a column-parallel layer, whose shard of the logits the loss of chapter 08 takes as it is.
 
     X -> f -> X E_r^T -> logits_r [b, s, v/p]
 
-Both uses add to the gradient of the one parameter, each on the rank that has the row: tying costs no traffic.
+Both uses add to the gradient of the same parameter, each on the rank that has the row, so tying costs no traffic.
 
                        forward                           backward
     embedding          all-reduce of b s h elements      none
     parallel_logits    none (gather: all-gather)         all-reduce of b s h elements
 
-v is padded to a multiple of 128 p, so that every rank has as many rows, in a number that matrix units like. Padding is
-never looked up, never trained, and in no checkpoint: `full_state_dict` gives E [v, h] whatever p is.
+v is padded to a multiple of 128 p, so that all ranks have the same number of rows, one that matrix units like. Padding
+is never looked up, never trained, and never in a checkpoint: `full_state_dict` returns E [v, h] for any p.
 (Shoeybi et al. 2019, "Megatron-LM", section 3; Megatron: VocabParallelEmbedding, parallel_lm_logits.)
 """
 
@@ -45,18 +45,18 @@ def pad_vocab_size(vocab_size: int, world_size: int, multiple: int = 128) -> int
 
 
 class VocabParallelEmbedding(ShardedModule):
-    """ids [..] -> their vectors [.., h], replicated: `nn.Embedding`, of which each rank holds the rows start to stop.
+    """`nn.Embedding` with sharded rows, start to stop on each rank: ids [..] -> their vectors [.., h], replicated.
 
     padding_idx      this id's vector starts as zeros and gets no gradient, as in nn.Embedding
     multiple         the table is padded to a multiple of this times p (1: to a multiple of p)
     check_ids        "now": an id < 0 or >= num_embeddings raises IndexError in this call; "later": its vector is NaN,
                      and the next call raises. None: "later" on a GPU, where "now" would wait (see `tensor.id_check`)
-    region           how the vectors go out (see `tplab.tensor.region`)
-    init_method      fills the full table in place; None: normally distributed numbers, as in nn.Embedding
+    region           how the vectors leave the layer (see `tplab.tensor.region`)
+    init_method      initializes the full table in place; None: normally distributed, as in nn.Embedding
     per_rank_init    draw only this rank's rows (see `tplab.tensor.initialization`)
 
     Parameter: `weight` [v/p, h], v padded. Raises ValueError for a padding_idx outside the vocabulary.
-    (Megatron: the same name; it gives an id outside the vocabulary a vector of zeros.)
+    (Megatron: the same name, but an id outside the vocabulary gets a vector of zeros.)
     """
 
     weight: nn.Parameter
@@ -127,11 +127,11 @@ def parallel_logits(
     async_grad_allreduce: bool = False,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """x [.., h] replicated, this rank's rows of the table [v/p, h] -> its logits x E_r^T [.., v/p].
+    """x [.., h] replicated and this rank's rows of the table [v/p, h] -> its logits x E_r^T [.., v/p].
 
-    bias                    [v/p], this rank's part, to be added
-    gather                  give every rank all logits [.., v], to choose the next token: one all-gather
-    vocab_size              with gather: drop the columns behind it, which only pad the table
+    bias                    [v/p], this rank's shard, to be added
+    gather                  return all logits [.., v] on every rank, to choose the next token: one all-gather
+    vocab_size              with gather: drop the columns after it, which only pad the table
     async_grad_allreduce    as in ColumnParallelLinear
 
     Pass `embedding.weight` for a tied output layer. (Megatron: parallel_lm_logits.)

@@ -3,8 +3,8 @@
     full_state_dict        shards on p ranks  ->  the state_dict of the unsharded module, on every rank
     load_full_state_dict   that state_dict    ->  each rank's shards, for any p
 
-So a model trained on 4 ranks goes on on 2: `load_full_state_dict(model_2, full_state_dict(model_4))`. What a sharded
-layer computes can be compared with plain torch in the same way; Megatron kept `master_weight` for its tests to do that.
+So you can continue on 2 ranks what was trained on 4: `load_full_state_dict(model_2, full_state_dict(model_4))`. This
+also lets you compare a sharded layer with plain torch, which is what Megatron's tests kept `master_weight` for.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from tplab.tensor.sharding import Sharding
 
 
 def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dict[str, Tensor]:
-    """The module's state_dict with every sharded parameter [.., n/p, ..] gathered whole [.., n, ..], on every rank.
+    """The module's state_dict on every rank, with sharded parameters [.., n/p, ..] gathered to the full [.., n, ..].
 
     All ranks of the group must call it: one all-gather per sharded parameter. Replicated parameters and buffers are
     this rank's own. The tensors share no memory with the module.
@@ -26,7 +26,7 @@ def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dic
     world_size = rank_and_size(group)[1]
     state = {}
     for name, value in module.state_dict(keep_vars=True).items():
-        if not isinstance(value, Tensor):  # what a module's get_extra_state returned
+        if not isinstance(value, Tensor):  # the result of a module's get_extra_state
             state[name] = value
             continue
         sharding, tensor = _sharding_of(value), value.detach()
@@ -40,11 +40,11 @@ def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dic
 def load_full_state_dict(
     module: nn.Module, state: Mapping[str, Tensor], group: ProcessGroup | None = None, *, strict: bool = True
 ) -> None:
-    """Copy into the module its shards of a whole state_dict, such as `full_state_dict` or a plain torch module gives.
+    """Copy the module's shards from a full state_dict, such as that of `full_state_dict` or of a plain torch module.
 
-    No rank talks to another: each cuts its own shards out of the same `state`, which stays as it is.
-    Raises ValueError if a tensor has not the shape of the whole parameter, RuntimeError as
-    `torch.nn.Module.load_state_dict` does if `strict` and the names differ.
+    There is no communication: each rank takes its own shards of the same `state`, which isn't modified.
+    Raises ValueError if a tensor doesn't have the shape of the full parameter, and RuntimeError, as
+    `torch.nn.Module.load_state_dict` does, if `strict` and the names differ.
     """
     rank, world_size = rank_and_size(group)
     own = module.state_dict(keep_vars=True)

@@ -1,7 +1,7 @@
 """Chapter 09: the generators that torch draws from on this rank, and their states.
 
-A generator's state is a tensor of bytes. To let torch draw from another stream of random numbers, its state is put into
-torch's own generators, and taken out again afterwards: `tplab.tensor.rng` does so.
+A generator's state is a tensor of bytes. To make torch draw from a different stream of random numbers,
+`tplab.tensor.rng` puts the stream's state into torch's own generators, and takes it out again afterwards.
 """
 
 import torch
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from tplab.runtime import device
 
-State = dict[str, Tensor]  # "cpu", and "cuda" where a GPU is in use -> the state of its generator, bytes
+State = dict[str, Tensor]  # "cpu", and "cuda" if a GPU is in use -> the state of its generator, bytes
 
 
 def generators_in_use() -> dict[str, torch.Generator]:
-    """What torch draws from here: the CPU's generator, and that of this rank's GPU where one is in use."""
+    """The generators that torch draws from here: the CPU's, and that of this rank's GPU if one is in use."""
     generators = {"cpu": torch.default_generator}
     if torch.cuda.is_initialized() or device().type == "cuda":
         torch.cuda.init()

@@ -1,18 +1,18 @@
 """Chapter 07: an id outside the vocabulary is an error, never a vector of zeros.
 
 Each rank masks the ids that aren't among its rows and trusts that another rank has them. So an id that *no* rank has
-would become a vector of zeros, and a target that no rank has would cost log-sum-exp: numbers like any others, and the
-training would go on. All ids are therefore looked at first:
+would become a vector of zeros, and the loss of a target that no rank has would be log-sum-exp. These are values like
+any others, so training would go on. That's why we check all ids first:
 
-    "now"      IndexError in this call. The default on a CPU. On a GPU the CPU then waits for the ids at every call.
+    "now"      IndexError in this call. The default on a CPU. On a GPU, the CPU then waits for the ids at every call.
     "later"    NaN in this call, and IndexError in the next one. The default on a GPU.
 
-"later" sends three numbers from the GPU on their way and reads them when the next call begins. By then the GPU has long
-passed the point where they were made, and still has the rest of the step before it: nobody waits for anybody. Every
-rank sees the same ids, so all of them raise in the same call. What was learnt in between is NaN, and can't be mistaken
-for a result; plain torch would stop the whole process there, with a device-side assert.
+"later" starts to copy three numbers from the GPU and reads them when the next call begins. By then, the GPU has long
+passed the point where they were made, and still has the rest of the step ahead of it, so neither waits for the other.
+All ranks see the same ids, so they raise in the same call. Anything learned in between is NaN, and can't be mistaken
+for a result; plain torch would stop the entire process there, with a device-side assert.
 
-In a compiled graph there is neither: `torch._assert_async` ends the program, without the id's name.
+A compiled graph has neither: `torch._assert_async` ends the program, without naming the id.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ When = Literal["now", "later"]
 
 
 def outside(ids: Tensor, size: int) -> Tensor:
-    """Which of the ids [..] are not one of 0 .. size - 1: bool [..]."""
+    """A mask, bool [..], of the ids [..] that aren't one of 0 .. size - 1."""
     return (ids < 0) | (ids >= size)
 
 
 def wrong_id_error(what: str, number: int, position: int, shape: Sequence[int], size: int) -> IndexError:
-    """What to raise: the id, where it is (`position` counts in the flat tensor), and which ids there are."""
+    """The error for a wrong id: the id, where it is (`position` counts in the flat tensor), and the valid ids."""
     place: list[int] = []
     for length in reversed(shape):
         position, index = divmod(position, length)
@@ -41,9 +41,9 @@ def wrong_id_error(what: str, number: int, position: int, shape: Sequence[int], 
 
 
 def raise_first(what: str, ids: Tensor, wrong: Tensor, size: int) -> None:
-    """Raise IndexError for the first id that `wrong`, bool [..], marks, if any. On a GPU the CPU waits for the answer.
+    """Raise IndexError for the first id that `wrong`, bool [..], marks, if any. On a GPU, the CPU waits for the answer.
 
-    In a compiled graph RuntimeError. On device "meta", where ids have no values, nothing.
+    In a compiled graph, this is a RuntimeError. On device "meta", where ids have no values, nothing is raised.
     """
     if ids.is_meta or not ids.numel():
         return
@@ -55,7 +55,7 @@ def raise_first(what: str, ids: Tensor, wrong: Tensor, size: int) -> None:
 
 
 class IdCheck:
-    """Looks at the ids of every call, at once or with the next call, as `when` says (None: by the device)."""
+    """A check of the ids of every call, in that call or in the next one, according to `when` (None: the device)."""
 
     def __init__(self, size: int, when: When | None = None) -> None:
         if when not in (None, "now", "later"):
@@ -64,7 +64,7 @@ class IdCheck:
         self._report: tuple[Tensor, torch.cuda.Event | None, Sequence[int]] | None = None
 
     def __call__(self, ids: Tensor) -> Tensor | None:
-        """None if all ids were looked at and are right; else which are wrong, bool [..], for NaN to mark them.
+        """Check the ids. Return None if that is done, or a mask, bool [..], of the wrong ones if it comes later.
 
         Raises IndexError for an id of this call ("now") or of the last one ("later").
         """
@@ -81,7 +81,7 @@ class IdCheck:
         return wrong
 
     def raise_late(self) -> None:
-        """Raise IndexError if the last call had a wrong id and it wasn't said yet. Call it where no call follows."""
+        """Raise IndexError if a wrong id of the last call hasn't been reported yet. Use it if no other call follows."""
         if self._report is None:
             return
         (report, event, shape), self._report = self._report, None
@@ -94,12 +94,12 @@ class IdCheck:
                            "now: go on from a checkpoint. check_ids='now' finds it in its own call.")  # fmt: skip
             raise error
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a copy or a pickle takes no pending report along
+    def __reduce__(self) -> tuple[Any, ...]:  # copies and pickles don't include a pending report
         return IdCheck, (self.size, self.when)
 
 
 def _first(ids: Tensor, wrong: Tensor) -> Tensor:
-    """[1 if any is wrong, place of the first such in the flat tensor, its id]; stays on the device of the ids."""
+    """[1 if any is wrong, flat index of the first wrong one, its id]; stays on the device of the ids."""
     flat = wrong.reshape(-1).to(torch.uint8)
-    place = flat.argmax()  # of several largest the first
+    place = flat.argmax()  # the first of equal maxima
     return torch.stack([flat.take(place).long(), place, ids.reshape(-1).take(place).long()])

@@ -1,13 +1,13 @@
-"""Chapter 04: the first values of a shard, from a master weight or drawn by each rank for itself.
+"""Chapter 04: the initial values of a shard, taken from a master weight or drawn separately by each rank.
 
     master      every rank draws all of W [out, in] from the same seed and keeps its shard:  the same W for every p
-    per rank    rank r draws its shard from a seed of its own, with the std of all of W:     no rank ever holds W
+    per rank    rank r draws its shard from a seed of its own, with the std of all of W:     no rank ever has all of W
 
-Both want all ranks seeded alike (`torch.manual_seed(1)` on each), and leave the random state alike on all of them, so
-that replicated parameters come out equal.
+Both need the same seed on all ranks (`torch.manual_seed(1)` on each), and leave the same random state on all of them,
+so that replicated parameters come out equal.
 
-The second is easy to get wrong. Xavier's std is sqrt(2 / (in + out)), and an init method that is handed the shard
-[out/p, in] takes out/p for out: 0.0255 instead of 0.0198 at p = 2. And with one seed all shards are the same numbers.
+The second is easy to get wrong. Xavier's std is sqrt(2 / (in + out)), and an init method that gets the shard [out/p,
+in] takes out/p for out: 0.0255 instead of 0.0198 at p = 2. And with the same seed, all shards get the same values.
 """
 
 import math
@@ -30,11 +30,11 @@ InitMethod = Callable[[Tensor], object]
 def init_parameter(
     parameter: nn.Parameter, init_method: InitMethod, group: ProcessGroup | None = None, *, per_rank: bool = False
 ) -> None:
-    """Fill a parameter as `init_method(tensor)` would fill the whole of it, in place, as `torch.nn.init` does.
+    """Fill a parameter as `init_method(tensor)` would fill the full one, in place, as `torch.nn.init` does.
 
-    A replicated parameter is filled on every rank; a shard (`parameter.tensor_parallel`) gets its part of the master
-    weight, or with `per_rank` is drawn directly. Raises ValueError if `per_rank` and `init_method` is more than a
-    sequence of in-place draws and arithmetic with numbers (orthogonal_ needs the whole matrix, for one).
+    A replicated parameter is filled on every rank. A shard (`parameter.tensor_parallel`) gets its part of the master
+    weight, or is drawn directly if `per_rank`. Raises ValueError if `per_rank` and `init_method` is more than a
+    sequence of in-place draws and arithmetic with numbers (orthogonal_ needs the full matrix, for one).
     """
     rank, world_size = rank_and_size(group)
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
@@ -53,7 +53,7 @@ def init_parameter(
         return
     lengths = [block.shard_length(world_size) for block in sharding.blocks]
     for number, part in enumerate(parameter.split(lengths, sharding.dim)):
-        part_of = rank // sharding.blocks[number].copies(world_size)  # ranks with copies of a part draw the same
+        part_of = rank // sharding.blocks[number].copies(world_size)  # ranks with copies of a part draw the same values
         _draw_shard(part, shape, init_method, seed + number * world_size + part_of)
 
 
@@ -67,7 +67,7 @@ def init_linear(
 ) -> None:
     """Fill weight [out, in] and bias [out], or this rank's shards of them, as `nn.Linear` does.
 
-    With an `init_method` the weight is filled by it and the bias with zeros.
+    An `init_method` fills the weight; the bias is zero then.
     """
     sharding: Sharding | None = getattr(weight, "tensor_parallel", None)
     whole = weight.shape if sharding is None else sharding.whole_shape(weight.shape, rank_and_size(group)[1])
@@ -80,16 +80,16 @@ def init_linear(
 
 
 def _draw_shard(parameter: Tensor, shape: list[int], init_method: InitMethod, seed: int) -> None:
-    """Let the init method see the whole shape, and fill only the shard."""
-    stand_in = parameter.new_empty(shape, device="meta")  # a shape, for the method to take its std from, and no memory
+    """Show the full shape to the init method, but fill only the shard."""
+    stand_in = parameter.new_empty(shape, device="meta")  # no memory, but a shape that the method takes its std from
     with _DrawOnShard(parameter, seed) as drawing:
         init_method(stand_in)
-    if not drawing.started:  # trunc_normal_ and orthogonal_ return at once where they see a tensor without memory
+    if not drawing.started:  # trunc_normal_ and orthogonal_ return immediately if a tensor has no memory
         raise _cannot_draw("it leaves a stand-in without memory as it is")
 
 
 class _DrawOnShard(TorchDispatchMode):
-    """Within it, what is done in place to a stand-in on the meta device is done to the shard instead."""
+    """A mode in which in-place operations on a stand-in on the meta device are applied to the shard instead."""
 
     def __init__(self, shard: Tensor, seed: int) -> None:
         super().__init__()

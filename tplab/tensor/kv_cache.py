@@ -1,15 +1,15 @@
-"""Chapter 06: what generation keeps, so that no token's keys and values are computed twice.
+"""Chapter 06: the KV cache of text generation, so that no token's keys and values are computed twice.
 
-Token by token, the query is new and the keys and values of all earlier tokens are what they were. The cache has room
-for all of them from the start, and each step writes its own in place:
+Each new token has a new query, but the keys and values of all earlier tokens stay the same. The cache has room for all
+of them from the start, and each step writes its own in place:
 
     keys [b, kv_heads/p, max_length, d]      | k0 | k1 | k2 | new |  .  |  .  |     length 3 -> 4
 
-Each rank caches the heads of K and V that it holds, and nothing is sent: p ranks share the memory among them.
+Each rank caches its own heads of K and V, and nothing is sent, so p ranks share the memory among them.
 
-    bytes of one layer on one rank  =  2 b max_length d (kv_heads/p) times those of a number
+    bytes of one layer on one rank  =  2 b max_length d (kv_heads/p) times the element size
 
-With fewer heads of K and V than ranks, each rank caches one: then more ranks don't make it smaller.
+With fewer heads of K and V than ranks, each rank caches one, so more ranks don't make the cache smaller.
 """
 
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor
 
 
 class KVCache:
-    """Room for `max_length` keys and values [b, heads, max_length, d] of one layer on this rank; `length` are there.
+    """The keys and values [b, heads, max_length, d] of one layer on this rank, of which the first `length` are filled.
 
-    Made by `ParallelAttention.new_cache`. For generation only, without gradients.
+    Created by `ParallelAttention.new_cache`. For generation only, without gradients.
     """
 
     def __init__(
@@ -33,24 +33,24 @@ class KVCache:
         dtype: torch.dtype | None = None,
     ) -> None:
         shape = (batch_size, num_heads, max_length, head_dim)
-        self._keys = torch.zeros(shape, device=device, dtype=dtype)  # zeros: what is masked may not be nan
+        self._keys = torch.zeros(shape, device=device, dtype=dtype)  # zeros, because masked values must not be NaN
         self._values = torch.zeros_like(self._keys)
         self.max_length, self.length = max_length, 0
 
     @property
     def keys(self) -> Tensor:
-        """The keys so far, [b, heads, length, d]: a view, to be read only."""
+        """The keys so far, [b, heads, length, d]: a read-only view."""
         return self._keys[:, :, : self.length]
 
     @property
     def values(self) -> Tensor:
-        """The values so far, [b, heads, length, d]: a view, to be read only."""
+        """The values so far, [b, heads, length, d]: a read-only view."""
         return self._values[:, :, : self.length]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write the keys and values [b, heads, s, d] of s new tokens, in place; return all so far, as views.
 
-        Raises ValueError if they don't fit, RuntimeError if they belong to a graph: the next write would spoil it.
+        Raises ValueError if they don't fit, RuntimeError if they need a gradient, which the next write would spoil.
         """
         if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
             raise RuntimeError(
@@ -73,12 +73,12 @@ class KVCache:
         return self.keys, self.values
 
     def truncate(self, length: int = 0) -> None:
-        """Forget all but the first `length` tokens, to write over the rest. Raises ValueError if there are fewer."""
+        """Drop all but the first `length` tokens, to overwrite the rest. Raises ValueError if there are fewer."""
         if not 0 <= length <= self.length:
             raise ValueError(f"can't keep {length} of {self.length} cached tokens")
         self.length = length
 
     @property
     def nbytes(self) -> int:
-        """Bytes that this rank holds for it."""
+        """Bytes that the cache takes on this rank."""
         return self._keys.nbytes + self._values.nbytes

@@ -1,22 +1,22 @@
 """Chapter 04: a linear layer, Y = X A + b, on p ranks.
 
-Column-parallel: cut A [in, out] by columns. Each rank gets all of X and computes whole columns of Y.
+Column-parallel: split A [in, out] by columns. Each rank gets all of X and computes complete columns of Y.
 
     X [ A_0 | A_1 ] + [ b_0 | b_1 ] = [ X A_0 + b_0 | X A_1 + b_1 ]          X -> f -> matmul, + b_r -> Y_r
 
-Row-parallel: cut A by rows, so X by columns. Each rank computes a summand of all of Y, and g adds them up.
+Row-parallel: split A by rows, and so X by columns. Each rank computes one term of all of Y, and g adds them up.
 
     [ X_0 | X_1 ] [ A_0 ]
                   [ A_1 ] + b = X_0 A_0 + X_1 A_1 + b                        X_r -> matmul -> g, + b -> Y
 
-torch stores A transposed, weight [out, in]: column-parallel cuts dim 0 of `weight` and `bias`; row-parallel cuts dim 1
-of `weight` and leaves `bias` whole on every rank, to be added once, after the sum.
+torch stores A transposed, weight [out, in], so column-parallel shards dim 0 of `weight` and `bias`; row-parallel shards
+dim 1 of `weight` and replicates `bias`, which is added once, after the sum.
 
     layer     forward traffic                        backward traffic
     column    none (gather_output: all-gather Y)     all-reduce of dX, as many elements as X
     row       all-reduce of Y                        none (input_is_parallel=False: all-gather dX)
 
-Seed every rank alike before making layers, and all p hold the same matrix (see `tplab.tensor.initialization`).
+Use the same seed on every rank before making layers, and every p gets the same matrix (`tplab.tensor.initialization`).
 (Shoeybi et al. 2019, "Megatron-LM", section 3; megatron/core/tensor_parallel/layers.py.)
 """
 
@@ -38,11 +38,11 @@ Device = torch.device | str | int | None
 
 
 class LayerOptions(TypedDict, total=False):
-    """The options that every parallel layer takes, and passes on to the layers that it is made of.
+    """The options that every parallel layer takes, and passes on to the layers that it consists of.
 
-    init_method      fills the full weight in place; None: as `nn.Linear` does
+    init_method      initializes the full weight in place; None: as `nn.Linear` does
     per_rank_init    draw only this rank's shard (see `tplab.tensor.initialization`)
-    region           how x comes in and y goes out (see `tplab.tensor.region`)
+    region           how x enters and y leaves the layer (see `tplab.tensor.region`)
     group            the ranks that share the layer; None: all
     """
 
@@ -55,7 +55,7 @@ class LayerOptions(TypedDict, total=False):
 
 
 class _ParallelLinear(ShardedModule):
-    """What both layers share: a weight cut along `dim`, its first values, and the way from and to `nn.Linear`."""
+    """The base of both layers: a weight sharded along `dim`, its initialization, and conversion to `nn.Linear`."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -99,7 +99,7 @@ class _ParallelLinear(ShardedModule):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
-        """This rank's part of a trained `nn.Linear`, equal on all ranks. Options as in the constructor; no traffic."""
+        """A parallel layer from a trained `nn.Linear`, equal on all ranks. Options: see the constructor; no traffic."""
         options.setdefault("dtype", linear.weight.dtype)
         device = options.pop("device", linear.weight.device)
         bias = linear.bias is not None
@@ -108,7 +108,7 @@ class _ParallelLinear(ShardedModule):
         return layer.requires_grad_(linear.weight.requires_grad).train(linear.training)
 
     def to_linear(self) -> nn.Linear:
-        """The whole layer as a plain `nn.Linear`, on every rank; all ranks must call it (one all-gather per shard)."""
+        """The full layer as a plain `nn.Linear`, on every rank; all ranks must call it (one all-gather per shard)."""
         bias, weight = self.bias is not None, self.weight
         linear = nn.Linear(self.in_features, self.out_features, bias, device="meta", dtype=weight.dtype)
         linear.load_state_dict(full_state_dict(self, self.group), assign=True)
@@ -127,17 +127,17 @@ class _ParallelLinear(ShardedModule):
 
 
 class ColumnParallelLinear(_ParallelLinear):
-    """Y = X A + b with A cut by columns: x [.., in] replicated -> this rank's columns of y, [.., out/p].
+    """Y = X A + b with A split by columns: x [.., in] replicated -> this rank's columns of y, [.., out/p].
 
-    gather_output           give all of y [.., out] to every rank: one all-gather
+    gather_output           return all of y [.., out] on every rank: one all-gather
     skip_bias_add           return (y without bias, bias), for a caller that adds it together with what comes next
-    stride                  A is `stride` matrices side by side, each of them cut
-    async_grad_allreduce    backward: start the all-reduce of dX, and compute dW while it travels. Then not twice
+    stride                  A is `stride` matrices side by side, each of them split
+    async_grad_allreduce    backward: start the all-reduce of dX, and compute dW meanwhile. Then not twice
                             differentiable, and under autocast the sum is taken in the lower precision. torch.compile
-                            orders them itself, with or without it.
+                            orders them itself, with or without this option.
     options                 see `LayerOptions`
 
-    Raises ValueError if out_features is not divisible by stride and p. (Megatron: the same name.)
+    Raises ValueError if out_features isn't divisible by stride and p. (Megatron: the same name.)
     """
 
     def __init__(
@@ -170,14 +170,14 @@ class ColumnParallelLinear(_ParallelLinear):
 
 
 class RowParallelLinear(_ParallelLinear):
-    """Y = X A + b with A cut by rows: this rank's columns of x, [.., in/p] -> all of y [.., out], replicated.
+    """Y = X A + b with A split by rows: this rank's columns of x, [.., in/p] -> all of y [.., out], replicated.
 
     input_is_parallel             False: x [.., in] is replicated, and each rank takes its part of it
     skip_bias_add                 return (y without bias, bias)
-    stride                        A is `stride` matrices on top of each other, each of them cut; so is x
+    stride                        A is `stride` matrices on top of each other, each of them split; so is x
     options                       see `LayerOptions`
 
-    Raises ValueError if in_features is not divisible by stride and p. (Megatron: the same name.)
+    Raises ValueError if in_features isn't divisible by stride and p. (Megatron: the same name.)
     """
 
     def __init__(

@@ -1,17 +1,17 @@
-"""Chapter 08: the output layer and its loss in one, a few tokens at a time, so that nobody ever holds all logits.
+"""Chapter 08: the output layer and its loss in one, a few tokens at a time, so that all logits never exist at once.
 
-With the loss of `tplab.tensor.cross_entropy`, a rank holds one or two shards of logits, [n, v/p]. For a vocabulary of
-128256, 8 ranks and 8192 tokens in bfloat16, that is 263 MB each. Nothing but the loss reads the logits, so they can be
-computed, used and forgotten in blocks of tokens:
+With the loss of `tplab.tensor.cross_entropy`, a rank has one or two shards of logits, [n, v/p]. For a vocabulary of
+128256, 8 ranks and 8192 tokens in bfloat16, that is 263 MB each. Only the loss reads the logits, so we can compute, use
+and drop them in blocks of tokens:
 
     for each block X_b [c, h]      Z = X_b E_r^T [c, v/p],   its loss, and dZ over Z        (two all-reduces, 2 c + 1)
                                    dX_b = dZ E_r [c, h],     dE_r += dZ^T X_b [v/p, h]
 
-So the gradients are there when the forward is over; the backward multiplies them by dloss, and f adds up dX. Three
-matrix products, as in the plain way, and the same traffic but for one number a block. Each block reads and writes dE_r
-once more: too small a block costs time.
+So the gradients are ready when the forward is over; the backward multiplies them by dloss, and f adds up dX. This takes
+three matmuls, as usual, and the same traffic except for one value per block. Each block reads and writes dE_r again, so
+blocks that are too small cost time.
 
-    memory beyond x, E_r, their gradients:     c v/p  in place of  n v/p
+    memory beyond x, E_r, their gradients:     c v/p  instead of  n v/p
 (Hsu et al. 2024, "Liger Kernel", section 3.2, on one GPU; here the loss is spread over ranks.)
 """
 
@@ -46,11 +46,11 @@ def parallel_linear_cross_entropy(
     """vocab_parallel_cross_entropy(parallel_logits(x, weight), target) of x [.., h], this rank's rows [v/p, h].
 
     tokens_at_once    c, the tokens in a block
-    sum_gradient      False: leave this rank's summand of dx, without f, to an operator before this that adds them up
+    sum_gradient      False: leave dx as this rank's term, without f, for an earlier operator that adds the terms up
     The other options, and the result, as in `vocab_parallel_cross_entropy`.
 
     The weight's gradient is summed over the blocks in the weight's dtype, under autocast in the lower precision. A
-    second backward raises RuntimeError: the first multiplies the gradients in place. Raises ValueError for
+    second backward raises RuntimeError, because the first multiplies the gradients in place. Raises ValueError for
     reduction="none", which has a dloss for each token.
     """
     if x.shape[:-1] != target.shape or x.shape[-1:] != weight.shape[1:]:
@@ -112,7 +112,7 @@ class _LinearCrossEntropy(Function):
 
 
 def _multiply(gradient: Tensor, dloss: Tensor) -> None:
-    """gradient *= dloss, without going through the memory for the 1 of `loss.backward()`; a GPU is not asked for it."""
+    """Multiply the gradient by dloss in place. On a CPU, skip the usual dloss of 1, to save memory traffic."""
     if dloss.is_cpu and not torch.compiler.is_compiling() and dloss.item() == 1:
         torch.autograd.graph.increment_version(gradient)  # it counts as changed, so a second backward is refused
     else:

@@ -1,8 +1,8 @@
 """Chapter 03: the conjugate operators f and g, scatter and gather.
 
-Where a replicated tensor meets a sharded computation, one of four operators stands between them. They come in two
-pairs: the backward of each is the forward of its partner, because the transpose of a sum over the ranks is a copy to
-each of them.
+Wherever a replicated tensor meets a sharded computation, one of four operators connects them. They come in two pairs:
+the backward of each is the forward of its partner, because the transpose of a sum over the ranks is a copy to each of
+them.
 
               forward                                      backward
     f         x [.., h] replicated -> the same             dx = all-reduce(dy), dy [.., h] partial
@@ -11,19 +11,19 @@ each of them.
     scatter   x [.., h] replicated -> my part [.., h/p]    dx = all-gather(dy), dy [.., h/p]
     gather    y = all-gather(x), x [.., h/p]               dy [.., h] replicated -> my part [.., h/p]
 
-Replicated: every rank holds the same whole tensor. Partial: every rank holds a summand of it. Traffic is one
-collective: forward for g and gather, backward for f and scatter. In a ring each rank sends 2(p-1)/p of the whole
-tensor's bytes for an all-reduce, (p-1)/p of them for an all-gather.
+Replicated means that every rank has the same full tensor. Partial means that every rank has one term of a sum. Traffic
+is one collective: forward for g and gather, backward for f and scatter. In a ring, each rank sends 2(p-1)/p of the full
+tensor's bytes for an all-reduce, and (p-1)/p of them for an all-gather.
 
-The sum is taken in the tensor's own dtype, as in Megatron and in torch's DTensor: in bfloat16 each of the p summands
-has 8 bits, and so has each sum on the way (256 + 1 = 256). Cast to float32 before g where that is not enough; it
-doubles the traffic.
+The sum is taken in the tensor's own dtype, as in Megatron and in torch's DTensor: in bfloat16, each of the p terms has
+8 bits, and so does each intermediate sum (256 + 1 = 256). Cast to float32 before g if that isn't enough; it doubles the
+traffic.
 
-No operator writes into a tensor that it was given, whatever its strides: a collective works on a contiguous tensor of
-its own. With one rank, or without a process group, each returns its input. torch.compile takes them into one graph: it
-puts the functional form of a collective in place of `dist.all_reduce`.
+No operator writes into its input, whatever its strides, because a collective works on a contiguous tensor of its own.
+With a single rank, or without a process group, each returns its input. torch.compile takes them into one graph, because
+it replaces `dist.all_reduce` by the functional form of the collective.
 (Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3; megatron/core/tensor_parallel/mappings.py, where the names
-go on with `_tensor_model_parallel_region`.)
+end in `_tensor_model_parallel_region`.)
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ from tplab.tensor.sharding import shard, unshard
 def copy_to_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """f: x [..] replicated -> the same; backward: dx = all-reduce(dy partial), as many elements as x has.
 
-    Stands where a replicated x enters a sharded computation: each rank's gradient of x covers only its own shard.
+    Use it where a replicated x enters a sharded computation: each rank's gradient of x covers only its own shard.
     """
     return x if rank_and_size(group)[1] == 1 else _Copy.apply(x, group)
 
@@ -49,7 +49,7 @@ def copy_to_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 def reduce_from_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """g: x [..] partial -> y = all-reduce(x), replicated, as many elements as x has; backward: dx = dy.
 
-    Stands where a sharded computation ends in a sum. The backward reduces nothing: all ranks hold the same dy already.
+    Use it where a sharded computation ends in a sum. The backward reduces nothing: all ranks already have the same dy.
     """
     return x if rank_and_size(group)[1] == 1 else _Reduce.apply(x, group)
 
@@ -57,7 +57,7 @@ def reduce_from_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 def scatter_to_region(x: Tensor, group: ProcessGroup | None = None, *, stride: int = 1) -> Tensor:
     """scatter: x [.., h] replicated -> this rank's part [.., h/p]; backward: dx = all-gather(dy) [.., h].
 
-    `stride` as in `tplab.tensor.sharding`. Raises ValueError if h is not divisible by p.
+    `stride` as in `tplab.tensor.sharding`. Raises ValueError if h isn't divisible by p.
     """
     return x if rank_and_size(group)[1] == 1 else _Scatter.apply(x, group, stride)
 
@@ -122,7 +122,7 @@ def all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 
 
 def all_gather(x: Tensor, group: ProcessGroup | None = None) -> list[Tensor]:
-    """x of every rank, in rank order. Not differentiable: see gather."""
+    """A list of x from every rank, in rank order. Not differentiable: see gather."""
     x = x.contiguous()
     parts = [torch.empty_like(x) for _ in range(rank_and_size(group)[1])]
     dist.all_gather(parts, x, group=group)

@@ -1,17 +1,17 @@
 """Chapter 05: the MLP of a transformer, Z = act(X A) B, with one all-reduce forward and one backward.
 
-Cut A by columns and B by rows, and what leaves the first layer is just what the second one wants: the activation works
-on each number alone, so every rank applies it to its own columns, and nothing is sent in between.
+If we split A by columns and B by rows, the first layer's output is just what the second layer needs. The activation
+works on each element separately, so every rank applies it to its own columns, and nothing is sent in between.
 
     X -> f -> X A_r -> act -> Y_r B_r -> g -> Z        X, Z [b, s, h]    A_r [h, f/p]    B_r [f/p, h]
 
-The other way round, rows first, the ranks would hold summands of X A, and act(P + Q) is not act(P) + act(Q).
+The other way around, rows first, the ranks would have the terms of X A, and act(P + Q) is not act(P) + act(Q).
 
 SwiGLU has two matrices in the first layer, the gate G and the value U: Z = (silu(X G) * X U) B. They are one
-column-parallel layer of width 2 f with stride 2, so that each rank holds the same columns of both.
+column-parallel layer of width 2 f with stride 2, so that each rank has the same columns of both.
 
-Traffic: one all-reduce of b s h elements forward (g), one backward (f). Gathering Y and splitting it again would make
-it four collectives.
+Traffic: one all-reduce of b s h elements forward (g), one backward (f). Gathering Y and splitting it again would take
+four collectives.
 (Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3a; Shazeer 2020, "GLU variants"; Megatron: ParallelMLP, MLP.)
 """
 
@@ -32,7 +32,7 @@ def swiglu(gate_and_up: Tensor) -> Tensor:
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """The approximation of GELU by tanh that GPT-2 was trained with, [.., f] -> [.., f]."""
+    """The tanh approximation of GELU that GPT-2 was trained with, [.., f] -> [.., f]."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -40,17 +40,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "gelu_tanh
 
 
 class ParallelMLP(nn.Module):
-    """x [b, s, h] replicated -> z [b, s, h] replicated; any number of leading dimensions.
+    """An MLP on p ranks: x [b, s, h] replicated -> z [b, s, h] replicated; any number of leading dimensions.
 
-    ffn_hidden_size       f, the width in the middle; None: 4 h
+    ffn_hidden_size       f, the inner width; None: 4 h
     activation            "gelu" (exact), "gelu_tanh" or "swiglu"
     skip_bias_add         return (z without bias, bias)
-    output_init_method    fills the full B in place; None: `init_method` (GPT-2 and Megatron scale it by 1/sqrt(2 L))
+    output_init_method    initializes all of B in place; None: `init_method` (GPT-2, Megatron scale it by 1/sqrt(2 L))
     async_grad_allreduce  as in ColumnParallelLinear
-    options               see `LayerOptions`; `init_method` fills the full A, or [G | U]
+    options               see `LayerOptions`; `init_method` initializes all of A, or of [G | U]
 
     Parameters: `up` [f, h] (swiglu: [gate; up], [2 f, h]) and `down` [h, f].
-    Raises ValueError for another activation, or if f is not divisible by p.
+    Raises ValueError for an unknown activation, or if f isn't divisible by p.
     """
 
     def __init__(

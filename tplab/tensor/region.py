@@ -1,10 +1,10 @@
-"""Chapter 04: how activations enter a block of sharded weights, and how they leave it.
+"""Chapter 04: the ends of a block of sharded weights, where activations enter and leave.
 
     x -> f, matmul -> this rank's columns                       column_linear
-    this rank's summand -> g -> y, the same on every rank       reduce_from_region
+    this rank's term -> g -> y, the same on every rank          reduce_from_region
 
-Every parallel layer has a `region` that says so. With `TENSOR_PARALLEL` x and y are replicated. Chapter 12 has another
-one, `SEQUENCE_PARALLEL`, in which each rank holds only its own tokens of x and y.
+Every parallel layer has a `region` that determines them. With `TENSOR_PARALLEL`, x and y are replicated. Chapter 12 has
+a different one, `SEQUENCE_PARALLEL`, in which each rank has only its own tokens of x and y.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ from tplab.tensor.mappings import copy_to_region, reduce_from_region
 
 @dataclass(frozen=True)
 class Region:
-    """What stands at both ends of a block.
+    """The operators at both ends of a block.
 
     column_linear        (x, weight, bias, group, async_grad_allreduce) -> y [.., out/p]; it contains f
     leave                (y, group) -> y; it is g
     sequence_parallel    x and y are this rank's tokens, [b, s/p, h]. Then dropout between two blocks differs from rank
-                         to rank, and a parameter used there gets a gradient from this rank's tokens alone
+                         to rank, and a parameter used there gets a gradient from this rank's tokens only
     """
 
     column_linear: Callable[..., Tensor]
@@ -40,8 +40,8 @@ class Region:
     def mark(self, module: nn.Module, *names: str) -> None:
         """Mark these parameters of a module, which are used between two blocks: `param.sequence_parallel = True`.
 
-        Without sequence parallelism, nothing is marked. The module keeps the names too, because torch makes new
-        parameters, without the mark, in copy.deepcopy and to_empty.
+        Without sequence parallelism, nothing is marked. The module also stores the names, because copy.deepcopy and
+        to_empty create new parameters without the mark.
         """
         if not self.sequence_parallel:
             return
@@ -61,7 +61,7 @@ def column_linear(
 
 
 def in_autocast_dtype(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
-    """The operands of a handwritten matmul, in the dtype that autocast multiplies in if it is on."""
+    """The operands of a handwritten matmul, in autocast's dtype if autocast is on."""
     kind = first.device.type
     if not torch.is_autocast_enabled(kind):
         return first, *others
@@ -70,7 +70,7 @@ def in_autocast_dtype(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
 
 
 class _LinearAsync(Function):
-    """f and the matmul in one, so that the backward can do two things at a time."""
+    """f and the matmul in one, so that the backward can overlap the all-reduce of dX with the matmul for dW."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None) -> Tensor:

@@ -1,8 +1,8 @@
-"""Chapter 09: random numbers that are alike where the ranks should be alike, and differ where they should differ.
+"""Chapter 09: random numbers that are the same on all ranks where they must be, and different where they must differ.
 
-Where activations are replicated, every rank must drop the same places, or the replicas are no longer one model. Where
-they are sharded, every rank must drop places of its own: with the same random state everywhere, rank 1 would drop in
-its heads what rank 0 drops in other ones, and p ranks would draw only 1/p of the random numbers that the model needs.
+Where activations are replicated, every rank must drop the same positions, or the replicas are no longer one model.
+Where they are sharded, every rank must drop its own positions: with the same random state everywhere, rank 1 would drop
+in its heads what rank 0 drops in other heads, and p ranks would draw only 1/p of the random numbers the model needs.
 
     one row of activations, p = 2      rank 0        rank 1
     replicated [h], same mask          x . x x       x . x x
@@ -10,21 +10,21 @@ its heads what rank 0 drops in other ones, and p ranks would draw only 1/p of th
 
 So each rank has three random states, all from one seed:
 
-    current         seed               what torch draws from anyway: first values (see `tplab.tensor.initialization`)
-    "replicated"    seed + 1359        alike on all ranks
+    current         seed               what torch draws from anyway: initial values (see `tplab.tensor.initialization`)
+    "replicated"    seed + 1359        the same on all ranks
     "sharded"       seed + 2718 + r    of rank r alone (Megatron: "model-parallel-rng", with the same 2718)
 
     tracker = seed_all(1)
     with tracker.fork("sharded"):
-        y = F.dropout(y, 0.1)           # drawn from this rank's own state; outside, the current one is as it was
+        y = F.dropout(y, 0.1)           # drawn from this rank's own state; the current one doesn't change
 
-`fork` puts the state into torch's generators. When the block ends, by an exception too, it keeps where that state has
-got to and puts the former one back. "replicated" has a state of its own, because a rank that draws one more number from
-the current one, for a log message say, would have other masks from then on.
+`fork` puts the state into torch's generators. When the block ends, even with an exception, it stores the state in its
+new position and restores the previous one. "replicated" is separate from the current state, because a rank that draws
+one more number from the current state, say for a log message, would have different masks from then on.
 
-Activation checkpointing runs a layer a second time, in backward, and has to drop the same places again. torch's own
-puts back the current state, but knows of no other, so the second run would draw a mask that is further on in "sharded":
-no error, and wrong gradients. `checkpoint` puts back all of them.
+Activation checkpointing runs a layer a second time, in backward, and must drop the same positions again. torch's own
+restores the current state but knows of no other, so the second run would draw a later mask from "sharded": no error,
+but wrong gradients. `checkpoint` restores all of them.
 (Shoeybi et al. 2019, "Megatron-LM", section 3; Megatron: CudaRNGStatesTracker, model_parallel_cuda_manual_seed and
 checkpoint, in megatron/core/tensor_parallel/random.py.)
 """
@@ -45,33 +45,33 @@ from tplab.tensor.generators import State, copy_of, generators_in_use, read_stat
 
 REPLICATED_OFFSET = 1359
 SHARDED_OFFSET = 2718
-CPU_SEEDS = 2**32  # the CPU's generator takes the last 32 bits of a seed
+CPU_SEEDS = 2**32  # the CPU's generator uses the last 32 bits of a seed
 
 
 @dataclass(frozen=True)
 class _Stream:
-    """Where the numbers of a name come from: the seeds of all ranks; one seed, or with `per_rank` one for each."""
+    """The seeds of a named state on all ranks: a single seed, or with `per_rank` one for each rank."""
 
     seeds: range
     per_rank: bool
 
 
 class RNGTracker:
-    """Random states with names, of which `fork` lets torch draw. `seed_all` makes one with the two that layers need.
+    """Named random states that torch draws from inside `fork`. `seed_all` creates one with the two that layers need.
 
-    A state covers the CPU and this rank's GPU. Nothing here talks to another rank.
+    A state covers the CPU and this rank's GPU. Nothing here communicates.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
         self.rank, self.world_size = rank_and_size(group)
         self._streams: dict[str, _Stream] = {}
-        self._states: dict[str, State] = {}  # replaced, never written into: `checkpoint` keeps earlier ones
+        self._states: dict[str, State] = {}  # replaced, never modified, because `checkpoint` keeps earlier ones
         self._current: str | None = None  # the name whose state is in torch's generators now
 
     def add(self, name: str, seed: int, *, per_rank: bool = False) -> None:
-        """A new state, from `seed` on every rank, or with `per_rank` from seed + rank.
+        """Add a state, from `seed` on every rank, or with `per_rank` from seed + rank.
 
-        Raises ValueError if there is one of that name, or if two names would draw the same numbers on any two ranks.
+        Raises ValueError if the name is taken, or if two names would draw the same numbers on any two ranks.
         """
         if name in self._streams:
             raise ValueError(f"there is a random state {name!r} already")
@@ -87,10 +87,10 @@ class RNGTracker:
 
     @contextmanager
     def fork(self, name: str = "sharded") -> Iterator[None]:
-        """Within it torch draws from the state `name`, which goes on where it was left; outside nothing has changed.
+        """Make torch draw from the state `name` inside the block, from where it was left; outside, nothing changes.
 
-        Forks may stand inside each other, of the same name too. Raises ValueError if there is no such state,
-        RuntimeError if the GPU is used for the first time within it.
+        Forks can be nested, even with the same name. Raises ValueError if there is no such state, and RuntimeError if
+        the GPU is used for the first time inside the block.
         """
         if name not in self._streams:
             raise ValueError(
@@ -116,10 +116,10 @@ class RNGTracker:
             )
 
     def state_dict(self) -> dict[str, State]:
-        """The states as they are, to be saved: "replicated", and for one that is `per_rank` "sharded.rank2".
+        """Copies of the current states, to be saved: "replicated", and for one that is `per_rank` "sharded.rank2".
 
-        The names of all ranks together are the whole. `torch.distributed.checkpoint` saves them side by side, and so
-        does one file with all of them. They are copies. Torch's current state is not there: `torch.get_rng_state()`.
+        A complete checkpoint has the names of all ranks. `torch.distributed.checkpoint` saves them side by side, and a
+        single file with all of them works, too. Torch's current state isn't included: see `torch.get_rng_state()`.
         """
         generators = generators_in_use()
         if self._current is not None:
@@ -127,12 +127,12 @@ class RNGTracker:
         return {self._key(name): copy_of(self._state(name, generators)) for name in self._streams}
 
     def load_state_dict(self, state: Mapping[str, State], *, strict: bool = True) -> None:
-        """Go on from what `state_dict` returned on this rank, or from a dict with those of all ranks.
+        """Continue from what `state_dict` returned on this rank, or from a dict with the states of all ranks.
 
-        A run with more ranks than the saved one has states that nobody saved. `strict=False` leaves them as they are;
-        if `seed_all` made them from the seed of the saved run, they differ from all others. A GPU that the saved run
-        did not have starts from the seed. Raises ValueError if `strict` and a state of this rank is missing,
-        RuntimeError within `fork`.
+        A run with more ranks than the saved one has states that weren't saved. `strict=False` leaves them unchanged; if
+        `seed_all` made them from the seed of the saved run, they differ from all others. A GPU that the saved run
+        didn't have starts from the seed. Raises ValueError if `strict` and a state of this rank is missing,
+        RuntimeError in `fork`.
         """
         if self._current is not None:
             raise RuntimeError(f"load_state_dict within fork({self._current!r}), which would undo it when it ends")
@@ -154,7 +154,7 @@ class RNGTracker:
         return stream.seeds[self.rank if stream.per_rank else 0]
 
     def _state(self, name: str, generators: dict[str, torch.Generator]) -> State:
-        """A device that was never drawn from is still at its seed."""
+        """The state `name` for each generator. A device that was never drawn from is still at its seed."""
         state = dict(self._states[name])
         for kind, generator in generators.items():
             if kind not in state:
@@ -166,10 +166,10 @@ class RNGTracker:
 
 
 def seed_all(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
-    """Set torch's current state to `seed` and return the states "replicated" and "sharded", as drawn above.
+    """Set torch's current state to `seed` and return the states "replicated" and "sharded", as above.
 
     All ranks of the group call it with the same seed. Models side by side (data-parallel replicas, pipeline stages)
-    want seeds 10,000 apart: with seeds one apart, rank 1 of the first would draw the masks of rank 0 of the second.
+    need seeds 10,000 apart: with seeds one apart, rank 1 of the first would draw the masks of rank 0 of the second.
     """
     torch.manual_seed(seed)
     tracker = RNGTracker(group)
@@ -181,9 +181,9 @@ def seed_all(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
 def dropout(
     x: Tensor, p: float = 0.5, training: bool = True, *, sharded: bool, rng: RNGTracker | None = None
 ) -> Tensor:
-    """`F.dropout` of activations x [..] that are replicated, or `sharded`: places alike on all ranks, or each its own.
+    """`F.dropout` of activations x [..], dropping the same positions on all ranks, or different ones if `sharded`.
 
-    rng: where to draw from; None: torch's current state, whatever x is.
+    rng: the states to draw from; None: torch's current state, whatever x is.
     """
     if rng is None or not training or not p:
         return F.dropout(x, p, training)
@@ -192,22 +192,22 @@ def dropout(
 
 
 def checkpoint(function: Callable, *args: Any, tracker: RNGTracker, **kwargs: Any) -> Any:
-    """function(*args, **kwargs), which keeps only its inputs and is run again in backward, with the same dropout.
+    """Run function(*args, **kwargs), save only its inputs, and run it again in backward, with the same dropout.
 
-    As `torch.utils.checkpoint.checkpoint` with `use_reentrant=False`, whose options may be given too. What the second
-    run draws leaves no trace: afterwards all states are as if there had been only the first. It stops as soon as
-    backward has what it needs: a g at the very end of the function is not sent again, but one before a dropout is.
+    Works like `torch.utils.checkpoint.checkpoint` with `use_reentrant=False`, and takes its options, too. The second
+    run's draws leave no trace: afterwards, all states are as if there had been only the first. It stops as soon as
+    backward has what it needs, so a g at the very end of the function isn't sent again, but one before a dropout is.
     """
 
     def contexts() -> tuple:
         return nullcontext(), _Replay(tracker)
 
-    run = torch.compiler.disable(torch_checkpoint)  # in a compiled model it breaks the graph: no state fits in one
+    run = torch.compiler.disable(torch_checkpoint)  # breaks the graph of a compiled model, which no state fits into
     return run(function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
 class _Replay:
-    """Within it, the tracker's states are as they were when this was made. It may be entered any number of times."""
+    """A context in which the tracker's states are those of this object's creation. It can be entered repeatedly."""
 
     def __init__(self, tracker: RNGTracker) -> None:
         self.tracker = tracker
@@ -223,7 +223,7 @@ class _Replay:
 
 
 def _meet(one: range, other: range) -> bool:
-    """Whether a seed of one and a seed of the other start the CPU's generator alike."""
+    """True if a seed of `one` and a seed of `other` start the CPU's generator in the same state."""
     forth, back = ((b.start - a.start) % CPU_SEEDS for a, b in ((one, other), (other, one)))
     return forth < len(one) or back < len(other)
 

@@ -1,21 +1,21 @@
-"""Chapter 02: which part of a tensor is mine.
+"""Chapter 02: the part of a tensor that belongs to a rank.
 
-A tensor is cut along one dimension into p equal shards, one per rank, in the order of the ranks:
+A tensor is split along one dimension into p equal shards, one per rank, in the order of the ranks:
 
     A [m, n] along dim 1, p = 2:    A = [ A_0 | A_1 ]        A_r [m, n/p]
 
-A fused tensor holds several matrices side by side, such as the gate G and the value U of a SwiGLU. Each of them is cut,
-and a rank keeps its part of each. `stride` says how many there are:
+A fused tensor contains several matrices side by side, such as the gate G and the value U of a SwiGLU. Each of them is
+split, and a rank keeps its shard of each. `stride` is the number of matrices:
 
     [ G | U ] along dim 1, p = 2, stride = 2:    rank 0: [ G_0 | U_0 ]    rank 1: [ G_1 | U_1 ]
 
-The matrices of attention differ in size, and a head must not be cut. `Block` says so for each of them: here 4 heads of
-Q and 2 of K and V. Where there are more ranks than heads, neighbouring ranks hold copies of the same head:
+The matrices of attention differ in size, and a head must not be split. A `Block` describes each of them: here, 4 heads
+of Q, and 2 of K and V. If there are more ranks than heads, neighboring ranks have copies of the same head:
 
     blocks Q, K, V of 4, 2, 2 units, p = 2:    rank 0: Q 0 1, K 0, V 0    rank 1: Q 2 3, K 1, V 1
     p = 4:    rank 0: Q 0, K 0, V 0    rank 1: Q 1, K 0, V 0    rank 2: Q 2, K 1, V 1    rank 3: Q 3, K 1, V 1
 
-Everything here is pure: no rank talks to another. `tplab.tensor.full_state` gathers shards from their ranks.
+Everything here is pure: the ranks don't communicate. `tplab.tensor.full_state` gathers shards from their ranks.
 """
 
 import copy
@@ -33,13 +33,13 @@ from tplab.collectives.by_hand import rank_and_size
 
 @dataclass(frozen=True)
 class Block:
-    """One of the matrices of a fused tensor: `size` entries, in units of `unit` that stay whole (the rows of a head).
+    """A matrix of a fused tensor: `size` entries, in units of `unit` that aren't split (the rows of a head).
 
-    Each rank takes as many units as any other. With fewer units than ranks, each unit is held by `copies(p)`
-    neighbouring ranks. Both methods raise ValueError where neither comes out even. It means the same for every p.
+    All ranks get the same number of units. With fewer units than ranks, each unit is on `copies(p)` neighboring ranks.
+    Both methods raise ValueError if neither comes out even. A block means the same for every p.
 
-    `padded`, for a vocabulary: behind the `size` entries come zeros, until each rank takes as many whole units as any
-    other. They are in the shards only: the whole tensor never has them, so it is the same for every p.
+    `padded`, for a vocabulary: zeros follow the `size` entries, until all ranks have the same number of complete units.
+    They are only in the shards: the full tensor never has them, so it is the same for every p.
     """
 
     size: int
@@ -51,7 +51,7 @@ class Block:
             raise ValueError(f"a block of size={self.size} isn't made of whole units of {self.unit}")
 
     def copies(self, world_size: int) -> int:
-        """How many ranks hold the same part of this block."""
+        """The number of ranks that have the same part of this block."""
         if self.padded:
             return 1
         units = self.size // self.unit
@@ -65,13 +65,13 @@ class Block:
         )
 
     def shard_length(self, world_size: int) -> int:
-        """How many of the entries each rank holds, zeros included."""
+        """The number of entries on each rank, zeros included."""
         if self.padded:
             return -(-self.size // (self.unit * world_size)) * self.unit  # rounded up
         return self.size * self.copies(world_size) // world_size
 
     def pad(self, matrix: Tensor, dim: int, world_size: int) -> Tensor:
-        """The matrix with the zeros behind it that a padded block has over p ranks; any other block's as it is."""
+        """The matrix followed by the zeros that a padded block has over p ranks; that of any other block, unchanged."""
         if not self.padded:
             return matrix
         shape = list(matrix.shape)
@@ -81,11 +81,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a parameter was cut: along `dim`, into one part per rank of each of `stride` equal blocks, or of `blocks`.
+    """The split of a parameter: along `dim`, into one part per rank of each of `stride` equal blocks, or of `blocks`.
 
-    A parameter of which each rank holds only a shard says so itself: `param.tensor_parallel = Sharding(dim=0)`.
-    A parameter without that attribute is replicated: every rank holds all of it.
-    (Megatron's name for the same: tensor_model_parallel, partition_dim, partition_stride.)
+    A parameter of which each rank has only a shard is marked: `param.tensor_parallel = Sharding(dim=0)`.
+    A parameter without that attribute is replicated: every rank has all of it.
+    (Megatron's names for this: tensor_model_parallel, partition_dim, partition_stride.)
     """
 
     dim: int
@@ -96,7 +96,7 @@ class Sharding:
         return f"Sharding(dim={self.dim}, " + (f"blocks={self.blocks})" if self.blocks else f"stride={self.stride})")
 
     def shard(self, whole: Tensor, rank: int, world_size: int) -> Tensor:
-        """The part of `whole` that `rank` holds, as the function `shard` gives it, with `blocks` too."""
+        """The shard of `whole` that belongs to `rank`, as from the function `shard`, but also for `blocks`."""
         if not self.blocks:
             return shard(whole, self.dim, rank, world_size, stride=self.stride)
         sizes, copies = [block.size for block in self.blocks], [block.copies(world_size) for block in self.blocks]
@@ -107,27 +107,27 @@ class Sharding:
         return torch.cat([shard(m, self.dim, rank // c, world_size // c) for m, c in matrices], self.dim)
 
     def unshard(self, shards: Sequence[Tensor]) -> Tensor:
-        """The whole tensor from the shards of all ranks, in rank order: undoes `shard`. Of copies the first counts."""
+        """The full tensor from the shards of all ranks, in rank order: undoes `shard`. Uses the first of copies."""
         if not self.blocks:
             return unshard(shards, self.dim, stride=self.stride)
         lengths = [block.shard_length(len(shards)) for block in self.blocks]
-        parts = zip(*(part.split(lengths, self.dim) for part in shards), strict=True)  # of each block, its p parts
+        parts = zip(*(part.split(lengths, self.dim) for part in shards), strict=True)  # p parts of each block
         copies = [block.copies(len(shards)) for block in self.blocks]
         matrices = [unshard(p[::c], self.dim) for p, c in zip(parts, copies, strict=True)]
         sizes = [block.size for block in self.blocks]
         return torch.cat([m.narrow(self.dim, 0, size) for m, size in zip(matrices, sizes, strict=True)], self.dim)
 
     def whole_shape(self, shard_shape: Sequence[int], world_size: int) -> list[int]:
-        """The shape of the whole tensor of which each of p ranks holds a shard of `shard_shape`."""
+        """The shape of the full tensor of which each of p ranks has a shard of `shard_shape`."""
         shape = list(shard_shape)
         shape[self.dim] = sum(b.size for b in self.blocks) if self.blocks else shape[self.dim] * world_size
         return shape
 
 
 def divide(size: int, world_size: int, *, name: str = "size", unit: str = "elements") -> int:
-    """`size / world_size`, or a ValueError that lists the world sizes which would work.
+    """`size / world_size`, or a ValueError that lists the world sizes that would work.
 
-    `name` and `unit` say what is being divided: divide(12, 8, name="num_heads", unit="heads").
+    `name` and `unit` describe what is being divided: divide(12, 8, name="num_heads", unit="heads").
     """
     if world_size < 1:
         raise ValueError(f"{name}={size} can't be divided over {world_size} ranks: there has to be at least one rank")
@@ -140,7 +140,7 @@ def divide(size: int, world_size: int, *, name: str = "size", unit: str = "eleme
 
 
 def shard_range(size: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The half-open range [start, stop) of 0 .. size that `rank` holds. Raises ValueError if p doesn't divide size."""
+    """The half-open range [start, stop) of 0 .. size that belongs to `rank`. ValueError if p doesn't divide size."""
     length = divide(size, world_size)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank} isn't one of {world_size} ranks: they are numbered 0 to {world_size - 1}")
@@ -148,10 +148,10 @@ def shard_range(size: int, rank: int, world_size: int) -> tuple[int, int]:
 
 
 def shard(tensor: Tensor, dim: int, rank: int, world_size: int, *, stride: int = 1) -> Tensor:
-    """The part of `tensor` [.., n, ..] that `rank` holds: [.., n/p, ..], contiguous, in memory of its own.
+    """The shard of `tensor` [.., n, ..] that belongs to `rank`: [.., n/p, ..], contiguous, in memory of its own.
 
-    Its own memory, so that writing into a shard never writes into the whole, and the whole can be freed.
-    Differentiable. Raises ValueError if n is not divisible by stride and p.
+    Its own memory, so that writing into a shard never changes the full tensor, and the full tensor can be freed.
+    Differentiable. Raises ValueError if n isn't divisible by stride and p.
     """
     dim = _checked_dim(tensor, dim)
     block = _block_length(tensor.shape[dim], stride)
@@ -162,9 +162,9 @@ def shard(tensor: Tensor, dim: int, rank: int, world_size: int, *, stride: int =
 
 
 def unshard(shards: Sequence[Tensor], dim: int, *, stride: int = 1) -> Tensor:
-    """The whole tensor [.., n, ..] from the shards [.., n/p, ..] of all ranks, in rank order: undoes `shard`.
+    """The full tensor [.., n, ..] from the shards [.., n/p, ..] of all ranks, in rank order: undoes `shard`.
 
-    Differentiable. Raises ValueError if there are no shards, or their shapes differ.
+    Differentiable. Raises ValueError if there are no shards, or if their shapes differ.
     """
     if not shards:
         raise ValueError("unshard needs the shards of all ranks, in rank order, got none")
@@ -178,10 +178,10 @@ def unshard(shards: Sequence[Tensor], dim: int, *, stride: int = 1) -> Tensor:
 
 
 class ShardedModule(nn.Module):
-    """A module whose own parameters are, some of them, shards. `self.shardings` says which, and how they were cut.
+    """A module with sharded parameters. `self.shardings` has the name and the sharding of each.
 
-    It sees to it that each of them carries its `tensor_parallel` attribute for as long as the module lives. A plain
-    attribute would be lost where torch makes new parameters: copy.deepcopy, to_empty, load_state_dict(assign=True).
+    It makes sure that each of them keeps its `tensor_parallel` attribute for as long as the module lives. A plain
+    attribute would be lost where torch creates new parameters: copy.deepcopy, to_empty, load_state_dict(assign=True).
     """
 
     group: ProcessGroup | None
@@ -193,7 +193,7 @@ class ShardedModule(nn.Module):
         self.shardings: dict[str, Sharding] = {}
 
     def register_shard(self, name: str, parameter: nn.Parameter, sharding: Sharding) -> None:
-        """Like `register_parameter`, for a parameter of which each rank holds the part that `sharding` says."""
+        """Register a parameter of which each rank has the shard described by `sharding`."""
         self.shardings[name] = sharding
         self.register_parameter(name, parameter)
 

@@ -1,4 +1,4 @@
-"""Chapter 11: what a rank did and when, while computing and while communicating.
+"""Chapter 11: traces of what a rank did and when, while computing and while communicating.
 
 rank_trace   record a rank's timeline, and how much of its communication was hidden
 chrome       write timelines as a file for Perfetto and chrome://tracing

@@ -1,6 +1,6 @@
 """Chapter 11: traces of ranks as a file for ui.perfetto.dev and chrome://tracing ("Trace Event Format", Google 2016).
 
-a process for each rank, in it a row for each lane:      rank 0   compute       ██ mm ██  █████ mm █████
+one process per rank, with one row per lane:             rank 0   compute       ██ mm ██  █████ mm █████
                                                                   communicate            ▒▒ all_reduce ▒▒
 """
 
@@ -13,9 +13,9 @@ from tplab.trace.rank_trace import LANES, RankTrace, Span
 
 
 def chrome_trace(traces: Sequence[RankTrace]) -> dict[str, Any]:
-    """The traces in the Trace Event Format: a process for each rank, in it a row for each lane; microseconds.
+    """The traces in the Trace Event Format: one process per rank, with one row per lane; microseconds.
 
-    What overlaps in one lane, such as two collectives under way, gets rows of its own: a row shows one at a time.
+    Spans that overlap in one lane, such as two collectives in flight, get separate rows: a row shows one at a time.
     """
     zero = min((span.start for trace in traces for span in trace.spans), default=0.0)
     events: list[dict[str, Any]] = []
@@ -35,7 +35,7 @@ def chrome_trace(traces: Sequence[RankTrace]) -> dict[str, Any]:
 
 
 def rows_of(spans: Iterable[Span]) -> list[list[Span]]:
-    """Spans dealt out to as few rows as it takes for none to overlap another of its row."""
+    """The spans, distributed over as few rows as possible so that none overlap within a row."""
     rows: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: span.start):
         free = next((row for row in rows if row[-1].end <= span.start), None)

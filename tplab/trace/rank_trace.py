@@ -1,15 +1,15 @@
-"""Chapter 11: what a rank did when, computing and communicating, and how much of the one was hidden behind the other.
+"""Chapter 11: a rank's trace: when it computed and communicated, and how much communication was hidden by computation.
 
     computes        ██ mm ██         █████ mm █████
     communicates              ▒▒▒▒▒▒▒ all_reduce ▒▒▒▒▒▒▒
                               exposed└──── hidden ────┘
 
-    hidden share  =  |C ∩ W| / |C|        C: the times in which some collective is under way on the rank
+    hidden share  =  |C ∩ W| / |C|        C: the times in which some collective is in flight on the rank
                                           W: the times in which the rank computes
 
-|..| is the length of a set of times: what happens twice at once counts once. The times come from torch's profiler, one
-clock for both lanes; kind, bytes and line of a collective come from the record (`tplab.record`).
-A share of 1 says that nobody waited, not that communication was free: what runs beside a product may slow it down.
+|..| is the length of a set of times, so what happens twice at once counts only once. The times come from torch's
+profiler, one clock for both lanes; kind, bytes and line of a collective come from the record (`tplab.record`). A share
+of 1 means that no rank waited, not that communication was free: it may slow down a matmul that runs at the same time.
 `tplab.trace.chrome` writes the same for a viewer.
 """
 
@@ -36,8 +36,8 @@ Times = list[tuple[float, float]]
 class Span:
     """One operation or one collective of a rank; times in seconds since the launch began.
 
-    name:   "mm", "all_reduce", or what a GPU's kernel is called
-    about:  what else is known: shapes of the inputs; bytes, group and line of a collective
+    name:   "mm", "all_reduce", or the name of a GPU's kernel
+    about:  other details: shapes of the inputs; bytes, group and line of a collective
     """
 
     lane: Lane
@@ -49,7 +49,7 @@ class Span:
 
 @dataclass
 class RankTrace:
-    """What one rank did, in the order in which it began."""
+    """The spans of one rank, in the order in which they began."""
 
     rank: int
     spans: list[Span] = field(default_factory=list)
@@ -59,26 +59,26 @@ class RankTrace:
 
     @property
     def duration(self) -> float:
-        """Seconds from the first thing that began to the last that ended."""
+        """Seconds from the beginning of the first span to the end of the last."""
         return max(span.end for span in self.spans) - min(span.start for span in self.spans)
 
     def seconds(self, lane: Lane) -> float:
-        """How long the rank computed, or some collective of it was under way."""
+        """Seconds in which the rank computed, or in which some collective was in flight on it."""
         return _length(_times(self.lane(lane)))
 
     @property
     def hidden(self) -> float:
-        """Seconds in which a collective is under way while the rank computes: |C ∩ W|."""
+        """Seconds in which a collective is in flight while the rank computes: |C ∩ W|."""
         return _length(_common(_times(self.lane("communicate")), _times(self.lane("compute"))))
 
     @property
     def exposed(self) -> float:
-        """Seconds in which a collective is under way and the rank computes nothing: |C| - |C ∩ W|."""
+        """Seconds in which a collective is in flight and the rank computes nothing: |C| - |C ∩ W|."""
         return self.seconds("communicate") - self.hidden
 
     @property
     def hidden_share(self) -> float:
-        """|C ∩ W| / |C|, between 0 and 1. Raises ValueError for a rank that communicated nothing."""
+        """|C ∩ W| / |C|, between 0 and 1. Raises ValueError for a rank that didn't communicate."""
         if not self.lane("communicate"):
             raise ValueError(f"rank {self.rank} communicated nothing here: there is nothing to hide")
         return self.hidden / self.seconds("communicate")
@@ -86,7 +86,7 @@ class RankTrace:
 
 @contextmanager
 def trace_rank() -> Iterator[RankTrace]:
-    """What this rank does inside the block; each rank has a trace of its own, filled when the block ends.
+    """Trace what this rank does inside the block; each rank has its own trace, filled when the block ends.
 
         def step():
             with trace_rank() as trace:
@@ -95,12 +95,12 @@ def trace_rank() -> Iterator[RankTrace]:
 
         traces = launch(step, 2)
 
-    On a CPU, operations of torch are computation, and a collective is under way from the moment the rank starts it
-    until the backend has finished it, whenever the rank waits for it. On a GPU, kernels count: NCCL's communicate.
-    Let the block run once before it is traced: whatever is done for the first time takes longer.
+    On a CPU, torch's operations are computation, and a collective is in flight from the moment the rank starts it until
+    the backend has finished it, no matter when the rank waits for it. On a GPU, kernels count: NCCL's communicate.
+    Run the block once before you trace it, because everything takes longer the first time.
     """
     on_gpu = device().type == "cuda"
-    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # else every profile prints that it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # otherwise, every profile prints that it starts and stops
     trace = RankTrace(dist.get_rank() if dist.is_initialized() else 0)
     with record() as section, profile(use_device="cuda" if on_gpu else None, record_shapes=True) as profiler:
         marked = [_mark() for _ in range(3)]
@@ -122,7 +122,7 @@ _NOT_COMPUTED = ("Memcpy", "Memset")
 
 
 def _mark() -> tuple[float, float]:
-    """Leave a mark in the profile; returns the times just before and after it, by the record's clock."""
+    """Leave a mark in the profile; return the times just before and after it, by the record's clock."""
     early = _now()
     with record_function(_MARK):
         pass
@@ -160,7 +160,7 @@ def _on_cpu(events: Sequence[Any], section: Iterable[Collective], shift: float, 
 
 
 def _belongs_to_another(event: Any) -> bool:
-    """Whether it is a step of another operation of torch, or of a collective."""
+    """True if the event is a step of another torch operation, or of a collective."""
     parent = event.cpu_parent
     while parent is not None:
         if parent.name.startswith(("aten::", "c10d::")):
@@ -170,7 +170,7 @@ def _belongs_to_another(event: Any) -> bool:
 
 
 def _worker(event: Any) -> Any:
-    """The step of an operation in which most of its time goes: of matmul, mm."""
+    """The step that takes most of an operation's time: mm for matmul."""
     while event.cpu_children:
         longest = max(event.cpu_children, key=lambda child: _end(child) - _start(child))
         if not longest.name.startswith("aten::") or 2 * (_end(longest) - _start(longest)) < _end(event) - _start(event):
@@ -180,9 +180,9 @@ def _worker(event: Any) -> Any:
 
 
 def _collectives(events: Iterable[Any], section: Sequence[Collective], shift: float) -> Iterator[Span]:
-    """From the call on the rank until the backend's own event ends: when it is done, not when somebody has waited.
+    """The spans of collectives, from the rank's call until the backend's own event ends, whenever the rank waited.
 
-    Where there is not one event for each collective (a send, a backend without them): the times of the record.
+    If there isn't one event for each collective (a send, a backend without events), we use the times of the record.
     """
     in_order = sorted(events, key=lambda event: event.time_range.start)
     started = [event for event in in_order if event.name.startswith("c10d::") and not _belongs_to_another(event)]
@@ -207,7 +207,7 @@ def _collectives(events: Iterable[Any], section: Sequence[Collective], shift: fl
 
 
 def _times(spans: Iterable[Span]) -> Times:
-    """When at least one of them lasts: intervals apart from each other, in order."""
+    """The times when at least one of the spans lasts: disjoint intervals, in order."""
     merged: Times = []
     for start, end in sorted((span.start, span.end) for span in spans):
         if merged and start <= merged[-1][1]:
@@ -218,7 +218,6 @@ def _times(spans: Iterable[Span]) -> Times:
 
 
 def _common(one: Times, other: Times) -> Times:
-    """When both last."""
     both = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
     return [(start, end) for start, end in both if start < end]
 

@@ -1,39 +1,40 @@
 """Pictures of what runs returned, and controls that change them.
 
-Everything here draws what other modules computed, and computes nothing itself.
+Everything here draws what other modules computed, and computes nothing itself. The functions, with their file in
+parentheses where it has another name:
 
-    matrices   small tensors with their numbers
-    split      a tensor cut into one part per rank
-    product    XA = [XA_1, XA_2] and XA = X_1 A_1 + X_2 A_2 in blocks
-    traffic    calls and bytes of every rank
-    timeline   when each rank computed, and when it was in which collective
-    curves     losses over steps
-    training   a run: loss and tokens/s over its steps
-    compared   the losses of two runs on each other, and how far they are apart
-    scaling    how much faster it goes on more ranks
-    table      results in rows and columns
-    collective who held what before a collective and after it
-    ring       what goes round in a ring, step by step
-    times      seconds over bytes: measured points and lines, on logarithmic axes
-    heads      which attention head lives on which rank, with the heads of K and V below its queries
-    layouts    what each rank holds from step to step: some tokens, some columns, a summand
-    saved_activations what autograd keeps of a layer, part by part
-    bill       what a GPU has to hold, part by part, beside what it has
-    live_memory how much memory was live at each moment of a run
-    parallelism data, tensor or pipeline parallelism: what each rank holds, sends, and when it waits
-    lookup     a look-up in a table cut by rows: what each rank finds, its zeros, the sum
-    masks      which places every rank's dropout keeps
-    layer      a transformer layer on p ranks, and what its four operators sent
-    schedule   what every rank of a pipeline does when, and where it waits
-    softmax    one token's softmax, put together from the ranks' columns
-    overlap    two lanes a rank: when it computed, and when a collective was under way
-    time_bars  where the time goes, part by part
-    against    a model's figures beside published ones
-    mesh       for each axis of a mesh, which ranks form a group
-    program    what comes behind what in a program, and where ranks talk
-    explore    a function behind sliders
+    matrices                     small tensors with their numbers
+    split                        a tensor split into one shard per rank
+    product                      XA = [XA_1, XA_2] and XA = X_1 A_1 + X_2 A_2 in blocks
+    traffic                      calls and bytes of every rank
+    timeline                     when each rank computed, and when it was in which collective
+    curves                       losses over steps
+    training                     a run: loss and tokens/s over its steps
+    compared (training)          the losses of two runs in one chart, and the difference between them
+    scaling (training)           how much faster it goes on more ranks
+    table                        results in rows and columns
+    collective (collectives)     the data of each rank before a collective and after it
+    ring (collectives)           what moves around a ring, step by step
+    times                        seconds over bytes: measured points and lines, on logarithmic axes
+    heads                        the attention heads on each rank, with the heads of K and V below its queries
+    layouts                      what each rank has from step to step: some tokens, some columns, a term of a sum
+    saved_activations            what autograd saves for a layer, part by part
+    bill (memory)                what a GPU has to store, part by part, beside its memory
+    live_memory (memory)         how much memory was in use at each moment of a run
+    parallelism (parallelisms)   data, tensor or pipeline parallelism: what each rank has, sends, and when it waits
+    lookup                       a look-up in a table sharded by rows: what each rank finds, its zeros, the sum
+    masks                        the positions that every rank's dropout keeps
+    layer                        a transformer layer on p ranks, and what its four operators sent
+    schedule                     what every rank of a pipeline does when, and where it waits
+    softmax                      one token's softmax, put together from the ranks' columns
+    overlap                      two lanes per rank: when it computed, and when a collective was in flight
+    time_bars (costs)            where the time goes, part by part
+    against (costs)              a model's figures beside published ones
+    mesh                         for each axis of a mesh, which ranks form a group
+    program                      the steps of a program, and where ranks communicate
+    explore (controls)           a function behind sliders
 
-A rank has one colour everywhere (colour-blind safe), and its number stands beside it. Every function returns a
+A rank has the same color everywhere (colorblind-safe), with its number beside it. Every function returns a
 `Picture`, a matplotlib Figure that a notebook shows when it is a cell's last line.
 """
 
@@ -104,7 +105,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Two pictures had other names before 0.2; notebooks that draw them keep working until 0.3."""
+    """Support the names that two pictures had before 0.2; notebooks that draw them keep working until 0.3."""
     renamed = {"held": "layouts", "kept": "saved_activations"}
     if name not in renamed:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

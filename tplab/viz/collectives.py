@@ -1,7 +1,7 @@
-"""Who held what before a collective and after it, and what goes round in a ring step by step.
+"""The data of each rank before a collective and after it, and what moves around a ring, step by step.
 
-Both colour each number by the ranks that it came from. They read that off the number: the number of rank r stands at
-the decimal place 10^r (3, 30, 300, 3000, ...), so the sum 3303 has terms of ranks 0, 2 and 3.
+Both color each number by the ranks that it came from. They read that off the number: rank r's number is at the
+decimal place 10^r (3, 30, 300, 3000, ...), so the sum 3303 has terms from ranks 0, 2 and 3.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ _MARGIN = 0.12
 
 
 def collective(results: Sequence[Any], *, name: str = "collective", title: str | None = None) -> Picture:
-    """Draw what every rank held before and after: results[r] = (before, after) as `launch` returns it from rank r.
+    """Draw what every rank had before and after: results[r] = (before, after) as `launch` returns it from rank r.
 
-    Each is a tensor or a list of tensors, drawn as one column of cells, or None for a rank that holds nothing.
+    Each is a tensor or a list of tensors, drawn as one column of cells, or None for a rank that has nothing.
     """
     sides = [[_texts(result[side]) for result in results] for side in (0, 1)]
     p, rows = len(results), max(len(column) for side in sides for column in side) or 1
@@ -55,10 +55,10 @@ def collective(results: Sequence[Any], *, name: str = "collective", title: str |
 
 
 def ring(results: Sequence[Sequence[tuple[int, Any]]], *, title: str | None = None) -> Picture:
-    """Draw the steps of a ring: results[r] lists, for the start and after each step, (part, what rank r holds of it).
+    """Draw the steps of a ring: results[r] lists, for the start and after each step, (part, what rank r has of it).
 
-    A tensor of one number is the sum of that part so far. One of several is the whole as far as it is known, with zeros
-    for what has not come yet; the part that came last has a bold outline. Arrows go to the right neighbour.
+    A tensor of one element is the sum of that part so far. A larger one is the full result so far, with zeros for what
+    hasn't arrived yet; the part that came last has a bold outline. Arrows point to the right neighbor.
     """
     p, steps = len(results), len(results[0])
     cells = max(len(_texts(value)) for held in results for _, value in held)
@@ -91,7 +91,7 @@ def ring(results: Sequence[Sequence[tuple[int, Any]]], *, title: str | None = No
 
 
 def _held(axes: Axes, x: float, y: float, width: float, cell: float, part: int, texts: Sequence[str]) -> None:
-    """One rank in one step: the name of the part, and its number, or all numbers with this one outlined."""
+    """Draw one rank in one step: the name of the part, and its number, or all numbers with this one outlined."""
     axes.text(x + width / 2, y + 0.1, f"part {part}", fontsize=8.5, ha="center", va="center")
     wide = cell if len(texts) > 1 else width
     for index, text in enumerate(texts):
@@ -103,7 +103,7 @@ def _held(axes: Axes, x: float, y: float, width: float, cell: float, part: int, 
 
 
 def _to_the_right(axes: Axes, x: float, y: float, across: float, down: float, last: bool, left: float) -> None:
-    """An arrow to the right neighbour; the last rank's leaves the picture and comes in again on the left."""
+    """Draw an arrow to the right neighbor; the last rank's leaves the picture and comes in again on the left."""
     if not last:
         _arrow(axes, (x, y), (x + across - 0.1, y + down))
         return
@@ -122,7 +122,7 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], das
 
 
 def _cell(axes: Axes, x: float, y: float, width: float, text: str, size: float = 9) -> None:
-    """A number on the colours of the ranks that it came from, side by side."""
+    """Draw a number on the colors of the ranks that it came from, side by side."""
     sources = _sources(text)
     if not sources:
         axes.add_patch(Rectangle((x, y), width, _HEIGHT, facecolor=NOBODY, edgecolor="white", linewidth=0.9))
@@ -150,7 +150,7 @@ def _nothing(axes: Axes, x: float, y: float, width: float) -> None:
 
 
 def _texts(value: Any) -> list[str]:
-    """The numbers of a tensor, or of a list of them, as whole numbers, one after another."""
+    """The elements of a tensor, or of a list of tensors, as whole numbers, one after another."""
     if value is None:
         return []
     tensors = value if isinstance(value, (list, tuple)) else [value]
@@ -158,5 +158,5 @@ def _texts(value: Any) -> list[str]:
 
 
 def _sources(text: str) -> list[int]:
-    """The ranks whose decimal place in the number is not zero."""
+    """The ranks whose decimal place in the number isn't zero."""
     return [place for place, digit in enumerate(reversed(text.lstrip("-"))) if digit != "0"]

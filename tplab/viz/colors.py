@@ -1,4 +1,4 @@
-"""The look of all pictures: one colour, one hatch and one label per rank; one style; one kind of figure."""
+"""The look of all pictures: one color, one hatch and one label per rank; one style; one kind of figure."""
 
 import io
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, ordered so that neighbours differ in lightness too
+# Okabe and Ito's palette, ordered so that neighbors differ in lightness, too
 _COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#666666")
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "||||", "oooo")
 INK = "#222222"
@@ -48,13 +48,13 @@ _STYLE: Any = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The one style of all pictures."""
+    """Apply the style that all pictures share."""
     with mpl.rc_context(_STYLE):
         yield
 
 
 def rank_colors(p: int) -> list[str]:
-    """The colours of ranks 0 to p - 1; the same rank has the same colour in every picture."""
+    """The colors of ranks 0 to p - 1; the same rank has the same color in every picture."""
     return [rank_color(rank) for rank in range(p)]
 
 
@@ -67,7 +67,7 @@ def rank_hatch(rank: int | None) -> str:
 
 
 def tint(color: str, strength: float = 0.32) -> tuple[float, float, float]:
-    """The colour mixed with white: dark text stays readable on it."""
+    """The color mixed with white, so that dark text stays readable on it."""
     red, green, blue = (1 - strength * (1 - part) for part in to_rgb(color))
     return red, green, blue
 
@@ -99,7 +99,7 @@ class Picture(Figure):
 
 
 def canvas(width: float, height: float, caption: str) -> tuple[Picture, Axes]:
-    """A picture to draw on freely: coordinates in inches, from the left and from the top."""
+    """A picture to draw on freely, with coordinates in inches from the left and from the top."""
     picture = Picture(figsize=(width, height))
     picture.caption = caption
     axes = picture.add_axes((0, 0, 1, 1))

@@ -1,4 +1,4 @@
-"""What a cost model says: where the time goes, part by part, and its figures beside published ones."""
+"""Pictures of a cost model: where the time goes, part by part, and its figures beside published ones."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from matplotlib.patches import Patch
 
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, style
 
-# Shades of grey and hatches by place, so that no part looks like a rank
+# Shades of gray and hatches in order, so that no part looks like a rank
 _LOOKS = (("#5F6B73", ""), ("white", "////"), ("#C3CBD0", "...."), ("#EEF0F2", "\\\\\\\\"), ("#94A0A8", "xxxx"))
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
@@ -18,9 +18,9 @@ def time_bars(
     title: str | None = None,
     scale: float | None = None,
 ) -> Picture:
-    """Draw one stacked bar for each label: {"p = 8": {"compute": 3e-3, "communicate": 1e-3}}, in seconds.
+    """Draw one stacked bar per label: {"p = 8": {"compute": 3e-3, "communicate": 1e-3}}, in seconds.
 
-    notes: what stands behind a label's bar, "80 %"; without it the sum
+    notes: the text after a label's bar, "80 %"; without it, the sum
     scale: seconds at the right edge, to draw several pictures to one scale (None: the longest bar)
     Raises ValueError without rows, or for more than five different parts.
     """
@@ -61,9 +61,9 @@ def against(
     unit: str = "",
     title: str | None = None,
 ) -> Picture:
-    """Draw pairs of figures, {"8 GPUs": (77, 81)}: a disc for the first, a ring for the second, how far it is off.
+    """Draw pairs of figures, {"8 GPUs": (77, 81)}: a disc for the first, a ring for the second, and the difference.
 
-    names: what the first and the second of each pair are; the second is compared with the first
+    names: labels for the first and the second of each pair; the second is compared with the first
     """
     if not rows:
         raise ValueError("there are no figures to compare")

@@ -1,8 +1,8 @@
-"""Which attention head lives on which rank: a row of queries, below it the heads of K and V that they look at.
+"""The attention heads on each rank: a row of queries, and below it the heads of K and V that they use.
 
 rank 0        rank 1
 q0   q1       q2   q3
-k0            k0            one head of K for four of Q: both ranks hold a copy
+k0            k0            one head of K for four of Q: both ranks have a copy
 v0            v0
 """
 
@@ -21,9 +21,9 @@ _LEFT = 0.5
 
 
 def heads(ranks: Sequence[Mapping[str, Sequence[int]]], *, title: str | None = None) -> Picture:
-    """Draw what every rank holds, {"q": [0, 1], "k": [0], "v": [0]}: the numbers of its heads, row by row.
+    """Draw the heads that every rank has, {"q": [0, 1], "k": [0], "v": [0]}, by number, row by row.
 
-    A head that more than one rank holds is drawn with a dashed frame. Every rank has the same rows.
+    A head that is on more than one rank is drawn with a dashed frame. Every rank has the same rows.
     """
     rows = list(ranks[0])
     for rank, held in enumerate(ranks):

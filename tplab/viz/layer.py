@@ -1,4 +1,4 @@
-"""A transformer layer on p ranks: what every rank does alike, what is shared out, and its four communications.
+"""A transformer layer on p ranks: what every rank repeats, what is split, and its four communications.
 
 x -+- norm -> f -> attention -> g -> + bias, dropout -> (+) ->     a row for the attention, one for the MLP
    +-----------------------------------------------------+
@@ -15,19 +15,19 @@ from tplab.viz.blocks import block, label
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
 
 _ROW = 2.0  # inches from the attention's row to the MLP's
-_MIDDLE = 1.3  # where the first row's boxes have their middle
-_TALL = 0.86  # the height of a block that is shared out
+_MIDDLE = 1.3  # the vertical center of the first row's boxes
+_TALL = 0.86  # the height of a block that is split
 _NORM, _F, _BLOCK, _G, _DROP, _PLUS = (0.62, 1.28), 1.74, (2.2, 3.86), 4.32, (4.8, 6.0), 6.62
 
 
 def layer(
     forward: Sequence[Any], backward: Sequence[Any], *, ranks: int, post: bool = False, title: str | None = None
 ) -> Picture:
-    """Draw a layer with what one rank's record holds: the collectives of its forward and of its backward pass.
+    """Draw a layer with the collectives that one rank recorded in its forward and in its backward pass.
 
     forward:  the attention's, then the MLP's (both empty: nothing was sent)
     backward: the MLP's, then the attention's
-    post:     the residual is taken behind the norm
+    post:     the residual is taken after the norm
     """
     for name, calls in (("forward", forward), ("backward", backward)):
         if len(calls) not in (0, 2):
@@ -74,7 +74,7 @@ def _row(
 
 
 def _sent(axes: Axes, at: float, y: float, calls: Sequence[Any], ahead: bool) -> None:
-    """Below an operator: what went over the links there, and in which direction of the pass."""
+    """Write below an operator what was sent there, and in which direction of the pass."""
     below = y + 0.62
     direction = "forward →" if ahead else "← backward"
     text = f"{direction}\n" + "\n".join(f"{call.kind}, {units.size(call.bytes)}" for call in calls)

@@ -1,4 +1,4 @@
-"""A look-up in a table that is cut by rows: what each rank finds, what it puts as zeros, and the sum."""
+"""A look-up in a table that is sharded by rows: what each rank finds, where it puts zeros, and the sum."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,9 +24,9 @@ def lookup(
     tokens: Sequence[str] = (),
     title: str | None = None,
 ) -> Picture:
-    """Draw what a masked look-up of `ids` gave on every rank: its rows above, its masked vectors below, then the sum.
+    """Draw a masked look-up of `ids` on every rank: its rows at the top, its masked vectors below, then the sum.
 
-    parts:      what each rank returned: "start", the first id whose row it holds; "table" [rows, h], its rows;
+    parts:      what each rank returned: "start", the id of its first row; "table" [rows, h], its rows;
                 "foreign" [s], True where another rank has the row; "vectors" [s, h], before the sum; "out"
                 [s, h], after it
     vocab_size: rows of this id or a higher one are drawn as padding
@@ -76,7 +76,6 @@ def lookup(
 def _draw_table(
     axes: Axes, x: float, y: float, cell: float, rank: int, start: int, table: Tensor, vocab_size: int
 ) -> None:
-    """The rows that a rank holds, each with its id; padding in grey."""
     middle = x + cell * table.shape[1] / 2
     axes.text(middle, y - 0.34, f"rank {rank}", fontsize=9.5, fontweight="bold", ha="center", va="center")
     axes.text(middle, y - 0.14, shape_text(table.shape), fontsize=8, color=FAINT, ha="center", va="center")
@@ -97,7 +96,7 @@ def _draw_vectors(
     ranks: Sequence[int | None],
     rows: Sequence[int | None],
 ) -> None:
-    """One vector for each place, in the colour of the rank that found it; `rows`: where in its table it found it."""
+    """Draw one vector per position, in the color of the rank that found it; `rows`: where in its table it was."""
     for place, (values, rank, row) in enumerate(zip(vectors.tolist(), ranks, rows, strict=True)):
         at = y + place * _ROW
         if row is not None:
@@ -121,7 +120,7 @@ def _draw_row(
 
 
 def _owners(foreign: Sequence[Any]) -> list[int | None]:
-    """For each place the rank that has its row; None where no rank has."""
+    """The rank that has the row of each position; None if no rank has it."""
     masks = [torch.as_tensor(mask).tolist() for mask in foreign]
     return [next((rank for rank, mask in enumerate(masks) if not mask[place]), None) for place in range(len(masks[0]))]
 

@@ -1,4 +1,4 @@
-"""Dropout masks of every rank side by side: who keeps which places."""
+"""Dropout masks of every rank side by side: the positions that each rank keeps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,10 +16,10 @@ _LEFT = 0.15
 
 
 def masks(masks: Mapping[str, Sequence[Tensor]], *, title: str | None = None) -> Picture:
-    """Draw masks [rows, columns] by label, each a list with one mask per rank: kept places filled, dropped ones white.
+    """Draw masks [rows, columns] by label, one per rank in each list: kept positions filled, dropped ones white.
 
-    A place is kept where its mask is not zero. Raises ValueError where a mask is no small matrix, or where the labels
-    have different numbers of ranks.
+    A position is kept if its mask isn't zero. Raises ValueError if a mask isn't a small matrix, or if the labels have
+    different numbers of ranks.
     """
     p = _world_size(masks)
     each = (WIDTH - 2 * _LEFT - (p - 1) * _GAP) / p

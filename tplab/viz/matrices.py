@@ -1,4 +1,4 @@
-"""Small tensors with their numbers, each in the colour of the rank that holds it."""
+"""Small tensors with their numbers, each in the color of the rank that has it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -48,10 +48,10 @@ def matrices(
     headings: Sequence[str] = (),
     title: str | None = None,
 ) -> Picture:
-    """Draw tensors of at most two dimensions with their numbers, side by side, wrapped where the line is full.
+    """Draw tensors of at most two dimensions with their numbers, side by side, wrapped when the line is full.
 
     tensors:  by label; a list of tensors (what every rank returned, say) gives one matrix per rank
-    ranks:    whose colour each one gets, in order; by default the rank that its label names ("rank 1: A"), if it does
+    ranks:    the rank whose color each one gets, in order; by default the rank named in its label ("rank 1: A"), if any
     headings: names for the columns, above every matrix that has as many
     """
     entries = _entries(tensors, ranks)
@@ -79,7 +79,7 @@ def matrices(
 
 
 def _lines(entries: Sequence[_Entry]) -> list[list[_Entry]]:
-    """The entries line by line. What one rank holds stays together where it fits."""
+    """The entries line by line. What one rank has stays together if it fits."""
     lines: list[list[_Entry]] = [[]]
     for index, entry in enumerate(entries):
         together = [entry]
@@ -129,7 +129,7 @@ def _entries(tensors: Mapping[str, Any], ranks: Sequence[int | None] | None) -> 
 
 
 def _cells(tensor: Tensor) -> list[list[str]]:
-    """The numbers as text, row by row, with dots for what does not fit."""
+    """The elements as text, row by row, with dots for what doesn't fit."""
     flat = tensor.reshape(1, -1) if tensor.dim() < 2 else tensor.flatten(0, -2)
     rows, columns = _shown(flat.shape[0]), _shown(flat.shape[1])
     numbers = flat[[i for i in rows if i is not None]][:, [j for j in columns if j is not None]]
@@ -138,14 +138,14 @@ def _cells(tensor: Tensor) -> list[list[str]]:
 
 
 def _shown(size: int) -> list[int | None]:
-    """Indices to show, None for the dots."""
+    """The indices to show, with None for the dots."""
     if size <= _MOST:
         return list(range(size))
     return [*range(_MOST - 2), None, size - 1]
 
 
 def _digits(numbers: Tensor) -> int:
-    """Decimals that tell the numbers apart: 0 for whole numbers, else at most 2."""
+    """The number of decimals that tell the elements apart: 0 for whole numbers, else at most 2."""
     if not numbers.is_floating_point() or not numbers.numel():
         return 0
     wide = numbers.to(torch.float64)

@@ -1,4 +1,4 @@
-"""What a GPU has to hold, beside what it has; and how much was live at each moment of a run."""
+"""The memory that a GPU needs, beside the memory that it has; and the live memory at each moment of a run."""
 
 from collections.abc import Mapping
 from itertools import accumulate
@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 from tplab.common import units
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, chart, style, tint
 
-# Parts have shades of grey and hatches, so that no part looks like a rank; red is for what does not fit.
+# Parts have shades of gray and hatches, so that no part looks like a rank; red is for what doesn't fit.
 _PARTS = {
     "weights": ("#5F6B73", ""),
     "gradients": ("#94A0A8", "////"),
@@ -23,12 +23,12 @@ _GB, _MB = 10**9, 10**6
 def bill(
     bills: Mapping[str, Any], *, capacity: int | None = None, title: str | None = None, scale: float | None = None
 ) -> Picture:
-    """Draw one stacked bar for each label: weights, gradients, optimizer state, activations, in GB of 10^9 bytes.
+    """Draw one stacked bar per label: weights, gradients, optimizer state, activations, in GB of 10^9 bytes.
 
-    Below a tenth of a GB in all, in MB.
+    If all bars are below a tenth of a GB, in MB.
 
-    bills:    by label, what `tplab.memory.memory_bill.bill` returned, or bytes by part
-    capacity: bytes that the GPU has; what lies beyond is red, and the part that no longer fits is named
+    bills:    by label, the result of `tplab.memory.memory_bill.bill`, or bytes by part
+    capacity: bytes of the GPU's memory; everything beyond is red, and the first part that doesn't fit is named
     scale:    bytes at the right edge, to draw several pictures to one scale (None: the longest bar)
     """
     rows = {label: getattr(value, "parts", lambda value=value: value)() for label, value in bills.items()}
@@ -77,7 +77,7 @@ def live_memory(meter: Any, *, title: str | None = None) -> Picture:
         picture, axes = chart(WIDTH, 2.9, title or f"live memory, {max(curve):.3g} MB at most", title)
         axes.fill_between(range(len(curve)), curve, step="post", color=_PARTS["optimizer state"][0])
         axes.step(range(len(curve)), curve, where="post", color=INK, linewidth=1)
-        rows: list[float] = []  # where the last name of each row begins; a name goes into the first that has room
+        rows: list[float] = []  # start of the last name in each row; a name goes into the first row with room
         for place, name in meter.marks:
             axes.axvline(place, color=FAINT, linewidth=0.8, linestyle=(0, (3, 2)))
             row = next((row for row, at in enumerate(rows) if place - at > 0.19 * len(curve)), len(rows))
@@ -98,7 +98,7 @@ def live_memory(meter: Any, *, title: str | None = None) -> Picture:
 
 
 def _part(axes: Any, place: int, left: float, width: float, name: str, capacity: float | None) -> None:
-    """One part of a bar; what lies beyond the capacity is red."""
+    """Draw one part of a bar; everything beyond the capacity is red."""
     color, hatch = _PARTS.get(name, ("#FFFFFF", "xxxx"))
     limit = float("inf") if capacity is None else capacity
     inside = max(0.0, min(left + width, limit) - left)
@@ -112,7 +112,7 @@ def _part(axes: Any, place: int, left: float, width: float, name: str, capacity:
 
 
 def _verdict(total: int, parts: Mapping[str, int], capacity: int | None) -> str:
-    """ "37.1 GB: fits", or which part is the first that no longer fits."""
+    """The size and the verdict: "37.1 GB: fits", or the first part that doesn't fit."""
     if capacity is None or total <= capacity:
         return _in_gb(total) + ("" if capacity is None else ": fits")
     sums = accumulate(parts.values())
@@ -126,5 +126,5 @@ def _patch(name: str) -> Patch:
 
 
 def _in_gb(size: int) -> str:
-    """In GB, as GPUs are sold, also where a model needs thousands of them; MB below a tenth of one."""
+    """A size in GB, as GPUs are sold, even if a model needs thousands of them; in MB below a tenth of one."""
     return units.size(size, unit="GB" if size >= _GB / 10 else "MB")

@@ -1,4 +1,4 @@
-"""Ranks of a mesh in a row, node by node, and for each axis which of them form a group."""
+"""Ranks of a mesh in a row, node by node, and for each axis the ranks that form a group."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,9 +14,9 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, gpus_per_node: int = 8, title: str | None = None) -> Picture:
-    """Draw the groups of each axis: ranks of one group have one colour and one letter, a frame stands around each node.
+    """Draw the groups of each axis: ranks of one group have one color and one letter, and each node has a frame.
 
-    groups: for each axis all its groups as lists of ranks, {"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1, 3]]}
+    groups: for each axis, all its groups as lists of ranks, {"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1, 3]]}
     """
     ranks = sorted({rank for group in next(iter(groups.values()), ()) for rank in group})
     if not ranks:

@@ -1,4 +1,4 @@
-"""What each rank computed and communicated when: two lanes a rank, one run below another, all to one scale."""
+"""Computation and communication of each rank over time: two lanes per rank, one run below another, to one scale."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ _ROOM = WIDTH - 1.2  # inches from the left end of a lane to the right
 def overlap(runs: Mapping[str, Sequence[RankTrace]], *, title: str | None = None) -> Picture:
     """Draw what `tplab.trace.trace_rank` saw in each run: solid where a rank computes, hatched where it communicates.
 
-    runs: by name, the traces of all ranks. Above each run stands which share of its communication was hidden.
+    runs: by name, the traces of all ranks. Above each run is the share of its communication that was hidden.
     Raises ValueError for a run in which nothing was traced.
     """
     if not runs:

@@ -1,4 +1,4 @@
-"""A program as rows of boxes: what comes behind what, in which chapter it was built, and where ranks talk."""
+"""A program as rows of boxes: the order of its steps, the chapters they come from, and where ranks communicate."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -14,9 +14,9 @@ Row = Sequence[tuple[str, str]]
 
 
 def program(rows: Mapping[str, Row], *, talking: Collection[str] = (), title: str | None = None) -> Picture:
-    """Draw each row from left to right, its name before it: {"forward": [("embedding", "7"), ("loss", "8")]}.
+    """Draw each row from left to right, after its name: {"forward": [("embedding", "7"), ("loss", "8")]}.
 
-    rows:    for each the boxes, with a name and what stands below it
+    rows:    for each row the boxes, with a name and the text below it
     talking: names of the boxes in which ranks communicate; they are hatched
     Raises ValueError without rows, for an empty row, and for a name in `talking` that no box has.
     """

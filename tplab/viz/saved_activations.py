@@ -1,4 +1,4 @@
-"""What autograd keeps for the backward pass, part by part: one bar for each way to run the same layer."""
+"""The activations that autograd saves for the backward pass, part by part: one bar per way to run the same layer."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ _LOOKS = (("#5F6B73", ""), ("#94A0A8", "////"), ("#C3CBD0", "...."), ("#EEF0F2",
 def saved_activations(
     bars: Mapping[str, Mapping[str, int]], *, title: str | None = None, scale: int | None = None
 ) -> Picture:
-    """Draw one stacked bar for each label; `bars` are bytes by part, up to five parts.
+    """Draw one stacked bar per label; `bars` are bytes by part, up to five parts.
 
     scale: bytes at the right edge, to draw several pictures to one scale (None: the longest bar)
     """

@@ -1,4 +1,4 @@
-"""A schedule of a pipeline: a lane for each rank, a box for each action, gaps where the rank waits."""
+"""A pipeline schedule: one lane per rank, one box per action, gaps where the rank waits."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ _ENOUGH = 0.11  # inches that a number needs
 
 
 def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Picture:
-    """Draw what `tplab.pipeline.simulate` returned: each action's micro-batch in a box as long as the action.
+    """Draw the result of `tplab.pipeline.simulate`: each action's micro-batch in a box as long as the action.
 
     F is light, B and I are dark, W is light with stripes. A box of a second chunk is lower, of a third lower still.
     """

@@ -1,4 +1,4 @@
-"""A softmax put together from shards: each rank's logits, their exponentials, its share of the probability."""
+"""A softmax put together from shards: each rank's logits, their exponentials, and its share of the probability."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, rank_color, rank_fill, rank_hatch, style
 
-_ROWS = {  # what is drawn, what it is called, a number of each rank, its name, the number that all ranks have, its name
+_ROWS = {  # entry: its label, a value of each rank, that value's name, a value that all ranks share, that value's name
     "logits": ("logits z", "max", "max", "m", "m"),
     "exp": ("exp(z - m)", "sum", "sum", "S", "S"),
     "softmax": ("softmax", "", "", "", ""),
@@ -20,7 +20,7 @@ def softmax(parts: Sequence[Mapping[str, Any]], *, target: int | None = None, ti
     """Draw one token's softmax over the columns of all ranks, as they computed it.
 
     parts:  of each rank "logits" [v/p], their "max", the common "m", "exp" [v/p], its "sum", the common "S",
-            "softmax" [v/p] and, if there is one, the "gradient" [v/p]; other entries are left out
+            "softmax" [v/p] and, if there is one, the "gradient" [v/p]; other entries are ignored
     target: the id whose column is marked
     """
     rows = [name for name in _ROWS if all(name in part for part in parts)]

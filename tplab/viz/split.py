@@ -1,4 +1,4 @@
-"""One tensor cut into p equal parts along one dimension: who holds what."""
+"""One tensor split into p equal parts along one dimension, with the rank of each part."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from tplab.viz.colors import FAINT, Picture, canvas, style
 
 
 def split(tensor_or_shape: Tensor | Sequence[int], dim: int, p: int, *, title: str | None = None) -> Picture:
-    """Draw a matrix (or vector) as p coloured blocks, cut along `dim`, with the rank and the shape of each."""
+    """Draw a matrix (or vector) as p colored blocks, split along `dim`, with the rank and the shape of each."""
     shape = _shape(tensor_or_shape)
     if len(shape) not in (1, 2):
         raise ValueError(f"split draws vectors and matrices, not shape {shape_text(shape)}")
@@ -50,5 +50,5 @@ def _shape(tensor_or_shape: Tensor | Sequence[int]) -> tuple[int, ...]:
 
 
 def _extent(size: int, least: float, most: float) -> float:
-    """Inches for a dimension: in proportion for small sizes, bounded for large ones."""
+    """Inches for a dimension: proportional for small sizes, bounded for large ones."""
     return min(most, max(least, 0.42 * size))

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Table:
-    """What `table` returns: a text table in a terminal, an HTML table in a notebook."""
+    """A table of results: as text in a terminal, as HTML in a notebook."""
 
     def __init__(self, head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool], title: str) -> None:
         self.head, self.rows, self.numeric, self.title = head, rows, numeric, title
@@ -34,9 +34,9 @@ class Table:
 
 
 def table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Table:
-    """Show rows of named values, all with the same names. Format numbers as you want them read: f"{loss:.4f}".
+    """Show rows of named values, all with the same names. Format numbers the way you want them: f"{loss:.4f}".
 
-    A column whose values are all numbers, also as text, is set flush right. None leaves a cell empty.
+    A column whose values are all numbers, even as text, is aligned right. None leaves a cell empty.
     """
     if not rows:
         raise ValueError("table needs at least one row")

@@ -1,4 +1,4 @@
-"""What each rank did when: a lane per rank, computing or inside a collective."""
+"""A timeline of the ranks: one lane per rank, computing or inside a collective."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How often and how much every rank communicated, by kind of collective."""
+"""The traffic of every rank, in calls and bytes, by kind of collective."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from tplab.viz.colors import FAINT, WIDTH, Picture, chart, rank_color, rank_hatc
 
 
 def traffic(record_or_results: Any, *, title: str | None = None, scale: int | None = None) -> Picture:
-    """Bars of the bytes that each rank's collectives moved, by kind, with calls and bytes in numbers.
+    """Draw bars of the bytes that each rank's collectives moved, by kind, with calls and bytes in numbers.
 
-    Takes what `launch` returned, or a record. Bytes are message sizes as nccl-tests counts them.
+    Takes the result of `launch`, or a record. Bytes are message sizes as nccl-tests counts them.
 
     scale: bytes of the longest bar that fits, to draw several pictures to one scale (None: the longest of this one)
     """

@@ -1,4 +1,4 @@
-"""A training run: its loss and its speed over the steps, two runs beside each other, and how speed grows with ranks."""
+"""A training run: its loss and its speed over the steps, two runs in comparison, and how speed grows with ranks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,9 +22,9 @@ def training(
     from_zero: bool = False,
     title: str | None = None,
 ) -> Picture:
-    """Draw (step, loss) of a run, rings for held-out text; with speeds, beside it (step, tokens/s), from zero on.
+    """Draw (step, loss) of a run, with rings for held-out text; with speeds, also (step, tokens/s), from zero on.
 
-    ylabel, from_zero    where the first curve is none of losses
+    ylabel, from_zero    for a first curve that isn't a loss
     """
     with style():
         picture = Picture(figsize=(WIDTH, 2.75 + 0.25 * bool(title)), layout="constrained")
@@ -65,9 +65,9 @@ def compared(
     steps: Sequence[int] | None = None,
     title: str | None = None,
 ) -> Picture:
-    """Draw the losses of runs on each other, step by step, and below them how far the last lies from the first.
+    """Draw the losses of runs in one chart, step by step, and below them the last run's difference from the first.
 
-    steps    whose losses they are; None: 1, 2, 3 .. Where some are left out, each of the others has a dot
+    steps    the steps of the losses; None: 1, 2, 3 .. If some are left out, each of the others has a dot
     """
     at = list(range(1, len(difference) + 1) if steps is None else steps)
     dots: dict[str, Any] = {} if at == list(range(1, len(at) + 1)) else {"marker": "o", "markersize": 4}
@@ -104,7 +104,7 @@ def scaling(
 ) -> Picture:
     """Draw a number over the ranks that share the work, {"measured": {1: 1.0, 2: 1.7}}, on logarithmic axes.
 
-    The first line is bold, the others are what it is held against. ideal: a thin line, twice as fast on twice as many.
+    The first line is bold, the others are for comparison. ideal: a thin line, twice as fast on twice as many.
     """
     counts = sorted({count for line in lines.values() for count in line})
     with style():
@@ -131,7 +131,7 @@ def scaling(
 
 
 def _plain(axes: Axes, counts: Sequence[int]) -> None:
-    """Numbers as one says them, not as powers of two."""
+    """Label the axes with plain numbers instead of powers of two."""
     axes.xaxis.set_major_locator(FixedLocator(counts))
     low, high = axes.get_ylim()
     steps = [step for step in (0.125, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 16, 32, 64) if low <= step <= high]
