@@ -69,6 +69,10 @@ def whole_batch(ranks: Iterable[int], step: int, of_rank: Callable = batch) -> t
     return torch.cat(xs), torch.cat(targets)
 
 
+def loss_of(model: nn.Module, rows: tuple[Tensor, Tensor], **options: bool) -> Tensor:
+    return F.cross_entropy(model(rows[0], **options), rows[1])
+
+
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
@@ -76,8 +80,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor | None]:
 def plain_gradients(ranks: Iterable[int], step: int = 0, of_rank: Callable = batch, **options: bool) -> dict:
     """Of the mean loss over all the ranks' rows that count, on one process."""
     model = Net()
-    x, target = whole_batch(ranks, step, of_rank)
-    F.cross_entropy(model(x, **options), target).backward()
+    loss_of(model, whole_batch(ranks, step, of_rank), **options).backward()
     return gradients(model)
 
 
@@ -95,8 +98,7 @@ def plain_training(
     for step in range(steps):
         optimizer.zero_grad()
         for k in range(micro_batches):
-            x, target = whole_batch(ranks, 10 * step + k)
-            (F.cross_entropy(model(x, **options), target) / micro_batches).backward()
+            (loss_of(model, whole_batch(ranks, 10 * step + k), **options) / micro_batches).backward()
         if max_norm is not None:
             norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), max_norm)))
         optimizer.step()

@@ -1,5 +1,7 @@
 """Data parallelism equals one process with the whole batch, and torch's DistributedDataParallel."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,8 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.data.small_net import Net, batch, gradients, plain_gradients, plain_training, uneven_batch, whole_batch
+from tests.data import small_net
+from tests.data.small_net import Net, batch, gradients, loss_of, plain_gradients, uneven_batch, whole_batch
 from tests.reference import assert_close
+from tests.tensor.on_ranks import assert_refused, own_group, refusals
 from tplab import launch, record
 from tplab.data.data_parallel import DataParallel, tokens_of_all
 from tplab.data.flat_parameters import broadcast, in_buckets
@@ -45,10 +49,8 @@ def test_buckets_hold_the_last_parameters_first_and_no_more_than_they_may():
 
 def test_each_dtype_has_buckets_of_its_own():
     parameters = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in [torch.float32, torch.bfloat16] * 2]
-    assert [[p.dtype for p in bucket] for bucket in in_buckets(parameters)] == [
-        [torch.bfloat16] * 2,
-        [torch.float32] * 2,
-    ]
+    dtypes = [[p.dtype for p in bucket] for bucket in in_buckets(parameters)]
+    assert dtypes == [[torch.bfloat16] * 2, [torch.float32] * 2]
 
 
 def test_a_bucket_without_room_is_refused():
@@ -63,9 +65,8 @@ def _mean(bucket_bytes, group=None):
     rank = dist.get_rank(group)
     model = Net(rank)  # the constructor has to make them alike
     data = DataParallel(model, bucket_bytes=bucket_bytes, group=group)
-    x, target = batch(rank, 0)
     with record() as sent:
-        F.cross_entropy(model(x), target).backward()
+        loss_of(model, batch(rank, 0)).backward()
         data.finish()
     bytes_of = [collective.bytes for collective in sent]
     kinds = {(collective.kind, collective.op, len(collective.group)) for collective in sent}
@@ -92,13 +93,8 @@ def _accumulated():
         data = DataParallel(model, bucket_bytes=500)
         with record() as sent:
             for k in range(3):
-                x, target = batch(rank, k)
-                loss = F.cross_entropy(model(x, spare=True), target) / 3
-                if k < 2 or not last_sends:
-                    with data.no_sync():
-                        loss.backward()
-                else:
-                    loss.backward()
+                with nullcontext() if k == 2 and last_sends else data.no_sync():
+                    (loss_of(model, batch(rank, k), spare=True) / 3).backward()
             before = data.started
             data.finish()
         found.append((gradients(model), len(sent), len(data.buckets), before))
@@ -112,8 +108,7 @@ def _trained():
         data, optimizer = DataParallel(model, bucket_bytes=500), make(model)
         for step in range(3):
             optimizer.zero_grad(set_to_none=step % 2 == 0)
-            x, target = batch(rank, 10 * step)
-            F.cross_entropy(model(x, spare=True), target).backward()
+            loss_of(model, batch(rank, 10 * step), spare=True).backward()
             data.finish()
             optimizer.step()
         found.append({name: parameter.detach() for name, parameter in model.named_parameters()})
@@ -123,8 +118,7 @@ def _trained():
 def _of_ddp():
     model, rank = Net(dist.get_rank()), dist.get_rank()
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-    x, target = batch(rank, 0)
-    F.cross_entropy(wrapped(x), target).backward()
+    loss_of(wrapped, batch(rank, 0)).backward()
     return gradients(model)
 
 
@@ -165,8 +159,7 @@ def test_a_step_sends_every_gradient_once(runs):
 
 def test_every_token_counts_the_same_where_ranks_have_different_numbers(runs):
     wanted = plain_gradients(range(len(runs)), of_rank=uneven_batch)
-    x, target = whole_batch(range(len(runs)), 0, uneven_batch)
-    whole_loss = F.cross_entropy(Net()(x), target).detach()
+    whole_loss = loss_of(Net(), whole_batch(range(len(runs)), 0, uneven_batch)).detach()
     for _, (found, total, loss), *_ in runs:
         assert total == sum(4 - rank for rank in range(len(runs)))
         assert_close(loss, whole_loss)
@@ -187,7 +180,7 @@ def test_accumulated_gradients_are_sent_once(runs):
 
 def test_steps_are_those_of_one_process(runs):
     for number, make in enumerate(OPTIMIZERS):
-        wanted, _ = plain_training(range(len(runs)), 3, make, spare=True)
+        wanted, _ = small_net.plain_training(range(len(runs)), 3, make, spare=True)
         for result in runs:
             for name, weight in wanted.items():
                 assert_close(result[3][number][name], weight)
@@ -207,19 +200,15 @@ def _unused():
     for used in (False, rank == 1):
         model = Net()
         data = DataParallel(model, bucket_bytes=500)
-        x, target = batch(rank, 0)
-        F.cross_entropy(model(x, spare=used), target).backward()
+        loss_of(model, batch(rank, 0), spare=used).backward()
         data.finish()
         found.append(gradients(model))
     return found
 
 
 def test_a_parameter_that_no_rank_uses_gets_a_gradient_of_zero(runs):
-    for result in runs:
-        unused, _ = result[5]
-        for name in ("spare.weight", "spare.bias"):
-            assert unused[name] is not None
-            assert not unused[name].any()
+    for *_, (unused, _), _, _ in runs:
+        assert not any(unused[name].any() for name in ("spare.weight", "spare.bias"))
         assert unused["frozen.weight"] is None
 
 
@@ -265,24 +254,18 @@ def test_full_buckets_leave_while_backward_runs(runs):
 
 
 def _second_backward():
-    model = Net()
+    model, rank = Net(), dist.get_rank()
     data = DataParallel(model, bucket_bytes=1)
-    for k in range(2):
-        x, target = batch(dist.get_rank(), k)
-        try:
-            F.cross_entropy(model(x), target).backward()
-        except ValueError as error:
-            data.finish()
-            return k, str(error)
-    return None
+    loss_of(model, batch(rank, 0)).backward()
+    messages = refusals(lambda: loss_of(model, batch(rank, 1)).backward())
+    data.finish()
+    return messages
 
 
 def test_a_second_backward_before_finish_is_refused(runs):
-    for result in runs:
-        k, message = result[7]
-        assert k == 1
-        assert "got a second gradient before finish()" in message
-        assert "no_sync()" in message
+    refused = [messages for *_, messages in runs]
+    assert_refused(refused, "got a second gradient before finish()")
+    assert_refused(refused, "no_sync()")
 
 
 # Other dtypes, other groups, one rank
@@ -319,8 +302,7 @@ def test_bfloat16_gradients_can_be_added_up_in_float32():
 
 def _in_groups():
     rank = dist.get_rank()
-    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]  # every rank makes both
-    group = groups[rank % 2]
+    group = own_group()
     tensors = [torch.arange(6.0).view(2, 3).t() + rank, torch.tensor(float(rank)), torch.empty(0)]
     broadcast(tensors, group)
     return _mean(500, group)[0], tensors, tokens_of_all(rank + 1, group)
@@ -338,8 +320,7 @@ def test_two_groups_side_by_side_do_not_mix():
 def test_one_process_needs_no_group():
     model = Net()
     data = DataParallel(model)
-    x, target = batch(0, 0)
-    F.cross_entropy(model(x), target).backward()
+    loss_of(model, batch(0, 0)).backward()
     data.finish()
     assert_same_gradients(gradients(model), plain_gradients([0]))
     assert tokens_of_all(7) == 7

@@ -2,11 +2,13 @@
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.tensor.on_ranks import assert_refused, refusals
 from tplab import launch
 from tplab.data.grid import DIMENSIONS, Grid, mesh
 
@@ -67,22 +69,17 @@ def _groups_of_a_mesh():
         total = torch.tensor([10.0 ** dist.get_rank()])
         dist.all_reduce(total, group=m.get_group("tp"))
         found[sizes] = groups, place, total.item()
-    messages = []
-    for sizes in [(2, 2, 2), (1, 1, 1), (2, 1, 1)]:
-        with pytest.raises(ValueError) as error:
-            mesh(*sizes)
-        messages.append(str(error.value))
-    return found, messages
+    return found, refusals(*(partial(mesh, *sizes) for sizes in [(2, 2, 2), (1, 1, 1), (2, 1, 1)]))
 
 
 def test_a_mesh_has_the_groups_of_its_grid():
     results = launch(_groups_of_a_mesh, 4, timeout=120)
     assert len(results) == 4
-    for rank, (found, messages) in enumerate(results):
+    words = [f"= {ranks} ranks, but there are 4" for ranks in (8, 1, 2)]
+    assert_refused([messages for _, messages in results], "dp=2 · pp=2 · tp=2 " + words[0], *words[1:])
+    for rank, (found, _) in enumerate(results):
         for sizes, (groups, place, total) in found.items():
             grid = Grid(*sizes)
             assert groups == [grid.group(rank, name) for name in DIMENSIONS]
             assert tuple(place) == grid.place(rank)
             assert total == sum(10.0**other for other in grid.group(rank, "tp"))
-        assert "dp=2 · pp=2 · tp=2 = 8 ranks, but there are 4" in messages[0]
-        assert "= 1 ranks, but there are 4" in messages[1]

@@ -1,5 +1,6 @@
 """ZeRO 1, 2 and 3 train like one process, hold and send what the paper says, and do as torch's own do."""
 
+from contextlib import nullcontext
 from fractions import Fraction
 
 import pytest
@@ -8,10 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn import functional as F
 
-from tests.data.small_net import HIDDEN, Block, Net, batch, plain_training, whole_batch
+from tests.data.small_net import HIDDEN, Block, Net, batch, loss_of, plain_training, whole_batch
 from tests.reference import assert_close, random
+from tests.tensor.on_ranks import own_group
 from tplab import launch, record
 from tplab.collectives.by_hand import ring_sent
 from tplab.data.flat_parameters import Flat, broadcast, in_buckets
@@ -19,7 +20,7 @@ from tplab.data.grad_norm import clip, grad_norm_of_pieces
 from tplab.data.zero import ZeRO1, ZeRO2
 from tplab.data.zero3 import ZeRO3
 from tplab.data.zero_cost import ring_volume, zero_memory, zero_traffic
-from tplab.memory.memory_bill import Recipe
+from tplab.memory.memory_bill import RECIPES, Recipe
 
 ADAMW = {"optimizer_class": torch.optim.AdamW, "lr": 0.02, "weight_decay": 0.1}
 SGD = {"optimizer_class": torch.optim.SGD, "lr": 0.3, "momentum": 0.9}
@@ -35,11 +36,22 @@ def make_zero(stage, model, group=None, **options):
     return {1: ZeRO1, 2: ZeRO2}[stage](model.parameters(), bucket_bytes=BUCKET, group=group, **options)
 
 
+def steps(model, optimizer, batches, after_backward=lambda: None, after_step=lambda: None):
+    for rows in batches:
+        optimizer.zero_grad()
+        loss_of(model, rows, spare=True).backward()
+        after_backward()
+        optimizer.step()
+        after_step()
+
+
+def own_batches():
+    return [batch(dist.get_rank() if dist.is_initialized() else 0, 10 * step) for step in range(3)]
+
+
 def weights_of(zero, model):
-    if isinstance(zero, ZeRO3):
-        with zero.gathered():
-            return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with zero.gathered() if isinstance(zero, ZeRO3) else nullcontext():
+        return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 # A vector and its shards
@@ -84,8 +96,7 @@ def _train(stage, micro_batches=1, max_norm=None, group=None, steps=3, spare=Tru
         zero.zero_grad()
         with record() as sent:
             for k in range(micro_batches):
-                x, target = batch(rank, 10 * step + k)
-                (F.cross_entropy(model(x, spare, again), target) / micro_batches).backward()
+                (loss_of(model, batch(rank, 10 * step + k), spare=spare, again=again) / micro_batches).backward()
             held, peak = zero.memory(), getattr(zero, "peak_gathered", None)
             if max_norm is not None:
                 zero.finish()
@@ -148,17 +159,12 @@ def test_steps_are_those_of_the_plain_optimizer(runs, name):
 
 def _with_groups():
     """Parameter groups with options of their own, and a learning rate that changes."""
-    model, found = Net(), []
+    found = []
     for zero_class in (ZeRO1, ZeRO2):
         model = Net()
         zero = zero_class(_groups(model), torch.optim.AdamW, lr=0.02, bucket_bytes=BUCKET)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(zero.optimizer, 0.5)
-        for step in range(3):
-            x, target = batch(dist.get_rank(), 10 * step)
-            F.cross_entropy(model(x, spare=True), target).backward()
-            zero.step()
-            zero.zero_grad()
-            scheduler.step()
+        steps(model, zero, own_batches(), after_step=scheduler.step)
         found.append(weights_of(zero, model))
     return found
 
@@ -175,12 +181,8 @@ def test_groups_of_parameters_and_schedulers_do_as_with_a_plain_optimizer(runs):
     model = Net()
     optimizer = torch.optim.AdamW(_groups(model), lr=0.02)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    for step in range(3):
-        x, target = whole_batch(range(len(runs)), 10 * step)
-        F.cross_entropy(model(x, spare=True), target).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        scheduler.step()
+    batches = [whole_batch(range(len(runs)), 10 * step) for step in range(3)]
+    steps(model, optimizer, batches, after_step=scheduler.step)
     for result in runs:
         for found in result[1]:
             for name, parameter in model.named_parameters():
@@ -190,9 +192,9 @@ def test_groups_of_parameters_and_schedulers_do_as_with_a_plain_optimizer(runs):
 # What is held, and what is sent
 
 
-def unit_sizes(stage):
+def unit_sizes(stage, dtype=torch.float64):
     """The numbers of each unit: of buckets, or of the blocks and the rest."""
-    model = Net()
+    model = Net(dtype=dtype)
     if stage < 3:
         return [sum(p.numel() for p in bucket) for bucket in in_buckets(model.parameters(), BUCKET)]
     block = HIDDEN * HIDDEN + HIDDEN + 2 * HIDDEN
@@ -201,23 +203,28 @@ def unit_sizes(stage):
     return [whole - sum(blocks), *blocks]
 
 
+def padded(sizes, p):
+    return sum(-(-size // p) * p for size in sizes)
+
+
+def on_paper(stage, sizes, p, recipe=RECIPES["Adam, mixed precision"]):
+    held = zero_memory(stage, padded(sizes, p), p, recipe)
+    held["optimizer"] += 4 * len(sizes)  # torch counts the steps of each unit
+    if stage == 1:
+        held["gradients"] = recipe.gradients * sum(sizes)  # no padding yet
+    return held
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_rank_holds_what_the_paper_says(runs, stage):
-    p, sizes = len(runs), unit_sizes(stage)
-    padded = sum(-(-size // p) * p for size in sizes)
-    assert padded < sum(sizes) + p * len(sizes)
-    on_paper = zero_memory(stage, padded, p, Recipe(8, 8, 16))  # float64: weight, gradient, two averages of Adam
-    on_paper["optimizer"] += 4 * len(sizes)  # torch counts the steps of each unit
-    if stage == 1:
-        on_paper["gradients"] = 8 * sum(sizes)  # no padding yet
+    expected = on_paper(stage, unit_sizes(stage), len(runs), Recipe(8, 8, 16))  # float64: weight, gradient, Adam's two
     for result in runs:
-        for name in ("AdamW", "three backwards"):
-            assert result[0][stage, name]["held"] == on_paper
+        assert result[0][stage, "AdamW"]["held"] == result[0][stage, "three backwards"]["held"] == expected
 
 
 def test_zero_3_has_one_layer_whole_besides_the_rest(runs):
     p = len(runs)
-    rest, *blocks = (-(-size // p) * p for size in unit_sizes(3))
+    rest, *blocks = (padded([size], p) for size in unit_sizes(3))
     for result in runs:
         for found in (result[0][3, "AdamW"], result[0][3, "AdamW", "again"]):
             assert found["peak"] == 8 * (rest + max(blocks))
@@ -226,14 +233,15 @@ def test_zero_3_has_one_layer_whole_besides_the_rest(runs):
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_step_sends_what_the_paper_says(runs, stage):
     p, sizes = len(runs), unit_sizes(stage)
-    padded = sum(-(-size // p) * p for size in sizes)
+    total = padded(sizes, p)
     for result in runs:
         for name, m in (("AdamW", 1), ("SGD", 1), ("three backwards", 3)):
-            sent = {kind: total.bytes for kind, total in result[0][stage, name]["sent"].items()}
-            assert sent == {kind: 8 * numbers for kind, numbers in zero_traffic(stage, padded, m).items()}
-            assert result[0][stage, name]["sent"]["all_gather"].calls == len(sizes) * (2 * m if stage == 3 else 1)
-    volumes = [ring_volume(zero_traffic(stage, padded), p) for stage in range(4)]
-    assert volumes == [Fraction(times * padded * (p - 1), p) for times in (2, 2, 2, 3)]
+            sent = result[0][stage, name]["sent"]
+            numbers = {kind: of_kind.bytes / 8 for kind, of_kind in sent.items()}
+            assert numbers == zero_traffic(stage, total, m)
+            assert sent["all_gather"].calls == len(sizes) * (2 * m if stage == 3 else 1)
+    volumes = [ring_volume(zero_traffic(stage, total), p) for stage in range(4)]
+    assert volumes == [Fraction(times * total * (p - 1), p) for times in (2, 2, 2, 3)]
 
 
 def test_the_volume_on_a_ring_is_what_rings_send():
@@ -264,8 +272,7 @@ def _mixed(group):
         zero = make_zero(stage, model, group, master_dtype=torch.float32)
         for step in range(2):
             zero.zero_grad()
-            x, target = batch(rank, step, torch.bfloat16)
-            F.cross_entropy(model(x, spare=True), target).backward()
+            loss_of(model, batch(rank, step, torch.bfloat16), spare=True).backward()
             held = zero.memory()
             zero.step()
         found.append((weights_of(zero, model), held))
@@ -280,8 +287,7 @@ def mixed_on_one_process(p):
     for step in range(2):
         sums = [torch.zeros_like(parameter) for parameter in trained]
         for rank in range(p):
-            x, target = batch(rank, step, torch.bfloat16)
-            gradients = torch.autograd.grad(F.cross_entropy(model(x, spare=True), target), trained)
+            gradients = torch.autograd.grad(loss_of(model, batch(rank, step, torch.bfloat16), spare=True), trained)
             sums = [total + gradient / p for total, gradient in zip(sums, gradients, strict=True)]
         for master, total in zip(masters, sums, strict=True):
             master.grad = total.float()
@@ -295,20 +301,9 @@ def test_16_bytes_a_parameter_in_mixed_precision_and_a_float32_optimizer_behind_
     p, wanted = 2, mixed_on_one_process(2)  # of two rounded numbers the sum doesn't depend on the order
     for _, mixed in grouped:
         for stage, (weights, held) in zip(STAGES, mixed, strict=True):
-            sizes = bucket_sizes_of_16_bits() if stage < 3 else unit_sizes(3)
-            padded = sum(-(-size // p) * p for size in sizes)
-            on_paper = zero_memory(stage, padded, p)
-            on_paper["optimizer"] += 4 * len(sizes)
-            if stage == 1:
-                on_paper["gradients"] = 2 * sum(sizes)
-            assert held == on_paper
+            assert held == on_paper(stage, unit_sizes(stage, torch.bfloat16), p)
             for name, weight in wanted.items():
                 assert_close(weights[name], weight, 0)
-
-
-def bucket_sizes_of_16_bits():
-    buckets = in_buckets(Net(dtype=torch.bfloat16).parameters(), BUCKET)
-    return [sum(p.numel() for p in bucket) for bucket in buckets]
 
 
 # torch's own
@@ -319,15 +314,14 @@ def _torchs_zero_1():
 
     model = Net()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.02, weight_decay=0.1)
-    for step in range(3):
-        optimizer.zero_grad()
-        x, target = batch(dist.get_rank(), 10 * step)
-        F.cross_entropy(model(x, spare=True), target).backward()
+
+    def average():
         for parameter in model.parameters():
             if parameter.grad is not None:
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= dist.get_world_size()
-        optimizer.step()
+
+    steps(model, optimizer, own_batches(), after_backward=average)
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -375,18 +369,17 @@ def test_torchs_fully_shard_makes_the_same_steps_and_sends_as_much(runs):
             assert_close(own, weight)
         # torch's pads each parameter to whole rows for each rank, ours pads the vector of all
         shapes, p = [parameter.shape for parameter in _blocks().parameters()], len(runs)
-        padded = sum(-(-shape[0] // p) * p * shape[1:].numel() for shape in shapes)
-        assert theirs == {"all_gather": (6, 2 * 8 * padded), "reduce_scatter": (3, 8 * padded)}
-        padded = 3 * -(-sum(shape.numel() for shape in shapes) // 3 // p) * p
-        assert ours == {"all_gather": (6, 2 * 8 * padded), "reduce_scatter": (3, 8 * padded)}
+        whole_rows = sum(padded([shape[0]], p) * shape[1:].numel() for shape in shapes)
+        of_all = 3 * padded([sum(shape.numel() for shape in shapes) // 3], p)
+        for sent, size in ((theirs, whole_rows), (ours, of_all)):
+            assert sent == {"all_gather": (6, 2 * 8 * size), "reduce_scatter": (3, 8 * size)}
 
 
 # Other groups, one process, and what can't be
 
 
 def _in_groups():
-    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]  # every rank makes both
-    group = groups[dist.get_rank() % 2]
+    group = own_group()
     return [_train(stage, group=group)["weights"] for stage in STAGES], _mixed(group)
 
 
@@ -410,11 +403,7 @@ def test_one_process_needs_no_group(stage):
     model = Net()
     zero = make_zero(stage, model)
     with record() as sent:
-        for step in range(3):
-            zero.zero_grad()
-            x, target = batch(0, 10 * step)
-            F.cross_entropy(model(x, spare=True), target).backward()
-            zero.step()
+        steps(model, zero, own_batches())
     assert not sent
     for name, weight in plain(1)[0].items():
         assert_close(weights_of(zero, model)[name], weight)

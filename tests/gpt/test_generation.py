@@ -6,20 +6,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.gpt.test_model import make
+from tests.tensor.on_ranks import GROUPS, own_group, traffic
 from tplab import launch, record
 from tplab.gpt.generation import candidates, generate
-from tplab.gpt.hugging_face import from_hugging_face, gpt_config
-from tplab.gpt.model import ParallelGPT
-from tplab.tensor.full_state import load_full_state_dict
+from tplab.gpt.hugging_face import gpt_config
 
 WORLD_SIZES = (1, 2, 4)
-HIDDEN, HEADS, VOCAB, LENGTH, LAYERS = (
-    16,
-    4,
-    300,
-    24,
-    2,
-)  # 300: with 2 ranks the best id is now on one, now on the other
+HIDDEN, HEADS, LENGTH, LAYERS = 16, 4, 24, 2
+VOCAB = 300  # with 2 ranks the best id is now on one, now on the other
 BATCH, PROMPT, NEW = 3, 5, 12
 
 
@@ -33,15 +28,9 @@ def hugging_face(kind):
         options = GPT2Config(n_layer=LAYERS, n_embd=HIDDEN, n_head=HEADS, n_positions=LENGTH, **shared)
         model = GPT2LMHeadModel(options)
     else:
-        options = LlamaConfig(
-            num_hidden_layers=LAYERS,
-            hidden_size=HIDDEN,
-            num_attention_heads=HEADS,
-            num_key_value_heads=2,
-            intermediate_size=24,
-            max_position_embeddings=LENGTH,
-            **shared,
-        )
+        shared |= {"num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "intermediate_size": 24}
+        shared |= {"num_attention_heads": HEADS, "num_key_value_heads": 2, "max_position_embeddings": LENGTH}
+        options = LlamaConfig(**shared)
         model = LlamaForCausalLM(options)
     return model.double().eval(), gpt_config(options.to_dict())
 
@@ -55,16 +44,11 @@ def given(kind):
     return model.state_dict(), config
 
 
-def make(state, config, group=None):
-    model = ParallelGPT(config, dtype=torch.float64, group=group)
-    load_full_state_dict(model, from_hugging_face(state, config), group)
-    return model
-
-
 def _greedy(state, config):
     model = make(state, config).train()
     text = generate(model, prompt(), NEW)
-    return text, model.training
+    assert model.training  # as it was before
+    return text
 
 
 @pytest.mark.parametrize("p", WORLD_SIZES)
@@ -76,9 +60,7 @@ def test_greedy_tokens_are_hugging_faces(kind, p):
     assert len({(row >= VOCAB // 2).sum().item() for row in theirs}) > 1 or (theirs >= VOCAB // 2).any()
     results = launch(_greedy, p, args=given(kind))
     assert len(results) == p
-    for text, training in results:
-        assert torch.equal(text, theirs)
-        assert training  # as it was before
+    assert all(torch.equal(text, theirs) for text in results)
 
 
 def _uneven(state, config):
@@ -97,17 +79,14 @@ def test_prompts_of_different_lengths_go_on_as_each_of_them_alone(p):
 
 def _stopping(state, config, stop_id):
     model = make(state, config)
-    with record() as section:
-        text = generate(model, prompt(), NEW, stop_id=stop_id)
-    one = generate(model, prompt()[:1], NEW, stop_id=stop_id)
-    return text, one, section.totals()
+    return [generate(model, ids, NEW, stop_id=stop_id) for ids in (prompt(), prompt()[:1])]
 
 
 def test_behind_a_stop_token_a_text_is_filled_up_and_all_end_when_all_have_stopped():
-    free = launch(_greedy, 2, args=given("gpt2"))[0][0]
+    free = launch(_greedy, 2, args=given("gpt2"))[0]
     stop = free[0, PROMPT + 2].item()
     first = (free[0, PROMPT:] == stop).nonzero()[0].item()
-    text, one, _ = launch(_stopping, 2, args=(*given("gpt2"), stop))[1]
+    text, one = launch(_stopping, 2, args=(*given("gpt2"), stop))[1]
     for row, whole in zip(text, free, strict=True):
         places = (whole[PROMPT:] == stop).nonzero()
         end = PROMPT + places[0].item() + 1 if len(places) else len(whole)
@@ -191,41 +170,41 @@ def _traffic(state, config, options):
     model = make(state, config)
     with record() as section:
         generate(model, prompt(), NEW, **options)
-    return [(call.kind, call.bytes) for call in section]
+    return traffic(section)[0]
 
 
 @pytest.mark.parametrize(
     ("options", "choice"),
     [
-        ({}, [("all_gather", 2 * 8 * BATCH)] * 2),  # one logit and one id a text
-        ({"temperature": 1.0, "top_k": 6}, [("all_gather", 2 * 6 * 8 * BATCH)] * 2 + [("broadcast", 8 * BATCH)]),
+        ({}, [("all_gather", None, 2 * 8 * BATCH)] * 2),  # one logit and one id a text
+        (
+            {"temperature": 1.0, "top_k": 6},
+            [*[("all_gather", None, 2 * 6 * 8 * BATCH)] * 2, ("broadcast", None, 8 * BATCH)],
+        ),
     ],
 )
 def test_a_token_sends_bh_for_each_block_and_the_candidates(options, choice):
     def blocks(tokens):
-        return [("all_reduce", 8 * BATCH * tokens * HIDDEN)] * (2 * LAYERS + 1)
+        return [("all_reduce", "sum", 8 * BATCH * tokens * HIDDEN)] * (2 * LAYERS + 1)
 
     expected = blocks(PROMPT) + choice + (NEW - 1) * (blocks(1) + choice)
-    for calls in launch(_traffic, 2, args=(*given("llama"), options)):
-        assert calls == expected
-    for calls in launch(_traffic, 1, args=(*given("llama"), options)):
-        assert calls == []
+    for p in (1, 2):
+        for calls in launch(_traffic, p, args=(*given("llama"), options)):
+            assert calls == (expected if p > 1 else [])
 
 
 def _in_groups(state, config):
-    group = [dist.new_group([0, 2]), dist.new_group([1, 3])][dist.get_rank() % 2]
     generator = torch.Generator().manual_seed(dist.get_rank())
-    model = make(state, config, group)
+    model = make(state, config, group=own_group())
     return generate(model, prompt(), NEW), generate(model, prompt(), NEW, temperature=2.0, generator=generator)
 
 
 def test_two_groups_side_by_side_write_their_own_texts():
-    greedy = launch(_greedy, 1, args=given("gpt2"))[0][0]
+    greedy = launch(_greedy, 1, args=given("gpt2"))[0]
     results = launch(_in_groups, 4, args=given("gpt2"))
     assert all(torch.equal(text, greedy) for text, _ in results)
     drawn = [text for _, text in results]
-    assert torch.equal(drawn[0], drawn[2])
-    assert torch.equal(drawn[1], drawn[3])
+    assert all(torch.equal(drawn[first], drawn[second]) for first, second in GROUPS)
     assert not torch.equal(drawn[0], drawn[1])
 
 

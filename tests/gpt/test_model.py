@@ -11,11 +11,11 @@ from functools import cache
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
 from tests.reference import assert_close, cut
+from tests.tensor.on_ranks import own_group, traffic
 from tplab import launch, record
 from tplab.gpt.hugging_face import from_hugging_face, gpt_config, to_hugging_face
 from tplab.gpt.model import ParallelGPT
@@ -43,19 +43,13 @@ def hugging_face(kind, seed=0, dtype=torch.float64):
         )  # fmt: skip
         model = GPT2LMHeadModel(options)
     else:
+        one_kv_head = kind == "llama 1 kv"
         options = LlamaConfig(
-            num_hidden_layers=LAYERS,
-            hidden_size=HIDDEN,
-            num_attention_heads=HEADS,
-            num_key_value_heads=1 if kind == "llama 1 kv" else 2,
-            intermediate_size=FFN,
-            max_position_embeddings=LENGTH,
-            initializer_range=0.3,
-            tie_word_embeddings=kind == "llama 1 kv",
-            rms_norm_eps=1e-4,
-            rope_parameters={"rope_type": "default", "rope_theta": 50.0},
+            num_hidden_layers=LAYERS, hidden_size=HIDDEN, intermediate_size=FFN, max_position_embeddings=LENGTH,
+            num_attention_heads=HEADS, num_key_value_heads=1 if one_kv_head else 2, tie_word_embeddings=one_kv_head,
+            initializer_range=0.3, rms_norm_eps=1e-4, rope_parameters={"rope_type": "default", "rope_theta": 50.0},
             **SHARED,
-        )
+        )  # fmt: skip
         model = LlamaForCausalLM(options)
         if dtype == torch.float64:
             use_torchs_rms_norm(model)
@@ -81,100 +75,94 @@ def tokens(seed, step=0):
     return ids, targets
 
 
-def gpt2_part(name, theirs, rank, p):
-    """What a rank holds of our parameter `name`, out of a dict of theirs; written out by hand."""
-    if name == "embedding.weight":
-        return padded_rows(theirs["transformer.wte.weight"], rank, p)
-    if name == "positions.weight":
-        return theirs["transformer.wpe.weight"]
-    if name.startswith("final_norm"):
-        return theirs["transformer.ln_f." + name.split(".")[1]]
-    _, number, *path = name.split(".")
-    layer, kind = f"transformer.h.{number}.", path[-1]
-    if path[0].endswith("norm"):
-        return theirs[layer + {"attention_norm": "ln_1.", "mlp_norm": "ln_2."}[path[0]] + kind]
-    module = {"qkv": "attn.c_attn.", "out": "attn.c_proj.", "up": "mlp.c_fc.", "down": "mlp.c_proj."}[path[1]]
-    whole = theirs[layer + module + kind]
-    whole = whole.T if kind == "weight" else whole
-    if path[1] == "qkv":
-        return cut(whole, 0, rank, p, stride=3)
-    if path[1] == "up":
-        return cut(whole, 0, rank, p)
-    return cut(whole, 1, rank, p) if kind == "weight" else whole
-
-
-def llama_part(name, theirs, rank, p):
-    if name == "embedding.weight":
-        return padded_rows(theirs["model.embed_tokens.weight"], rank, p)
-    if name == "head.weight":
-        return padded_rows(theirs["lm_head.weight"], rank, p)
-    if name == "final_norm.weight":
-        return theirs["model.norm.weight"]
-    _, number, *path = name.split(".")
-    layer = f"model.layers.{number}."
-    if path[0] == "attention_norm":
-        return theirs[layer + "input_layernorm.weight"]
-    if path[0] == "mlp_norm":
-        return theirs[layer + "post_attention_layernorm.weight"]
-    if path[1] == "qkv":
-        q, k, v = (theirs[f"{layer}self_attn.{x}_proj.weight"] for x in "qkv")
-        d = HIDDEN // HEADS
-        head = rank * (len(k) // d) // p  # the first head of K and V that this rank's queries belong to
-        count = max(1, len(k) // d // p)
-        own = [matrix[head * d : (head + count) * d] for matrix in (k, v)]
-        return torch.cat([cut(q, 0, rank, p), *own])
-    if path[1] == "out":
-        return cut(theirs[layer + "self_attn.o_proj.weight"], 1, rank, p)
-    if path[1] == "up":
-        return torch.cat([cut(theirs[f"{layer}mlp.{x}_proj.weight"], 0, rank, p) for x in ("gate", "up")])
-    return cut(theirs[layer + "mlp.down_proj.weight"], 1, rank, p)
-
-
-def padded_rows(table, rank, p):
-    rows = torch.cat([table, table.new_zeros(p * 128 - len(table), table.shape[1])])
-    return rows.chunk(p)[rank]
+# ours -> theirs, and along which dimension it is cut, in how many blocks
+GPT2 = {
+    "embedding": ("transformer.wte", "rows"),
+    "positions": ("transformer.wpe", None),
+    "final_norm": ("transformer.ln_f", None),
+    "attention_norm": ("ln_1", None),
+    "mlp_norm": ("ln_2", None),
+    "attention.qkv": ("attn.c_attn", (0, 3)),
+    "attention.out": ("attn.c_proj", (1, 1)),
+    "mlp.up": ("mlp.c_fc", (0, 1)),
+    "mlp.down": ("mlp.c_proj", (1, 1)),
+}
+LLAMA = {
+    "embedding": ("model.embed_tokens", "rows"),
+    "head": ("lm_head", "rows"),
+    "final_norm": ("model.norm", None),
+    "attention_norm": ("input_layernorm", None),
+    "mlp_norm": ("post_attention_layernorm", None),
+    "attention.qkv": ("self_attn.q_proj self_attn.k_proj self_attn.v_proj", "heads"),
+    "attention.out": ("self_attn.o_proj", (1, 1)),
+    "mlp.up": ("mlp.gate_proj mlp.up_proj", (0, 1)),
+    "mlp.down": ("mlp.down_proj", (1, 1)),
+}
 
 
 def part(kind, name, theirs, rank, p):
-    return (gpt2_part if kind == "gpt2" else llama_part)(name, theirs, rank, p)
+    """What a rank holds of our parameter `name`, out of a dict of theirs."""
+    *path, end = name.split(".")
+    table, layers = (GPT2, "transformer.h") if kind == "gpt2" else (LLAMA, "model.layers")
+    prefix = f"{layers}.{path[1]}." if path[0] == "layers" else ""
+    sources, how = table[".".join(path[2:] if prefix else path)]
+    wholes = [theirs[f"{prefix}{source}.{end}"] for source in sources.split()]
+    if how is None:
+        return wholes[0]
+    if how == "rows":
+        padding = wholes[0].new_zeros(p * 128 - len(wholes[0]), HIDDEN)
+        return torch.cat([wholes[0], padding]).chunk(p)[rank]
+    if how == "heads":
+        q, *keys_values = wholes
+        d, heads = HIDDEN // HEADS, len(wholes[1]) * HEADS // HIDDEN
+        first, count = rank * heads // p, max(1, heads // p)  # of K and V, those that this rank's queries belong to
+        return torch.cat([cut(q, 0, rank, p), *(whole[first * d : (first + count) * d] for whole in keys_values)])
+    dim, blocks = how
+    if end == "bias" and dim == 1:
+        return wholes[0]
+    return torch.cat(
+        [cut(whole.T if kind == "gpt2" and end == "weight" else whole, dim, rank, p, blocks) for whole in wholes]
+    )
 
 
-def plain_run(kind, seed, dtype):
-    """Their logits, loss, gradients, and the weights after ten steps."""
-    model = copy.deepcopy(hugging_face(kind, seed, dtype)[0])
+def steps(model, loss_of, batches, before_step=lambda: None):
+    """Losses of some steps of AdamW, the first step's gradients, and the weights after the last one."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses, result = [], {}
-    for step in range(STEPS):
-        ids, targets = tokens(seed, step)
-        logits = model(ids).logits  # [b, s, v]
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        if step == 0:
-            result = {"logits": logits.detach(), "gradients": {n: p.grad.clone() for n, p in model.named_parameters()}}
-        optimizer.step()
-        losses.append(loss.item())
-    return result | {"losses": losses, "weights": {n: p.detach() for n, p in model.named_parameters()}}
-
-
-def run(state, config, seed, dtype, group=None, **options):
-    model = ParallelGPT(config, dtype=dtype, group=group, **options)
-    load_full_state_dict(model, from_hugging_face(state, config), group)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with torch.no_grad():
-        logits = model(tokens(seed)[0], gather=True)
     losses, gradients = [], {}
-    for step in range(STEPS):
-        loss = model(*tokens(seed, step))
+    for batch in batches:
+        loss = loss_of(*batch)
         optimizer.zero_grad()
         loss.backward()
-        if step == 0:
-            gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        before_step()
+        gradients = gradients or {name: p.grad.clone() for name, p in model.named_parameters()}
         optimizer.step()
         losses.append(loss.item())
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    whole = to_hugging_face(full_state_dict(model, group), config)
-    return {"logits": logits, "losses": losses, "gradients": gradients, "weights": weights, "whole": whole}
+    return {"losses": losses, "gradients": gradients, "weights": weights}
+
+
+def plain_steps(kind, seed, dtype, batches):
+    model = copy.deepcopy(hugging_face(kind, seed, dtype)[0])
+    logits = model(batches[0][0]).logits.detach()  # [b, s, v]
+
+    def loss_of(ids, targets):
+        return F.cross_entropy(model(ids).logits.flatten(0, 1), targets.flatten())
+
+    return {"logits": logits} | steps(model, loss_of, batches)
+
+
+def make(state, config, dtype=torch.float64, group=None, model_class=ParallelGPT, **options):
+    model = model_class(config, dtype=dtype, group=group, **options)
+    load_full_state_dict(model, from_hugging_face(state, config), group)
+    return model
+
+
+def run(state, config, seed, dtype, group=None, **options):
+    model, batches = make(state, config, dtype, group, **options), [tokens(seed, step) for step in range(STEPS)]
+    with torch.no_grad():
+        logits = model(batches[0][0], gather=True)
+    result = steps(model, model, batches)
+    return result | {"logits": logits, "whole": to_hugging_face(full_state_dict(model, group), config)}
 
 
 def _run_all(cases):
@@ -200,7 +188,12 @@ def ran(request):
 
 @cache
 def expected(case):
-    return plain_run(*case)
+    return plain_steps(*case, [tokens(case[1], step) for step in range(STEPS)])
+
+
+def gpt2():
+    """Weights and configuration of one model, which is also that of CASES[0]."""
+    return given("gpt2", 0, torch.float64)[:2]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{str(case[2])[-7:]}")
@@ -225,32 +218,27 @@ def test_logits_loss_gradients_and_ten_steps_equal_hugging_faces(case, ran):
 
 
 def _one_step(state, config, options):
-    model = ParallelGPT(config, dtype=torch.float64, **options)
-    load_full_state_dict(model, from_hugging_face(state, config))
+    model = make(state, config, **options)
     with record() as forward:
         loss = model(*tokens(0))
     with record() as backward:
         loss.backward()
-    calls = [[(call.kind, call.bytes) for call in section] for section in (forward, backward)]
-    return calls, loss.item(), {name: p.grad for name, p in model.named_parameters()}
+    return traffic(forward, backward), loss.item(), {name: p.grad for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("p", WORLD_SIZES)
 def test_a_step_sends_bsh_for_each_block_and_for_the_two_tables_and_two_numbers_a_token_for_the_loss(p):
-    state, config, *_ = given("gpt2", 0, torch.float64)
-    tokens_, h = BATCH * SEQUENCE, 8 * BATCH * SEQUENCE * HIDDEN
-    forward = [h] * (2 * LAYERS + 1) + [8 * tokens_, 8 * (tokens_ + 1)]
-    for calls, *_ in launch(_one_step, p, args=(state, config, {})):
-        assert {kind for section in calls for kind, _ in section} == ({"all_reduce"} if p > 1 else set())
-        assert [size for _, size in calls[0]] == (forward if p > 1 else [])
-        assert [size for _, size in calls[1]] == ([h] * (2 * LAYERS + 1) if p > 1 else [])
+    def sums(*sizes):
+        return [("all_reduce", "sum", size) for size in sizes]
+
+    h = sums(8 * BATCH * SEQUENCE * HIDDEN) * (2 * LAYERS + 1)
+    loss = [("all_reduce", "max", 8 * BATCH * SEQUENCE), *sums(8 * (BATCH * SEQUENCE + 1))]
+    for sent, *_ in launch(_one_step, p, args=(*gpt2(), {})):
+        assert sent == ([h + loss, h] if p > 1 else [[], []])
 
 
 def test_overlap_sends_the_same_and_gives_the_same():
-    state, config, *_ = given("gpt2", 0, torch.float64)
-    plain, overlapped = (
-        launch(_one_step, 2, args=(state, config, options)) for options in ({}, {"async_grad_allreduce": True})
-    )
+    plain, overlapped = (launch(_one_step, 2, args=(*gpt2(), {"async_grad_allreduce": on})) for on in (False, True))
     for (calls, loss, gradients), (others, other, theirs) in zip(plain, overlapped, strict=True):
         assert calls == others
         assert other == loss
@@ -260,25 +248,20 @@ def test_overlap_sends_the_same_and_gives_the_same():
 
 def _with_dropout(state, config, recompute):
     rng = seed_all(11)
-    model = ParallelGPT(config, dtype=torch.float64, recompute=recompute)
-    load_full_state_dict(model, from_hugging_face(state, config))
+    model = make(state, config, recompute=recompute)
     kept, before = [], torch.get_rng_state()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         losses = [model(*tokens(0), rng=rng) for _ in range(2)]
     sum(losses).backward()
     assert torch.equal(torch.get_rng_state(), before)  # all of it is drawn from the tracker
     model.eval()
-    return (
-        [loss.item() for loss in losses],
-        {n: p.grad for n, p in model.named_parameters()},
-        sum(kept),
-        model(*tokens(0), rng=rng).item(),
-    )
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    return [loss.item() for loss in losses], gradients, sum(kept), model(*tokens(0), rng=rng).item()
 
 
 @pytest.mark.parametrize("p", [1, 2])
 def test_recomputation_keeps_less_and_replays_the_same_dropout(p):
-    state, config, *_ = given("gpt2", 0, torch.float64)
+    state, config = gpt2()
     config = dataclasses.replace(config, dropout=0.2)
     keeping, selective, full = (
         launch(_with_dropout, p, args=(state, config, recompute)) for recompute in ("nothing", "attention", "layers")
@@ -297,15 +280,14 @@ def test_recomputation_keeps_less_and_replays_the_same_dropout(p):
 
 def _entrance(state, config):
     """What the layers are given, with dropout."""
-    model = ParallelGPT(config, dtype=torch.float64)
-    load_full_state_dict(model, from_hugging_face(state, config))
+    model = make(state, config)
     model.layers, model.final_norm = nn.ModuleList(), nn.Identity()
     return model.features(tokens(0)[0], rng=seed_all(11)).detach()
 
 
 @pytest.mark.parametrize("p", WORLD_SIZES)
 def test_the_sum_of_both_embeddings_is_dropped_alike_on_every_rank(p):
-    state, config, *_ = given("gpt2", 0, torch.float64)
+    state, config = gpt2()
     x = state["transformer.wte.weight"][tokens(0)[0]] + state["transformer.wpe.weight"][:SEQUENCE]
     torch.manual_seed(11 + 1359)
     expected = F.dropout(x, 0.2)
@@ -314,9 +296,7 @@ def test_the_sum_of_both_embeddings_is_dropped_alike_on_every_rank(p):
 
 
 def test_a_target_that_is_to_be_ignored_counts_for_nothing():
-    state, config, *_ = given("gpt2", 0, torch.float64)
-    model = ParallelGPT(config, dtype=torch.float64)
-    load_full_state_dict(model, from_hugging_face(state, config))
+    model = make(*gpt2())
     ids, targets = tokens(0)[0], tokens(1)[1].clamp(min=0)
     ignored = targets[0, 0].item()
     logits = expected(CASES[0])["logits"]
@@ -387,8 +367,7 @@ def test_first_values_have_the_spread_of_gpt2_and_what_writes_to_the_residual_a_
 
 
 def _in_groups(state, config, seed, dtype):
-    group = [dist.new_group([0, 2]), dist.new_group([1, 3])][dist.get_rank() % 2]
-    return run(state, config, seed, dtype, group, recompute="layers")
+    return run(state, config, seed, dtype, own_group(), recompute="layers")
 
 
 def test_two_groups_side_by_side_are_two_models():
@@ -402,8 +381,7 @@ def test_two_groups_side_by_side_are_two_models():
 
 
 def _in_bfloat16(state, config, float32_residual):
-    model = ParallelGPT(config, dtype=torch.bfloat16, float32_residual=float32_residual)
-    load_full_state_dict(model, from_hugging_face(state, config))
+    model = make(state, config, torch.bfloat16, float32_residual=float32_residual)
     seen = []
     model.layers[1].register_forward_hook(lambda module, args, out: seen.append(out.dtype))
     logits = model(tokens(0)[0], gather=True)
@@ -423,8 +401,7 @@ def test_a_bfloat16_model_may_keep_its_residual_in_float32(kind):
 
 
 def _under_autocast(state, config):
-    model = ParallelGPT(config, dtype=torch.float32)
-    load_full_state_dict(model, from_hugging_face(state, config))
+    model = make(state, config, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(*tokens(0))
     loss.backward()
@@ -446,8 +423,7 @@ def test_under_autocast_it_trains_with_gradients_in_float32(kind):
 
 def test_a_key_padding_mask_hides_padding_from_every_token():
     state, config, *_ = given("llama", 0, torch.float64)
-    model = ParallelGPT(config, dtype=torch.float64)
-    load_full_state_dict(model, from_hugging_face(state, config))
+    model = make(state, config)
     ids = tokens(0)[0]
     padding = torch.zeros(BATCH, SEQUENCE, dtype=torch.bool)
     padding[1, :3] = True

@@ -9,11 +9,11 @@ from functools import cache
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from tests.reference import assert_close, cut, random
+from tests.reference import assert_close, random
+from tests.tensor.on_ranks import GROUPS, assert_shards, own_group, traffic
 from tplab import launch, record
 from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
@@ -59,39 +59,35 @@ def named_as_ours(kind, theirs):
     return ours
 
 
-def part_of(kind, whole, rank, p):
-    return {
-        name: whole[name] if dim is None else cut(whole[name], dim, rank, p, blocks)
-        for name, _, _, dim, blocks in table(kind)
-    }
+def cuts(kind):
+    return {name: (dim, blocks) for name, _, _, dim, blocks in table(kind)}
 
 
 @cache
 def plain_layer(kind, norm_first=True):
     layer_class = nn.TransformerDecoderLayer if kind == "decoder" else nn.TransformerEncoderLayer
-    layer = layer_class(
-        HIDDEN, HEADS, FFN, 0.0, F.gelu, batch_first=True, norm_first=norm_first, dtype=torch.float64
-    ).train()
+    options = {"batch_first": True, "norm_first": norm_first, "dtype": torch.float64}
+    layer = layer_class(HIDDEN, HEADS, FFN, 0.0, F.gelu, **options).train()
     layer.load_state_dict({name: random(tuple(t.shape), name) / 2 for name, t in layer.state_dict().items()})
     return layer
 
 
-def inputs(kind, step=0):
-    x, dy = (random((BATCH, SEQUENCE, HIDDEN), name, step) for name in ("x", "dy"))
-    memory = random((BATCH, MEMORY, HIDDEN), "memory", step) if kind == "decoder" else None
-    keys = SEQUENCE if kind == "encoder" else MEMORY
+def inputs(kind, sequence=SEQUENCE, memory_tokens=MEMORY):
+    x, dy = (random((BATCH, sequence, HIDDEN), name) for name in ("x", "dy"))
+    memory = random((BATCH, memory_tokens, HIDDEN), "memory") if kind == "decoder" else None
+    keys = memory_tokens if kind == "decoder" else sequence
     padding = torch.arange(keys) >= torch.tensor([[keys], [keys - 2]])
     return x, memory, padding, dy
 
 
-def run_plain(kind):
-    """Output and all gradients of torch's layer."""
+def run_plain(kind, *sizes):
+    """Output and all gradients of torch's layer, under our names."""
     layer = copy.deepcopy(plain_layer(kind))
-    x, memory, padding, dy = inputs(kind)
-    leaves = {"x": x.requires_grad_()}
-    causal = nn.Transformer.generate_square_subsequent_mask(SEQUENCE, dtype=torch.float64)
+    x, memory, padding, dy = inputs(kind, *sizes)
+    leaves = {"dx": x.requires_grad_()}
+    causal = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=torch.float64)
     if kind == "decoder":
-        leaves["memory"] = memory.requires_grad_()
+        leaves["dmemory"] = memory.requires_grad_()
         out = layer(x, memory, tgt_mask=causal, memory_key_padding_mask=padding)
     elif kind == "causal":
         out = layer(x, src_mask=causal, is_causal=True)
@@ -99,7 +95,8 @@ def run_plain(kind):
         out = layer(x, src_key_padding_mask=padding)
     out.backward(dy)
     gradients = named_as_ours(kind, {name: p.grad for name, p in layer.named_parameters()})
-    return out.detach(), {name: leaf.grad for name, leaf in leaves.items()}, gradients
+    result = {"out": out.detach()} | {name: leaf.grad for name, leaf in leaves.items()}
+    return result | {f"d{name}": gradient for name, gradient in gradients.items()}
 
 
 def make(kind, group=None, dtype=torch.float64, **options):
@@ -111,35 +108,22 @@ def make(kind, group=None, dtype=torch.float64, **options):
     return layer
 
 
-def run(kind, group=None, **options):
-    layer = make(kind, group, **options)
-    x, memory, padding, dy = inputs(kind)
-    leaves = {"x": x.requires_grad_()} | ({} if memory is None else {"memory": memory.requires_grad_()})
+def run_layer(layer, kind, *sizes, part=lambda whole: whole):
+    """Output, all gradients, and the traffic. part: what a rank is given of x, memory and dy."""
+    x, memory, padding, dy = inputs(kind, *sizes)
+    leaves = {"x": part(x).requires_grad_()} | ({} if memory is None else {"memory": part(memory).requires_grad_()})
+    masks = {"decoder": {"memory_padding_mask": padding}, "encoder": {"key_padding_mask": padding}, "causal": {}}
     with record() as forward:
-        masks = {"decoder": {"memory_padding_mask": padding}, "encoder": {"key_padding_mask": padding}, "causal": {}}
-        out = layer(x, memory, **masks[kind])
+        out = layer(*leaves.values(), **masks[kind])
     with record() as backward:
-        out.backward(dy)
-    gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
-    traffic = [[(call.kind, call.bytes) for call in section] for section in (forward, backward)]
-    return out.detach(), {name: leaf.grad for name, leaf in leaves.items()}, gradients, traffic
-
-
-def assert_equals_plain(kind, results, tolerance=1e-12):
-    out, inputs_, gradients = run_plain(kind)
-    for rank, (mine, leaves, mine_gradients, _) in enumerate(results):
-        assert_close(mine, out, tolerance)
-        assert leaves.keys() == inputs_.keys()
-        for name, gradient in inputs_.items():
-            assert_close(leaves[name], gradient, tolerance)
-        expected = part_of(kind, gradients, rank, len(results))
-        assert mine_gradients.keys() == expected.keys()
-        for name, gradient in expected.items():
-            assert_close(mine_gradients[name], gradient, tolerance)
+        out.backward(part(dy))
+    leaves |= dict(layer.named_parameters())
+    gradients = {f"d{name}": leaf.grad.clone() for name, leaf in leaves.items()}
+    return {"out": out.detach(), **gradients}, traffic(forward, backward)
 
 
 def _run_all(cases):
-    return [run(kind, **options) for kind, options in cases]
+    return [run_layer(make(kind, **options), kind) for kind, options in cases]
 
 
 CASES = [(kind, options) for kind in KINDS for options in ({}, {"async_grad_allreduce": True})]
@@ -154,20 +138,19 @@ def ran(request):
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{kind}-{len(options)}" for kind, options in CASES])
 def test_outputs_and_all_gradients_equal_torchs_own_layer(number, ran):
-    assert_equals_plain(CASES[number][0], [result[number] for result in ran])
+    kind = CASES[number][0]
+    assert_shards([result[number][0] for result in ran], run_plain(kind), cuts(kind))
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{kind}-{len(options)}" for kind, options in CASES])
 def test_the_traffic_is_two_all_reduces_each_way_and_with_cross_attention_three(number, ran):
     kind, p = CASES[number][0], len(ran)
-    text, memory = 8 * BATCH * SEQUENCE * HIDDEN, 8 * BATCH * MEMORY * HIDDEN
+    text, memory = (("all_reduce", "sum", 8 * BATCH * length * HIDDEN) for length in (SEQUENCE, MEMORY))
     forward = [text] * (3 if kind == "decoder" else 2) if p > 1 else []
     backward = sorted([*forward, memory] if kind == "decoder" and p > 1 else forward)
     for result in ran:
-        calls = result[number][3]
-        assert [size for _, size in calls[0]] == forward
-        assert sorted(size for _, size in calls[1]) == backward
-        assert {name for section in calls for name, _ in section} <= {"all_reduce"}
+        sent = result[number][1]
+        assert [sent[0], sorted(sent[1])] == [forward, backward]
 
 
 # Post-LN
@@ -185,7 +168,7 @@ def _post_norm_stack(states, x, dy):
         out = layer(out)
     out.backward(dy)
     gradients = [{name: p.grad for name, p in layer.named_parameters()} for layer in layers]
-    return out.detach(), x.grad, gradients
+    return {"out": out.detach(), "dx": x.grad}, gradients
 
 
 @pytest.mark.parametrize("p", WORLD_SIZES)
@@ -215,12 +198,10 @@ def test_post_layernorm_is_torchs_norm_last_layer_with_its_norms_moved_on_by_one
         theirs_grad |= {name: p.new_zeros(p.shape) for name, p in layer.named_parameters() if p.grad is None}
         gradients.append(named_as_ours("encoder", theirs_grad) | {name: p.grad for name, p in moved.items()})
     states = [{name: t.detach() for name, t in state.items()} for state in states]
-    for rank, (mine, dx, mine_gradients) in enumerate(launch(_post_norm_stack, p, args=(states, x, dy))):
-        assert_close(mine, out.detach())
-        assert_close(dx, leaf.grad)
-        for layer, whole in zip(mine_gradients, gradients, strict=True):
-            for name, gradient in part_of("encoder", whole, rank, p).items():
-                assert_close(layer[name], gradient)
+    results = launch(_post_norm_stack, p, args=(states, x, dy))
+    assert_shards([result for result, _ in results], {"out": out.detach(), "dx": leaf.grad}, {})
+    for number, whole in enumerate(gradients):
+        assert_shards([layers[number] for _, layers in results], whole, cuts("encoder"))
 
 
 # Dropout
@@ -318,7 +299,7 @@ def _step_by_step(kind):
 def test_token_by_token_with_a_cache_gives_what_the_whole_text_gives(kind, p):
     blocks = 3 if kind == "decoder" else 2
     for whole, parts, again, heads, calls in launch(_step_by_step, p, args=(kind,)):
-        assert_close(whole, run_plain(kind)[0])
+        assert_close(whole, run_plain(kind)["out"])
         assert_close(parts, whole)
         assert_close(again, whole)
         assert heads == [HEADS // p] * (blocks - 1)
@@ -369,28 +350,27 @@ def test_under_autocast_it_computes_in_bfloat16_with_a_residual_in_float32():
     out, finite = launch(_autocast, 2)[0]
     assert out.dtype == torch.float32
     assert finite
-    assert_close(out, run_plain("causal")[0].float(), 2**-5)
+    assert_close(out, run_plain("causal")["out"].float(), 2**-5)
 
 
 # Ranks and groups, first values, misuse
 
 
 def _in_groups():
-    group = [dist.new_group([0, 2]), dist.new_group([1, 3])][dist.get_rank() % 2]
-    return run("decoder", group)
+    return run_layer(make("decoder", own_group()), "decoder")
 
 
 def test_two_groups_side_by_side_are_two_layers():
     results = launch(_in_groups, 4)
-    for members in ([0, 2], [1, 3]):
-        assert_equals_plain("decoder", [results[rank] for rank in members])
+    for members in GROUPS:
+        assert_shards([results[rank][0] for rank in members], run_plain("decoder"), cuts("decoder"))
 
 
 def test_without_a_process_group_it_is_the_plain_layer_and_sends_nothing():
     for kind in KINDS:
-        result = run(kind)
-        assert_equals_plain(kind, [result])
-        assert result[3] == [[], []]
+        result, sent = run_layer(make(kind), kind)
+        assert_shards([result], run_plain(kind), cuts(kind))
+        assert sent == [[], []]
 
 
 def _fresh():
@@ -431,11 +411,8 @@ def test_every_option_reaches_the_blocks():
     assert all(bool((block.weight == 2).all()) for block in writers)
     assert all(block.per_rank_init for block in readers + writers)
     assert (layer.attention.num_kv_heads, layer.cross_attention.num_kv_heads) == (2, 2)
-    assert (layer.attention.rotary_base, layer.mlp.activation, layer.mlp.up.weight.shape[0]) == (
-        50.0,
-        "swiglu",
-        2 * FFN,
-    )
+    assert layer.attention.rotary_base == 50.0
+    assert (layer.mlp.activation, layer.mlp.up.weight.shape[0]) == ("swiglu", 2 * FFN)
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Layers and a GPT with the sequence cut over ranks: `tplab.sequence.gpt`, against plain models on one process.
 
-The layer is held to torch's own, the GPT to Hugging Face's, as in test_transformer and test_gpt, whose tables say what
-a rank should hold of each gradient. Here each rank gets its own tokens only.
+The layer is compared with torch's own, and the GPT with Hugging Face's, as in test_transformer and test_model, whose
+tables say which shard of each gradient a rank should hold. Here each rank gets only its own tokens.
 """
 
 import copy
@@ -9,15 +9,12 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn import functional as F
 
-from tests.gpt.test_model import VOCAB, given, hugging_face
-from tests.gpt.test_model import part as part_of_gpt
-from tests.gpt.test_transformer import BATCH, HIDDEN, make, named_as_ours, part_of, plain_layer
-from tests.reference import assert_close, cut, random
+from tests.gpt import test_model as gpt
+from tests.gpt.test_transformer import BATCH, HIDDEN, cuts, make, run_layer, run_plain
+from tests.reference import assert_close, cut
+from tests.tensor.on_ranks import GROUPS, assert_refused, assert_shards, own_group, refusals, traffic
 from tplab import launch, record
-from tplab.gpt.hugging_face import from_hugging_face
 from tplab.gpt.model import ParallelGPT
 from tplab.gpt.transformer import ParallelTransformerLayer
 from tplab.memory.config import GPTConfig
@@ -29,7 +26,6 @@ from tplab.sequence.gpt import (
     sequence_parallel_parameters,
 )
 from tplab.sequence.linear import GATHER_AGAIN, SEQUENCE_PARALLEL
-from tplab.tensor.full_state import load_full_state_dict
 from tplab.tensor.mlp import ParallelMLP
 from tplab.tensor.region import TENSOR_PARALLEL
 from tplab.tensor.rng import seed_all
@@ -45,55 +41,18 @@ LAYER_OPTIONS = ({}, {"gather_again": True}, {"async_grad_allreduce": True})
 LAYER_CASES = [(kind, options) for kind in ("encoder", "causal", "decoder") for options in LAYER_OPTIONS]
 
 
-def layer_inputs(kind):
-    x, dy = (random((BATCH, SEQUENCE, HIDDEN), name) for name in ("x", "dy"))
-    memory = random((BATCH, MEMORY, HIDDEN), "memory") if kind == "decoder" else None
-    keys = MEMORY if kind == "decoder" else SEQUENCE
-    return x, memory, torch.arange(keys) >= torch.tensor([[keys], [keys - 2]]), dy
-
-
-def plain_layer_run(kind):
-    """Output and all gradients of torch's layer."""
-    layer = copy.deepcopy(plain_layer(kind))
-    x, memory, padding, dy = layer_inputs(kind)
-    leaves = [leaf.requires_grad_() for leaf in (x, memory) if leaf is not None]
-    causal = nn.Transformer.generate_square_subsequent_mask(SEQUENCE, dtype=torch.float64)
-    if kind == "decoder":
-        out = layer(x, memory, tgt_mask=causal, memory_key_padding_mask=padding)
-    elif kind == "causal":
-        out = layer(x, src_mask=causal, is_causal=True)
-    else:
-        out = layer(x, src_key_padding_mask=padding)
-    out.backward(dy)
-    gradients = named_as_ours(kind, {name: p.grad for name, p in layer.named_parameters()})
-    return out.detach(), [leaf.grad for leaf in leaves], gradients
-
-
-def traffic(section):
-    return [(call.kind, call.bytes) for call in section]
-
-
 def layer_run(kind, options, group=None):
     rank, p = dist.get_rank(group), dist.get_world_size(group)
     options = dict(options)
     region = GATHER_AGAIN if options.pop("gather_again", False) else SEQUENCE_PARALLEL
     layer = make(kind, group, region=region, **options)
-    x, memory, padding, dy = layer_inputs(kind)
-    leaves = [cut(leaf, 1, rank, p).requires_grad_() for leaf in (x, memory) if leaf is not None]
-    masks = {"decoder": {"memory_padding_mask": padding}, "encoder": {"key_padding_mask": padding}, "causal": {}}
-    with record() as forward:
-        out = layer(*leaves, **masks[kind])
-    with record() as backward:
-        out.backward(cut(dy, 1, rank, p))
-    before = {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}
+    result, sent = run_layer(layer, kind, SEQUENCE, MEMORY, part=lambda whole: cut(whole, 1, rank, p))
     with record() as summing:
         allreduce_sequence_parallel_gradients(layer, group)
     return {
-        "out": out.detach(),
-        "leaves": [leaf.grad for leaf in leaves],
-        "before": before,
-        "gradients": {name: parameter.grad for name, parameter in layer.named_parameters()},
-        "traffic": [traffic(section) for section in (forward, backward, summing)],
+        "before": result,
+        "after": result | {f"d{name}": parameter.grad for name, parameter in layer.named_parameters()},
+        "traffic": [*sent, *traffic(summing)],
         "marked": {name for name, parameter in layer.named_parameters() if hasattr(parameter, "sequence_parallel")},
     }
 
@@ -110,16 +69,9 @@ def layers(request):
 
 
 def assert_layer_equals_plain(kind, results):
-    p = len(results)
-    out, leaves, gradients = plain_layer_run(kind)
-    for rank, result in enumerate(results):
-        assert_close(result["out"], cut(out, 1, rank, p))
-        for mine, whole in zip(result["leaves"], leaves, strict=True):
-            assert_close(mine, cut(whole, 1, rank, p))
-        expected = part_of(kind, gradients, rank, p)
-        assert result["gradients"].keys() == expected.keys()
-        for name, gradient in expected.items():
-            assert_close(result["gradients"][name], gradient)
+    along_the_sequence = dict.fromkeys(("out", "dx", "dmemory"), (1, 1))
+    expected = run_plain(kind, SEQUENCE, MEMORY)
+    assert_shards([result["after"] for result in results], expected, cuts(kind) | along_the_sequence)
 
 
 @pytest.mark.parametrize("case", range(len(LAYER_CASES)))
@@ -135,19 +87,18 @@ def small(name):
 @pytest.mark.parametrize("case", range(0, len(LAYER_CASES), len(LAYER_OPTIONS)))
 def test_without_the_all_reduce_the_gradients_of_what_is_not_cut_are_summands(layers, case):
     kind, p = LAYER_CASES[case][0], len(layers)
-    gradients = plain_layer_run(kind)[2]
-    for name in filter(small, gradients):
-        summands = [result[case]["before"][name] for result in layers]
-        assert_close(sum(summands), gradients[name])
-        for summand in summands:
-            assert p == 1 or not torch.allclose(summand, gradients[name], rtol=0.01)
-    for result in layers:
-        assert result[case]["marked"] == set(filter(small, gradients))
+    gradients = run_plain(kind, SEQUENCE, MEMORY)
+    names = set(filter(small, cuts(kind)))
+    for name in names:
+        summands, gradient = [result[case]["before"][f"d{name}"] for result in layers], gradients[f"d{name}"]
+        assert_close(sum(summands), gradient)
+        assert p == 1 or not any(torch.allclose(summand, gradient, rtol=0.01) for summand in summands)
+    assert all(result[case]["marked"] == names for result in layers)
 
 
 def test_what_a_layer_sends(layers):
     p = len(layers)
-    gather, scatter = ("all_gather", SIZE), ("reduce_scatter", SIZE)
+    gather, scatter = ("all_gather", None, SIZE), ("reduce_scatter", "sum", SIZE)
     small_bytes = 8 * 6 * HIDDEN  # two norms, two biases
     for result in layers:
         for case, (kind, options) in enumerate(LAYER_CASES):
@@ -157,7 +108,7 @@ def test_what_a_layer_sends(layers):
             one_block = [gather, gather, scatter] if options.get("gather_again") else [gather, scatter]
             assert forward == (p > 1) * [gather, scatter] * 2
             assert backward == (p > 1) * one_block * 2
-            assert summing == (p > 1) * [("all_reduce", small_bytes)]
+            assert summing == (p > 1) * [("all_reduce", "sum", small_bytes)]
 
 
 def _masks():
@@ -179,7 +130,7 @@ def _masks():
 
 
 def small_config(**options):
-    sizes = {"num_layers": 2, "hidden_size": HIDDEN, "num_heads": 4, "vocab_size": VOCAB, "seq_length": SEQUENCE}
+    sizes = {"num_layers": 2, "hidden_size": HIDDEN, "num_heads": 4, "vocab_size": gpt.VOCAB, "seq_length": SEQUENCE}
     return GPTConfig(**(sizes | options))
 
 
@@ -243,70 +194,43 @@ GPT_CASES = [
 
 def tokens(step=0):
     generator = torch.Generator().manual_seed(step)
-    ids, targets = (torch.randint(0, VOCAB, (BATCH, SEQUENCE), generator=generator) for _ in range(2))
+    ids, targets = (torch.randint(0, gpt.VOCAB, (BATCH, SEQUENCE), generator=generator) for _ in range(2))
     targets[0, :3] = -100  # the tokens that count are not spread evenly over the ranks
     return ids, targets
 
 
-def plain_gpt_run(kind):
-    model = copy.deepcopy(hugging_face(kind)[0])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses, gradients = [], {}
-    for step in range(STEPS):
-        ids, targets = tokens(step)
-        logits = model(ids).logits  # [b, s, v]
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        if step == 0:
-            first, gradients = logits.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
-        optimizer.step()
-        losses.append(loss.item())
-    weights = {name: p.detach() for name, p in model.named_parameters()}
-    return {"logits": first, "losses": losses, "gradients": gradients, "weights": weights}
+BATCHES = [tokens(step) for step in range(STEPS)]
 
 
-def gpt_run(kind, options, source, group=None, model_class=SequenceParallelGPT):
+def gpt_run(options, source, group=None, model_class=SequenceParallelGPT):
     state, config, _, dtype = source
-    model = model_class(config, dtype=dtype, group=group, **options)
-    load_full_state_dict(model, from_hugging_face(state, config), group)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model = gpt.make(state, config, dtype, group, model_class, **options)
     with torch.no_grad():
-        logits = model(tokens()[0], gather=True)
-    losses, gradients = [], {}
-    for step in range(STEPS):
-        with record() as section:
-            loss = model(*tokens(step))
-            optimizer.zero_grad()
-            loss.backward()
-        allreduce_sequence_parallel_gradients(model, group)
-        if step == 0:
-            gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-        optimizer.step()
-        losses.append(loss.item())
-    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    ring = sum(RING[kind] * size for kind, size in traffic(section))
-    return {"logits": logits, "losses": losses, "gradients": gradients, "weights": weights, "ring": ring}
+        logits = model(BATCHES[0][0], gather=True)
+    result = gpt.steps(model, model, BATCHES, lambda: allreduce_sequence_parallel_gradients(model, group))
+    with record() as section:
+        model(*BATCHES[0]).backward()
+    return result | {"logits": logits, "ring": sum(RING[call.kind] * call.bytes for call in section)}
 
 
 def _gpt_runs(cases):
     sequence_parallel = [gpt_run(*case) for case in cases]
-    return sequence_parallel, gpt_run("gpt2", {}, cases[0][2], model_class=ParallelGPT)["ring"]
+    return sequence_parallel, gpt_run({}, cases[0][1], model_class=ParallelGPT)["ring"]
 
 
 def assert_gpt_equals_plain(kind, results):
-    plain, p = plain_gpt_run(kind), len(results)
+    plain, p = gpt.plain_steps(kind, 0, torch.float64, BATCHES), len(results)
     for rank, result in enumerate(results):
         assert_close(result["logits"], plain["logits"], 1e-9)
         assert result["losses"] == pytest.approx(plain["losses"], rel=1e-9)
         for what, tolerance in (("gradients", 1e-9), ("weights", 1e-6)):  # Adam divides by a gradient's size
             for name, tensor in result[what].items():
-                assert_close(tensor, part_of_gpt(kind, name, plain[what], rank, p), tolerance)
+                assert_close(tensor, gpt.part(kind, name, plain[what], rank, p), tolerance)
 
 
 @pytest.mark.parametrize("p", WORLD_SIZES)
 def test_a_gpt_equals_hugging_faces_in_logits_gradients_and_steps_and_sends_the_same(p):
-    sources = [(kind, options, given(kind, 0, torch.float64)) for kind, options in GPT_CASES]
+    sources = [(options, gpt.given(kind, 0, torch.float64)) for kind, options in GPT_CASES]
     results = launch(_gpt_runs, p, args=(sources,), timeout=250)
     for case, (kind, _) in enumerate(GPT_CASES):
         assert_gpt_equals_plain(kind, [result[case] for result, _ in results])
@@ -316,15 +240,13 @@ def test_a_gpt_equals_hugging_faces_in_logits_gradients_and_steps_and_sends_the_
 
 
 def _in_groups(source):
-    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]  # every rank makes both
-    group = groups[dist.get_rank() % 2]
-    layer = layer_run("decoder", {"gather_again": True}, group)
-    return layer, gpt_run("gpt2", {"gather_again": True}, source, group)
+    group = own_group()
+    return layer_run("decoder", {"gather_again": True}, group), gpt_run({"gather_again": True}, source, group)
 
 
 def test_two_groups_side_by_side_do_not_mix():
-    results = launch(_in_groups, 4, args=(given("gpt2", 0, torch.float64),), timeout=250)
-    for members in ([0, 2], [1, 3]):
+    results = launch(_in_groups, 4, args=(gpt.given("gpt2", 0, torch.float64),), timeout=250)
+    for members in GROUPS:
         assert_layer_equals_plain("decoder", [results[rank][0] for rank in members])
         assert_gpt_equals_plain("gpt2", [results[rank][1] for rank in members])
 
@@ -366,18 +288,12 @@ def test_new_parameters_of_a_copy_are_found_and_a_block_alone_can_be_sequence_pa
 
 def _refused():
     model = SequenceParallelGPT(small_config(seq_length=12))
-    messages = []
-    for arguments in (
-        {"ids": torch.zeros(2, 9, dtype=torch.long)},
-        {"ids": tokens()[0], "cache": model.new_cache(2, 8)},
-    ):
-        with pytest.raises(ValueError) as error:
-            model.features(**arguments)
-        messages.append(str(error.value))
-    return messages
+    return refusals(
+        lambda: model.features(torch.zeros(2, 9, dtype=torch.long)),
+        lambda: model.features(tokens()[0], cache=model.new_cache(2, 8)),
+    )
 
 
 def test_a_text_that_p_does_not_divide_and_a_cache_are_refused():
-    for text, cache in launch(_refused, 2, timeout=120):
-        assert "sequence length s=9 can't be divided over 2 ranks" in text
-        assert "generate with a ParallelGPT" in cache
+    results = launch(_refused, 2, timeout=120)
+    assert_refused(results, "sequence length s=9 can't be divided over 2 ranks", "generate with a ParallelGPT")

@@ -18,7 +18,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tests.reference import assert_close, cut, random
-from tplab import launch, record
+from tests.tensor.on_ranks import GROUPS, assert_refused, own_group, refusals
+from tests.tensor.on_ranks import train as train_sgd
+from tplab import launch
 from tplab.tensor.attention import ParallelAttention
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 
@@ -107,12 +109,13 @@ def part_of(plain, name, rank, p, kv_heads):
 
 
 def inputs(case, step, dtype=torch.float64):
+    """All that the model is given, and the gradient of its output."""
     b, s, t = case.get("sizes", (BATCH, SEQUENCE, MEMORY))
     cross = case.get("attention_type") == "cross"
     x = random((b, s, HIDDEN), "x", step, dtype=dtype)
     if case.get("strided"):
         x = random((s, b, 2 * HIDDEN), "x", step, dtype=dtype)[..., ::2].transpose(0, 1)
-    given = {}
+    given = {"x": x}
     if cross:
         given["memory"] = random((b, t, HIDDEN), "memory", step, dtype=dtype)
     keys = t if cross else s
@@ -124,34 +127,17 @@ def inputs(case, step, dtype=torch.float64):
     if case.get("positions"):
         given["positions"] = (torch.arange(s) * 3 + 2) if case["positions"] == 1 else torch.arange(b * s).view(b, s) + 1
     dy = random((b, s, HIDDEN), "dy", step, dtype=dtype)
-    return x, given, dy.transpose(0, 1).contiguous().transpose(0, 1) if case.get("strided") else dy
+    return given, dy.transpose(0, 1).contiguous().transpose(0, 1) if case.get("strided") else dy
 
 
 def train(model, case, dtype=torch.float64, split_bias=False):
     """The first step's output, gradients and traffic, and the parameters after several steps."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    result, traffic = {}, []
-    for step in range(STEPS):
-        x, given, dy = inputs(case, step, dtype)
-        leaves = {"x": x, **{name: t for name, t in given.items() if t.is_floating_point()}}
-        before = {name: t.clone() for name, t in {**leaves, **given, "dy": dy}.items()}
-        for leaf in leaves.values():
-            leaf.requires_grad_()
-        with record() as forward:
-            out = model(x, **given)
-        if split_bias:
-            out = out[0] if out[1] is None else out[0] + out[1]
-        with record() as backward:
-            out.backward(dy)
-        if step == 0:
-            result = {"out": out.detach()} | {f"d{name}": leaf.grad for name, leaf in leaves.items()}
-            result |= {f"d{name}": p.grad.clone() for name, p in model.named_parameters()}
-            traffic = [sorted((c.kind, c.bytes, c.op, c.group) for c in section) for section in (forward, backward)]
-        for name, tensor in {**leaves, **given, "dy": dy}.items():
-            assert torch.equal(tensor, before[name]), f"{name} was changed"
-        optimizer.step()
-        optimizer.zero_grad()
-    return {**result, **{name: p.detach() for name, p in model.named_parameters()}}, traffic
+
+    def read(*sections):
+        return [sorted((c.kind, c.bytes, c.op, c.group) for c in section) for section in sections]
+
+    batches = [inputs(case, step, dtype) for step in range(STEPS)]
+    return train_sgd(model, batches, split_bias, read, lr=0.05, momentum=0.9)
 
 
 # name -> options of both, and of the inputs
@@ -184,17 +170,9 @@ CASES = {
 
 def make(case, group=None, dtype=torch.float64):
     options = {key: case[key] for key in MODEL_OPTIONS if key in case}
-    model = ParallelAttention(
-        HIDDEN,
-        HEADS,
-        options.pop("kv_heads", None),
-        options.pop("head_dim", None),
-        **options,
-        skip_bias_add=case.get("split_bias", False),
-        async_grad_allreduce=case.get("async", False),
-        group=group,
-        dtype=dtype,
-    )
+    options |= {"skip_bias_add": case.get("split_bias", False), "async_grad_allreduce": case.get("async", False)}
+    heads = options.pop("kv_heads", None), options.pop("head_dim", None)
+    model = ParallelAttention(HIDDEN, HEADS, *heads, **options, group=group, dtype=dtype)
     load_full_state_dict(model, whole_state(state_of(case), case.get("attention_type", "self")), group)
     return model
 
@@ -251,12 +229,11 @@ def expected_traffic(case, rank, p, itemsize=8):
 
 
 def _train_all(cases, dtype=torch.float64):
-    outcomes = []
-    for case in cases:
-        model = make(case, dtype=dtype)
-        result, traffic = train(model, case, dtype, case.get("split_bias", False))
-        outcomes.append((result, traffic, full_state_dict(model)))
-    return outcomes
+    models = [make(case, dtype=dtype) for case in cases]
+    return [
+        (*train(model, case, dtype, case.get("split_bias", False)), full_state_dict(model))
+        for model, case in zip(models, cases, strict=True)
+    ]
 
 
 @pytest.fixture(scope="module", params=WORLD_SIZES)
@@ -302,9 +279,7 @@ def test_lower_precisions_differ_from_plain_by_rounding_only(dtype, tolerance):
 
 
 def _train_in_groups(case):
-    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    group = groups[dist.get_rank() % 2]
-    model = make(case, group)
+    model = make(case, own_group())
     twin = copy.deepcopy(model)
     (first, _), (second, _) = train(model, case), train(twin, case)
     return first, all(torch.equal(first[name], second[name]) for name in first)
@@ -313,7 +288,7 @@ def _train_in_groups(case):
 def test_two_groups_side_by_side_are_two_models_and_a_deep_copy_stays_in_its_group():
     name = "1 kv head, positions for each text"  # held by both ranks of a group
     results = launch(_train_in_groups, 4, args=(CASES[name],))
-    for members in ([0, 2], [1, 3]):
+    for members in GROUPS:
         assert_equals_plain([results[rank][0] for rank in members], name)
     assert all(same for _, same in results)
 
@@ -358,10 +333,8 @@ def test_outputs_gradients_and_steps_equal_dtensors_with_no_more_traffic(p):
             prefix, kind = ("d", name[1:]) if name[0] == "d" else ("", name)
             assert_close(ours[f"{prefix}qkv.{kind}"], torch.cat([theirs[f"{prefix}{part}.{kind}"] for part in "qkv"]))
         assert our_traffic[0] == their_traffic[0]
-        assert len(our_traffic[1]) == 1
-        assert set(our_traffic[1]) <= set(
-            their_traffic[1]
-        )  # with torch 2.13 one for each of q, k, v: three layers there
+        assert len(our_traffic[1]) == 1  # theirs, with torch 2.13: one for each of the layers q, k, v
+        assert set(our_traffic[1]) <= set(their_traffic[1])
 
 
 # Dropout
@@ -454,11 +427,12 @@ def _autocast(names):
     outcomes = []
     for name in names:
         model = make(CASES[name], dtype=torch.float32)
-        x, given, dy = inputs(CASES[name], 0, torch.float32)
+        given, dy = inputs(CASES[name], 0, torch.float32)
+        given["x"].requires_grad_()
         with torch.autocast("cpu", torch.bfloat16):
-            out = model(x.requires_grad_(), **given)
+            out = model(**given)
         out.backward(dy.to(out.dtype))
-        outcomes.append({"out": out.detach(), "dx": x.grad, "dout.weight": model.out.weight.grad})
+        outcomes.append({"out": out.detach(), "dx": given["x"].grad, "dout.weight": model.out.weight.grad})
     return outcomes
 
 
@@ -483,8 +457,10 @@ def test_numbers_of_another_dtype_may_be_added(dtype):
 # What is refused
 
 
-def _refusals(p):
-    makes = [
+def _refusals():
+    self_attention, cross = ParallelAttention(16, 8), ParallelAttention(16, 8, attention_type="cross")
+    x = torch.ones(2, 3, 16)
+    return refusals(
         lambda: ParallelAttention(24, 12, 6),
         lambda: ParallelAttention(24, 6),
         lambda: ParallelAttention(16, 8, 3),
@@ -496,55 +472,40 @@ def _refusals(p):
         lambda: ParallelAttention(16, 8, attention_type="cross", rotary_base=1e4),
         lambda: ParallelAttention(16, 8, dropout=1.0),
         lambda: ParallelAttention(24, 8, rotary_base=1e4)(torch.ones(1, 2, 24)),
-    ]
-    self_attention, cross = ParallelAttention(16, 8), ParallelAttention(16, 8, attention_type="cross")
-    x = torch.ones(2, 3, 16)
-    makes += [
         lambda: self_attention(x[0]),
         lambda: self_attention(x[..., :8]),
         lambda: self_attention(x, x),
         lambda: cross(x),
         lambda: cross(x, x[..., :8]),
         lambda: self_attention(x, attn_mask=torch.ones(3, 3, dtype=torch.bool)),
-        lambda: self_attention(x, attn_mask=torch.ones(2, 8 // p, 3, 3)),
+        lambda: self_attention(x, attn_mask=torch.ones(2, 2, 3, 3)),
         lambda: self_attention(x, key_padding_mask=torch.ones(2, 3)),
         lambda: self_attention(x, key_padding_mask=torch.ones(3, 2, dtype=torch.bool)),
-    ]
-    messages = []
-    for attempt in makes:
-        try:
-            attempt()
-            messages.append("no error")
-        except ValueError as error:
-            messages.append(str(error))
-    return messages
+    )
 
 
 def test_what_cannot_be_is_refused_with_the_numbers_and_what_would_work():
-    for messages in launch(_refusals, 4, args=(4,)):
-        expected = [
-            "num_kv_heads=6 can't be divided over 4 ranks, nor copied to them evenly. Use p in 1, 2, 3, 6, 12.",
-            "num_heads=6 can't be divided over 4 ranks: each rank takes whole heads, and as many as any other. "
-            "Use p in 1, 2, 3, 6.",
-            "num_heads=8 can't share num_kv_heads=3 evenly",
-            "num_heads=8 can't share num_kv_heads=0 evenly",
-            "num_heads=0 can't share num_kv_heads=0 evenly",
-            "hidden_size=20 can't be divided into num_heads=8 heads of one size",
-            "attention_type='flash' is not 'self' or 'cross'",
-            "cross-attention has no causal mask and no rotary positions",
-            "cross-attention has no causal mask and no rotary positions",
-            "dropout=1.0 should be in [0, 1)",
-            "head_dim=3 is odd",
-            "x [3, 16] should be [b, s, 16]",
-            "x [2, 3, 8] should be [b, s, 16]",
-            "self-attention has no memory",
-            "cross-attention needs its memory once",
-            "memory [2, 3, 8] should be [b, s, 16]",
-            "torch's own functions disagree on what True means",
-            "attn_mask [2, 2, 3, 3] should be [3, 3] or [2, 8, 3, 3]",
-            "key_padding_mask should be bool [2, 3], True for padding, got torch.float32 [2, 3]",
-            "key_padding_mask should be bool [2, 3], True for padding, got torch.bool [3, 2]",
-        ]
-        assert len(messages) == len(expected)
-        for message, words in zip(messages, expected, strict=True):
-            assert words in message
+    assert_refused(
+        launch(_refusals, 4),
+        "num_kv_heads=6 can't be divided over 4 ranks, nor copied to them evenly. Use p in 1, 2, 3, 6, 12.",
+        "num_heads=6 can't be divided over 4 ranks: each rank takes whole heads, and as many as any other. "
+        "Use p in 1, 2, 3, 6.",
+        "num_heads=8 can't share num_kv_heads=3 evenly",
+        "num_heads=8 can't share num_kv_heads=0 evenly",
+        "num_heads=0 can't share num_kv_heads=0 evenly",
+        "hidden_size=20 can't be divided into num_heads=8 heads of one size",
+        "attention_type='flash' is not 'self' or 'cross'",
+        "cross-attention has no causal mask and no rotary positions",
+        "cross-attention has no causal mask and no rotary positions",
+        "dropout=1.0 should be in [0, 1)",
+        "head_dim=3 is odd",
+        "x [3, 16] should be [b, s, 16]",
+        "x [2, 3, 8] should be [b, s, 16]",
+        "self-attention has no memory",
+        "cross-attention needs its memory once",
+        "memory [2, 3, 8] should be [b, s, 16]",
+        "torch's own functions disagree on what True means",
+        "attn_mask [2, 2, 3, 3] should be [3, 3] or [2, 8, 3, 3]",
+        "key_padding_mask should be bool [2, 3], True for padding, got torch.float32 [2, 3]",
+        "key_padding_mask should be bool [2, 3], True for padding, got torch.bool [3, 2]",
+    )

@@ -13,6 +13,8 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 from torch.nn import functional as F
 
 from tests.reference import assert_close, random
+from tests.tensor.on_ranks import GROUPS, own_group, refusals, traffic
+from tests.tensor.on_ranks import train as train_sgd
 from tplab import launch, record
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
@@ -61,22 +63,11 @@ def rows_of(whole: Tensor, rank: int, p: int, multiple: int = 1) -> Tensor:
 
 def train(module: nn.Module, shape: tuple[int, ...] = (BATCH, SEQUENCE), dtype: torch.dtype = torch.float64):
     """The first step's output, gradient and traffic, and the weight after several steps of SGD."""
-    optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
-    result, traffic = {}, []
+    batches = []
     for step in range(STEPS):
         ids = all_ids(step).view(-1)[: torch.Size(shape).numel()].view(shape)
-        before = ids.clone()
-        with record() as forward:
-            out = module(ids)
-        with record() as backward:
-            out.backward(random((*shape, HIDDEN), "dy", step).to(dtype))
-        assert torch.equal(ids, before)
-        if step == 0:
-            result = {"out": out.detach(), "dweight": module.weight.grad.clone()}
-            traffic = [[(c.kind, c.bytes, c.op) for c in section] for section in (forward, backward)]
-        optimizer.step()
-        optimizer.zero_grad()
-    return {**result, "weight": module.weight.detach()}, traffic
+        batches.append(({"ids": ids}, random((*shape, HIDDEN), "dy", step).to(dtype)))
+    return train_sgd(module, batches, lr=LEARNING_RATE)
 
 
 def plain(options: dict, dtype: torch.dtype = torch.float64) -> nn.Embedding:
@@ -115,7 +106,7 @@ def test_vectors_gradients_and_steps_equal_nn_embedding_for_all_options(p):
     for number, (options, shape, dtype) in enumerate(cases):
         tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, lower: 2**-4}[dtype]
         assert_equals_plain([result[number][0] for result in results], options, shape, tolerance)
-        one = [("all_reduce", torch.Size(shape).numel() * HIDDEN * dtype.itemsize, "sum")] if p > 1 else []
+        one = [("all_reduce", "sum", torch.Size(shape).numel() * HIDDEN * dtype.itemsize)] if p > 1 else []
         assert all(result[number][1] == [one, []] for result in results)  # nothing but g, and nothing backward
 
 
@@ -145,8 +136,7 @@ def test_ids_of_any_layout_and_integer_type_are_looked_up():
 
 
 def _in_groups():
-    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    group = groups[dist.get_rank() % 2]
+    group = own_group()
     module = parallel({"multiple": 1}, group)
     twin = copy.deepcopy(module)
     first, second = train(module)[0], train(twin)[0]
@@ -159,7 +149,7 @@ def _in_groups():
 
 def test_two_groups_side_by_side_are_two_tables():
     results = launch(_in_groups, 4)
-    for number, members in enumerate([[0, 2], [1, 3]]):
+    for number, members in enumerate(GROUPS):
         assert_equals_plain([results[rank][0] for rank in members], {"multiple": 1})
         for rank in members:
             assert_close(results[rank][1], random((2, HIDDEN), "x") @ table().T)
@@ -205,8 +195,7 @@ def _logits(cases):
         dy = dy[..., : out.shape[-1]] if options.get("gather") else dy.chunk(p, -1)[rank]
         with record() as backward:
             out.backward(dy)
-        traffic = [[(c.kind, c.bytes // 8) for c in section] for section in (forward, backward)]
-        outcomes.append((out.detach(), x.grad, weight.grad, bias.grad, traffic))
+        outcomes.append((out.detach(), x.grad, weight.grad, bias.grad, traffic(forward, backward)))
     return outcomes
 
 
@@ -222,13 +211,13 @@ def test_logits_and_gradients_equal_a_matmul_with_the_whole_table(p):
     every = F.pad(expected.detach(), (0, padding))
     for rank, outcomes in enumerate(launch(_logits, p, args=(cases,))):
         wanted = [every.chunk(p, -1)[rank]] * 2 + [expected.detach(), every]
-        for (out, got_dx, got_dw, got_db, traffic), want, options in zip(outcomes, wanted, cases, strict=True):
+        for (out, got_dx, got_dw, got_db, sent), want, options in zip(outcomes, wanted, cases, strict=True):
             assert_close(out, want)
             assert_close(got_dx, dx)
             assert_close(got_dw, rows_of(dw, rank, p))
             assert_close(got_db, rows_of(db[:, None], rank, p)[:, 0])
-            gathered = [("all_gather", 10 * (VOCAB + padding))] if options.get("gather") else []
-            assert traffic == ([gathered, [("all_reduce", 10 * HIDDEN)]] if p > 1 else [[], []])
+            gathered = [("all_gather", None, 80 * (VOCAB + padding))] if options.get("gather") else []
+            assert sent == ([gathered, [("all_reduce", "sum", 80 * HIDDEN)]] if p > 1 else [[], []])
 
 
 def tied_steps(embed, logits, weight):
@@ -275,12 +264,12 @@ def _wrong_ids(check_ids):
         ids = all_ids()
         ids[1, 4] = ids[2, 0] = wrong
         for call in (ids, all_ids()):
-            with record() as traffic:
+            with record() as sent:
                 try:
                     outcome = module(call).detach()
                 except IndexError as error:
                     outcome = str(error), getattr(error, "__notes__", [])
-            seen.append((outcome, len(traffic)))
+            seen.append((outcome, len(sent)))
     return seen
 
 
@@ -406,28 +395,11 @@ def test_drawn_per_rank_shards_differ():
     assert torch.equal(after, again)
 
 
-def _round_trip(state):
-    module = VocabParallelEmbedding(VOCAB, HIDDEN, multiple=8)
-    load_full_state_dict(module, state)
-    return module.weight.detach(), full_state_dict(module)
-
-
-def test_a_checkpoint_has_no_padding_and_moves_between_all_p():
-    state = {"weight": random((VOCAB, HIDDEN), "state", dtype=torch.float32)}
-    for p in (4, 2, 1, 4):
-        results = launch(_round_trip, p, args=(state,))
-        shards = torch.cat([weight for weight, _ in results])
-        assert torch.equal(shards, padded(state["weight"], p, 8))
-        state = results[p - 1][1]
-        assert state["weight"].shape == (VOCAB, HIDDEN)
-    assert torch.equal(state["weight"], random((VOCAB, HIDDEN), "state", dtype=torch.float32))
-
-
 def test_without_a_process_group_it_is_a_plain_embedding_and_sends_nothing():
     module = parallel(OPTIONS[2])
-    result, traffic = train(module)
+    result, sent = train(module)
     assert_equals_plain([result], OPTIONS[2])
-    assert traffic == [[], []]
+    assert sent == [[], []]
     assert full_state_dict(module)["weight"].shape == (VOCAB, HIDDEN)
     assert "21, 6, padding_idx=0, rank 0 of 1 holds rows 0 to 20" in repr(module)
 
@@ -461,11 +433,7 @@ def _compiled():
     module = parallel({"multiple": 1, "padding_idx": 11})
     uncompiled = copy.deepcopy(module)
     module.compile(backend="aot_eager", fullgraph=True)
-    try:
-        module(torch.full((BATCH, SEQUENCE), VOCAB))
-        refused = "nothing"
-    except RuntimeError as error:
-        refused = str(error)
+    (refused,) = refusals(lambda: module(torch.full((BATCH, SEQUENCE), VOCAB)), kind=RuntimeError)
     return train(module)[0], refused, train(uncompiled)[0]
 
 

@@ -1,12 +1,16 @@
 """Whole checkpoints to shards and back: `tplab.tensor.full_state`."""
 
+from functools import partial
+
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from tests.reference import cut, random
+from tests.reference import random
+from tests.tensor.on_ranks import GROUPS, assert_refused, assert_shards, own_group, refusals
 from tplab import launch, record
+from tplab.tensor.attention import ParallelAttention
+from tplab.tensor.embedding import VocabParallelEmbedding
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
@@ -24,26 +28,15 @@ class Model(nn.Module):
 
 
 def whole_state():
-    shapes = {
-        "inner.0.weight": (16, 4),
-        "inner.0.bias": (16,),
-        "inner.1.weight": (16,),
-        "inner.1.bias": (16,),
-        "row.weight": (4, 8),
-        "row.bias": (4,),
-        "norm.weight": (4,),
-        "norm.bias": (4,),
-        "norm.running_mean": (4,),
-        "norm.running_var": (4,),
-    }
+    norms = ("inner.1.weight", "inner.1.bias"), ("norm.weight", "norm.bias", "norm.running_mean", "norm.running_var")
+    shapes = {"inner.0.weight": (16, 4), "inner.0.bias": (16,), "row.weight": (4, 8), "row.bias": (4,)}
+    shapes |= {name: (size,) for size, names in zip((16, 4), norms, strict=True) for name in names}
     state = {name: random(shape, name, dtype=torch.float32) for name, shape in shapes.items()}
     return {**state, "tied.weight": state["inner.0.weight"], "norm.num_batches_tracked": torch.tensor(5)}
 
 
-def _load_and_gather(groups=None):
-    group = None
-    if groups is not None:
-        group = [dist.new_group(members) for members in groups][dist.get_rank() % 2]
+def _load_and_gather(in_groups=False):
+    group = own_group() if in_groups else None
     model, state = Model(group), whole_state()
     before = {name: tensor.clone() for name, tensor in state.items()}
     with record() as loading:
@@ -55,23 +48,16 @@ def _load_and_gather(groups=None):
     for tensor in gathered.values():
         tensor.zero_()  # must not reach the model
     untouched = all(torch.equal(tensor, shards[name]) for name, tensor in model.state_dict().items())
-    calls = [c.kind for c in gathering]
-    return full_state_dict(model, group), shards, len(loading), calls, untouched
+    assert untouched
+    assert not loading
+    return full_state_dict(model, group), shards, [c.kind for c in gathering]
 
 
 def assert_loaded_and_gathered(results):
-    state, p = whole_state(), len(results)
     cuts = {"inner.0.weight": (0, 2), "inner.0.bias": (0, 2), "row.weight": (1, 1), "tied.weight": (0, 2)}
-    for rank, (gathered, shards, loading, gathering, untouched) in enumerate(results):
-        assert set(gathered) == set(shards) == set(state)
-        for name, whole in state.items():
-            assert torch.equal(gathered[name], whole), name
-            dim, stride = cuts.get(name, (0, 1))
-            expected = cut(whole, dim, rank, p, stride) if name in cuts else whole
-            assert torch.equal(shards[name], expected), name
-        assert loading == 0
-        assert gathering == (["all_gather"] * 4 if p > 1 else [])
-        assert untouched
+    assert_shards([gathered for gathered, _, _ in results], whole_state(), {}, tolerance=0)
+    assert_shards([shards for _, shards, _ in results], whole_state(), cuts, tolerance=0)
+    assert all(calls == (["all_gather"] * 4 if len(results) > 1 else []) for *_, calls in results)
 
 
 @pytest.mark.parametrize("p", [1, 2, 4])
@@ -82,31 +68,42 @@ def test_every_rank_takes_its_shards_of_a_whole_state_and_gathers_it_again(p):
 
 
 def test_each_group_gathers_its_own():
-    results = launch(_load_and_gather, 4, args=([[0, 2], [1, 3]],))
-    assert_loaded_and_gathered([results[0], results[2]])
-    assert_loaded_and_gathered([results[1], results[3]])
+    results = launch(_load_and_gather, 4, args=(True,))
+    for members in GROUPS:
+        assert_loaded_and_gathered([results[rank] for rank in members])
 
 
 def test_it_works_without_a_process_group():
     assert_loaded_and_gathered([_load_and_gather()])
 
 
+MODELS = {
+    "shards of all kinds": Model,
+    "heads of K and V that ranks share": lambda: ParallelAttention(16, 8, 2),
+    "a padded table": lambda: VocabParallelEmbedding(21, 6, multiple=8),
+}
+
+
 def _gather():
     torch.manual_seed(3)
-    return full_state_dict(Model())
+    return {name: full_state_dict(make()) for name, make in MODELS.items()}
 
 
-def _load(state):
-    model = Model()
-    load_full_state_dict(model, state)
-    return full_state_dict(model)
+def _load(states):
+    models = {name: make() for name, make in MODELS.items()}
+    for name, model in models.items():
+        load_full_state_dict(model, states[name])
+    return {name: full_state_dict(model) for name, model in models.items()}
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, 2), (1, 4), (2, 1)])
-def test_a_checkpoint_of_one_world_size_loads_into_another(before, after):
-    state = launch(_gather, before)[0]
-    for loaded in launch(_load, after, args=(state,)):
-        assert all(torch.equal(loaded[name], state[name]) for name in state)
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (1, 4), (2, 1), (4, 1)])
+def test_checkpoints_of_one_world_size_load_into_another(before, after):
+    states = launch(_gather, before)[before - 1]
+    assert states["heads of K and V that ranks share"]["qkv.weight"].shape == (16 + 4 + 4, 16)  # each head once
+    assert states["a padded table"]["weight"].shape == (21, 6)  # no padding
+    for loaded in launch(_load, after, args=(states,)):
+        for name, state in states.items():
+            assert_shards([loaded[name]], state, {}, tolerance=0)
 
 
 def _refusals():
@@ -114,20 +111,16 @@ def _refusals():
     shard_given = {**state, "row.weight": state["row.weight"][:, :4]}
     missing = {name: tensor for name, tensor in state.items() if name != "row.bias"}
     unexpected = {**state, "column.weight": torch.ones(3)}
-    messages = []
-    for wrong in (shard_given, missing, unexpected):
-        try:
-            load_full_state_dict(model, wrong)
-            messages.append("no error")
-        except (ValueError, RuntimeError) as error:
-            messages.append(f"{type(error).__name__}: {error}")
     load_full_state_dict(model, unexpected, strict=False)
-    return messages
+    messages = refusals(lambda: load_full_state_dict(model, shard_given))
+    wrong_names = (partial(load_full_state_dict, model, state) for state in (missing, unexpected))
+    return messages + refusals(*wrong_names, kind=RuntimeError)
 
 
 def test_a_shard_in_place_of_the_whole_and_wrong_names_are_refused():
-    for shard_given, missing, unexpected in launch(_refusals, 2):
-        assert "ValueError: row.weight needs the whole tensor [4, 8]" in shard_given
-        assert "each of 2 ranks takes [4, 4]; got [4, 4]" in shard_given
-        assert 'Missing key(s) in state_dict: "row.bias"' in missing
-        assert 'Unexpected key(s) in state_dict: "column.weight"' in unexpected
+    assert_refused(
+        launch(_refusals, 2),
+        "row.weight needs the whole tensor [4, 8], of which each of 2 ranks takes [4, 4]; got [4, 4]",
+        'Missing key(s) in state_dict: "row.bias"',
+        'Unexpected key(s) in state_dict: "column.weight"',
+    )

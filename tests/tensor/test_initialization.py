@@ -1,6 +1,7 @@
 """First values of shards: `tplab.tensor.initialization`."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.reference import cut
+from tests.tensor.on_ranks import assert_refused, refusals
 from tplab import launch
 from tplab.tensor.initialization import init_parameter
 from tplab.tensor.sharding import Sharding
@@ -87,22 +89,15 @@ def _nothing(weight):
     pass
 
 
-def _refusals(methods):
-    messages = []
-    for method in methods:
-        try:
-            init_parameter(_shard(0), method, per_rank=True)
-            messages.append("no error")
-        except ValueError as error:
-            messages.append(str(error))
-    return messages
+def _refusals():
+    methods = (nn.init.orthogonal_, nn.init.eye_, _copy_ones, _nothing)
+    return refusals(*(partial(init_parameter, _shard(0), method, per_rank=True) for method in methods))
 
 
 def test_methods_that_need_the_whole_matrix_cannot_draw_a_shard_and_say_so():
-    for messages in launch(_refusals, 2, args=([nn.init.orthogonal_, nn.init.eye_, _copy_ones, _nothing],)):
-        for message in messages:
-            assert "per_rank_init can't draw a shard with this init_method" in message
-            assert "or per_rank_init=False" in message
+    results = launch(_refusals, 2)
+    assert_refused(results, *["per_rank_init can't draw a shard with this init_method"] * 4)
+    assert_refused(results, *["or per_rank_init=False"] * 4)
 
 
 def _truncated():

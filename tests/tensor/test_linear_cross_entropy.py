@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.reference import assert_close, random
+from tests.tensor.on_ranks import GROUPS, own_group, refusals, traffic
 from tplab import launch, record
+from tplab.collectives.by_hand import rank_and_size
 from tplab.memory.meter import MemoryMeter, saved_for_backward
 from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
 
@@ -33,16 +35,19 @@ def targets(vocab_size: int | None, ignore_index: int = -100) -> Tensor:
     return flat.view(SHAPE)
 
 
-def plain(x: Tensor, weight: Tensor, target: Tensor, dloss: Tensor, vocab_size: int | None = None, **options):
+ONE = torch.tensor(1.0, dtype=torch.float64)
+
+
+def plain(x: Tensor, weight: Tensor, target: Tensor, dloss: Tensor = ONE, vocab_size: int | None = None, **options):
     x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
     logits = (x @ weight.T)[..., :vocab_size].flatten(0, -2)
     loss = F.cross_entropy(logits, target.flatten(), **options)
-    loss.backward(dloss)
+    loss.backward(dloss.to(loss.dtype))
     return loss.detach(), x.grad, weight.grad
 
 
-def ours(x: Tensor, weight: Tensor, target: Tensor, dloss: Tensor, group=None, **options):
-    rank, p = dist.get_rank(group), dist.get_world_size(group)
+def ours(x: Tensor, weight: Tensor, target: Tensor, dloss: Tensor = ONE, group=None, **options):
+    rank, p = rank_and_size(group)
     x, weight = x.clone().requires_grad_(), weight.chunk(p)[rank].clone().requires_grad_()
     before = x.detach().clone(), weight.detach().clone(), target.clone()
     with record() as forward:
@@ -50,8 +55,15 @@ def ours(x: Tensor, weight: Tensor, target: Tensor, dloss: Tensor, group=None, *
     with record() as backward:
         loss.backward(dloss.to(loss.dtype))
     assert all(torch.equal(one, other) for one, other in zip(before, (x, weight, target), strict=True))
-    traffic = [[(c.kind, c.op, c.bytes) for c in section] for section in (forward, backward)]
-    return loss.detach(), x.grad, weight.grad, traffic
+    return loss.detach(), x.grad, weight.grad, traffic(forward, backward)
+
+
+def assert_equals(results, loss: Tensor, dx: Tensor, dweight: Tensor, tolerance: float = 1e-12) -> None:
+    """Every rank has the loss, the gradient of x and its shard of that of the weight."""
+    for rank, (got_loss, got_dx, got_dweight, *_) in enumerate(results):
+        assert_close(got_loss, loss, tolerance)
+        assert_close(got_dx, dx, tolerance)
+        assert_close(got_dweight, dweight.chunk(len(results))[rank], tolerance)
 
 
 def _all_options():
@@ -68,24 +80,19 @@ def test_loss_gradients_and_traffic_for_every_combination_of_options(p):
     assert len(results) == p
     for number, (options, block) in enumerate(itertools.product(OPTIONS, BLOCKS)):
         target = targets(options["vocab_size"], options["ignore_index"])
-        loss, dx, dw = plain(*inputs(), target, random((), "dloss"), **options)
         sent = []
         for first in range(0, N, block):
             tokens = min(block, N - first)
             sent += [("all_reduce", "max", 8 * tokens), ("all_reduce", "sum", 8 * (tokens + 1))]
-        for rank, result in enumerate(results):
-            got_loss, got_dx, got_dw, traffic = result[number]
-            assert_close(got_loss, loss)
-            assert_close(got_dx, dx)
-            assert_close(got_dw, dw.chunk(p)[rank])
-            assert traffic == ([sent, [("all_reduce", "sum", 8 * N * HIDDEN)]] if p > 1 else [[], []])
+        wanted = plain(*inputs(), target, random((), "dloss"), **options)
+        assert_equals([result[number] for result in results], *wanted)
+        expected = [sent, [("all_reduce", "sum", 8 * N * HIDDEN)]] if p > 1 else [[], []]
+        assert all(result[number][3] == expected for result in results)
 
 
 def _odd_inputs():
     x, weight = inputs()
-    one = torch.tensor(1.0, dtype=torch.float64)
-    rank = dist.get_rank()
-    mine = weight.chunk(2)[rank]
+    mine = weight.chunk(2)[dist.get_rank()]
     transposed = x.transpose(0, 1).contiguous().requires_grad_()  # its transpose is x, not contiguous
     parallel_linear_cross_entropy(transposed.transpose(0, 1), mine, targets(None), tokens_at_once=4).backward()
     frozen_weight = x.clone().requires_grad_()
@@ -98,14 +105,14 @@ def _odd_inputs():
         parallel_linear_cross_entropy(x, frozen_x, targets(None), tokens_at_once=4).backward()
     with torch.no_grad():
         loss = parallel_linear_cross_entropy(x, mine, targets(None), tokens_at_once=4)
-    empty = ours(x[:0], weight, targets(None)[:0], one, reduction="sum")
-    ignored = ours(x, weight, torch.full(SHAPE, -100), one)
+    empty = ours(x[:0], weight, targets(None)[:0], reduction="sum")
+    ignored = ours(x, weight, torch.full(SHAPE, -100))
     gradients = transposed.grad.transpose(0, 1).contiguous(), frozen_weight.grad, frozen_x.grad
     return gradients, loss, len(sent), empty, ignored
 
 
 def test_strided_frozen_empty_and_ignored_inputs_give_what_torch_gives():
-    loss, dx, dw = plain(*inputs(), targets(None), torch.tensor(1.0, dtype=torch.float64))
+    loss, dx, dw = plain(*inputs(), targets(None))
     for rank, (gradients, got_loss, sent, empty, ignored) in enumerate(launch(_odd_inputs, 2)):
         for got, want in zip(gradients, (dx, dx, dw.chunk(2)[rank]), strict=True):
             assert_close(got, want)
@@ -120,52 +127,39 @@ def test_strided_frozen_empty_and_ignored_inputs_give_what_torch_gives():
 
 
 def _lower(dtype):
-    return ours(*inputs(dtype), targets(None), torch.tensor(1.0), tokens_at_once=4)
+    return ours(*inputs(dtype), targets(None), tokens_at_once=4)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-5)])
 def test_lower_precisions_differ_by_rounding_and_the_loss_is_in_float32(dtype, tolerance):
-    x, weight = (tensor.double() for tensor in inputs(dtype))
-    loss, dx, dw = plain(x, weight, targets(None), torch.tensor(1.0, dtype=torch.float64))
-    for rank, (got_loss, got_dx, got_dw, _) in enumerate(launch(_lower, 2, args=(dtype,))):
-        assert_close(got_loss, loss.float(), tolerance)
-        assert_close(got_dx, dx.to(dtype), tolerance)
-        assert_close(got_dw, dw.chunk(2)[rank].to(dtype), tolerance)
+    loss, dx, dw = plain(*(tensor.double() for tensor in inputs(dtype)), targets(None))
+    assert_equals(launch(_lower, 2, args=(dtype,)), loss.float(), dx.to(dtype), dw.to(dtype), tolerance)
 
 
 def _under_autocast():
     x, weight = inputs(torch.float32)
-    dloss = torch.tensor(1.0)
     with torch.autocast("cpu", torch.bfloat16):
-        return [ours(given, weight, targets(None), dloss, tokens_at_once=4)[:3] for given in (x, x.bfloat16())]
+        return [ours(given, weight, targets(None), tokens_at_once=4) for given in (x, x.bfloat16())]
 
 
 def test_under_autocast_it_multiplies_in_the_lower_precision_and_gives_gradients_in_those_of_the_inputs():
     x, weight = inputs(torch.float32)
-    for rank, result in enumerate(launch(_under_autocast, 2)):
-        for (loss, dx, dw), given in zip(result, (x, x.bfloat16()), strict=True):
-            assert (loss.dtype, dx.dtype, dw.dtype) == (torch.float32, given.dtype, torch.float32)
-            right = plain(given.float(), weight, targets(None), torch.tensor(1.0))
-            assert_close(loss, right[0], 2**-6)
-            assert_close(dx.float(), right[1], 2**-6)
-            assert_close(dw, right[2].chunk(2)[rank], 2**-6)
+    results = launch(_under_autocast, 2)
+    for number, given in enumerate((x, x.bfloat16())):
+        loss, dx, dw = plain(given.float(), weight, targets(None))
+        assert_equals([result[number] for result in results], loss, dx.to(given.dtype), dw, 2**-6)
 
 
 def _in_groups():
-    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    number = dist.get_rank() % 2
     x, weight = inputs()
-    return ours(x * (number + 1), weight, targets(None), torch.tensor(1.0), group=groups[number])[:3]
+    return ours(x * (dist.get_rank() % 2 + 1), weight, targets(None), group=own_group())
 
 
 def test_two_groups_side_by_side_are_two_losses():
     results = launch(_in_groups, 4)
     x, weight = inputs()
-    for number, members in enumerate(([0, 2], [1, 3])):
-        loss, dx, dw = plain(x * (number + 1), weight, targets(None), torch.tensor(1.0, dtype=torch.float64))
-        for rank, member in enumerate(members):
-            for got, want in zip(results[member], (loss, dx, dw.chunk(2)[rank]), strict=True):
-                assert_close(got, want)
+    for number, members in enumerate(GROUPS):
+        assert_equals([results[rank] for rank in members], *plain(x * (number + 1), weight, targets(None)))
 
 
 TOKENS, WIDTH, BLOCK = 320, 16384, 64  # all logits of a rank: 21 MB; those of a block: 4 MB
@@ -178,39 +172,33 @@ def _memory():
     with MemoryMeter() as meter, saved_for_backward() as kept:
         loss = parallel_linear_cross_entropy(x, weight, target, tokens_at_once=BLOCK)
         loss.backward()
-    try:
-        loss = parallel_linear_cross_entropy(x, weight, target, tokens_at_once=BLOCK)
-        loss.backward(retain_graph=True)
-        loss.backward()
-        second = "done"
-    except RuntimeError as error:
-        second = str(error)
-    return meter.peak, kept.bytes, second
+    loss = parallel_linear_cross_entropy(x, weight, target, tokens_at_once=BLOCK)
+    loss.backward(retain_graph=True)
+    return meter.peak, kept.bytes, refusals(loss.backward, kind=RuntimeError)
 
 
 def test_there_are_never_more_logits_than_those_of_a_block_and_a_second_backward_is_refused():
     inputs_and_gradients = 2 * 4 * 8 * (TOKENS + WIDTH)
     of_a_block = 4 * BLOCK * WIDTH
-    for peak, kept, second in launch(_memory, 2):
+    for peak, kept, (second,) in launch(_memory, 2):
         assert kept == inputs_and_gradients / 2  # the gradients
         assert peak < inputs_and_gradients + 1.4 * of_a_block  # exp is taken of a few rows at a time
         assert "modified by an inplace operation" in second
 
 
-def _wrong_target(check_target):
+def _wrong_target():
     target = targets(None)
     target[1, 3] = COLUMNS
-    try:
-        one = torch.tensor(1.0)
-        return ours(*inputs(), target, one, reduction="sum", tokens_at_once=4, check_target=check_target)
-    except IndexError as error:
-        return str(error)
+
+    def run(check_target):
+        return ours(*inputs(), target, reduction="sum", tokens_at_once=4, check_target=check_target)
+
+    return refusals(lambda: run(None), kind=IndexError), run(False)
 
 
 def test_a_target_outside_the_vocabulary_raises_with_its_place_or_costs_nan():
-    for message in launch(_wrong_target, 2, args=(None,)):
-        assert message == "target 24 at [1, 3] of [3, 5] is outside the vocabulary: its 24 ids are 0 to 23"
-    for loss, dx, dw, _ in launch(_wrong_target, 2, args=(False,)):
+    for messages, (loss, dx, dw, _) in launch(_wrong_target, 2):
+        assert messages == ["target 24 at [1, 3] of [3, 5] is outside the vocabulary: its 24 ids are 0 to 23"]
         assert loss.isnan()
         assert dx[1, 3].isnan().all()
         assert int(dx.isnan().any(-1).sum()) == 1
@@ -218,14 +206,9 @@ def test_a_target_outside_the_vocabulary_raises_with_its_place_or_costs_nan():
 
 
 def test_without_a_process_group_it_is_a_plain_output_layer_and_loss():
-    x, weight = (tensor.requires_grad_() for tensor in inputs())
-    with record() as sent:
-        loss = parallel_linear_cross_entropy(x, weight, targets(None), tokens_at_once=4)
-        loss.backward()
-    want, dx, dw = plain(*inputs(), targets(None), torch.tensor(1.0, dtype=torch.float64))
-    for got, expected in [(loss.detach(), want), (x.grad, dx), (weight.grad, dw)]:
-        assert_close(got, expected)
-    assert not sent
+    result = ours(*inputs(), targets(None), tokens_at_once=4)
+    assert_equals([result], *plain(*inputs(), targets(None)))
+    assert result[3] == [[], []]
 
 
 @pytest.mark.parametrize(

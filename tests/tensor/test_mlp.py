@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
-from tests.reference import assert_close, cut, random
-from tplab import launch, record
+from tests.reference import assert_close, random
+from tests.tensor.on_ranks import GROUPS, assert_refused, assert_shards, own_group, refusals, train
+from tplab import launch
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.mlp import ParallelMLP
 
@@ -46,57 +48,37 @@ def whole_state(activation, bias=True, ffn=FFN):
     return {name: tensor / 2 for name, tensor in state.items()}
 
 
-def batch(step, shape=(BATCH, SEQUENCE), dtype=torch.float64):
-    return random((*shape, HIDDEN), "x", step, dtype=dtype), random((*shape, HIDDEN), "dy", step, dtype=dtype)
+def make(activation, group=None, dtype=torch.float64, **options):
+    model = ParallelMLP(HIDDEN, FFN, activation, **options, group=group, dtype=dtype)
+    load_full_state_dict(model, whole_state(activation, options.get("bias", True)), group)
+    return model
 
 
-def train(model, shape=(BATCH, SEQUENCE), dtype=torch.float64, split_bias=False):
-    """The first step's output and gradients, and the parameters after several steps with momentum."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    result = {}
-    for step in range(STEPS):
-        x, dy = batch(step, shape, dtype)
-        x.requires_grad_()
-        with record() as forward:
-            out = model(x)
-        if split_bias:
-            out = out[0] if out[1] is None else out[0] + out[1]
-        with record() as backward:
-            out.backward(dy)
-        if step == 0:
-            result = {"out": out.detach(), "dx": x.grad}
-            result |= {f"d{name}": p.grad.clone() for name, p in model.named_parameters()}
-            traffic = [[(c.kind, c.bytes, c.op) for c in section] for section in (forward, backward)]
-        optimizer.step()
-        optimizer.zero_grad()
-    return {**result, **{name: p.detach() for name, p in model.named_parameters()}}, traffic
+def make_plain(activation, bias=True, dtype=torch.float64):
+    model = PlainMLP(activation, bias, dtype=dtype)
+    model.load_state_dict(whole_state(activation, bias))
+    return model
+
+
+def steps(model, shape=(BATCH, SEQUENCE), dtype=torch.float64, split_bias=False):
+    """Several steps with momentum, and the first one's traffic."""
+    x, dy = ([random((*shape, HIDDEN), name, step, dtype=dtype) for step in range(STEPS)] for name in ("x", "dy"))
+    return train(model, [({"x": x}, dy) for x, dy in zip(x, dy, strict=True)], split_bias, lr=0.1, momentum=0.9)
 
 
 def assert_equals_plain(results, activation, shape=(BATCH, SEQUENCE), bias=True, tolerance=1e-12):
-    """`results`: what `train` gave on the ranks of one group."""
-    dtype = results[0]["out"].dtype
-    plain = PlainMLP(activation, bias, dtype=dtype)
-    plain.load_state_dict(whole_state(activation, bias))
-    expected, _ = train(plain, shape, dtype)
-    p, matrices = len(results), 2 if activation == "swiglu" else 1
+    """`results`: what `steps` gave on the ranks of one group."""
+    dtype, matrices = results[0]["out"].dtype, 2 if activation == "swiglu" else 1
+    expected, _ = steps(make_plain(activation, bias, dtype), shape, dtype)
     cuts = {"up.weight": (0, matrices), "up.bias": (0, matrices), "down.weight": (1, 1)}
-    for rank, result in enumerate(results):
-        assert set(result) == set(expected)
-        for name, whole in expected.items():
-            parameter = name.removeprefix("d") if name.startswith(("dup", "ddown")) else name
-            if parameter in cuts:
-                dim, stride = cuts[parameter]
-                whole = cut(whole, dim, rank, p, stride)
-            assert_close(result[name], whole, tolerance)
+    assert_shards(results, expected, cuts, tolerance)
 
 
 def _train_all(cases):
-    outcomes = []
-    for activation, options, shape, dtype in cases:
-        model = ParallelMLP(HIDDEN, FFN, activation, **options, dtype=dtype)
-        load_full_state_dict(model, whole_state(activation, options.get("bias", True)))
-        outcomes.append(train(model, shape, dtype, options.get("skip_bias_add", False)))
-    return outcomes
+    return [
+        steps(make(activation, None, dtype, **options), shape, dtype, options.get("skip_bias_add", False))
+        for activation, options, shape, dtype in cases
+    ]
 
 
 OPTIONS = [{}, {"bias": False}, {"async_grad_allreduce": True}, {"skip_bias_add": True}]
@@ -105,23 +87,16 @@ ACTIVATIONS = ["gelu", "gelu_tanh", "swiglu"]
 
 @pytest.mark.parametrize("p", WORLD_SIZES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_outputs_gradients_and_steps_equal_a_plain_mlp(activation, p):
-    cases = [(activation, options, (BATCH, SEQUENCE), torch.float64) for options in OPTIONS]
-    results = launch(_train_all, p, args=(cases,))
-    assert len(results) == p
-    for number, options in enumerate(OPTIONS):
-        outcomes = [result[number][0] for result in results]
-        assert_equals_plain(outcomes, activation, bias=options.get("bias", True))
-
-
-@pytest.mark.parametrize("p", WORLD_SIZES)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_traffic_is_one_all_reduce_of_bsh_elements_forward_and_one_backward(dtype, activation, p):
-    cases = [(activation, options, (BATCH, SEQUENCE), dtype) for options in OPTIONS]
-    one = [("all_reduce", BATCH * SEQUENCE * HIDDEN * dtype.itemsize, "sum")] if p > 1 else []
-    for outcomes in launch(_train_all, p, args=(cases,)):
-        assert [traffic for _, traffic in outcomes] == [[one, one]] * len(OPTIONS)
+def test_equals_a_plain_mlp_with_one_all_reduce_of_bsh_elements_each_way(dtype, activation, p):
+    results = launch(_train_all, p, args=([(activation, options, (BATCH, SEQUENCE), dtype) for options in OPTIONS],))
+    assert len(results) == p
+    one = [("all_reduce", "sum", BATCH * SEQUENCE * HIDDEN * dtype.itemsize)] if p > 1 else []
+    for number, options in enumerate(OPTIONS):
+        outcomes, sent = zip(*(result[number] for result in results), strict=True)
+        assert list(sent) == [[one, one]] * p
+        tolerance = 1e-12 if dtype == torch.float64 else 2**-4
+        assert_equals_plain(outcomes, activation, bias=options.get("bias", True), tolerance=tolerance)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -133,44 +108,36 @@ def test_inputs_of_one_two_and_three_dimensions_and_empty_batches_work(activatio
         assert_equals_plain([result[number][0] for result in results], activation, shape)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-4)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_lower_precisions_differ_from_plain_by_rounding_only(activation, dtype, tolerance):
-    cases = [(activation, options, (BATCH, SEQUENCE), dtype) for options in OPTIONS[:1]]
-    results = launch(_train_all, 4, args=(cases,))
-    assert_equals_plain([result[0][0] for result in results], activation, tolerance=tolerance)
+def test_float32_differs_from_plain_by_rounding_only(activation):
+    results = launch(_train_all, 4, args=([(activation, {}, (BATCH, SEQUENCE), torch.float32)],))
+    assert_equals_plain([result[0][0] for result in results], activation, tolerance=1e-5)
 
 
 def _train_in_groups(activation):
-    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    group = groups[dist.get_rank() % 2]
-    model = ParallelMLP(HIDDEN, FFN, activation, group=group, dtype=torch.float64)
-    load_full_state_dict(model, whole_state(activation), group)
+    group = own_group()
+    model = make(activation, group)
     twin = copy.deepcopy(model)  # of a model in a group of its own
-    (first, traffic), (second, _) = train(model), train(twin)
-    same = all(torch.equal(first[name], second[name]) for name in first)
-    return first, same, traffic, len(full_state_dict(model, group))
+    (first, _), (second, _) = steps(model), steps(twin)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert len(full_state_dict(model, group)) == 4
+    return first
 
 
 def test_two_groups_side_by_side_are_two_models():
     results = launch(_train_in_groups, 4, args=("swiglu",))
-    for members in ([0, 2], [1, 3]):
-        assert_equals_plain([results[rank][0] for rank in members], "swiglu")
-    assert all(same for _, same, _, _ in results)
+    for members in GROUPS:
+        assert_equals_plain([results[rank] for rank in members], "swiglu")
 
 
 def _with_dtensor(activation):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    theirs = PlainMLP(activation)
-    theirs.load_state_dict(whole_state(activation))
-    parallelize_module(theirs, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    ours = ParallelMLP(HIDDEN, FFN, activation, dtype=torch.float64)
-    load_full_state_dict(ours, whole_state(activation))
+    theirs = parallelize_module(make_plain(activation), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     outcomes = []
-    for model in (ours, theirs):
-        result, traffic = train(model)
+    for model in (make(activation), theirs):
+        result, sent = steps(model)
         local = {name: value.to_local() if hasattr(value, "to_local") else value for name, value in result.items()}
-        outcomes.append((local, traffic))
+        outcomes.append((local, sent))
     return outcomes
 
 
@@ -219,17 +186,16 @@ def test_init_methods_fill_the_matrices_they_are_meant_for(per_rank_init):
         assert [float(tensor.mean()) for tensor in state.values()] == [1.0, 0.0, 2.0, 0.0]
 
 
-def _refused_without_the_whole_matrix(which):
-    try:
-        ParallelMLP(HIDDEN, FFN, per_rank_init=True, **{"init_method": nn.init.normal_, which: nn.init.orthogonal_})
-    except ValueError as error:
-        return str(error)
+def _without_the_whole_matrix():
+    methods = {"init_method": nn.init.normal_, "output_init_method": nn.init.normal_}
+    wrong = [methods | {which: nn.init.orthogonal_} for which in methods]
+    return refusals(*(partial(ParallelMLP, HIDDEN, FFN, per_rank_init=True, **given) for given in wrong))
 
 
-@pytest.mark.parametrize("which", ["init_method", "output_init_method"])
-def test_per_rank_init_reaches_both_layers(which):
-    messages = launch(_refused_without_the_whole_matrix, 2, args=(which,))
-    assert all("per_rank_init can't draw a shard with this init_method" in message for message in messages)
+def test_per_rank_init_reaches_both_layers():
+    assert_refused(
+        launch(_without_the_whole_matrix, 2), *["per_rank_init can't draw a shard with this init_method"] * 2
+    )
 
 
 def test_the_overlap_is_handed_to_the_first_layer():
@@ -245,25 +211,22 @@ def test_the_middle_is_four_times_as_wide_unless_told_otherwise():
 
 def test_without_a_process_group_it_is_a_plain_mlp_and_sends_nothing():
     for activation in ACTIVATIONS:
-        model = ParallelMLP(HIDDEN, FFN, activation, dtype=torch.float64)
-        load_full_state_dict(model, whole_state(activation))
-        result, traffic = train(model)
+        result, sent = steps(make(activation))
         assert_equals_plain([result], activation)
-        assert traffic == [[], []]
+        assert sent == [[], []]
 
 
-def _uneven(activation):
-    try:
-        ParallelMLP(6, 10, activation)
-    except ValueError as error:
-        return str(error)
+def _uneven():
+    return refusals(*(partial(ParallelMLP, 6, 10, activation) for activation in ("gelu", "swiglu", "relu")))
 
 
 def test_a_width_that_cannot_be_divided_and_an_unknown_activation_are_refused():
-    assert all("out_features=10 can't be divided over 4 ranks" in error for error in launch(_uneven, 4, args=("gelu",)))
-    assert all("out_features/2=10 can't be" in error for error in launch(_uneven, 4, args=("swiglu",)))
-    with pytest.raises(ValueError, match="activation='relu' is not one of 'gelu', 'gelu_tanh', 'swiglu'"):
-        ParallelMLP(6, activation="relu")
+    assert_refused(
+        launch(_uneven, 4),
+        "out_features=10 can't be divided over 4 ranks",
+        "out_features/2=10 can't be",
+        "activation='relu' is not one of 'gelu', 'gelu_tanh', 'swiglu'",
+    )
 
 
 # Compiled
@@ -272,15 +235,14 @@ def test_a_width_that_cannot_be_divided_and_an_unknown_activation_are_refused():
 def _compiled(backend):
     outcomes = []
     for activation in ("gelu", "swiglu"):
-        model = ParallelMLP(HIDDEN, FFN, activation, async_grad_allreduce=activation == "gelu", dtype=torch.float64)
-        load_full_state_dict(model, whole_state(activation))
+        model = make(activation, async_grad_allreduce=activation == "gelu")
         model.compile(backend=backend, fullgraph=True)
-        outcomes.append(train(model)[0])
+        outcomes.append(steps(model)[0])
     return outcomes
 
 
 # inductor compiles C++ on a CPU; where there is no compiler, aot_eager still runs everything up to that
-BACKENDS = ["aot_eager", *([pytest.param("inductor", marks=pytest.mark.slow)] if shutil.which("g++") else [])]
+BACKENDS = ["aot_eager", *([pytest.param("inductor", marks=pytest.mark.nightly)] if shutil.which("g++") else [])]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

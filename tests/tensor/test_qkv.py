@@ -3,13 +3,15 @@
 import copy
 import pickle
 from collections import Counter
+from functools import cache
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.reference import assert_close, random
+from tests.reference import random
+from tests.tensor.on_ranks import assert_refused, assert_shards, refusals
 from tplab import launch
 from tplab.tensor.attention import ParallelAttention
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
@@ -81,8 +83,7 @@ def _initial(num_kv_heads, options):
     for option in options:
         torch.manual_seed(11)
         model = ParallelAttention(HIDDEN, HEADS, num_kv_heads, **option)
-        shards = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        outcomes.append((full_state_dict(model), shards, torch.rand(2)))
+        outcomes.append((full_state_dict(model), torch.rand(2)))
     return outcomes
 
 
@@ -95,7 +96,7 @@ def test_the_first_values_are_those_of_plain_linears_with_the_same_seed_for_ever
     torch.manual_seed(11)
     filled = nn.init.xavier_normal_(torch.empty_like(qkv.weight)), nn.init.normal_(torch.empty_like(out.weight))
     options = [{}, {"init_method": nn.init.xavier_normal_, "output_init_method": nn.init.normal_}]
-    for (state, _, rest), (other, _, _) in launch(_initial, p, args=(num_kv_heads, options)):
+    for (state, rest), (other, _) in launch(_initial, p, args=(num_kv_heads, options)):
         assert list(state) == ["qkv.weight", "qkv.bias", "out.weight", "out.bias"]
         for name, plain in zip(state, (qkv.weight, qkv.bias, out.weight, out.bias), strict=True):
             assert torch.equal(state[name], plain)
@@ -108,8 +109,8 @@ def test_the_first_values_are_those_of_plain_linears_with_the_same_seed_for_ever
 
 def test_initialised_per_rank_copies_are_equal_and_all_else_differs():
     width = 64  # of one head: [64, 256] a block, so that the std is known to a percent
-    options = [{"per_rank_init": True, "head_dim": width, "bias": False, "init_method": nn.init.xavier_normal_}]
-    ranks = [outcome[0] for outcome in launch(_initial_wide, 4, args=(options[0],))]
+    options = {"per_rank_init": True, "head_dim": width, "bias": False, "init_method": nn.init.xavier_normal_}
+    ranks = launch(_initial_wide, 4, args=(options,))
     blocks = [shards["qkv.weight"].split([2 * width, width, width]) for shards, _ in ranks]
     for rank, (q, k, v) in enumerate(blocks):
         assert torch.equal(k, blocks[rank // 2 * 2][1])
@@ -126,71 +127,43 @@ def test_initialised_per_rank_copies_are_equal_and_all_else_differs():
 def _initial_wide(options):
     torch.manual_seed(11)
     model = ParallelAttention(256, HEADS, 2, **options)
-    return [({name: tensor.clone() for name, tensor in model.state_dict().items()}, torch.rand(2))]
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}, torch.rand(2)
 
 
 def _refused_without_the_whole_matrix():
-    messages = []
-    for attention_type in ("self", "cross"):
-        for which in ("init_method", "output_init_method"):
-            options = {"init_method": nn.init.normal_, which: nn.init.orthogonal_}
-            try:
-                ParallelAttention(HIDDEN, HEADS, 2, attention_type=attention_type, per_rank_init=True, **options)
-                messages.append("no error")
-            except ValueError as error:
-                messages.append(str(error))
-    try:
-        QKVParallelLinear(HIDDEN, 0, 2, DIM, per_rank_init=True, init_method=nn.init.orthogonal_)
-    except ValueError as error:
-        messages.append(str(error))
-    return messages
+    def make(attention_type, which):
+        options = {"init_method": nn.init.normal_, which: nn.init.orthogonal_, "per_rank_init": True}
+        return ParallelAttention(HIDDEN, HEADS, 2, attention_type=attention_type, **options)
+
+    return refusals(
+        lambda: make("self", "init_method"),
+        lambda: make("self", "output_init_method"),
+        lambda: make("cross", "init_method"),
+        lambda: make("cross", "output_init_method"),
+        lambda: QKVParallelLinear(HIDDEN, 0, 2, DIM, per_rank_init=True, init_method=nn.init.orthogonal_),
+    )
 
 
 def test_per_rank_init_reaches_all_layers():
-    for messages in launch(_refused_without_the_whole_matrix, 2):
-        assert len(messages) == 5
-        assert all("per_rank_init can't draw a shard with this init_method" in message for message in messages)
+    refused = ["per_rank_init can't draw a shard with this init_method"] * 5
+    assert_refused(launch(_refused_without_the_whole_matrix, 2), *refused)
 
 
 # Other people's layouts
 
 
-def _load_and_run(state, x, dy, cases):
-    outcomes = []
-    for (args, options), weights in zip(cases, state, strict=True):
-        model = ParallelAttention(*args, **options, dtype=x.dtype)
-        load_full_state_dict(model, weights)
-        leaf = x.clone().requires_grad_()
-        out = model(leaf)
-        out.backward(dy)
-        for parameter in model.parameters():
-            parameter.data = parameter.grad  # to gather the gradients as if they were weights
-        outcomes.append((out.detach(), leaf.grad, full_state_dict(model)))
-    return outcomes
-
-
-@pytest.mark.parametrize("p", WORLD_SIZES)
-def test_it_takes_the_weights_of_nn_multiheadattention_as_they_are(p):
-    torch.manual_seed(5)
-    plain = nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True, dtype=torch.float64)
-    nn.init.normal_(plain.in_proj_bias)
-    nn.init.normal_(plain.out_proj.bias)
-    x, dy = random((2, 5, HIDDEN), "x").requires_grad_(), random((2, 5, HIDDEN), "dy")
-    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
-    out, _ = plain(x, x, x, attn_mask=future, need_weights=False)
-    out.backward(dy)
+def multihead_attention():
+    plain = nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True)
     names = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias"}
     names |= {f"out_proj.{kind}": f"out.{kind}" for kind in ("weight", "bias")}
-    state = {names[name]: value for name, value in plain.state_dict().items()}
-    case = ((HIDDEN, HEADS), {"causal": True})
-    for ((ours, dx, gradients),) in launch(_load_and_run, p, args=([state], x.detach(), dy, [case])):
-        assert_close(ours, out.detach())
-        assert_close(dx, x.grad)
-        for name, parameter in plain.named_parameters():
-            assert_close(gradients[names[name]], parameter.grad)
+
+    def run(x, future):
+        return plain(x, x, x, attn_mask=future, need_weights=False)[0]
+
+    return plain, run, lambda named: {names[name]: tensor for name, tensor in named.items()}
 
 
-def hugging_face_llama(kv_heads, dtype):
+def llama(kv_heads):
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
@@ -199,123 +172,101 @@ def hugging_face_llama(kv_heads, dtype):
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         attn_implementation="sdpa",  # "eager" takes the softmax in float32
     )  # fmt: skip
-    layer, rotary = LlamaAttention(config, 0).to(dtype), LlamaRotaryEmbedding(config)
+    plain, rotary = LlamaAttention(config, 0), LlamaRotaryEmbedding(config)
 
-    def run(x):
-        future = torch.full((x.shape[1], x.shape[1]), -torch.inf, dtype=dtype).triu(1)
-        return layer(x, rotary(x, torch.arange(x.shape[1])[None]), future[None, None])[0]
+    def run(x, future):
+        return plain(x, rotary(x, torch.arange(x.shape[1])[None]), future[None, None])[0]
 
-    return layer, run
+    def ours(named):
+        state = {}
+        for kind in ("weight", "bias"):
+            state[f"qkv.{kind}"] = torch.cat([named[f"{part}_proj.{kind}"] for part in "qkv"])
+            state[f"out.{kind}"] = named[f"o_proj.{kind}"]
+        return state
 
-
-@pytest.mark.parametrize("p", WORLD_SIZES)
-def test_outputs_and_gradients_are_those_of_hugging_faces_llama(p):
-    x, dy = random((2, 6, HIDDEN), "x").requires_grad_(), random((2, 6, HIDDEN), "dy")
-    states, cases, expected = [], [], []
-    for kv_heads in (HEADS, 2, 1):
-        torch.manual_seed(kv_heads)
-        layer, run = hugging_face_llama(kv_heads, torch.float64)
-        for parameter in layer.parameters():
-            nn.init.normal_(parameter, std=0.4)
-        x.grad = None
-        out = run(x)
-        out.backward(dy)
-        plain = dict(layer.named_parameters())
-        gradients = {name: parameter.grad for name, parameter in plain.items()}
-        states.append(ours_from_llama({name: parameter.detach() for name, parameter in plain.items()}))
-        cases.append(((HIDDEN, HEADS, kv_heads, 4), {"causal": True, "rotary_base": 500.0}))
-        expected.append((out.detach(), x.grad, ours_from_llama(gradients)))
-    for outcomes in launch(_load_and_run, p, args=(states, x.detach(), dy, cases)):
-        for (out, dx, gradients), (plain_out, plain_dx, plain_gradients) in zip(outcomes, expected, strict=True):
-            assert_close(out, plain_out)
-            assert_close(dx, plain_dx)
-            assert set(gradients) == set(plain_gradients)
-            for name, gradient in plain_gradients.items():
-                assert_close(gradients[name], gradient)
+    return plain, run, ours
 
 
-def ours_from_llama(named):
-    state = {}
-    for kind in ("weight", "bias"):
-        state[f"qkv.{kind}"] = torch.cat([named[f"{part}_proj.{kind}"] for part in "qkv"])
-        state[f"out.{kind}"] = named[f"o_proj.{kind}"]
-    return state
-
-
-@pytest.mark.parametrize("p", [2, 4])
-def test_outputs_and_gradients_are_those_of_hugging_faces_gpt2(p):
+def gpt2():
     from transformers import GPT2Config
     from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
-    torch.manual_seed(2)
     config = GPT2Config(n_embd=HIDDEN, n_head=HEADS, attn_pdrop=0, resid_pdrop=0, attn_implementation="eager")
-    layer = GPT2Attention(config, layer_idx=0).double()
-    for parameter in layer.parameters():
+    plain, names = GPT2Attention(config, layer_idx=0), {"c_attn": "qkv", "c_proj": "out"}
+
+    def ours(named):  # Conv1D keeps A as it is, [in, out]
+        split = [(*name.split("."), tensor) for name, tensor in named.items()]
+        return {f"{names[layer]}.{kind}": tensor.t().contiguous() for layer, kind, tensor in split}
+
+    return plain, lambda x, future: plain(x, attention_mask=future[None, None])[0], ours
+
+
+LLAMA = {"rotary_base": 500.0}
+THEIRS = {
+    "nn.MultiheadAttention": (multihead_attention, (HIDDEN, HEADS), {}),
+    "Llama": (lambda: llama(HEADS), (HIDDEN, HEADS, HEADS, 4), LLAMA),
+    "Llama with 2 K, V heads": (lambda: llama(2), (HIDDEN, HEADS, 2, 4), LLAMA),
+    "Llama with 1 K, V head": (lambda: llama(1), (HIDDEN, HEADS, 1, 4), LLAMA),
+    "GPT-2": (gpt2, (HIDDEN, HEADS), {}),
+}
+
+
+@cache
+def plain_outcome(name):
+    """Their weights, output and gradients, under our names and in our layout."""
+    torch.manual_seed(5)
+    plain, run, ours = THEIRS[name][0]()
+    plain.double()
+    for parameter in plain.parameters():
         nn.init.normal_(parameter, std=0.4)
     x, dy = random((2, 6, HIDDEN), "x").requires_grad_(), random((2, 6, HIDDEN), "dy")
-    future = torch.full((6, 6), -torch.inf, dtype=torch.float64).triu(1)
-    out = layer(x, attention_mask=future[None, None])[0]
+    out = run(x, torch.full((6, 6), -torch.inf, dtype=torch.float64).triu(1))
     out.backward(dy)
-    names = {"c_attn": "qkv", "c_proj": "out"}
-
-    def ours(name, tensor):  # Conv1D keeps A as it is, [in, out]
-        module, kind = name.split(".")
-        return f"{names[module]}.{kind}", tensor.T.contiguous() if tensor.dim() == 2 else tensor
-
-    state = dict(ours(name, parameter.detach()) for name, parameter in layer.named_parameters())
-    plain_gradients = dict(ours(name, parameter.grad) for name, parameter in layer.named_parameters())
-    case = ((HIDDEN, HEADS), {"causal": True})
-    for ((our_out, dx, gradients),) in launch(_load_and_run, p, args=([state], x.detach(), dy, [case])):
-        assert_close(our_out, out.detach())
-        assert_close(dx, x.grad)
-        for name, gradient in plain_gradients.items():
-            assert_close(gradients[name], gradient)
+    weights = ours({name: parameter.detach() for name, parameter in plain.named_parameters()})
+    gradients = ours({name: parameter.grad for name, parameter in plain.named_parameters()})
+    return weights, {"out": out.detach(), "dx": x.grad, **gradients}
 
 
-# From one p to another
+def _load_and_run(cases):
+    outcomes = []
+    for weights, args, options in cases:
+        model = ParallelAttention(*args, **options, causal=True, dtype=torch.float64)
+        load_full_state_dict(model, weights)
+        x = random((2, 6, HIDDEN), "x").requires_grad_()
+        out = model(x)
+        out.backward(random((2, 6, HIDDEN), "dy"))
+        for parameter in model.parameters():
+            parameter.data = parameter.grad  # to gather the gradients as if they were weights
+        outcomes.append({"out": out.detach(), "dx": x.grad, **full_state_dict(model)})
+    return outcomes
 
 
-def _gather(seed):
-    torch.manual_seed(seed)
-    return full_state_dict(ParallelAttention(HIDDEN, HEADS, 2))
+@pytest.fixture(scope="module", params=WORLD_SIZES)
+def ran(request):
+    cases = [(plain_outcome(name)[0], *rest) for name, (_, *rest) in THEIRS.items()]
+    return launch(_load_and_run, request.param, args=(cases,))
 
 
-def _load(state):
-    model = ParallelAttention(HIDDEN, HEADS, 2)
-    load_full_state_dict(model, state)
-    return full_state_dict(model), model.qkv.copies
+@pytest.mark.parametrize("name", THEIRS)
+def test_outputs_and_gradients_equal_those_of(name, ran):
+    number = list(THEIRS).index(name)
+    assert_shards([result[number] for result in ran], plain_outcome(name)[1], {})
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (4, 1)])
-def test_a_checkpoint_with_copies_fits_another_p(before, after):
-    state = launch(_gather, before, args=(3,))[0]
-    assert state["qkv.weight"].shape == ((HEADS + 4) * DIM, HIDDEN)  # a copied head is in it once
-    for loaded, copies in launch(_load, after, args=(state,)):
-        assert copies == (2 if after == 4 else 1)
-        assert all(torch.equal(loaded[name], state[name]) for name in state)
+# Groups of copies, and misuse
 
 
 def _wrong_state():
     layer = QKVParallelLinear(HIDDEN, HEADS, 2, DIM, bias=False)
-    messages = []
-    for call in (lambda: load_full_state_dict(layer, layer.state_dict()), lambda: layer(torch.ones(1, 2, 3))):
-        try:
-            call()
-            messages.append("no error")
-        except ValueError as error:
-            messages.append(str(error))
-    return messages
+    return refusals(lambda: load_full_state_dict(layer, layer.state_dict()), lambda: layer(torch.ones(1, 2, 3)))
 
 
 def test_a_shard_in_place_of_the_whole_is_refused():
-    for shard_given, narrow in launch(_wrong_state, 4):
-        assert (
-            "weight needs the whole tensor [24, 16], of which each of 4 ranks takes [8, 16]; got [8, 16]" in shard_given
-        )
-        assert "x [1, 2, 3] should be [b, s, 16]" in narrow
-
-
-# Groups of copies
+    assert_refused(
+        launch(_wrong_state, 4),
+        "weight needs the whole tensor [24, 16], of which each of 4 ranks takes [8, 16]; got [8, 16]",
+        "x [1, 2, 3] should be [b, s, 16]",
+    )
 
 
 def _groups():

@@ -15,7 +15,8 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
-from tests.reference import assert_close, cut, random
+from tests.reference import assert_close, random
+from tests.tensor.on_ranks import GROUPS, assert_shards, own_group, refusals, traffic
 from tplab import launch, record
 from tplab.tensor import rng as rng_module
 from tplab.tensor.attention import ParallelAttention
@@ -49,12 +50,8 @@ def assert_unlike(masks):
 # Seeds
 
 
-def _draw_in_turn(seed, groups=None):
-    group = None
-    if groups:
-        group = [dist.new_group(ranks) for ranks in groups][dist.get_rank() % len(groups)]
-        seed += 10_000 * (dist.get_rank() % len(groups))
-    tracker = seed_all(seed, group)
+def _draw_in_turn(in_groups=False):
+    tracker = seed_all(SEED + 10_000 * (dist.get_rank() % 2), own_group()) if in_groups else seed_all(SEED)
     if tracker.rank == 0:
         with tracker.fork("replicated"):
             pass  # a fork in which nothing is drawn changes nothing
@@ -77,20 +74,20 @@ def assert_drawn_as_documented(results, seed):
 
 @pytest.mark.parametrize("p", WORLD_SIZES)
 def test_replicated_dropout_is_alike_on_all_ranks_and_for_every_p_and_sharded_dropout_nowhere(p):
-    results = launch(_draw_in_turn, p, args=(SEED,))
+    results = launch(_draw_in_turn, p)
     assert len(results) == p
     assert_drawn_as_documented(results, SEED)
 
 
 def test_ranks_are_counted_within_their_group():
-    results = launch(_draw_in_turn, 4, args=(SEED, [[0, 2], [1, 3]]))
-    assert_drawn_as_documented([results[0], results[2]], SEED)
-    assert_drawn_as_documented([results[1], results[3]], SEED + 10_000)
+    results = launch(_draw_in_turn, 4, args=(True,))
+    for members, seed in zip(GROUPS, (SEED, SEED + 10_000), strict=True):
+        assert_drawn_as_documented([results[rank] for rank in members], seed)
     assert_unlike([result["sharded"][0] for result in results])
 
 
 def test_without_a_process_group_there_is_one_rank():
-    assert_drawn_as_documented([_draw_in_turn(SEED)], SEED)
+    assert_drawn_as_documented([_draw_in_turn()], SEED)
 
 
 def _draw_more_on_rank_0():
@@ -199,27 +196,24 @@ def test_a_state_of_ones_own_is_added_under_a_name():
         tracker.add("experts", 78)
 
 
-def _add_two(first, second):
-    tracker = RNGTracker()
-    tracker.add("a", **first)
-    try:
-        tracker.add("b", **second)
-    except ValueError as error:
-        return str(error)
-
-
 def _add_pairs():
-    pairs = [
-        ({"seed": 3}, {"seed": 3}),
-        ({"seed": 3, "per_rank": True}, {"seed": 6}),
-        ({"seed": 3, "per_rank": True}, {"seed": 0, "per_rank": True}),
-        ({"seed": 5 - 2**32, "per_rank": True}, {"seed": 3 + 2**32, "per_rank": True}),
-        ({"seed": 3, "per_rank": True}, {"seed": 7}),
-        ({"seed": 3, "per_rank": True}, {"seed": 7 + 2**32}),
-        ({"seed": 3, "per_rank": True}, {"seed": 2 - 2**32}),
-        ({"seed": 3, "per_rank": True}, {"seed": -1, "per_rank": True}),
-    ]
-    return [_add_two(*pair) for pair in pairs]
+    """What is said to a second state, after a first one of seed 3 for rank 0, 4 for rank 1, and so on."""
+
+    def add(seed, per_rank, first=3, first_per_rank=True):
+        tracker = RNGTracker()
+        tracker.add("a", first, per_rank=first_per_rank)
+        tracker.add("b", seed, per_rank=per_rank)
+
+    return refusals(
+        lambda: add(3, False, first_per_rank=False),
+        lambda: add(6, False),
+        lambda: add(0, True),
+        lambda: add(3 + 2**32, True, first=5 - 2**32),
+        lambda: add(7, False),
+        lambda: add(7 + 2**32, False),
+        lambda: add(2 - 2**32, False),
+        lambda: add(-1, True),
+    )
 
 
 def test_states_that_would_draw_the_same_numbers_on_any_two_ranks_are_refused_on_all():
@@ -228,8 +222,8 @@ def test_states_that_would_draw_the_same_numbers_on_any_two_ranks_are_refused_on
         assert above.startswith("'b' with seed 6 would draw the same numbers as 'a' with seeds 3 to 6")
         assert "'b' with seeds 0 to 3 would draw the same numbers as 'a' with seeds 3 to 6" in below
         assert "the last 32 bits): choose another seed" in wrapped
-        assert apart == [None] * 4
-    assert _add_pairs()[1:] == [None] * 7  # one rank has one seed
+        assert apart == ["no error"] * 4
+    assert _add_pairs()[1:] == ["no error"] * 7  # one rank has one seed
 
 
 def test_of_a_seed_the_cpu_takes_the_last_32_bits():
@@ -287,11 +281,8 @@ def _states_after_two():
 
 def _load(states, strict):
     tracker = seed_all(SEED)
-    try:
-        tracker.load_state_dict(states, strict=strict)
-    except ValueError as error:
-        return str(error)
-    return _go_on(tracker)
+    (message,) = refusals(lambda: tracker.load_state_dict(states, strict=strict))
+    return _go_on(tracker) if message == "no error" else message
 
 
 def assert_went_on(results, saved_ranks):
@@ -518,19 +509,13 @@ def _layer_steps(run_again, backend=None):
     return results
 
 
-CUTS = {"attention.qkv": (0, 3), "attention.out": (1, 1), "mlp.up": (0, 1), "mlp.down": (1, 1)}
+CUTS = {"attention.qkv.weight": (0, 3), "attention.qkv.bias": (0, 3), "attention.out.weight": (1, 1)}
+CUTS |= {"mlp.up.weight": (0, 1), "mlp.up.bias": (0, 1), "mlp.down.weight": (1, 1)}
 
 
 def assert_equals_plain(results):
-    p = len(results)
-    for step, expected in enumerate(plain_steps(p)):
-        for rank, result in enumerate(results):
-            assert set(result[step]) == set(expected)
-            for name, whole in expected.items():
-                layer, _, kind = name.rpartition(".")
-                if layer in CUTS and (kind == "weight" or CUTS[layer][0] == 0):
-                    whole = cut(whole, CUTS[layer][0], rank, p, CUTS[layer][1])
-                assert_close(result[step][name], whole)
+    for step, expected in enumerate(plain_steps(len(results))):
+        assert_shards([result[step] for result in results], expected, CUTS)
 
 
 @pytest.mark.parametrize("p", WORLD_SIZES)
@@ -553,18 +538,16 @@ def _compiled_layers():
     x = random((BATCH, SEQUENCE, HIDDEN), "x", 0).requires_grad_()
     out = around_the_checkpoint(x)
     out.backward(random(out.shape, "dy", 0))
-    return compiled, out.detach(), x.grad
+    return compiled, {"out": out.detach(), "x": x.grad}
 
 
 @pytest.mark.slow
 def test_compiled_layers_and_checkpoints_within_a_compiled_model_draw_the_same():
     results = launch(_compiled_layers, 2, timeout=240)
     for number in range(2):
-        assert_equals_plain([compiled[number] for compiled, _, _ in results])
+        assert_equals_plain([compiled[number] for compiled, _ in results])
     expected = plain_steps(2)[0]
-    for _, out, dx in results:
-        assert_close(out, expected["out"])
-        assert_close(dx, expected["x"])
+    assert_shards([around for _, around in results], {name: expected[name] for name in ("out", "x")}, {})
 
 
 def _layer_traffic(ends_with_dropout):
@@ -576,12 +559,12 @@ def _layer_traffic(ends_with_dropout):
             out = checkpoint(layer, x, rng=tracker, tracker=tracker) if run_again else layer(x, tracker)
         with record() as backward:
             out.sum().backward()
-        counts.append([[(call.kind, call.bytes) for call in section] for section in (forward, backward)])
+        counts.append(traffic(forward, backward))
     return counts
 
 
 def test_running_a_layer_again_sends_its_forward_again_but_for_a_last_g():
-    one = ("all_reduce", BATCH * SEQUENCE * HIDDEN * 8)
+    one = ("all_reduce", "sum", BATCH * SEQUENCE * HIDDEN * 8)
     for ends_with_dropout, again in ((True, 2), (False, 1)):
         for counts in launch(_layer_traffic, 2, args=(ends_with_dropout,)):
             assert counts == [[[one] * 2, [one] * 2], [[one] * 2, [one] * (2 + again)]]

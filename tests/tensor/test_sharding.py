@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.reference import cut, random
+from tests.tensor.on_ranks import refusals
 from tplab import launch
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.sharding import Block, ShardedModule, Sharding, divide, shard, shard_range, unshard
@@ -19,45 +20,24 @@ def test_divide_is_exact_division():
     assert divide(0, 4) == 0
 
 
-def test_an_uneven_division_is_refused_with_the_sizes_that_work():
-    with pytest.raises(ValueError) as error:
-        divide(12, 8, name="num_heads", unit="heads")
-    assert "num_heads=12 can't be divided over 8 ranks: each rank takes whole heads" in str(error.value)
-    assert "Use p in 1, 2, 3, 4, 6, 12." in str(error.value)
-
-
-def test_a_long_list_of_sizes_that_work_is_shortened():
-    with pytest.raises(ValueError, match=r"Use p in 1, 2, 3, 4, .*, 16, 18, \.\.\., 5040\."):
-        divide(5040, 11)
-
-
-@pytest.mark.parametrize("p", [0, -2])
-def test_no_ranks_are_refused(p):
-    with pytest.raises(ValueError, match="at least one rank"):
-        divide(12, p)
-
-
 @pytest.mark.parametrize("p", [1, 2, 4])
 def test_ranges_cover_everything_once_in_rank_order(p):
     ranges = [shard_range(12, rank, p) for rank in range(p)]
     assert [index for start, stop in ranges for index in range(start, stop)] == list(range(12))
 
 
-@pytest.mark.parametrize("rank", [-1, 4])
-def test_a_rank_outside_the_group_is_refused(rank):
-    with pytest.raises(ValueError, match="numbered 0 to 3"):
-        shard_range(12, rank, 4)
-
-
 @pytest.mark.parametrize("p", [1, 2, 4])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -3])
 def test_shards_are_the_parts_of_each_block_and_unshard_undoes_them(dim, stride, p):
-    whole = random((24, 48, 72), dim, stride, p)
+    whole, sharding = random((24, 48, 72), dim, stride, p), Sharding(dim, stride)
     shards = [shard(whole, dim, rank, p, stride=stride) for rank in range(p)]
-    for rank in range(p):
-        assert torch.equal(shards[rank], cut(whole, dim, rank, p, stride))
+    for rank, part in enumerate(shards):
+        assert torch.equal(part, cut(whole, dim, rank, p, stride))
+        assert torch.equal(sharding.shard(whole, rank, p), part)
+        assert sharding.whole_shape(part.shape, p) == [24, 48, 72]
     assert torch.equal(unshard(shards, dim, stride=stride), whole)
+    assert torch.equal(sharding.unshard(shards), whole)
 
 
 def test_stride_keeps_fused_matrices_apart():
@@ -119,25 +99,6 @@ def test_cutting_and_joining_are_differentiable(stride):
     assert torch.autograd.gradcheck(lambda x: unshard([x, x * 2], 1, stride=stride), whole)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: shard(torch.ones(10, 4), 0, 0, 4), "size=10 can't be divided over 4 ranks"),
-        (lambda: shard(torch.ones(12, 4), 0, 0, 4, stride=2), "size=6 can't be divided over 4 ranks"),
-        (lambda: shard(torch.ones(9, 4), 0, 0, 1, stride=2), "a size of 9 isn't stride=2 equal blocks"),
-        (lambda: shard(torch.ones(8, 4), 0, 0, 1, stride=0), "stride=0"),
-        (lambda: shard(torch.ones(8, 4), 2, 0, 2), r"dim=2 doesn't exist in a tensor of shape \(8, 4\)"),
-        (lambda: shard(torch.tensor(1.0), 0, 0, 2), "dim=0 doesn't exist"),
-        (lambda: unshard([], 0), "got none"),
-        (lambda: unshard([torch.ones(2, 4), torch.ones(3, 4)], 0), r"same shape, got \[\(2, 4\), \(3, 4\)\]"),
-        (lambda: unshard([torch.ones(3), torch.ones(3)], 0, stride=2), "a size of 3 isn't stride=2 equal blocks"),
-    ],
-)
-def test_what_cannot_be_cut_is_refused_with_the_numbers(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 def test_without_a_process_group_there_is_one_rank():
     assert not dist.is_initialized()
     assert rank_and_size() == (0, 1)
@@ -146,20 +107,14 @@ def test_without_a_process_group_there_is_one_rank():
 def _places_in_groups():
     evens, odds = dist.new_group([0, 2]), dist.new_group([3, 1])
     own, foreign = (evens, odds) if dist.get_rank() % 2 == 0 else (odds, evens)
-    try:
-        rank_and_size(foreign)
-    except ValueError as error:
-        return rank_and_size(), rank_and_size(own), str(error)
+    return rank_and_size(), rank_and_size(own), *refusals(lambda: rank_and_size(foreign))
 
 
 def test_rank_and_size_are_those_within_the_group_and_others_are_refused():
     results = launch(_places_in_groups, 4)
-    assert [result[:2] for result in results] == [
-        ((0, 4), (0, 2)),
-        ((1, 4), (0, 2)),  # torch sorts the ranks of a group
-        ((2, 4), (1, 2)),
-        ((3, 4), (1, 2)),
-    ]
+    # torch sorts the ranks of a group
+    expected = [((0, 4), (0, 2)), ((1, 4), (0, 2)), ((2, 4), (1, 2)), ((3, 4), (1, 2))]
+    assert [result[:2] for result in results] == expected
     assert all(f"rank {rank} isn't a member" in result[2] for rank, result in enumerate(results))
 
 
@@ -229,12 +184,6 @@ def test_a_deep_copy_stays_in_its_process_group():
     assert list(results) == [(True, Sharding(1, 3), (0, 2)), (True, Sharding(1, 3), (1, 2))]
 
 
-def test_a_sharding_is_a_value():
-    assert pickle.loads(pickle.dumps(Sharding(0, 2))) == copy.deepcopy(Sharding(0, 2)) == Sharding(0, 2)
-    assert Sharding(0) != Sharding(1)
-    assert len({Sharding(0), Sharding(0, 1)}) == 1
-
-
 # Blocks of different sizes, in units that stay whole
 
 # 4 heads of Q, 2 of K and of V, 3 rows each; which of them every rank holds, written down by hand
@@ -272,18 +221,6 @@ def test_a_block_knows_its_copies_and_its_length_for_every_p():
     assert [(nothing.copies(p), nothing.shard_length(p)) for p in (1, 4)] == [(1, 0), (1, 0)]
 
 
-@pytest.mark.parametrize("stride", [1, 3])
-@pytest.mark.parametrize("p", [1, 2, 4])
-def test_without_blocks_a_sharding_cuts_and_joins_by_its_stride(p, stride):
-    whole = random((2, 24), "by stride")
-    sharding = Sharding(1, stride)
-    shards = [sharding.shard(whole, rank, p) for rank in range(p)]
-    for rank, part in enumerate(shards):
-        assert torch.equal(part, cut(whole, 1, rank, p, stride))
-        assert sharding.whole_shape(part.shape, p) == [2, 24]
-    assert torch.equal(sharding.unshard(shards), whole)
-
-
 @pytest.mark.parametrize(("p", "unit", "rows"), [(1, 1, 7), (2, 1, 8), (4, 1, 8), (1, 3, 9), (2, 3, 12), (4, 3, 12)])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_zeros_fill_a_padded_block_up_and_are_in_the_shards_only(dim, p, unit, rows):
@@ -298,7 +235,10 @@ def test_zeros_fill_a_padded_block_up_and_are_in_the_shards_only(dim, p, unit, r
     assert sharding.blocks[0].copies(p) == 1
 
 
-def test_blocks_are_part_of_a_shardings_value_and_text():
+def test_a_sharding_with_and_without_blocks_is_a_value():
+    assert pickle.loads(pickle.dumps(Sharding(0, 2))) == copy.deepcopy(Sharding(0, 2)) == Sharding(0, 2)
+    assert Sharding(0) != Sharding(1)
+    assert len({Sharding(0), Sharding(0, 1)}) == 1
     assert pickle.loads(pickle.dumps(QKV)) == copy.deepcopy(QKV) == QKV
     assert Sharding(0, blocks=(Block(8),)) != Sharding(0)
     assert len({QKV, copy.deepcopy(QKV), Sharding(0)}) == 2
@@ -315,6 +255,22 @@ def test_cutting_blocks_is_differentiable():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: divide(12, 8, name="num_heads", unit="heads"), "num_heads=12 .* 8 ranks: each rank takes whole heads"),
+        (lambda: divide(12, 8, name="num_heads", unit="heads"), r"Use p in 1, 2, 3, 4, 6, 12\."),
+        (lambda: divide(5040, 11), r"Use p in 1, 2, 3, 4, .*, 16, 18, \.\.\., 5040\."),
+        (lambda: divide(12, 0), "at least one rank"),
+        (lambda: divide(12, -2), "at least one rank"),
+        (lambda: shard_range(12, -1, 4), "numbered 0 to 3"),
+        (lambda: shard_range(12, 4, 4), "numbered 0 to 3"),
+        (lambda: shard(torch.ones(10, 4), 0, 0, 4), "size=10 can't be divided over 4 ranks"),
+        (lambda: shard(torch.ones(12, 4), 0, 0, 4, stride=2), "size=6 can't be divided over 4 ranks"),
+        (lambda: shard(torch.ones(9, 4), 0, 0, 1, stride=2), "a size of 9 isn't stride=2 equal blocks"),
+        (lambda: shard(torch.ones(8, 4), 0, 0, 1, stride=0), "stride=0"),
+        (lambda: shard(torch.ones(8, 4), 2, 0, 2), r"dim=2 doesn't exist in a tensor of shape \(8, 4\)"),
+        (lambda: shard(torch.tensor(1.0), 0, 0, 2), "dim=0 doesn't exist"),
+        (lambda: unshard([], 0), "got none"),
+        (lambda: unshard([torch.ones(2, 4), torch.ones(3, 4)], 0), r"same shape, got \[\(2, 4\), \(3, 4\)\]"),
+        (lambda: unshard([torch.ones(3), torch.ones(3)], 0, stride=2), "a size of 3 isn't stride=2 equal blocks"),
         (lambda: Block(10, 4), "size=10 isn't made of whole units of 4"),
         (lambda: Block(8, 0), "whole units of 0"),
         (lambda: Block(24, 4).copies(4), "6 units of 4 can't be divided over 4 ranks, nor copied to them evenly"),
@@ -322,6 +278,6 @@ def test_cutting_blocks_is_differentiable():
         (lambda: QKV.shard(torch.ones(12, 2), 0, 2), r"blocks of \[12, 6, 6\] make 24 entries, got 12"),
     ],
 )
-def test_blocks_that_do_not_come_out_even_are_refused(call, message):
+def test_what_cannot_be_cut_is_refused_with_the_numbers_and_what_would_work(call, message):
     with pytest.raises(ValueError, match=message):
         call()
