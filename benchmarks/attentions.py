@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks import ways
+from benchmarks import implementations
 from benchmarks.implementations import Problem, Way
 
 COUNT = 16  # heads
@@ -51,7 +51,7 @@ def _cut(name: str, whole: Tensor) -> Tensor:
     rank, p = dist.get_rank(), dist.get_world_size()
     if name in ("qkv", "qkv_bias"):
         return torch.cat([part.chunk(p)[rank] for part in whole.chunk(3)])
-    return ways.chunks(out=1)(name, whole)
+    return implementations.chunks(out=1)(name, whole)
 
 
 def _cut_megatron(name: str, whole: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def _cut_megatron(name: str, whole: Tensor) -> Tensor:
         return by_head.chunk(dist.get_world_size())[dist.get_rank()].flatten(0, 2)
     if name in ("x", "output"):
         return whole.transpose(0, 1).contiguous()
-    return ways.chunks(out=1)(name, whole)
+    return implementations.chunks(out=1)(name, whole)
 
 
 def tplab(problem: Problem, async_grad_allreduce: bool = False) -> Way:
@@ -70,7 +70,7 @@ def tplab(problem: Problem, async_grad_allreduce: bool = False) -> Way:
     hidden = problem.inputs["x"].shape[-1]
     attention = ParallelAttention(hidden, COUNT, causal=True, async_grad_allreduce=async_grad_allreduce)
     names = {"qkv": "qkv.weight", "qkv_bias": "qkv.bias", "out": "out.weight", "out_bias": "out.bias"}
-    return Way(attention, ways.fill(attention, names, problem, _cut), _cut)
+    return Way(attention, implementations.fill(attention, names, problem, _cut), _cut)
 
 
 def tplab_async(problem: Problem) -> Way:
@@ -78,12 +78,12 @@ def tplab_async(problem: Problem) -> Way:
 
 
 def by_hand(problem: Problem) -> Way:
-    mine = ways.parameters(problem, _cut)
+    mine = implementations.parameters(problem, _cut)
     count = COUNT // dist.get_world_size()
 
     def forward(x: Tensor) -> Tensor:
-        y = _heads(F.linear(ways.CopyIn.apply(x), mine["qkv"], mine["qkv_bias"]), count)  # [b, s, h/p]
-        return ways.SumUp.apply(F.linear(y, mine["out"])) + mine["out_bias"]
+        y = _heads(F.linear(implementations.CopyIn.apply(x), mine["qkv"], mine["qkv_bias"]), count)  # [b, s, h/p]
+        return implementations.SumUp.apply(F.linear(y, mine["out"])) + mine["out_bias"]
 
     return Way(forward, mine, _cut)
 
@@ -100,12 +100,12 @@ class _Core(nn.Module):
 
 
 def megatron_core(problem: Problem) -> Way:
-    ways.start_megatron()
+    implementations.start_megatron()
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
     from megatron.core.transformer.enums import AttnMaskType
 
-    config = ways.megatron_config(problem.inputs["x"].shape[-1], COUNT, attention_dropout=0.0)
+    config = implementations.megatron_config(problem.inputs["x"].shape[-1], COUNT, attention_dropout=0.0)
     parts = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear, core_attention=_Core, linear_proj=RowParallelLinear
     )
@@ -117,7 +117,7 @@ def megatron_core(problem: Problem) -> Way:
         y, bias = attention(x, None)
         return y + bias
 
-    return Way(forward, ways.fill(attention, names, problem, _cut_megatron), _cut_megatron)
+    return Way(forward, implementations.fill(attention, names, problem, _cut_megatron), _cut_megatron)
 
 
 class _Attention(nn.Module):
@@ -135,13 +135,13 @@ NAMES = {"qkv": "qkv.weight", "qkv_bias": "qkv.bias", "out": "out.weight", "out_
 
 
 def fairscale(problem: Problem) -> Way:
-    ways.start_fairscale()
+    implementations.start_fairscale()
     from fairscale.nn.model_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
     hidden = problem.inputs["x"].shape[-1]
     qkv = ColumnParallelLinear(hidden, 3 * hidden, gather_output=False)
     attention = _Attention(qkv, RowParallelLinear(hidden, hidden, input_is_parallel=True))
-    return Way(attention, ways.fill(attention, NAMES, problem, _cut), _cut)
+    return Way(attention, implementations.fill(attention, NAMES, problem, _cut), _cut)
 
 
 def torch_dtensor(problem: Problem) -> Way:
@@ -154,8 +154,8 @@ def torch_dtensor(problem: Problem) -> Way:
     def by_rank(name: str, whole: Tensor) -> Tensor:
         return whole.unflatten(0, (3, p, -1)).transpose(0, 1).flatten(0, 2) if name.startswith("qkv") else whole
 
-    ways.fill(attention, NAMES, problem, by_rank)
-    ways.parallelize(attention, {"qkv": ColwiseParallel(), "out": RowwiseParallel()})
+    implementations.fill(attention, NAMES, problem, by_rank)
+    implementations.parallelize(attention, {"qkv": ColwiseParallel(), "out": RowwiseParallel()})
     found = dict(attention.named_parameters())
     return Way(attention, {name: found[theirs] for name, theirs in NAMES.items()}, _cut)
 
@@ -168,5 +168,5 @@ WAYS: dict[str, Callable[[Problem], Way]] = {
     "Megatron-Core": megatron_core,
     "fairscale": fairscale,
     "torch DTensor": torch_dtensor,
-    "one process, as many threads": ways.one_process,
+    "one process, as many threads": implementations.one_process,
 }

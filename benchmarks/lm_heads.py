@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks import losses, ways
+from benchmarks import implementations, losses
 from benchmarks.implementations import Problem, Way
 
-CUT = ways.chunks(weight=0)
+CUT = implementations.chunks(weight=0)
 
 
 def problem(tokens: int = 1024, hidden: int = 1024, vocabulary: int = 32768) -> Problem:
@@ -40,20 +40,20 @@ def tplab_keeping(problem: Problem) -> Way:
 def _with_tplab(problem: Problem, loss: Way) -> Way:
     from tplab.tensor.embedding import parallel_logits
 
-    mine = ways.parameters(problem, CUT)
+    mine = implementations.parameters(problem, CUT)
     return Way(lambda x: loss.forward(parallel_logits(x, mine["weight"])), mine, CUT)
 
 
 def tplab_fused(problem: Problem) -> Way:
     from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
 
-    mine, target = ways.parameters(problem, CUT), problem.target
+    mine, target = implementations.parameters(problem, CUT), problem.target
     return Way(lambda x: parallel_linear_cross_entropy(x, mine["weight"], target), mine, CUT)
 
 
 def _with_copy_in(problem: Problem, loss: Way) -> Way:
-    mine = ways.parameters(problem, CUT)
-    return Way(lambda x: loss.forward(F.linear(ways.CopyIn.apply(x), mine["weight"])), mine, CUT)
+    mine = implementations.parameters(problem, CUT)
+    return Way(lambda x: loss.forward(F.linear(implementations.CopyIn.apply(x), mine["weight"])), mine, CUT)
 
 
 def by_hand(problem: Problem) -> Way:
@@ -69,9 +69,9 @@ def megatron_core(problem: Problem) -> Way:
     from megatron.core.tensor_parallel import ColumnParallelLinear
 
     vocabulary, hidden = problem.inputs["weight"].shape
-    config = ways.megatron_config(hidden)
+    config = implementations.megatron_config(hidden)
     head = ColumnParallelLinear(hidden, vocabulary, config=config, init_method=config.init_method, bias=False)
-    mine = ways.fill(head, {"weight": "weight"}, problem, CUT)
+    mine = implementations.fill(head, {"weight": "weight"}, problem, CUT)
     return Way(lambda x: loss.forward(head(x[:, None])[0]), mine, CUT)  # [s, b, h] -> [s, b, v/p]
 
 
@@ -81,7 +81,7 @@ def fairscale(problem: Problem) -> Way:
 
     vocabulary, hidden = problem.inputs["weight"].shape
     head = ColumnParallelLinear(hidden, vocabulary, bias=False, gather_output=False)
-    return Way(lambda x: loss.forward(head(x)), ways.fill(head, {"weight": "weight"}, problem, CUT), CUT)
+    return Way(lambda x: loss.forward(head(x)), implementations.fill(head, {"weight": "weight"}, problem, CUT), CUT)
 
 
 def torch_dtensor(problem: Problem) -> Way:
@@ -90,8 +90,8 @@ def torch_dtensor(problem: Problem) -> Way:
 
     loss, (vocabulary, hidden) = losses.torch_dtensor(problem), problem.inputs["weight"].shape
     model = nn.Sequential(nn.Linear(hidden, vocabulary, bias=False))
-    ways.fill(model, {"weight": "0.weight"}, problem, lambda _, whole: whole)
-    ways.parallelize(model, {"0": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)})
+    implementations.fill(model, {"weight": "0.weight"}, problem, lambda _, whole: whole)
+    implementations.parallelize(model, {"0": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)})
     mine = {"weight": model.get_parameter("0.weight")}
     return Way(lambda x: loss.forward(model(x)), mine, CUT, around_backward=loss.around_backward)
 
@@ -106,5 +106,5 @@ WAYS: dict[str, Callable[[Problem], Way]] = {
     "fairscale": fairscale,
     "torch DTensor, loss_parallel": torch_dtensor,
     "naive: gather the logits": gathering,
-    "one process, as many threads": ways.one_process,
+    "one process, as many threads": implementations.one_process,
 }

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from benchmarks import ways
+from benchmarks import implementations
 from benchmarks.implementations import Problem, Way
 
-CUT = ways.chunks(x=1)
+CUT = implementations.chunks(x=1)
 
 
 def problem(tokens: int = 1024, vocabulary: int = 32768) -> Problem:
@@ -71,7 +71,7 @@ def by_hand(problem: Problem) -> Way:
 
 def megatron_core(problem: Problem) -> Way:
     """Its plain loss; its fused one rounds the gradient to bfloat16, so it is no match here."""
-    ways.start_megatron()
+    implementations.start_megatron()
     from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
     target = problem.target[:, None]  # [s, b]
@@ -79,7 +79,7 @@ def megatron_core(problem: Problem) -> Way:
 
 
 def fairscale(problem: Problem) -> Way:
-    ways.start_fairscale()
+    implementations.start_fairscale()
     from fairscale.nn.model_parallel.cross_entropy import vocab_parallel_cross_entropy
 
     return Way(lambda x: vocab_parallel_cross_entropy(x, problem.target).mean(), {}, CUT)
@@ -125,5 +125,5 @@ WAYS: dict[str, Callable[[Problem], Way]] = {
     "fairscale": fairscale,
     "torch DTensor, loss_parallel": torch_dtensor,
     "naive: gather the logits": gathering,
-    "one process, as many threads": ways.one_process,
+    "one process, as many threads": implementations.one_process,
 }

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks import ways
+from benchmarks import implementations
 from benchmarks.implementations import Problem, Way
 
-CUT = ways.chunks(up=0, up_bias=0, down=1)
+CUT = implementations.chunks(up=0, up_bias=0, down=1)
 
 
 def problem(tokens: int = 2048, hidden: int = 1024) -> Problem:
@@ -40,7 +40,7 @@ def tplab(problem: Problem, async_grad_allreduce: bool = False) -> Way:
 
     mlp = ParallelMLP(problem.inputs["x"].shape[-1], async_grad_allreduce=async_grad_allreduce)
     names = {"up": "up.weight", "up_bias": "up.bias", "down": "down.weight", "down_bias": "down.bias"}
-    return Way(mlp, ways.fill(mlp, names, problem, CUT), CUT)
+    return Way(mlp, implementations.fill(mlp, names, problem, CUT), CUT)
 
 
 def tplab_async(problem: Problem) -> Way:
@@ -48,23 +48,23 @@ def tplab_async(problem: Problem) -> Way:
 
 
 def by_hand(problem: Problem) -> Way:
-    mine = ways.parameters(problem, CUT)
+    mine = implementations.parameters(problem, CUT)
 
     def forward(x: Tensor) -> Tensor:
-        y = F.gelu(F.linear(ways.CopyIn.apply(x), mine["up"], mine["up_bias"]))  # [1, n, 4 h/p]
-        return ways.SumUp.apply(F.linear(y, mine["down"])) + mine["down_bias"]
+        y = F.gelu(F.linear(implementations.CopyIn.apply(x), mine["up"], mine["up_bias"]))  # [1, n, 4 h/p]
+        return implementations.SumUp.apply(F.linear(y, mine["down"])) + mine["down_bias"]
 
     return Way(forward, mine, CUT)
 
 
 def megatron_core(problem: Problem) -> Way:
     """Its MLP of its own linear layers; takes [s, b, h], which with one text is the same memory."""
-    ways.start_megatron()
+    implementations.start_megatron()
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.mlp import MLP, MLPSubmodules
 
     hidden = problem.inputs["x"].shape[-1]
-    config = ways.megatron_config(hidden, ffn_hidden_size=4 * hidden)
+    config = implementations.megatron_config(hidden, ffn_hidden_size=4 * hidden)
     parts = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
     mlp = MLP(config, parts, ffn_hidden_size=4 * hidden)
     names = {"up": "linear_fc1.weight", "up_bias": "linear_fc1.bias"}
@@ -74,11 +74,11 @@ def megatron_core(problem: Problem) -> Way:
         y, bias = mlp(x)
         return y + bias
 
-    return Way(forward, ways.fill(mlp, names, problem, CUT), CUT)
+    return Way(forward, implementations.fill(mlp, names, problem, CUT), CUT)
 
 
 def fairscale(problem: Problem) -> Way:
-    ways.start_fairscale()
+    implementations.start_fairscale()
     from fairscale.nn.model_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
     hidden = problem.inputs["x"].shape[-1]
@@ -88,7 +88,7 @@ def fairscale(problem: Problem) -> Way:
         RowParallelLinear(4 * hidden, hidden, input_is_parallel=True),
     )
     names = {"up": "0.weight", "up_bias": "0.bias", "down": "2.weight", "down_bias": "2.bias"}
-    return Way(mlp, ways.fill(mlp, names, problem, CUT), CUT)
+    return Way(mlp, implementations.fill(mlp, names, problem, CUT), CUT)
 
 
 def torch_dtensor(problem: Problem) -> Way:
@@ -97,8 +97,8 @@ def torch_dtensor(problem: Problem) -> Way:
     hidden = problem.inputs["x"].shape[-1]
     mlp = nn.Sequential(nn.Linear(hidden, 4 * hidden), nn.GELU(), nn.Linear(4 * hidden, hidden))
     names = {"up": "0.weight", "up_bias": "0.bias", "down": "2.weight", "down_bias": "2.bias"}
-    ways.fill(mlp, names, problem, lambda _, whole: whole)
-    ways.parallelize(mlp, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    implementations.fill(mlp, names, problem, lambda _, whole: whole)
+    implementations.parallelize(mlp, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     found = dict(mlp.named_parameters())
     return Way(mlp, {name: found[theirs] for name, theirs in names.items()}, CUT)
 
@@ -111,5 +111,5 @@ WAYS: dict[str, Callable[[Problem], Way]] = {
     "Megatron-Core": megatron_core,
     "fairscale": fairscale,
     "torch DTensor": torch_dtensor,
-    "one process, as many threads": ways.one_process,
+    "one process, as many threads": implementations.one_process,
 }

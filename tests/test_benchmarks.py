@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmarks import attentions, layers, lm_heads, losses, mlps, ways
+from benchmarks import attentions, implementations, layers, lm_heads, losses, mlps
 from benchmarks.layers import Outcome, measure, peak_bytes, sent_in_a_ring, table
 from tplab import launch
 from tplab.runtime import Collective, RankError, Record
@@ -59,23 +59,23 @@ def test_losses_agree_and_ours_send_least(module):
 
 
 def without_f(problem):
-    mine = ways.parameters(problem, mlps.CUT)
+    mine = implementations.parameters(problem, mlps.CUT)
 
     def forward(x):
         y = F.gelu(F.linear(x, mine["up"], mine["up_bias"]))
-        return ways.SumUp.apply(F.linear(y, mine["down"])) + mine["down_bias"]
+        return implementations.SumUp.apply(F.linear(y, mine["down"])) + mine["down_bias"]
 
-    return ways.Way(forward, mine, mlps.CUT)
+    return implementations.Way(forward, mine, mlps.CUT)
 
 
 def bias_on_every_rank(problem):
-    mine = ways.parameters(problem, mlps.CUT)
+    mine = implementations.parameters(problem, mlps.CUT)
 
     def forward(x):
-        y = F.gelu(F.linear(ways.CopyIn.apply(x), mine["up"], mine["up_bias"]))
-        return ways.SumUp.apply(F.linear(y, mine["down"], mine["down_bias"]))
+        y = F.gelu(F.linear(implementations.CopyIn.apply(x), mine["up"], mine["up_bias"]))
+        return implementations.SumUp.apply(F.linear(y, mine["down"], mine["down_bias"]))
 
-    return ways.Way(forward, mine, mlps.CUT)
+    return implementations.Way(forward, mine, mlps.CUT)
 
 
 def parameter_forgotten(problem):

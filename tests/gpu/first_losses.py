@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.implementations import TrainingHooks
+from tests.gpu.implementations import Way
 from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.loop import train
@@ -18,7 +18,7 @@ SETTINGS = Settings(
 APART = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 0.03}  # relative, of twenty steps, each building on the last
 
 
-def first_losses(way: TrainingHooks, scratch: Path, /, **changes: Any) -> list[float]:
+def first_losses(way: Way, scratch: Path, /, **changes: Any) -> list[float]:
     """Of 20 steps on these tests' own sources, trained with tp over the ranks of `way`, if not told otherwise."""
     text = scratch / "text"
     if not text.exists():

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.first_losses import SETTINGS, far_apart, first_losses
-from tests.gpu.implementations import WAYS, TrainingHooks
+from tests.gpu.implementations import WAYS, Way
 from tests.gpu.test_layers import SHARED_NCCL, check_is_open
 
-ON_THE_CPU = TrainingHooks("gloo", 1, 0)
+ON_THE_CPU = Way("gloo", 1, 0)
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +82,9 @@ def test_a_run_that_was_stopped_on_a_gpu_goes_on_there(async_save: bool, right: 
 
 def test_two_ranks_on_the_cpu_have_them_too(right: list[float], tmp_path: Path) -> None:
     """The same programs where there is no GPU, so that on one only the GPU is new."""
-    losses = first_losses(TrainingHooks("gloo", 2, 0), tmp_path, precision="bfloat16", sequence_parallel=True)
+    losses = first_losses(Way("gloo", 2, 0), tmp_path, precision="bfloat16", sequence_parallel=True)
     assert far_apart(losses, right, "bfloat16") == {}
     for others in ({"layers": "mine"}, {"layers": "dtensor", "sample_tokens": 4}):
-        theirs = first_losses(TrainingHooks("gloo", 2, 0), tmp_path, precision="bfloat16", **others)
+        theirs = first_losses(Way("gloo", 2, 0), tmp_path, precision="bfloat16", **others)
         assert far_apart(theirs, right, "bfloat16") == {}
     assert set(far_apart([loss + 0.5 for loss in losses], right, "bfloat16")) == set(range(1, SETTINGS.steps + 1))

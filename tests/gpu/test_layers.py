@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.gpu.implementations import WAYS, TrainingHooks, problems
+from tests.gpu.implementations import WAYS, Way, problems
 from tplab import device
 from tplab.runtime import RankError
 
@@ -25,7 +25,7 @@ def check_is_open(name: str) -> None:
 
 
 @cache
-def what_nccl_says(way: TrainingHooks) -> str | None:
+def what_nccl_says(way: Way) -> str | None:
     """None where two ranks with hosts of their own (NCCL_HOSTID) can add up numbers on one GPU, else the last words.
 
     NCCL refuses two ranks with the same GPU and the same host; that the hosts only say to be two is a trick of ours.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.gpu.implementations import WAYS, TrainingHooks
+from tests.gpu.implementations import WAYS, Way
 from tests.gpu.models import compiled_mlp
 from tests.gpu.subject import SINGLE, Difference, differences
 from tests.gpu.test_layers import SHARED_NCCL, check_is_open
@@ -51,6 +51,6 @@ def compiled() -> dict[str, Difference]:
 @pytest.mark.parametrize("name", WITH_MESSAGES)
 def test_a_compiled_layer_agrees_with_plain_torch(name: str) -> None:
     check_is_open(name)
-    way: TrainingHooks = WAYS[name]
+    way: Way = WAYS[name]
     for found in way.run(compiled):
         assert {what: difference.problem() for what, difference in found.items()} == dict.fromkeys(found)

@@ -1,7 +1,7 @@
-"""Select the cells of a merged chapter that must run for an exercise, and make them a notebook for nbval to run.
+"""Select the cells of a merged chapter that must run for an exercise, and turn them into a notebook for nbval.
 
-A cell is needed if it binds a name that a needed cell uses. Given cells that no exercise needs (pictures, training
-runs) are left out, which makes `tplab check` fast; the course's own tests run every cell.
+A cell is needed if it binds a name that a needed cell uses. Given cells that no exercise needs, such as pictures and
+training runs, are left out, which makes `tplab check` fast. The course's own tests run every cell.
 """
 
 import ast
@@ -11,7 +11,7 @@ from tplab.course.grading.merge import Merged, Piece, names_in
 from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.source import bound_names, parse_code, used_names
 
-OWN_TIMEOUT = 60  # seconds for one of the learner's own cells
+OWN_TIMEOUT = 60  # seconds for a cell that the learner added
 _SIDE_EFFECTS = re.compile(
     r"^\s*[%!]|import \*|sys\.path|os\.environ|os\.chdir|\b(exec|globals|setattr|delattr|vars)\(|__(dict|code)__",
     re.MULTILINE,
@@ -19,7 +19,7 @@ _SIDE_EFFECTS = re.compile(
 
 
 def binds(source: str) -> set[str]:
-    """Names that a cell binds, or whose attributes or items it sets: `Layer.forward = mine` binds Layer."""
+    """Return the names that a cell binds or whose attributes or items it sets: `Layer.forward = mine` binds Layer."""
     try:
         names = bound_names(source)
         for node in ast.walk(parse_code(source)):
@@ -31,7 +31,7 @@ def binds(source: str) -> set[str]:
 
 
 def has_side_effects(source: str) -> bool:
-    """Return whether a cell may change paths, modules or the environment, which its names don't reveal."""
+    """Return whether a cell may change paths, modules or the environment, which its names don't show."""
     return _SIDE_EFFECTS.search(source) is not None
 
 
@@ -43,10 +43,11 @@ def uses(source: str) -> set[str]:
 
 
 def select(merged: Merged, exercises: list[str], *, everything: bool = False, whole: bool = True) -> list[Piece]:
-    """The pieces to run for the checks of `exercises`.
+    """Return the pieces to run for the checks of `exercises`.
 
-    everything: all of them. whole: all of the learner's own cells above the last check, since they may do anything;
-    otherwise only those that an exercise needs by name, or that change paths, modules or the environment.
+    everything: return all pieces
+    whole:      include all cells that the learner added above the last check, since they may do anything. Otherwise,
+                include only those that an exercise needs by name, or that change paths, modules or the environment
     """
     if everything:
         return list(merged.pieces)
@@ -61,7 +62,7 @@ def select(merged: Merged, exercises: list[str], *, everything: bool = False, wh
 
 
 def with_needs(pieces: list[Piece], needed: set[int]) -> list[Piece]:
-    """The pieces whose id() is in `needed`, and every other piece that binds a name they use, except checks."""
+    """Return the pieces whose id() is in `needed`, plus every other piece that binds a name they use, except checks."""
     needed, names = set(needed), set()
     while True:
         names |= {name for piece in pieces if id(piece) in needed for name in uses(piece.source)}
@@ -72,7 +73,7 @@ def with_needs(pieces: list[Piece], needed: set[int]) -> list[Piece]:
 
 
 def cells_that_need_answers(pieces: list[Piece]) -> set[str]:
-    """Ids of the given cells that use an answer or something computed from it, so that they can't run without it."""
+    """Return the ids of given cells that can't run without an answer, because they use it directly or indirectly."""
     names = {name for piece in pieces if piece.role == "exercise" for name in names_in(piece.source)}
     found = set()
     for piece in pieces:
@@ -83,7 +84,7 @@ def cells_that_need_answers(pieces: list[Piece]) -> set[str]:
 
 
 def to_notebook(pieces: list[Piece]) -> list[Cell]:
-    """The cells that nbval runs: the pieces, and between them hidden cells that save the answers."""
+    """Return the cells for nbval to run: the pieces, with hidden cells in between that save the answers."""
     asked = {name for piece in pieces if piece.role == "check" for name in answers_in(piece.source)}
     cells = [_hidden("start", "start()")]
     for piece in pieces:
@@ -109,17 +110,17 @@ def _runnable(piece: Piece) -> Cell:
 
 
 def answers_in(check: str) -> list[str]:
-    """The names that a check cell passes: ["shard", "unshard"] for check("2.1", shard, unshard)."""
+    """Return the names that a check cell passes: ["shard", "unshard"] for check("2.1", shard, unshard)."""
     call = next(node for node in ast.walk(parse_code(check)) if isinstance(node, ast.Call))
     return [argument.id for argument in call.args if isinstance(argument, ast.Name)]
 
 
 def _hidden(id: str, call: str) -> Cell:
-    """A hidden cell that runs a step of ours between two cells."""
+    """Return a hidden cell that calls a function of ours between two cells of the notebook."""
     metadata = {"tplab": {"role": "hidden"}, "tags": ["nbval-ignore-output"]}
     return Cell("code", handover(call), f"hidden-{id}"[:64], metadata)
 
 
 def handover(call: str) -> str:
-    """An expression that calls a function of handover.py; nbval_plugin.py has the kernel evaluate it."""
+    """Return an expression that calls a function in handover.py. nbval_plugin.py has the kernel evaluate it."""
     return f'__import__("tplab.course.grading.handover", fromlist=["handover"]).{call}'

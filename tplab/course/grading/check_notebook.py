@@ -1,12 +1,12 @@
-"""Check a learner's notebook: merge it, run nbval on the copy, and turn the results into a verdict on each exercise.
+"""Check a learner's notebook: merge it, run nbval on the merged copy, and turn the results into verdicts.
 
     passed      the check's result equals the reference's
-    failed      the check refused the answer (its message says what to look at), or the exercise's cell doesn't run
+    failed      the check rejected the answer (its message says what to look at), or the exercise's cell doesn't run
     to do       the stub is still there
     waiting     the answer uses an earlier exercise that is still to do
     not run     the run ended before the check
 
-`check_notebook` yields these one by one, as they become known. The learner's file is only read.
+`check_notebook` yields the verdicts one by one, as soon as they are known. The learner's file is only read.
 """
 
 import re
@@ -47,7 +47,7 @@ class Note:
 
 
 def exercises_of(reference: list[Cell]) -> dict[str, str]:
-    """The numbers and titles of a chapter's exercises, in order."""
+    """Return the number and title of each exercise in a chapter, in order."""
     checks = [cell.marks for cell in code_cells(reference) if role_of(cell)[0] == "check"]
     return {marks["check"]: marks.get("title", "") for marks in checks}
 
@@ -63,8 +63,10 @@ def check_notebook(
 ) -> Iterator[Verdict | Note]:
     """Check the notebook at `path` against `reference`. Raises cells.Unreadable before anything runs.
 
-    learner: the notebook's cells, if they have been read already. exercises: check only these, and run only the cells
-    they need. everything: also run the given cells that no check needs. timeout: seconds per cell.
+    learner:    the notebook's cells, if they have already been read
+    exercises:  check only these, and run only the cells that they need
+    everything: also run the given cells that no check needs
+    timeout:    seconds per cell
     """
     merged = merge(reference, read_notebook(path) if learner is None else learner)
     titles = exercises_of(reference)
@@ -80,7 +82,7 @@ def check_notebook(
 
 
 def hiding_files(folder: Path) -> list[str]:
-    """Names of the learner's Python files that hide modules which the course needs."""
+    """Return the names of the learner's Python files that shadow modules the course needs."""
     needed = {*NEEDED, *(name for name in sys.modules if name in sys.stdlib_module_names)}
     return sorted(path.stem for path in folder.glob("*.py") if path.stem in needed)
 
@@ -101,7 +103,7 @@ def _verdicts(run: Run, merged: Merged, reference: list[Cell], wanted: list[str]
 
 
 class Judge:
-    """A reader of nbval_plugin.py's rows that turns each check's row, in order, into a verdict."""
+    """Reads the rows that nbval_plugin.py sends, in order, and turns each check's row into a verdict."""
 
     def __init__(self, merged: Merged, reference: list[Cell]):
         self.missing = merged.missing
@@ -109,7 +111,7 @@ class Judge:
         self.all_passed = True
         self.notes: list[str] = []
         self.stopped = ""  # why nothing ran after this point
-        self._broken: dict[str, str] = {}  # exercise -> why its own cell failed
+        self._broken: dict[str, str] = {}  # exercise -> why its cell failed
         self._wrote: dict[str, str] = {}  # name -> the exercise whose cell defines it
         for cell in code_cells(reference):
             role, number = role_of(cell)
@@ -132,7 +134,7 @@ class Judge:
             self.stopped = NO_START if DIED in row["message"] else f"The kernel {ended} in {_place(row)}."
 
     def verdict(self, row: dict) -> tuple[str, str]:
-        """The status and text for the row of a check cell."""
+        """Return the status and text for a check cell's row."""
         number = row["number"]
         if number in self.missing:
             return "failed", self.missing[number]
@@ -156,7 +158,7 @@ class Judge:
 
 
 def _place(row: dict) -> str:
-    """The place where a kernel ended, in the learner's terms."""
+    """Return where the kernel ended, in words that the learner knows."""
     role = row.get("role")
     if role == "check":
         return f"the check of exercise {row['number']}"
@@ -166,13 +168,13 @@ def _place(row: dict) -> str:
 
 
 def _asks_for(row: dict) -> str:
-    """The number of the exercise whose stub was called, if that is why a cell failed; else ""."""
+    """Return the number of the exercise whose stub was called, if that's why the cell failed, else ""."""
     stub = re.fullmatch(r"exercise (\d+\.\d+)", row.get("evalue", "").strip())
     return stub[1] if stub and row.get("ename") == "NotImplementedError" else ""
 
 
 def explain(row: dict) -> str:
-    """Explain in the learner's terms why a cell failed."""
+    """Explain to the learner why a cell failed."""
     message = row.get("message", "")
     if timeout := _out_of_time(row):
         seconds = f"No result after {timeout[1]} seconds; it was stopped."

@@ -1,4 +1,4 @@
-"""Output of `tplab check`, for a terminal of any width."""
+"""Print the results of `tplab check` in a terminal of any width."""
 
 import re
 import textwrap
@@ -20,17 +20,17 @@ LOOK = {
     "not run": ("-", "magenta"),
 }
 _INDENT = 4
-_HANGING = 20  # largest indentation, in columns, of a row's continuation lines
+_HANGING = 20  # maximum indentation of a row's continuation lines, in columns
 
 
 def show_heading(console: Console, stem: str, path: Path) -> None:
-    """Print the chapter and when its notebook was saved, because unsaved changes are not checked."""
+    """Print the chapter and when its notebook was saved, because unsaved changes aren't checked."""
     console.print(Text(f"Chapter {stem[:2]}: {stem[3:].replace('_', ' ')}", style="bold"))
     console.print(Text(f"{_short(path)}, {saved(path.stat().st_mtime)}", style="dim"))
 
 
 def show_verdict(console: Console, verdict: Verdict) -> None:
-    """Print one line for an exercise, and below it what to look at."""
+    """Print one line for an exercise and, if it needs work, what to look at."""
     mark, colour = LOOK[verdict.status]
     status = f"waiting for {verdict.text}" if verdict.status == "waiting" else verdict.status
     line = Table.grid(expand=True, padding=(0, 1))
@@ -57,7 +57,7 @@ def show_summary(console: Console, verdicts: list[Verdict]) -> None:
 
 
 def saved(moment: float) -> str:
-    """A phrase for when a file was saved: "saved 10:15:00, 3 min ago". `moment`: seconds since the epoch."""
+    """Return when a file was saved, as in "saved 10:15:00, 3 min ago". `moment` is in seconds since the epoch."""
     minutes = int((time.time() - moment) / 60)
     if minutes < 1:
         ago = "just now"
@@ -69,11 +69,11 @@ def saved(moment: float) -> str:
 
 
 def reflow(text: str, width: int) -> str:
-    """Rewrap text that was wrapped for a different width. A traceback keeps its lines.
+    """Rewrap text that was wrapped for a different width, but keep the lines of a traceback.
 
-    A line indented much deeper than the one before it continues that line.
+    A line that is indented much deeper than the one before it counts as its continuation.
     """
-    rows: list[list[str]] = []  # a row and its continuations
+    rows: list[list[str]] = []  # each row with its continuation lines
     for line in text.split("\n"):
         depth = len(line) - len(line.lstrip())
         start = len(rows[-1][0]) - len(rows[-1][0].lstrip()) if rows else 0
@@ -101,7 +101,7 @@ def _wrapped(row: list[str], width: int) -> str:
 
 
 def _short(path: Path) -> Path:
-    """The path relative to the current folder, if it is inside it."""
+    """Return the path relative to the current folder if it's inside, else unchanged."""
     try:
         return path.resolve().relative_to(Path.cwd())
     except ValueError:

@@ -1,10 +1,10 @@
-"""A process in which no cell has run, where `tplab check` runs the checks on answers that a kernel hands over.
+"""A process that has run no notebook cells, in which `tplab check` checks the answers that a kernel hands over.
 
-    checker = Checker(environment, folder)     starts importing torch while the kernel starts too
+    checker = Checker(environment, folder)     starts importing torch while the kernel is starting too
     checker.ask("4.1", answers, limit=120)     -> Reply: the result of the check
 
-The process imports the checks once and forks for each of them, so every check begins in the same clean state. It starts
-one fork server (see `tplab.runtime.forkserver`), from which the ranks of all checks come.
+The process imports the checks once and forks for each check, so every check begins in the same clean state. It starts
+one fork server (see `tplab.runtime.forkserver`), which starts the ranks of all checks.
 """
 
 import base64
@@ -23,7 +23,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-# Modules outside the course that checks build on; their public functions and classes must not change
+# Modules outside the course that checks rely on. Their public functions and classes must not change
 OTHERS = ("builtins", "importlib", "math", "torch", "torch.nn", "torch.nn.functional", "torch.autograd",
           "torch.distributed", "torch.testing")  # fmt: skip
 # torch wraps these itself: the first when it loads its compiler, which an optimizer or device "meta" may cause, and
@@ -34,17 +34,17 @@ POLL = 0.05  # seconds between polls for the end of a check
 
 @dataclass(frozen=True)
 class Reply:
-    """The result of a check: the verdict's `text` if it passed, else the exception that it ended with."""
+    """The result of a check: the verdict's `text` if it passed, else the exception that it raised."""
 
     passed: bool = False
     text: str = ""
-    error: str = ""  # class of the exception
+    error: str = ""  # class name of the exception
     message: str = ""
     ended: str = ""  # why there is no verdict: "timeout" or "died"
 
 
 class Checker:
-    """The clean process, as seen by nbval's process."""
+    """Client for the clean process, used by nbval's process."""
 
     def __init__(self, environment: dict[str, str], folder: Path) -> None:
         self._connection, theirs = Pipe()
@@ -56,7 +56,7 @@ class Checker:
             )  # fmt: skip
 
     def ask(self, number: str, answers: str, limit: float) -> Reply:
-        """Run an exercise's check on what `handover.hand_over` returned; `limit` is its time limit in seconds."""
+        """Run an exercise's check on what `handover.hand_over` returned, for at most `limit` seconds."""
         try:
             self._connection.send_bytes(json.dumps([number, answers, limit]).encode())
             return Reply(**json.loads(self._connection.recv_bytes()))
@@ -73,7 +73,7 @@ class Checker:
 
 
 def serve(descriptor: int) -> None:
-    """Answer requests until the other side is gone."""
+    """Answer requests until the other side closes the connection."""
     from tplab.runtime.forkserver import fork_server
 
     fork_server()
@@ -137,15 +137,16 @@ def _check(number: str, answers: str) -> Reply:
 
 
 def _receive(number: str, answers: str) -> list[Any]:
-    """Unpack the answers as objects of this process. Raises AssertionError if one is the course's own."""
+    """Unpack the answers in this process. Raises AssertionError if one is the course's own implementation."""
     import linecache
 
     from tplab.runtime import transport
     from tplab.runtime.failures import name_cell
 
-    about, given = transport.loads(base64.b64decode(answers))
+    about, packed = transport.loads(base64.b64decode(answers))
     sys.path[:] = about["path"]
     os.chdir(about["folder"])
+    given = transport.loads(packed)  # only now, since an answer may import a module from the learner's folder
     for file, name in about["cells"].items():
         name_cell(file, name)
     for file, lines in about["sources"].items():
@@ -160,7 +161,7 @@ def _receive(number: str, answers: str) -> list[Any]:
 
 
 def _code() -> dict[str, Any]:
-    """The functions, code objects, classes and constants in the course's modules and in those that checks build on.
+    """Collect the functions, code objects, classes and constants of the course and of the modules in OTHERS.
 
     {"tplab.course.checks.verification.verify": ..., "torch.nn.Module.__init__": ...}
     """
@@ -180,7 +181,7 @@ def _code() -> dict[str, Any]:
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The names that now refer to something else, and new names that hide one of Python's builtins."""
+    """Return the names that now refer to something else, and new names that shadow a Python builtin."""
     modules = {name.rpartition(".")[0] for name in before}
     changed = [name for name, code in before.items() if after.get(name) is not code]
     new = [name.rpartition(".") for name in after.keys() - before.keys()]
@@ -189,6 +190,6 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def _is_torchs_own(name: str, found: Any) -> bool:
-    """Return whether `found` is a wrapper, from one of torch's own files, that torch itself put there."""
+    """Return whether `found` is a wrapper that torch installed itself: a known name, and code in torch's files."""
     file = found.__code__.co_filename if isinstance(found, FunctionType) else ""
     return name in WRAPPED_BY_TORCH and f"{os.sep}torch{os.sep}" in file

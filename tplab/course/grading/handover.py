@@ -1,13 +1,13 @@
-"""Code that runs in the kernel of `tplab check`, beside the cells, and takes the answers out to be checked elsewhere.
+"""Code that runs in the kernel of `tplab check`, between cells, and takes the answers out to be checked elsewhere.
 
-    start()                            before the first cell
-    remember(["Layer"], "4.1")         after an exercise's cell (and the setup): saves what its names refer to
-    hand_over("4.1", ["Layer"])        the answers as text, which `clean_check` turns back into objects
+    start()                            called before the first cell
+    remember(["Layer"], "4.1")         called after an exercise's cell (and the setup); saves what its names refer to
+    hand_over("4.1", ["Layer"])        returns the answers as text, which `clean_check` turns back into objects
 
-No check runs in this kernel, so nothing that a notebook does to itself here affects a verdict: it may define its own
-`check`, patch tplab or torch, rewrite cells with an IPython hook, or import the course's layer over the learner's. Out
-of scope are the files on disk, and a notebook that deceives this very module: anyone who does that knows that the
-answer is wrong.
+No check runs in this kernel, so nothing that a notebook does to itself affects a verdict. A notebook may define its own
+`check`, patch tplab or torch, rewrite cells with an IPython hook, or import the course's layer over the learner's.
+There is no protection against changing files on disk or deceiving this very module, because anyone who does that knows
+that the answer is wrong.
 """
 
 import base64
@@ -28,11 +28,11 @@ _cells: dict[str, str] = {}  # file -> its name in reports
 
 
 def start() -> None:
-    """Save Python's builtins, and refuse to end the kernel from within, which would stop all later checks."""
+    """Save Python's builtins, and disable everything that ends the kernel, because that would stop later checks."""
     _builtins.update(vars(builtins))
     shell = InteractiveShell.instance()
-    shell.user_ns.update(exit=_refuse_to_end, quit=_refuse_to_end)  # IPython's own can't leave this process
-    shell.ask_exit = _refuse_to_end  # type: ignore[attr-defined]  # what the magics %exit and %quit call
+    shell.user_ns.update(exit=_refuse_to_end, quit=_refuse_to_end)  # IPython's can't be serialized
+    shell.ask_exit = _refuse_to_end  # type: ignore[attr-defined]  # called by %exit and %quit
     if hasattr(shell, "kernel"):
         shell.kernel.do_shutdown = _refuse_to_end
 
@@ -42,7 +42,7 @@ def _refuse_to_end(*args: Any, **kwargs: Any) -> None:
 
 
 def remember(names: list[str], exercise: str = "") -> None:
-    """Save what these names of the notebook refer to now, whatever a later cell binds to them."""
+    """Save what these names refer to now, no matter what a later cell binds to them."""
     namespace = InteractiveShell.instance().user_ns
     for name in names:
         if name in namespace:
@@ -52,17 +52,17 @@ def remember(names: list[str], exercise: str = "") -> None:
 
 
 def _name_its_cell(value: Any, exercise: str) -> None:
-    """Have reports say "your cell of exercise 4.2, line 7", since cell numbers differ from the learner's notebook."""
+    """Make reports say "your cell of exercise 4.2, line 7", because cell numbers differ in the learner's notebook."""
     for part in [value, *vars(value).values()] if isinstance(value, type) else [value]:
-        function = getattr(part, "__func__", part)  # of a static or a class method
+        function = getattr(part, "__func__", part)  # unwraps static and class methods
         if isinstance(function, FunctionType):
             _cells[function.__code__.co_filename] = f"your cell of exercise {exercise}"
 
 
 def hand_over(number: str, names: list[str]) -> str:
-    """The answers to an exercise and the sources of the cells that define them, as text.
+    """Return the answers to an exercise, along with the sources of the cells that define them, as text.
 
-    Raises NameError for a name that no cell has bound, TypeError for an answer that can't leave this process.
+    Raises NameError for a name that no cell has bound, and TypeError for an answer that can't be serialized.
     """
     vars(builtins).update(_builtins)
     sys.settrace(None)
@@ -76,7 +76,8 @@ def hand_over(number: str, names: list[str]) -> str:
     sources = {file: entry[2] for file, entry in linecache.cache.items() if _CELL.search(file) and len(entry) == 4}
     about = {"path": list(sys.path), "folder": str(Path.cwd()), "cells": _cells, "sources": sources}
     try:
-        return base64.b64encode(transport.dumps((about, known))).decode()
+        answers = transport.dumps(known)
+        return base64.b64encode(transport.dumps((about, answers))).decode()
     except Exception as error:
         raise TypeError(
             f"{' and '.join(names)} can't be handed to the process that checks exercise {number}: {error}. "

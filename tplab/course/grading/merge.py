@@ -1,13 +1,13 @@
 """Merge the learner's answers into the reference chapter.
 
-The reference is the executed solution; its check cells, expected outputs and tags are the ones that count. Only the
-source of code cells is taken from the learner's notebook:
+The reference is the executed solution, which provides the check cells, expected outputs and tags. Only the source of
+code cells is taken from the learner's notebook:
 
-    exercise cell            found by cell id, else by metadata, else by its source, else by what it calls or defines;
+    exercise cell            found by cell id, else by metadata, by its source, or by what it calls or defines;
                              several cells for one exercise run one after another, and the last one is the answer
-    check cell               dropped; the reference's own is run
-    given cell, changed      runs after the reference's own cell, as one of the learner's own cells
-    the learner's own cells  keep their place; they may define helpers
+    check cell               dropped; the reference's check cell runs instead
+    given cell, changed      runs after the reference's version, like a cell that the learner added
+    cells the learner added  keep their place, since they may define helpers
 
 cell_dependencies.py then selects the cells that must run for a given exercise.
 """
@@ -23,7 +23,7 @@ _MARKS = ("exercise", "check", "predict")
 
 @dataclass
 class Piece:
-    """One code cell of the merged chapter, in the order in which the cells run."""
+    """A code cell of the merged chapter. Pieces are listed in execution order."""
 
     role: str  # "setup", "given", "exercise", "check" or "own"
     id: str
@@ -36,11 +36,11 @@ class Piece:
 class Merged:
     pieces: list[Piece]
     notes: list[str] = field(default_factory=list)
-    missing: dict[str, str] = field(default_factory=dict)  # exercise -> why the notebook holds no answer to it
+    missing: dict[str, str] = field(default_factory=dict)  # exercise -> why the notebook has no answer to it
 
 
 def role_of(cell: Cell) -> tuple[str, str]:
-    """The role of a reference code cell and the number of its exercise."""
+    """Return the role of a reference code cell and the number of its exercise."""
     for role in ("exercise", "check"):
         if role in cell.marks:
             return role, cell.marks[role]
@@ -52,7 +52,7 @@ def code_cells(cells: list[Cell]) -> list[Cell]:
 
 
 def names_in(source: str) -> set[str]:
-    """Functions and classes defined at the top level of a cell, even if it isn't valid Python."""
+    """Return the functions and classes defined at a cell's top level, even if the cell isn't valid Python."""
     try:
         return defined_names(source)
     except SyntaxError:
@@ -68,7 +68,7 @@ def is_stub(source: str, number: str) -> bool:
 
 
 class _Index:
-    """An index of the reference cells that finds the one of which a learner's cell is a version."""
+    """An index of the reference cells, used to find which of them a learner's cell is a version of."""
 
     def __init__(self, reference: list[Cell]):
         self.cells = code_cells(reference)
@@ -86,20 +86,20 @@ class _Index:
         return found
 
     def _called(self, cell: Cell) -> Cell | None:
-        """The check or prediction cell that a cell calls, whatever arguments it passes."""
+        """Return the check or prediction cell that makes the same call, whatever arguments follow the number."""
         call = re.match(r"\s*(check|predict)\(\s*[\"']([\w.]+)[\"']", cell.source) if cell.kind == "code" else None
         return self.by_mark.get((call[1], call[2])) if call else None
 
 
 def find_cells(reference: list[Cell], learner: list[Cell]) -> list[str]:
-    """The id of the reference cell of which each of the learner's cells is a version, or ""."""
+    """Return the id of the reference cell that each of the learner's cells is a version of, or "" without one."""
     index = _Index(reference)
     found = [index.find(cell) for cell in learner]
     return [cell.id if cell else "" for cell in found]
 
 
 def merge(reference: list[Cell], learner: list[Cell]) -> Merged:
-    """The reference chapter with the learner's exercise cells and own cells in place."""
+    """Return the reference chapter with the learner's exercise cells, and any cells they added, merged in."""
     index = _Index(reference)
     answers, own, notes = _sort_cells(index, learner)
     merged = Merged([], notes)
@@ -129,9 +129,9 @@ def merge(reference: list[Cell], learner: list[Cell]) -> Merged:
 
 
 def _sort_cells(index: _Index, learner: list[Cell]) -> tuple[dict, dict, list[str]]:
-    """The learner's answers by exercise, their own cells by the reference cell they follow, and notes."""
+    """Return the learner's answers by exercise, added cells by the reference cell they follow, and notes."""
     answers: dict[str, list[str]] = {}
-    late: dict[str, list[str]] = {}  # answers below their check, which count only if there is no other
+    late: dict[str, list[str]] = {}  # answers below their check, used only if there is no other
     own: dict[str, list[str]] = {}
     notes: list[str] = []
     checked: set[str] = set()
@@ -163,7 +163,7 @@ def _sort_cells(index: _Index, learner: list[Cell]) -> tuple[dict, dict, list[st
 
 
 def _by_name(reference: Cell, learner: list[Cell]) -> list[str]:
-    """The last cell that defines an exercise's names, in case the exercise's own cell was merged into another."""
+    """Return the last cell that defines an exercise's names, in case the exercise cell was merged into another."""
     wanted = names_in(reference.source)
     return [cell.source for cell in learner if cell.kind == "code" and wanted & names_in(cell.source)][-1:]
 

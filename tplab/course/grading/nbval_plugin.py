@@ -1,17 +1,17 @@
 """The pytest plugin behind `tplab check`: nbval with its bugs fixed, sending one JSON line per cell.
 
-It is loaded in place of nbval's own plugin (`-p tplab.course.grading.nbval_plugin`). nbval's classes do the work; these
-subclasses fix
+It is loaded instead of nbval's own plugin (`-p tplab.course.grading.nbval_plugin`). nbval's classes do the work, and
+these subclasses fix
 
 1. the output of child processes, which ipykernel doesn't capture under PYTEST_CURRENT_TEST,
-2. a dead kernel, which nbval notices only when the cell's time is up,
-3. cells with very many messages, of which ZeroMQ drops those that aren't read in time (perhaps the one that says that
-   the cell is done), and cells that never stop printing,
-4. errors without an error message on iopub (unknown magics), which nbval lets pass,
+2. a dead kernel, which nbval notices only when the cell times out,
+3. cells with very many messages, because ZeroMQ drops those that aren't read in time (perhaps the one saying that the
+   cell is done), and cells that never stop printing,
+4. errors without an error message on iopub (unknown magics), which nbval ignores,
 5. a cell that times out, after which nbval expects every later cell to fail.
 
-A check cell doesn't run in the kernel. Its answers are taken out of the kernel and checked in a clean process (see
-`clean_check`), and the verdict is compared with the reference's, as text.
+Check cells don't run in the kernel. Their answers are taken out of the kernel and checked in a clean process (see
+`clean_check`), and the text of the verdict is compared with the reference's.
 """
 
 import ast
@@ -37,7 +37,7 @@ from tplab.course.notebooks.kernels import CELL_TIMEOUT, started
 
 PRINT_LIMIT = 5_000_000  # characters that a cell may print before it is interrupted
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-KEPT_TEXT = 200_000  # characters of it that are kept
+KEPT_TEXT = 200_000  # characters of output that are kept
 NOT_EVALUATED = "A cell above has changed how this kernel runs cells, so that its answers can't be taken out."
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -49,7 +49,7 @@ def pytest_configure(config):
 
 
 def pytest_unconfigure(config):
-    """End the processes that cells left behind. The kernel is gone by now."""
+    """End the processes that cells left behind. The kernel has already shut down."""
     left = end_all(lambda: [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE])
     _send(config, {"left": left})
 
@@ -62,7 +62,7 @@ def _send(config: pytest.Config, told: dict) -> None:
 
 
 class KernelDied(Exception):  # noqa: N818 (an event)
-    """The kernel's process ended while a cell ran."""
+    """Raised when the kernel's process ends while a cell is running."""
 
 
 def pytest_addoption(parser):
@@ -77,7 +77,7 @@ def pytest_collect_file(file_path, parent):
 
 
 class Kernel(RunningKernel):
-    """A kernel whose two channels are read at the same time while a cell runs."""
+    """A kernel whose shell and iopub channels are both read while a cell runs."""
 
     def __init__(self, *args, **kwargs):
         self.waiting: collections.deque = collections.deque()
@@ -93,19 +93,19 @@ class Kernel(RunningKernel):
 
     def execute_cell_input(self, cell_input, allow_stdin=None):
         self.reply, self.printed, self.flooded = {}, 0, False
-        if self.beside:  # evaluated by the kernel beside a cell, where no IPython hook can rewrite it
+        if self.beside:  # evaluated outside any cell, where no IPython hook can rewrite it
             step = {"hidden": cell_input}
             return self.kc.execute("", store_history=False, user_expressions=step, stop_on_error=False)
         return super().execute_cell_input(cell_input, allow_stdin)
 
     @property
     def evaluated(self) -> dict:
-        """The result of an expression beside the cells: its "data", or the "ename" and "evalue" of its error."""
+        """The result of an expression evaluated outside the cells: "data", or an error's "ename" and "evalue"."""
         answer = self.reply.get("user_expressions", {}).get("hidden", {})
         return answer or {"status": "error", "ename": "RuntimeError", "evalue": NOT_EVALUATED}
 
     def await_reply(self, msg_id, timeout=None):
-        """Wait for the reply, collecting the cell's output meanwhile. Raises Empty when time is up, and KernelDied."""
+        """Wait for the reply while collecting the cell's output. Raises Empty on a timeout, or KernelDied."""
         end = time.monotonic() + (timeout or float("inf"))
         next_look = time.monotonic() + 0.5
         while True:
@@ -150,7 +150,7 @@ class Kernel(RunningKernel):
 
 class ChapterFile(nbval.IPyNbFile):
     def setup(self):
-        """Start the checker, and a kernel of this Python in the learner's folder."""
+        """Start the checker, and a kernel that runs this Python in the learner's folder."""
         test = os.environ.pop("PYTEST_CURRENT_TEST", None)
         try:
             folder = self.config.option.tplab_folder or str(self.path.parent)
@@ -167,7 +167,7 @@ class ChapterFile(nbval.IPyNbFile):
 
     def collect(self):
         for item in super().collect():
-            tags = nbval.find_metadata_tags(item.cell.metadata)  # comments in the cell don't count
+            tags = nbval.find_metadata_tags(item.cell.metadata)  # tags in the cell's comments don't count
             options = collections.defaultdict(bool, tags)
             options.setdefault("check", self.compare_outputs)
             yield ChapterCell.from_parent(
@@ -179,14 +179,14 @@ class ChapterCell(nbval.IPyNbCell):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.output_timeout = 15  # seconds that an interrupted cell has to clean up
-        self.verdict: dict = {}  # of a check: its error, or the expected text and the actual one
+        self.verdict: dict = {}  # for a check: its error, or the expected and the actual text
 
     @property
     def marks(self) -> dict:
         return dict(self.cell.metadata.get("tplab", {}))
 
     def limit(self, asked: float) -> float:
-        """Seconds that this cell may take. The setup imports torch, so it gets more time than the learner's cells."""
+        """Return this cell's time limit in seconds. The setup gets more time, because it imports torch."""
         if self.marks.get("role") == "setup":
             return max(asked, CELL_TIMEOUT)
         return min(asked, self.marks.get("timeout", asked))
@@ -205,9 +205,9 @@ class ChapterCell(nbval.IPyNbCell):
             raise
         finally:
             self.config.option.nbval_cell_timeout = asked
-            if hasattr(kernel, "km"):  # else nbval has given the kernel up
+            if hasattr(kernel, "km"):  # otherwise nbval has given up on the kernel
                 self.parent.timed_out = False
-        if not kernel.reply:  # it is idle but never answered, as happens without sys.stderr
+        if not kernel.reply:  # it is idle but never answered, which happens without sys.stderr
             self.raise_cell_error(f"Timeout of {limit:g} seconds exceeded: no answer from the kernel")
         if kernel.reply.get("status") == "error" and not self.options["check_exception"]:
             self.raise_cell_error(f"{kernel.reply.get('ename')}: {kernel.reply.get('evalue')}")
@@ -216,7 +216,8 @@ class ChapterCell(nbval.IPyNbCell):
         """Take the answers out of the kernel, have them checked, and compare the verdict with the reference's."""
         number, kernel = self.marks["number"], self.parent.kernel
         self.cell.source = handover(f"hand_over({number!r}, {self.marks['answers']!r})")
-        self.options["check"] = False  # the outputs of this step
+        self.options["check"] = False  # don't compare the outputs of this step
+        self.config.option.nbval_cell_timeout = max(limit, CELL_TIMEOUT)  # it may import torch, as the setup may
         super().runtest()
         if kernel.reply and kernel.evaluated["status"] != "ok":
             self.fail_check(ename=kernel.evaluated["ename"], evalue=kernel.evaluated["evalue"])
@@ -238,7 +239,7 @@ class ChapterCell(nbval.IPyNbCell):
 
 
 def result_texts(outputs: list) -> list[str]:
-    """The results of a cell, as text."""
+    """Return the results of a cell as text."""
     return [output["data"].get("text/plain", "") for output in outputs if output["output_type"] == "execute_result"]
 
 
@@ -250,7 +251,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def row(item: ChapterCell, report: pytest.TestReport, call: pytest.CallInfo) -> dict:
-    """The result of a cell, for check_notebook.py."""
+    """Return the row that tells check_notebook.py the result of a cell."""
     told = {"id": item.cell.get("id"), "outcome": report.outcome, "seconds": round(report.duration, 3), **item.marks}
     if call.excinfo is None:
         return told

@@ -1,8 +1,8 @@
 """Run nbval on a notebook in a separate process, and pass on its results cell by cell.
 
-The results come through a pipe that no cell can open by name. Every process of a run carries a mark in its
-environment, unique to the run; on Linux, nbval's process adopts those that drop it (see nbval_plugin.py). Whatever is
-still running at the end is killed by its process id.
+The results arrive through a pipe that cells can't open by name. Every process of a run carries a mark in its
+environment that is unique to the run. On Linux, nbval's process also adopts processes that drop the mark (see
+nbval_plugin.py). Whatever is still running at the end is killed by process id.
 """
 
 import json
@@ -24,12 +24,12 @@ MARK = "TPLAB_CHECK_RUN"
 POLL = 0.1  # seconds between polls for the end of nbval
 # pytest without the 1.5 s it takes to import a grammar for email addresses, which nbformat doesn't need here
 PYTEST = "import sys; sys.modules['rfc3987_syntax'] = None; import pytest; sys.exit(pytest.main())"
-OURS = ("tplab.runtime", "tplab.course.grading", "ipykernel_launcher")  # command lines of a run's own processes
+OURS = ("tplab.runtime", "tplab.course.grading", "ipykernel_launcher")  # in the command lines of a run's processes
 GRACE = 2.0  # seconds that killed processes have to disappear
 
 
 class Run:
-    """One run of nbval. Iterate over it for the rows that nbval_plugin.py writes; `notes` is complete afterwards."""
+    """One run of nbval. Iterating over it yields nbval_plugin.py's rows. After that, `notes` is complete."""
 
     def __init__(self, cells: list[Cell], folder: Path, timeout: float = CELL_TIMEOUT):
         self.cells, self.folder, self.timeout = cells, folder, timeout
@@ -79,7 +79,7 @@ class Run:
 
 
 def _follow(process: subprocess.Popen, results: int) -> Iterator[dict]:
-    """The rows that come through a pipe, until its writer has ended."""
+    """Yield the rows that arrive through the pipe, until the process has ended."""
     rest = b""
     while True:
         ended = process.poll() is not None
@@ -95,14 +95,14 @@ def _follow(process: subprocess.Popen, results: int) -> Iterator[dict]:
 
 
 def end_processes(mark: str) -> int:
-    """Kill every process that carries this run's mark; returns how many of them were started by a cell."""
+    """Kill every process that carries this run's mark, and return how many of them were started by a cell."""
     import psutil
 
     return end_all(lambda: [process for process in psutil.process_iter() if _carries(process, mark)])
 
 
 def end_all(find: Callable[[], list]) -> int:
-    """Kill the processes that `find` returns, by id; returns how many of them were started by a cell."""
+    """Kill the processes that `find` returns, by process id, and return how many of them were started by a cell."""
     import psutil
 
     foreign = 0
@@ -122,5 +122,5 @@ def end_all(find: Callable[[], list]) -> int:
 def _carries(process: Any, mark: str) -> bool:
     try:
         return process.pid != os.getpid() and process.environ().get(MARK) == mark
-    except Exception:  # psutil raises several kinds: gone meanwhile, another user's, a zombie
+    except Exception:  # the process is gone, a zombie, or another user's
         return False
