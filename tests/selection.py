@@ -83,10 +83,12 @@ def due_today(items: Iterable[pytest.Item], turn: int) -> list[pytest.Item]:
     """What runs by day: tests without a mark, and of each shared one every k-th, but at least one."""
     due, shared = [], defaultdict(list)
     for item in items:
+        if item.get_closest_marker("nightly"):
+            continue
         if found := next(item.iter_markers_with_node("share"), None):
             node, share = found
             shared[node.nodeid if isinstance(node, pytest.Module) else _kind(item), share.args[0]].append(item)
-        elif item.get_closest_marker("nightly") is None:
+        else:
             due.append(item)
     for (_, count), of_one_kind in shared.items():
         shuffled = sorted(of_one_kind, key=lambda item: (zlib.crc32(item.nodeid.encode()), item.nodeid))

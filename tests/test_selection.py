@@ -39,6 +39,9 @@ def test_a(): pass
 def test_b(): pass
 def test_c(): pass
 def test_d(): pass
+
+@pytest.mark.nightly
+def test_at_night_too(): pass
 """
 
 
@@ -62,9 +65,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_daily_shares_take_turns_and_add_up_to_everything_but_the_nightly_tests(folder: Path) -> None:
     everything = collected(folder)
-    assert len(everything) == 19
+    assert len(everything) == 20
     days = [collected(folder, "--part", "daily", "--turn", str(turn)) for turn in range(7, 7 + 4)]
-    assert set.union(*days) == everything - {"test_at_night"}
+    assert set.union(*days) == everything - {"test_at_night", "test_at_night_too"}
     for day in days:
         assert "test_plain" in day
         assert 2 <= sum(name.startswith("test_shared") for name in day) <= 3

@@ -127,6 +127,7 @@ def unreadable(page: NotebookPage) -> list[str]:
     return [f"{text!r} has contrast {contrast:.1f}" for contrast, text in found if contrast < READABLE]
 
 
+@pytest.mark.share(len(CHAPTERS))
 @pytest.mark.parametrize("stem", [pytest.param(stem, marks=in_process(i)) for i, stem in enumerate(CHAPTERS)])
 def test_a_chapter_runs_and_its_controls_change_their_pictures(chromium, server, stem):
     page = open_and_run(chromium, server, stem)
@@ -136,6 +137,7 @@ def test_a_chapter_runs_and_its_controls_change_their_pictures(chromium, server,
     page.page.close()
 
 
+@pytest.mark.nightly
 @in_process(0)
 def test_a_chapter_fits_a_page_as_narrow_as_a_phone(chromium, server):
     page = open_and_run(chromium, server, NARROW, width=420, height=900)
@@ -145,6 +147,7 @@ def test_a_chapter_fits_a_page_as_narrow_as_a_phone(chromium, server):
     page.page.close()
 
 
+@pytest.mark.nightly
 @in_process(1)
 def test_a_chapter_can_be_read_in_the_dark_theme(chromium, folder, tmp_path):
     shutil.copy(folder / f"{DARK}.ipynb", tmp_path)

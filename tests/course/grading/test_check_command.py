@@ -11,6 +11,8 @@ from tplab.course.grading.check_notebook import Note, Verdict, check_notebook
 from tplab.course.notebooks.cells import Unreadable, read_notebook
 from tplab.course.tools import cli
 
+pytestmark = pytest.mark.share(4)
+
 COUNT = 26
 
 

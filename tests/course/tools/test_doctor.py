@@ -17,6 +17,8 @@ from tplab.course.tools import cli
 from tplab.course.tools.doctor import chapters, gpus, machine, probe, software, trial
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
 
+pytestmark = pytest.mark.share(2)
+
 TORCH = Requirement("torch>=2.11")
 GIB = 2**30
 WORKING = probe.Torch(version="2.13.0", gloo=True)
