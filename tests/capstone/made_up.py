@@ -113,9 +113,12 @@ class Log:
         self.path = folder / "log.jsonl"
         self.path.unlink()
 
-    def add(self, *rows: dict[str, Any]) -> None:
+    def write(self, text: str) -> None:
         with open(self.path, "a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.write(text)
+
+    def add(self, *rows: dict[str, Any]) -> None:
+        self.write("".join(json.dumps(row) + "\n" for row in rows))
 
     def start(self, **other: Any) -> None:
         self.add(start_row(self.settings, **other))

@@ -54,10 +54,9 @@ def out_of_step(p, m):
 
 
 def schedules(p):
-    few = [one_f_one_b(p, 1), zero_bubble(p, 1)]
-    return few + [
-        gpipe(p, 3), one_f_one_b(p, 6), zero_bubble(p, 6), interleaved(p, 2 * p, 2), backwards_last_first(p, 4),
-        out_of_step(p, 4),
+    return [
+        one_f_one_b(p, 1), zero_bubble(p, 1), gpipe(p, 3), one_f_one_b(p, 6), zero_bubble(p, 6),
+        interleaved(p, 2 * p, 2), backwards_last_first(p, 4), out_of_step(p, 4),
     ]  # fmt: skip
 
 
@@ -146,15 +145,8 @@ def _run(channels, schedule, tied=False):
     ends = {0: mine[0].table, dist.get_world_size() - 1: mine[-1].table}
     if tied and rank > 0 and rank in ends:
         ends[rank].data.zero_()  # Pipeline has to fetch the first stage's
-    pipeline = Pipeline(
-        mine,
-        schedule,
-        shape=SHAPE,
-        dtype=DTYPE,
-        loss_sum=loss_sum,
-        tied=ends.get(rank) if tied else None,
-        channels=channels,
-    )
+    table = ends.get(rank) if tied else None
+    pipeline = Pipeline(mine, schedule, shape=SHAPE, dtype=DTYPE, loss_sum=loss_sum, tied=table, channels=channels)
     ids, targets = batch(schedule.micro_batches)
     first, last = rank == 0, rank == dist.get_world_size() - 1
     Alive.most = 0
@@ -252,10 +244,9 @@ def test_no_more_is_kept_than_was_computed_from_the_schedule_and_nothing_at_the_
 def test_the_messages_are_those_computed_from_the_schedule(ran):
     for (schedule, *tied), ranks in zip(cases(ran[0]), ran[1], strict=True):
         if tied:  # and one all-reduce of the table on the two ranks that have it
-            ends = [result["sent"].pop("all_reduce", None) for result in ranks]
-            assert ends == [
-                (1, 8 * CLASSES * HIDDEN) if rank in (0, len(ranks) - 1) else None for rank in range(len(ranks))
-            ]
+            at_the_ends = (1, 8 * CLASSES * HIDDEN)
+            sums = [result["sent"].pop("all_reduce", None) for result in ranks]
+            assert sums == [at_the_ends, *[None] * (len(ranks) - 2), at_the_ends]
         expected, forward = traffic(schedule, MESSAGE), traffic(forward_only(schedule), 2 * MESSAGE)
         for rank, result in enumerate(ranks):
             assert result["sent"].get("send") == expected[rank], (schedule.name, rank)
@@ -272,13 +263,6 @@ def test_every_send_is_waited_for_and_not_only_at_the_end(ran):
         if schedule == one_f_one_b(p, 6):
             begins, ends = zip(*ranks[0]["sends"], strict=True)
             assert ends[0] < begins[5]  # the gradient of micro-batch 0 has proved that its activation arrived
-
-
-class Turned(nn.Linear):
-    """Its output and the gradient of its input lie in memory in another order than their numbers say."""
-
-    def forward(self, x):
-        return super().forward(x.transpose(0, 1)).transpose(0, 1)
 
 
 # One rank, and what is refused
@@ -342,6 +326,13 @@ def test_tokens_of_other_ranks_count_in_the_mean():
         gradients.append(layer.weight.grad)
     assert_close(losses[0], 10 * losses[1])
     assert_close(gradients[0], 10 * gradients[1])
+
+
+class Turned(nn.Linear):
+    """Its output and the gradient of its input lie in memory in another order than their numbers say."""
+
+    def forward(self, x):
+        return super().forward(x.transpose(0, 1)).transpose(0, 1)
 
 
 def _tied_but_unused():

@@ -73,18 +73,17 @@ def test_a_schedule_prints_as_its_lists():
     assert str(interleaved(2, 2, 2)).splitlines()[1].startswith("rank 0  F0 F1 F0/1 F1/1")
 
 
-@pytest.mark.parametrize("sizes", [(0, 1), (1, 0)])
-@pytest.mark.parametrize("make", [gpipe, one_f_one_b, zero_bubble])
-def test_sizes_below_one_are_refused(make, sizes):
-    with pytest.raises(ValueError, match=r"at least 1"):
+@pytest.mark.parametrize(
+    ("make", "sizes", "says"),
+    [
+        *((make, sizes, "at least 1") for make in (gpipe, one_f_one_b, zero_bubble) for sizes in ((0, 1), (1, 0))),
+        (interleaved, (2, 2, 0), "at least 1"),
+        (interleaved, (2, 3, 2), "3 micro-batches can't go round 2 ranks in whole rounds: use a multiple of 2"),
+    ],
+)
+def test_impossible_sizes_are_refused(make, sizes, says):
+    with pytest.raises(ValueError, match=says):
         make(*sizes)
-
-
-def test_interleaved_wants_whole_rounds():
-    with pytest.raises(ValueError, match="3 micro-batches can't go round 2 ranks in whole rounds: use a multiple of 2"):
-        interleaved(2, 3, 2)
-    with pytest.raises(ValueError, match="at least 1"):
-        interleaved(2, 2, 0)
 
 
 # The published formulas
@@ -153,12 +152,8 @@ def test_outputs_go_to_the_stage_behind_and_gradients_to_the_one_before():
 
 def test_spans_of_a_small_schedule():
     first, second = simulate(one_f_one_b(2, 2))
-    assert first == [
-        Span(Action("F", 0), 0, 1),
-        Span(Action("F", 1), 1, 2),
-        Span(Action("B", 0), 4, 6),
-        Span(Action("B", 1), 7, 9),
-    ]
+    times = {("F", 0): (0, 1), ("F", 1): (1, 2), ("B", 0): (4, 6), ("B", 1): (7, 9)}
+    assert first == [Span(Action(*action), *time) for action, time in times.items()]
     assert [(span.start, span.end) for span in second] == [(1, 2), (2, 4), (4, 5), (5, 7)]
 
 
@@ -214,22 +209,19 @@ def test_what_is_incomplete_or_in_an_impossible_order_is_refused(text, words):
     assert words in str(error.value)
 
 
-def test_a_circle_of_two_ranks_is_named():
-    with pytest.raises(ScheduleError) as error:
-        check(schedule("F0 B0 F1 B1\nF0 F1 B0 B1", 2))
-    assert str(error.value) == (
-        "this schedule never ends: rank 0, at its B of micro-batch 0, waits for B of micro-batch 0 from rank 1, "
-        "which, at its F of micro-batch 1, waits for F of micro-batch 1 from rank 0"
-    )
-
-
-def test_a_circle_does_not_name_those_who_only_wait_for_it_and_names_halves_as_they_are():
-    text = "F0 F1 B0 B1\nF0 I0 F1 I1 W0 W1\nF0 F1 I0 I1 W0 W1"
+@pytest.mark.parametrize(
+    ("text", "one", "kind", "other"),
+    [
+        ("F0 B0 F1 B1\nF0 F1 B0 B1", 0, "B", 1),
+        ("F0 F1 B0 B1\nF0 I0 F1 I1 W0 W1\nF0 F1 I0 I1 W0 W1", 1, "I", 2),  # rank 0 only waits for the circle
+    ],
+)
+def test_the_two_ranks_of_a_circle_are_named(text, one, kind, other):
     with pytest.raises(ScheduleError) as error:
         check(schedule(text, 2))
     assert str(error.value) == (
-        "this schedule never ends: rank 1, at its I of micro-batch 0, waits for I of micro-batch 0 from rank 2, "
-        "which, at its F of micro-batch 1, waits for F of micro-batch 1 from rank 1"
+        f"this schedule never ends: rank {one}, at its {kind} of micro-batch 0, waits for {kind} of micro-batch 0 from "
+        f"rank {other}, which, at its F of micro-batch 1, waits for F of micro-batch 1 from rank {one}"
     )
 
 

@@ -52,22 +52,12 @@ def _gpt(tp, channels, config, schedule, options):
     rank = channels.rank
     mine = [stages[schedule.stage(rank, chunk)] for chunk in range(schedule.chunks)]
     tied = mine[0].tied if rank == 0 else mine[-1].tied
-    pipeline = Pipeline(
-        mine,
-        schedule,
-        shape=(2, 5, config.hidden_size),
-        dtype=DTYPE,
-        loss_sum=mine[-1].loss_sum,
-        tied=tied,
-        channels=channels,
-    )
+    options = {"shape": (2, 5, config.hidden_size), "dtype": DTYPE, "tied": tied, "channels": channels}
+    pipeline = Pipeline(mine, schedule, loss_sum=mine[-1].loss_sum, **options)
     ids, targets = gpt_batch(schedule.micro_batches)
     loss = pipeline.step(ids, targets)
-    gradients = {}
-    for stage in mine:
-        for name, parameter in stage.named_parameters():
-            gradients[name] = parameter.grad, getattr(parameter, "tensor_parallel", None)
-    return loss, gradients
+    parameters = [named for stage in mine for named in stage.named_parameters()]
+    return loss, {name: (p.grad, getattr(p, "tensor_parallel", None)) for name, p in parameters}
 
 
 def _gpts():
@@ -116,16 +106,15 @@ def test_the_last_stage_has_a_copy_of_a_tied_table_and_no_other_stage_has_one():
 
 
 @pytest.mark.parametrize(
-    ("config", "options"),
+    ("dropout", "options"),
     [
-        (dataclasses.replace(GPT, dropout=0.3), {"dtype": DTYPE}),
-        (dataclasses.replace(GPT, dropout=0.3), {"dtype": DTYPE, "recompute": "layers"}),
-        (GPT, {"dtype": torch.bfloat16, "float32_residual": True}),
+        (0.3, {"dtype": DTYPE}),
+        (0.3, {"dtype": DTYPE, "recompute": "layers"}),  # it is drawn again
+        (0.0, {"dtype": torch.bfloat16, "float32_residual": True}),
     ],
-    ids=["dropout", "dropout that is drawn again", "a residual stream in float32"],
 )
-def test_stages_one_after_the_other_are_the_whole_model(config, options):
-    model = ParallelGPT(config, **options)
+def test_stages_one_after_the_other_are_the_whole_model(dropout, options):
+    model = ParallelGPT(dataclasses.replace(GPT, dropout=dropout), **options)
     ids = torch.cat(gpt_batch(2)[0])
     whole = model(ids, rng=seed_all(7))
     x = ids
@@ -152,22 +141,21 @@ def _theirs_and_ours():
     from torch.distributed import pipelining
 
     rank, p, m = dist.get_rank(), dist.get_world_size(), 4
-    theirs = {
-        "gpipe": pipelining.ScheduleGPipe,
-        "1f1b": pipelining.Schedule1F1B,
-        "interleaved": pipelining.ScheduleInterleaved1F1B,
+    schedules = {
+        pipelining.ScheduleGPipe: gpipe(p, m),
+        pipelining.Schedule1F1B: one_f_one_b(p, m),
+        pipelining.ScheduleInterleaved1F1B: interleaved(p, m, 2),
     }
-    ours = {"gpipe": gpipe(p, m), "1f1b": one_f_one_b(p, m), "interleaved": interleaved(p, m, 2)}
     x, target = random((m * BATCH, LENGTH, HIDDEN), "x"), random((m * BATCH, LENGTH, HIDDEN), "target")
     found, channels = [], Channels()
-    for name, schedule in ours.items():
+    for theirs, schedule in schedules.items():
         numbers = [schedule.stage(rank, chunk) for chunk in range(schedule.chunks)]
         blocks = [_block(number) for number in numbers]
         stages = [
             pipelining.PipelineStage(block, number, schedule.stages, torch.device("cpu"))
             for block, number in zip(blocks, numbers, strict=True)
         ]
-        runner = theirs[name](stages if schedule.chunks > 1 else stages[0], m, loss_fn=F.mse_loss)
+        runner = theirs(stages if schedule.chunks > 1 else stages[0], m, loss_fn=F.mse_loss)
         losses: list[torch.Tensor] = []
         runner.step(*([x] if rank == 0 else []), **({"target": target, "losses": losses} if rank == p - 1 else {}))
         gradients = [parameter.grad for block in blocks for parameter in block.parameters()]

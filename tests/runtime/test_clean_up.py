@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ import torch.distributed as dist
 
 import tplab
 from tplab.runtime.forkserver import fork_server
+
+pytestmark = pytest.mark.share(3)
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -65,15 +68,12 @@ def all_reduce_once() -> None:
 
 
 def one_rank_raises() -> None:
-    if dist.get_rank():
-        raise ValueError
+    assert dist.get_rank() == 0
     all_reduce_once()
 
 
 def one_rank_dies() -> None:
-    if dist.get_rank():
-        os._exit(1)
-    all_reduce_once()
+    all_reduce_once() if dist.get_rank() == 0 else os._exit(1)
 
 
 def children_left_behind() -> None:
@@ -99,16 +99,13 @@ def test_nothing_is_left_behind(program: Callable[[], None]) -> None:
 
 
 @linux_only
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nothing_is_left_behind_after_200_launches() -> None:
     tplab.launch(all_reduce_once, 2)
     before = settled()
     for number in range(200):
-        if number % 10 == 0:
-            with pytest.raises(tplab.RankError):
-                tplab.launch(one_rank_raises, 2)
-        else:
-            tplab.launch(all_reduce_once, 2)
+        with pytest.raises(tplab.RankError) if number % 10 == 0 else contextlib.nullcontext():
+            tplab.launch(all_reduce_once if number % 10 else one_rank_raises, 2)
     assert settled() == before
 
 
@@ -116,16 +113,11 @@ def listening_beyond_loopback() -> list[str]:
     """On a rank: sockets of this machine that listen on an address that is not loopback, and belong to a rank."""
     dist.barrier()
     ranks = {child.pid for child in psutil.Process(os.getppid()).children(recursive=True)}
-    found = []
-    sockets = 0
-    for connection in psutil.net_connections(kind="inet"):
-        if connection.pid in ranks and connection.laddr:
-            sockets += 1
-            if connection.laddr.ip not in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
-                found.append(f"{connection.laddr} {connection.status}")
+    sockets = [socket for socket in psutil.net_connections(kind="inet") if socket.pid in ranks and socket.laddr]
     assert sockets, "gloo connects its ranks by sockets: none was found, so this test looks in the wrong place"
     dist.barrier()
-    return found
+    loopback = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+    return [f"{socket.laddr} {socket.status}" for socket in sockets if socket.laddr.ip not in loopback]
 
 
 @linux_only
@@ -247,8 +239,6 @@ def test_a_forked_process_starts_its_own_server() -> None:
 
 
 def test_launch_works_from_another_thread_and_beside_many_threads() -> None:
-    import threading
-
     stop = threading.Event()
     others = [threading.Thread(target=stop.wait) for _ in range(30)]
     results: list[object] = []

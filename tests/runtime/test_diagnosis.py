@@ -33,53 +33,38 @@ def enter(boards: list[Board], rank: int, entry: Entry, wait: bool = True) -> No
     boards[rank].set_waiting(rank, slot if wait else None)
 
 
-def test_ranks_that_wait_for_one_that_computes_are_not_in_a_deadlock(boards: list[Board]) -> None:
-    enter(boards, 0, all_reduce(1))
-    enter(boards, 1, all_reduce(1))
-    assert deadlocked(snapshot(boards[0])) == []
+def receive(rank: int, sender: int) -> Entry:
+    return message("recv", sender, rank)
 
 
-def test_ranks_that_wait_for_one_that_has_returned_are(boards: list[Board]) -> None:
-    enter(boards, 0, all_reduce(1))
-    enter(boards, 1, all_reduce(1))
-    boards[0].set_state(2, "returned")
+TWO, ALL = dict.fromkeys((0, 1), all_reduce(1)), dict.fromkeys(WORLD, all_reduce(1))
+PAIR, CIRCLE = {0: receive(0, 1), 1: receive(1, 0)}, {rank: receive(rank, (rank + 1) % 3) for rank in WORLD}
+SAYS = "rank 2 never joined all_reduce #1 ([2] float32, sum); ranks 0, 1 wait in it."
+# fmt: off
+WAITING = {  # what ranks wait in or have passed, which have returned, which can never go on, and how it is explained
+    "for a rank that computes":              (TWO,                                {},    [],  [],        ""),
+    "for a rank that has returned":          (TWO,                                {},    [2], [0, 1],    SAYS),
+    "in a collective that all have joined":  (ALL,                                {},    [],  [],        ""),
+    "for ranks that went past and returned": ({0: ALL[0]},          {1: ALL[1], 2: ALL[2]}, [1, 2], [], ""),
+    "in a chain up to one that computes":    ({0: receive(0, 1), 1: receive(1, 2)}, {},  [],  [],        ""),
+    "in a circle of three":                  (CIRCLE,                             {},    [],  [0, 1, 2], ""),
+    "in a circle of two":                    (PAIR,                               {},    [],  [0, 1],    ""),
+    "for a circle of two":                   (PAIR | {2: ALL[2]},                 {},    [],  [0, 1, 2], ""),
+    "on a GPU, not in Python":               ({},                                 TWO,   [],  [],        ""),
+    "on a GPU, for one that has returned":   ({},                                 TWO,   [2], [0, 1],    ""),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize(("waits", "past", "returned", "stuck", "says"), WAITING.values(), ids=WAITING)
+def test_ranks_that_can_never_go_on_are_found(waits, past, returned, stuck, says, boards: list[Board]) -> None:
+    for rank, entry in (waits | past).items():
+        enter(boards, rank, entry, wait=rank in waits)
+    for rank in returned:
+        boards[0].set_state(rank, "returned")
     states = snapshot(boards[0])
-    assert deadlocked(states) == [0, 1]
-    assert explain(states).startswith("rank 2 never joined all_reduce #1 ([2] float32, sum); ranks 0, 1 wait in it.")
-
-
-def test_a_collective_that_all_have_joined_will_complete(boards: list[Board]) -> None:
-    for rank in WORLD:
-        enter(boards, rank, all_reduce(1))
-    assert deadlocked(snapshot(boards[0])) == []
-
-
-def test_a_rank_that_went_past_a_collective_and_returned_did_join_it(boards: list[Board]) -> None:
-    for rank in WORLD:
-        enter(boards, rank, all_reduce(1), wait=rank == 0)
-    boards[0].set_state(1, "returned")
-    boards[0].set_state(2, "returned")
-    assert deadlocked(snapshot(boards[0])) == []
-
-
-def test_a_chain_that_ends_in_a_rank_that_computes_is_no_deadlock(boards: list[Board]) -> None:
-    enter(boards, 0, message("recv", 1, 0))
-    enter(boards, 1, message("recv", 2, 1))
-    assert deadlocked(snapshot(boards[0])) == []
-
-
-def test_a_circle_is(boards: list[Board]) -> None:
-    for rank in WORLD:
-        enter(boards, rank, message("recv", (rank + 1) % 3, rank))
-    assert deadlocked(snapshot(boards[0])) == [0, 1, 2]
-
-
-def test_only_the_ranks_in_the_circle_and_those_behind_it_are(boards: list[Board]) -> None:
-    enter(boards, 0, message("recv", 1, 0))
-    enter(boards, 1, message("recv", 0, 1))
-    assert deadlocked(snapshot(boards[0])) == [0, 1]
-    enter(boards, 2, all_reduce(1))
-    assert deadlocked(snapshot(boards[0])) == [0, 1, 2]
+    assert deadlocked(states) == stuck
+    assert not says or explain(states).startswith(says)
 
 
 def test_a_message_whose_sender_has_returned_is_lost(boards: list[Board]) -> None:
@@ -99,14 +84,6 @@ def test_a_message_that_was_never_sent_is_not_called_lost(boards: list[Board]) -
     states = snapshot(boards[0])
     assert lost_messages(states) == []
     assert explain(states).startswith("rank 0 never sends to rank 1 (message #1)")
-
-
-def test_a_collective_on_a_gpu_is_seen_although_no_rank_waits_for_it_in_python(boards: list[Board]) -> None:
-    enter(boards, 0, all_reduce(1), wait=False)
-    enter(boards, 1, all_reduce(1), wait=False)
-    assert deadlocked(snapshot(boards[0])) == []
-    boards[0].set_state(2, "returned")
-    assert deadlocked(snapshot(boards[0])) == [0, 1]
 
 
 def test_entries_that_were_overwritten_still_count(boards: list[Board]) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+from torch import ones
+from torch.distributed import _functional_collectives as functional
 
 import tplab
 from tplab.runtime import watch
@@ -36,7 +38,7 @@ def test_an_error_is_reported_with_its_rank_line_and_what_the_others_did() -> No
     def program() -> None:
         if dist.get_rank() == 1:
             raise ValueError("no such head")
-        dist.all_reduce(torch.ones(4, 8))
+        dist.all_reduce(ones(4, 8))
 
     error = fails(program, 3)
     assert (error.rank, error.cause_type, error.cause_message) == (1, "ValueError", "no such head")
@@ -71,17 +73,13 @@ def test_several_ranks_that_raise_are_all_reported_and_the_same_error_once() -> 
     assert str(fails(same, 2)).count("ValueError: the same") == 1
 
 
-def wait_for_the_other() -> None:
-    dist.all_reduce(torch.ones(2))
-
-
 def exits(how: Callable[[], object]) -> Callable[[], None]:
     def program() -> None:
         dist.barrier()  # both have imported what they need, and rank 0 has only one step to go
         if dist.get_rank() == 1:
             time.sleep(0.3)
             how()
-        wait_for_the_other()
+        dist.all_reduce(ones(2))
 
     return program
 
@@ -92,7 +90,7 @@ def exits(how: Callable[[], object]) -> Callable[[], None]:
         (lambda: os._exit(1), "rank 1 exited with status 1 before its function returned"),
         (lambda: os._exit(0), "rank 1 exited with status 0 before its function returned"),
         (
-            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            lambda: signal.raise_signal(signal.SIGKILL),
             "rank 1 was ended by SIGKILL (if you did not do that, the machine",
         ),
         (lambda: ctypes.string_at(0), "rank 1 was ended by SIGSEGV"),
@@ -122,7 +120,7 @@ def test_memory_that_runs_out_in_one_rank() -> None:
 
         if dist.get_rank() == 1:
             resource.setrlimit(resource.RLIMIT_AS, (1 << 33, 1 << 33))
-            torch.ones(1 << 34)
+            ones(1 << 34)
         dist.barrier()
 
     error = fails(program)
@@ -141,10 +139,10 @@ def test_a_result_that_cannot_travel_names_its_rank_and_type() -> None:
 
 def test_a_skipped_collective_is_a_deadlock_told_with_its_number_and_lines() -> None:
     def program() -> None:
-        dist.all_reduce(torch.ones(2))
+        dist.all_reduce(ones(2))
         if dist.get_rank() == 2:
             return
-        dist.all_reduce(torch.ones(4, 8))
+        dist.all_reduce(ones(4, 8))
 
     error = fails(program, 4, timeout=None)
     assert isinstance(error, tplab.Deadlock)
@@ -154,78 +152,63 @@ def test_a_skipped_collective_is_a_deadlock_told_with_its_number_and_lines() -> 
     assert f"test_failures.py line {line_of(program, 4)} in program" in report
 
 
-def test_a_collective_skipped_early_is_seen_although_all_ranks_are_alive_and_wait() -> None:
-    def program() -> None:
-        if dist.get_rank() == 0:
-            dist.all_reduce(torch.ones(2))
-            dist.recv(torch.ones(2), src=1)
-        else:
-            dist.recv(torch.ones(2), src=0)
-
-    report = str(fails(program, timeout=None))
-    assert "rank 1 never joined all_reduce #1" in report
-    assert "rank 1: waits in recv from rank 0" in report
+def skips_early(rank: int) -> None:
+    if rank == 0:
+        dist.all_reduce(ones(2))
+    dist.recv(ones(2), src=1 - rank)
 
 
-def test_two_blocking_receives() -> None:
-    def program() -> None:
-        dist.recv(torch.ones(2), src=1 - dist.get_rank())
+def skips_in_its_group(rank: int) -> None:
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    if rank != 3:
+        dist.all_reduce(ones(2), group=groups[rank % 2])
 
-    error = fails(program, timeout=None)
+
+def sends_and_returns(rank: int) -> None:
+    if rank == 0:
+        dist.isend(ones(2**20), 1)
+        return
+    time.sleep(0.5)  # the sender has gone
+    dist.recv(torch.empty(2**20), 0)
+
+
+ABSENT = "rank 1 never joined all_reduce #1"
+# fmt: off
+DEADLOCKS = {  # the number of ranks, what each does given its rank, and words of the report
+    "two receives":     (2, lambda rank: dist.recv(ones(2), src=1 - rank),
+                         ["rank 1 never sends to rank 0 (message #1); rank 0 waits in recv from rank 1 ([2] float32).",
+                          "let one side send first"]),
+    "two large sends":  (2, lambda rank: dist.send(ones(1 << 20), dst=1 - rank), ["rank 1 never receives from rank 0"]),
+    "three receives":   (3, lambda rank: dist.recv(ones(2), src=(rank + 1) % 3), []),
+    "a lost message":   (2, sends_and_returns,
+                         ["rank 0 began to send message #1 to rank 1 and has returned; rank 1 waits in recv",
+                          "Keep what dist.isend returns"]),
+    "one absent":       (2, lambda rank: rank or dist.all_reduce(ones(3), async_op=True).wait(),
+                         [f"{ABSENT} ([3] float32, sum)"]),
+    "one absent, from a functional collective":
+                        (2, lambda rank: rank or functional.all_reduce(ones(3), "sum", dist.group.WORLD) + 1,
+                         [f"{ABSENT} ([3] float32, sum)"]),
+    "one absent, waiting elsewhere":
+                        (2, skips_early, [ABSENT, "rank 1: waits in recv from rank 0"]),
+    "one absent from a subgroup":
+                        (4, skips_in_its_group,
+                         ["rank 3 never joined all_reduce #1 ([2] float32, sum) of group [1, 3]; rank 1 waits"]),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize(("p", "program", "says"), DEADLOCKS.values(), ids=DEADLOCKS)
+def test_a_deadlock_is_explained(p: int, program: Callable[[int], object], says: list[str]) -> None:
+    error = fails(lambda: program(dist.get_rank()), p, timeout=None)
     assert isinstance(error, tplab.Deadlock)
-    assert "rank 1 never sends to rank 0 (message #1); rank 0 waits in recv from rank 1 ([2] float32)." in str(error)
-    assert "let one side send first" in str(error)
-
-
-def test_two_blocking_sends() -> None:
-    def program() -> None:
-        dist.send(torch.ones(1 << 20), dst=1 - dist.get_rank())
-
-    assert "rank 1 never receives from rank 0" in str(fails(program, timeout=None))
-
-
-def test_a_cycle_of_three_receives() -> None:
-    def program() -> None:
-        dist.recv(torch.ones(2), src=(dist.get_rank() + 1) % 3)
-
-    assert isinstance(fails(program, 3, timeout=None), tplab.Deadlock)
-
-
-def test_an_asynchronous_collective_that_one_rank_never_joins() -> None:
-    def program() -> None:
-        if dist.get_rank() == 0:
-            dist.all_reduce(torch.ones(3), async_op=True).wait()
-
-    assert "rank 1 never joined all_reduce #1 ([3] float32, sum)" in str(fails(program, timeout=None))
-
-
-def test_a_functional_collective_that_one_rank_never_joins() -> None:
-    def program() -> torch.Tensor | None:
-        import torch.distributed._functional_collectives as functional
-
-        if dist.get_rank() == 0:
-            return functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD) + 1
-        return None
-
-    assert "rank 1 never joined all_reduce #1 ([3] float32, sum)" in str(fails(program, timeout=None))
-
-
-def test_a_deadlock_in_a_subgroup_names_the_group() -> None:
-    def program() -> None:
-        groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-        if dist.get_rank() != 3:
-            dist.all_reduce(torch.ones(2), group=groups[dist.get_rank() % 2])
-
-    assert "rank 3 never joined all_reduce #1 ([2] float32, sum) of group [1, 3]; rank 1 waits" in str(
-        fails(program, 4)
-    )
+    assert [words for words in says if words not in str(error)] == []
 
 
 def test_a_rank_that_hangs_in_python_is_named_with_its_line_when_time_is_up() -> None:
     def program() -> None:
         if dist.get_rank() == 1:
             time.sleep(1000)
-        dist.all_reduce(torch.ones(2))
+        dist.all_reduce(ones(2))
 
     error = fails(program, timeout=2)
     assert isinstance(error, tplab.Deadlock)
@@ -247,7 +230,7 @@ def test_a_slow_rank_is_not_a_deadlock() -> None:
     def program() -> float:
         if dist.get_rank() == 1:
             time.sleep(2.0)  # the others wait four times as long as a deadlock must last to be called one
-        x = torch.ones(1)
+        x = ones(1)
         dist.all_reduce(x)
         return x.item()
 
@@ -257,7 +240,7 @@ def test_a_slow_rank_is_not_a_deadlock() -> None:
 def test_a_rank_that_returns_early_while_others_compute_is_not_a_deadlock() -> None:
     def program() -> int:
         for _ in range(600):  # more entries than the board has slots
-            dist.all_reduce(torch.ones(1))
+            dist.all_reduce(ones(1))
         if dist.get_rank() == 1:
             time.sleep(1.5)
         return dist.get_rank()
@@ -268,79 +251,56 @@ def test_a_rank_that_returns_early_while_others_compute_is_not_a_deadlock() -> N
 # Collectives that differ
 
 
-def test_other_shape() -> None:
-    def program() -> None:
-        dist.all_reduce(torch.ones(2 + dist.get_rank()))
+def catches_its_error(rank: int) -> None:
+    try:
+        dist.all_reduce(ones(2 + rank))
+    except Exception as error:
+        print("caught", error)
+    dist.barrier()
 
-    error = fails(program)
+
+# fmt: off
+DIFFERENT = {  # what each of two ranks does given its rank, and words of the report
+    "shape":     (lambda rank: dist.all_reduce(ones(2 + rank)),
+                  ["collective #1 is not the same on all ranks", "rank 0: all_reduce #1 ([2] float32, sum) at",
+                   "rank 1: all_reduce #1 ([3] float32, sum) at"]),
+    "shape, in a program that catches its error":
+                 (catches_its_error, ["collective #1 is not the same on all ranks"]),
+    "dtype":     (lambda rank: dist.all_reduce(ones(2, dtype=torch.float64 if rank else torch.float32)),
+                  ["[2] float32, sum", "[2] float64, sum"]),
+    "operation": (lambda rank: dist.all_reduce(ones(2), op=dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM),
+                  ["[2] float32, max"]),
+    "root":      (lambda rank: dist.broadcast(ones(2), src=rank), ["root 1"]),
+    "strides":   (lambda rank: dist.all_reduce(ones(3, 3).t() if rank else ones(3, 3)), ["with strides [1, 3]"]),
+    "message":   (lambda rank: dist.recv(ones(2), src=0) if rank else dist.send(ones(3), dst=1),
+                  ["message #1 from rank 0 to rank 1 is not the same on both sides"]),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize(("program", "says"), DIFFERENT.values(), ids=DIFFERENT)
+def test_a_difference_between_the_ranks_is_named(program: Callable[[int], object], says: list[str]) -> None:
+    error = fails(lambda: program(dist.get_rank()), timeout=None)
     assert isinstance(error, tplab.Deadlock)
-    assert "collective #1 is not the same on all ranks" in str(error)
-    assert "rank 0: all_reduce #1 ([2] float32, sum) at" in str(error)
-    assert "rank 1: all_reduce #1 ([3] float32, sum) at" in str(error)
-
-
-def test_other_dtype() -> None:
-    report = str(fails(lambda: dist.all_reduce(torch.ones(2, dtype=[torch.float32, torch.float64][dist.get_rank()]))))
-    assert "[2] float32, sum" in report
-    assert "[2] float64, sum" in report
-
-
-def test_other_operation() -> None:
-    def program() -> None:
-        dist.all_reduce(torch.ones(2), op=[dist.ReduceOp.SUM, dist.ReduceOp.MAX][dist.get_rank()])
-
-    assert "[2] float32, max" in str(fails(program))
-
-
-def test_other_root() -> None:
-    assert "root 1" in str(fails(lambda: dist.broadcast(torch.ones(2), src=dist.get_rank())))
+    assert [words for words in says if words not in str(error)] == []
 
 
 def test_other_collective_with_both_lines() -> None:
     def program() -> None:
         if dist.get_rank():
-            dist.broadcast(torch.ones(2), src=0)
+            dist.broadcast(ones(2), src=0)
         else:
-            dist.all_reduce(torch.ones(2))
+            dist.all_reduce(ones(2))
 
     report = str(fails(program))
     assert f"rank 1: broadcast #1 ([2] float32, root 0) at {__file__} line {line_of(program, 2)}" in report
     assert f"rank 0: all_reduce #1 ([2] float32, sum) at {__file__} line {line_of(program, 4)}" in report
 
 
-def test_a_program_that_catches_its_errors_does_not_hide_that_the_ranks_differ() -> None:
-    def program() -> None:
-        try:
-            dist.all_reduce(torch.ones(2 + dist.get_rank()))
-        except Exception as error:
-            print("caught", error)
-        dist.barrier()
-
-    assert "collective #1 is not the same on all ranks" in str(fails(program, timeout=None))
-
-
-def test_a_message_of_another_shape() -> None:
-    def program() -> None:
-        if dist.get_rank() == 0:
-            dist.send(torch.ones(3), dst=1)
-        else:
-            dist.recv(torch.ones(2), src=0)
-
-    assert "message #1 from rank 0 to rank 1 is not the same on both sides" in str(fails(program))
-
-
-def test_one_rank_transposed_and_one_contiguous() -> None:
-    def program() -> None:
-        x = torch.ones(3, 3)
-        dist.all_reduce(x.t() if dist.get_rank() else x)
-
-    assert "with strides [1, 3]" in str(fails(program))
-
-
 # What would end in silence, or in a crash
 
 
-@pytest.mark.parametrize("make", [lambda: torch.ones(1).expand(4), lambda: torch.ones(4, 8)[:, ::2]])
+@pytest.mark.parametrize("make", [lambda: ones(1).expand(4), lambda: ones(4, 8)[:, ::2]])
 def test_a_tensor_that_is_not_one_block_of_memory_is_refused(make: Callable[[], torch.Tensor]) -> None:
     error = fails(lambda: dist.all_reduce(make()))
     assert error.cause_type == "ValueError"
@@ -359,7 +319,7 @@ def test_a_transposed_tensor_is_one_block_and_is_summed() -> None:
 def test_a_collective_on_a_group_one_is_no_member_of_is_an_error() -> None:
     def program() -> None:
         group = dist.new_group([0])
-        dist.all_reduce(torch.ones(2), group=group)
+        dist.all_reduce(ones(2), group=group)
 
     error = fails(program)
     assert error.rank == 1
@@ -389,20 +349,6 @@ def test_an_end_that_is_seen_late_is_still_the_cause(monkeypatch: pytest.MonkeyP
     error = fails(exits(lambda: os._exit(3)))
     assert error.rank == 1
     assert str(error).startswith("rank 1 exited with status 3")
-
-
-def test_a_message_whose_isend_was_dropped_is_told() -> None:
-    def program() -> None:
-        if dist.get_rank() == 0:
-            dist.isend(torch.ones(2**20), 1)
-            return
-        time.sleep(0.5)  # the sender has gone
-        dist.recv(torch.empty(2**20), 0)
-
-    error = fails(program)
-    assert isinstance(error, tplab.Deadlock)
-    assert "rank 0 began to send message #1 to rank 1 and has returned; rank 1 waits in recv" in str(error)
-    assert "Keep what dist.isend returns" in str(error)
 
 
 def test_after_each_failure_the_next_launch_works() -> None:

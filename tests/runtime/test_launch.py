@@ -4,7 +4,6 @@ import fnmatch
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,8 @@ def test_bound_methods_and_objects_travel() -> None:
     torch.testing.assert_close(results[1].x, torch.full((2,), 2.0))
 
 
-ONCE_DIFFERENTIABLE = """
+NOTEBOOKS = {  # what the cells of a notebook define, and what `program` returns on two ranks
+    "a once-differentiable autograd function": ("""
 import torch
 
 class Twice(torch.autograd.Function):
@@ -70,18 +70,16 @@ def program():
     x = torch.ones(3, requires_grad=True)
     Twice.apply(x).sum().backward()
     return x.grad.tolist()
-"""
-
-
-def test_a_notebooks_autograd_function_may_be_once_differentiable() -> None:
-    notebook = {"__name__": "__main__"}
-    exec(ONCE_DIFFERENTIABLE, notebook)
-    assert tplab.launch(notebook["program"], 2) == [[2.0, 2.0, 2.0]] * 2  # type: ignore[arg-type]
-
-
-CACHED = """
-import functools
+""", [[2.0, 2.0, 2.0]] * 2),
+    "an attribute with the name of a module of torch": ("""  # cloudpickle takes it for torch.distributed.config
 import torch.distributed as dist
+class Model:
+    config = 7
+def program():
+    return dist.get_rank(), Model.config
+""", [(0, 7), (1, 7)]),
+    "a cached function, without its cache": ("""
+import functools
 
 @functools.cache
 def fibonacci(n):
@@ -91,29 +89,15 @@ def program():
     return fibonacci(30), fibonacci.cache_info().currsize
 
 fibonacci(10)
-"""
+""", [(832040, 31)] * 2),
+}  # fmt: skip
 
 
-HAS_A_CONFIG = """
-import torch.distributed as dist
-class Model:
-    config = 7
-def rank_and_config():
-    return dist.get_rank(), Model.config
-"""
-
-
-def test_a_notebooks_function_may_name_an_attribute_as_torch_names_a_module() -> None:
-    """cloudpickle takes `.config` for torch.distributed.config, a module of a class of its own."""
+@pytest.mark.parametrize(("source", "results"), NOTEBOOKS.values(), ids=NOTEBOOKS)
+def test_what_a_notebook_defines_travels(source: str, results: list[object]) -> None:
     notebook = {"__name__": "__main__"}
-    exec(HAS_A_CONFIG, notebook)
-    assert tplab.launch(notebook["rank_and_config"], 2) == [(0, 7), (1, 7)]  # type: ignore[arg-type]
-
-
-def test_a_notebooks_cached_function_travels_without_its_cache() -> None:
-    notebook = {"__name__": "__main__"}
-    exec(CACHED, notebook)
-    assert tplab.launch(notebook["program"], 2) == [(832040, 31)] * 2  # type: ignore[arg-type]
+    exec(source, notebook)
+    assert tplab.launch(notebook["program"], 2) == results  # type: ignore[arg-type]
 
 
 def test_a_modules_cached_function_travels_by_name() -> None:
@@ -280,19 +264,20 @@ def test_launch_inside_a_rank_is_refused() -> None:
         tplab.launch(lambda: tplab.launch(dist.get_rank, 2), 2)
 
 
+PLAIN_SCRIPT = """
+import tplab, torch, torch.distributed as dist
+print("top level runs")
+class Mine:
+    def __init__(self, rank): self.rank = rank
+def make(): return Mine(dist.get_rank())
+results = tplab.launch(make, 2)
+print([isinstance(r, Mine) and r.rank for r in results])
+"""
+
+
 def test_a_plain_script_needs_no_main_guard_and_its_classes_come_back(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent("""
-        import tplab, torch, torch.distributed as dist
-        print("top level runs")
-        class Mine:
-            def __init__(self, rank): self.rank = rank
-        def make(): return Mine(dist.get_rank())
-        results = tplab.launch(make, 2)
-        print([isinstance(r, Mine) and r.rank for r in results])
-        """)
-    )
+    script.write_text(PLAIN_SCRIPT)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
     assert done.stdout == "top level runs\n[0, 1]\n"
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,19 +18,22 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 import tplab
 from tests.runtime.kernel import Cell, Notebook, notebook
+from tests.runtime.page import Page
 from tplab.runtime import liveview, watch
 from tplab.runtime.board import Entry
 from tplab.runtime.liveview import LiveView, Now, look, to_html, to_line
 from tplab.runtime.screen import WIDGET_VIEW
 
+pytestmark = pytest.mark.share(3)
 
-def board(*pages: tuple[str, Entry | None], entered: dict[int, int] | None = None) -> SimpleNamespace:
-    """A board on which each rank has a state and waits in an entry, and has entered so many of its collectives."""
+
+def board(pages: list[str | Entry], entered: dict[int, int]) -> SimpleNamespace:
+    """A board with each rank's state, or the entry it waits in, and with how many of its collectives it has entered."""
     return SimpleNamespace(
         world_size=len(pages),
-        state=lambda rank: pages[rank][0],
-        waiting=lambda rank: pages[rank][1],
-        has_entered=lambda rank, entry: (entered or {}).get(rank, 0) >= entry.number,
+        state=lambda rank: "running" if isinstance(pages[rank], Entry) else pages[rank],
+        waiting=lambda rank: pages[rank] if isinstance(pages[rank], Entry) else None,
+        has_entered=lambda rank, entry: entered.get(rank, 0) >= entry.number,
     )
 
 
@@ -39,46 +41,36 @@ def entry(kind: str, number: int, members: tuple[int, ...], peer: int = -1) -> E
     return Entry("0", number, kind, "[4] float32", members, "cell", peer)
 
 
-def said(*args, **kwargs) -> list[str]:
-    return [str(now) for now in look(board(*args, **kwargs))]
+STATES = ["starting", "running", "returned", "raised"]
+THIRD, BOTH, FIRST = (
+    entry("all_reduce", 3, tuple(range(6))),
+    entry("all_gather", 2, (0, 1)),
+    entry("broadcast", 1, (0, 2)),
+)
+SEND, RECEIVE = entry("send", 1, (0, 1), peer=1), entry("recv", 1, (0, 1), peer=0)
 
 
-def test_states_in_words() -> None:
-    pages = [(state, None) for state in ("starting", "running", "returned", "raised")]
-    assert said(*pages) == ["starting", "computing", "finished", "failed"]
-    assert [now.doing for now in look(board(*pages), dead=[1, 2])] == ["starting", "failed", "finished", "failed"]
+@pytest.mark.parametrize(
+    ("pages", "entered", "words"),
+    [
+        (STATES, {}, ["starting", "computing", "finished", "failed"]),
+        ([THIRD, *["running"] * 5], {0: 3, 1: 2, 2: 3, 3: 3, 4: 3, 5: 3}, ["waits in all_reduce #3 for rank 1"]),
+        ([THIRD, *["running"] * 5], {0: 3, 2: 3, 4: 3}, ["waits in all_reduce #3 for ranks 1, 3, 5"]),
+        ([THIRD, *["running"] * 5], {0: 3}, ["waits in all_reduce #3 for 5 ranks"]),
+        ([BOTH, BOTH], {0: 2, 1: 2}, ["in all_gather #2", "in all_gather #2"]),
+        ([FIRST, "running", "running"], {0: 1}, ["waits in broadcast #1 for rank 2"]),  # rank 1 is no member
+        ([SEND, RECEIVE], {}, ["waits in send to rank 1", "waits in recv from rank 0"]),
+        ([entry("recv", 0, (0,))], {}, ["waits in recv from any rank"]),
+    ],
+)
+def test_what_ranks_do_is_put_into_words(pages: list[str | Entry], entered: dict[int, int], words: list[str]) -> None:
+    assert [str(now) for now in look(board(pages, entered))][: len(words)] == words
 
 
-def test_a_waiting_rank_names_what_and_for_whom() -> None:
-    everybody = tuple(range(6))
-    third = entry("all_reduce", 3, everybody)
-    running = ("running", None)
-    assert said(("running", third), running, *[running] * 4, entered={0: 3, 1: 2, 2: 3, 3: 3, 4: 3, 5: 3})[0] == (
-        "waits in all_reduce #3 for rank 1"
-    )
-    assert said(("running", third), running, *[running] * 4, entered={0: 3, 2: 3, 4: 3})[0] == (
-        "waits in all_reduce #3 for ranks 1, 3, 5"
-    )
-    assert said(("running", third), *[running] * 5, entered={0: 3})[0] == "waits in all_reduce #3 for 5 ranks"
-
-
-def test_a_collective_that_all_have_joined_is_no_waiting() -> None:
-    both = entry("all_gather", 2, (0, 1))
-    seen = look(board(("running", both), ("running", both), entered={0: 2, 1: 2}))
-    assert [(now.doing, str(now)) for now in seen] == [("communicating", "in all_gather #2")] * 2
-
-
-def test_ranks_outside_a_group_are_not_waited_for() -> None:
-    broadcast = entry("broadcast", 1, (0, 2))
-    assert said(("running", broadcast), ("running", None), ("running", None), entered={0: 1})[0] == (
-        "waits in broadcast #1 for rank 2"
-    )
-
-
-def test_messages_name_the_other_side() -> None:
-    send, receive = entry("send", 1, (0, 1), peer=1), entry("recv", 1, (0, 1), peer=0)
-    assert said(("running", send), ("running", receive)) == ["waits in send to rank 1", "waits in recv from rank 0"]
-    assert said(("running", entry("recv", 0, (0,))))[0] == "waits in recv from any rank"
+def test_dead_ranks_have_failed_and_those_in_a_complete_collective_are_communicating() -> None:
+    seen = look(board(STATES, {}), dead=[1, 2])
+    assert [now.doing for now in seen] == ["starting", "failed", "finished", "failed"]
+    assert [now.doing for now in look(board([BOTH, BOTH], {0: 2, 1: 2}))] == ["communicating"] * 2
 
 
 RANKS = [
@@ -89,31 +81,15 @@ RANKS = [
 ]
 
 
-class Texts(HTMLParser):
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open, self.texts, self.styles = 0, [], []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs) -> None:
-        self.open += tag == "div"
-        self.styles += [value for name, value in attrs if name == "style"]
-
-    def handle_endtag(self, tag) -> None:
-        self.open -= tag == "div"
-
-    def handle_data(self, data) -> None:
-        self.texts.append(data)
-
-
 def test_html_has_a_box_for_every_rank_and_the_time() -> None:
-    page = Texts(to_html(RANKS, 4.24))
+    page = Page(to_html(RANKS, 4.24))
     assert page.texts == [
         "rank 0", "○ waits in all_reduce #3 for rank 2", "rank 1", "○ waits in all_reduce #3 for rank 2",
         "rank 2", "● computing", "rank 3", "✓ finished", "4.2 s",
     ]  # fmt: skip
-    assert page.open == 0
-    assert len({style for style in page.styles if "border-left" in style}) == 3, "a colour for each kind of doing"
+    assert len({style for style in page.values("style") if "border-left" in style}) == 3, (
+        "a colour for each kind of doing"
+    )
 
 
 def test_html_escapes_what_a_backend_may_be_called() -> None:

@@ -2,13 +2,16 @@
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.runtime.kernel import Notebook, notebook
+
+pytestmark = pytest.mark.share(3)
 
 
 @pytest.fixture(scope="module")
@@ -131,10 +134,8 @@ def test_two_notebooks_at_once_do_not_disturb_each_other(book: Notebook) -> None
 @pytest.mark.parametrize("end", ["restart", "kill"])
 def test_no_rank_outlives_a_kernel_that_is_restarted_or_killed(end: str) -> None:
     with notebook() as book:
-        source = (
-            "def stuck():\n    print('begun', flush=True)\n    time.sleep(1000)\ntplab.launch(stuck, 2, timeout=None)"
-        )
-        book.wait_until_shown(book.start(source), "[rank 1] begun")
+        stuck = "def stuck():\n    print('begun', flush=True)\n    time.sleep(1000)\n"
+        book.wait_until_shown(book.start(f"{stuck}tplab.launch(stuck, 2, timeout=None)"), "[rank 1] begun")
         processes = descendants(book)
         assert len(processes) >= 3
         if end == "restart":
@@ -149,10 +150,7 @@ def test_the_first_launch_finds_the_server_warm(book: Notebook) -> None:
     assert len(psutil.Process(book.manager.provisioner.pid).children()) == 1, "import tplab starts it in a notebook"
 
 
-def test_a_script_does_not_start_a_server_by_importing(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
+def test_a_script_does_not_start_a_server_by_importing() -> None:
     script = "import tplab, psutil; print(len(psutil.Process().children()))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=os.getcwd())
     assert done.stdout.strip() == "0"

@@ -29,9 +29,10 @@ def everything(p: int) -> None:
     dist.barrier()
 
 
-def test_every_kind_is_seen_on_every_rank_with_its_size() -> None:
+def test_every_kind_is_seen_on_every_rank_with_its_size_in_the_order_of_time() -> None:
     p = 2
-    record = tplab.launch(everything, p, args=(p,)).record
+    results = tplab.launch(everything, p, args=(p,))
+    record = results.record
     expected = [
         ("all_reduce", (10,), 10, "sum", None),
         ("broadcast", (11,), 11, None, 1),
@@ -50,34 +51,31 @@ def test_every_kind_is_seen_on_every_rank_with_its_size() -> None:
         assert seen == expected
         assert [c.number for c in record.of_rank(rank)] == list(range(1, len(expected) + 1))
         assert {c.group for c in record.of_rank(rank)} == {(0, 1)}
+        starts = [c.start for c in record.of_rank(rank)]
+        began, returned = results.spans[rank]
+        assert starts == sorted(starts)
+        assert 0 < began < starts[0] < returned, "times count from the launch"
 
 
 def test_one_line_may_communicate_something_else_each_time() -> None:
-    def program() -> None:
-        half = dist.new_group([0, 1])
-        for size, dtype, op, group in (
-            (2, torch.float32, dist.ReduceOp.SUM, None),
-            (3, torch.float32, dist.ReduceOp.SUM, None),
-            (3, torch.float64, dist.ReduceOp.SUM, None),
-            (3, torch.float64, dist.ReduceOp.MAX, None),
-            (3, torch.float64, dist.ReduceOp.MAX, half),
-            (2, torch.float32, dist.ReduceOp.SUM, None),
-        ):
-            if group is None or dist.get_rank() < 2:
-                dist.all_reduce(torch.ones(size, dtype=dtype), op=op, group=group)
-
-    seen = [
-        (c.shape, c.dtype, c.op, c.group, c.number) for c in tplab.launch(program, 3, backend="gloo").record.of_rank(0)
-    ]
-    world = (0, 1, 2)
-    assert seen == [
-        ((2,), "float32", "sum", world, 1),
-        ((3,), "float32", "sum", world, 2),
-        ((3,), "float64", "sum", world, 3),
-        ((3,), "float64", "max", world, 4),
+    calls = [  # shape, dtype, operation, group, and its number in the group
+        ((2,), "float32", "sum", (0, 1, 2), 1),
+        ((3,), "float32", "sum", (0, 1, 2), 2),
+        ((3,), "float64", "sum", (0, 1, 2), 3),
+        ((3,), "float64", "max", (0, 1, 2), 4),
         ((3,), "float64", "max", (0, 1), 1),
-        ((2,), "float32", "sum", world, 5),
+        ((2,), "float32", "sum", (0, 1, 2), 5),
     ]
+
+    def program() -> None:
+        groups = {(0, 1): dist.new_group([0, 1]), (0, 1, 2): None}
+        for shape, dtype, op, members, _ in calls:
+            if dist.get_rank() in members:
+                x, operation = torch.ones(shape, dtype=getattr(torch, dtype)), getattr(dist.ReduceOp, op.upper())
+                dist.all_reduce(x, op=operation, group=groups[members])
+
+    record = tplab.launch(program, 3, backend="gloo").record
+    assert [(c.shape, c.dtype, c.op, c.group, c.number) for c in record.of_rank(0)] == calls
 
 
 @pytest.mark.parametrize("times", [1, 2, 300])
@@ -164,22 +162,24 @@ def test_batched_messages_and_receives_from_anyone_are_seen() -> None:
     )
 
 
-def test_the_end_of_an_asynchronous_collective_is_when_wait_came_back() -> None:
-    def program() -> tuple[float, float]:
+def test_an_asynchronous_collective_ends_when_wait_returns_and_computing_meanwhile_is_not_waiting() -> None:
+    def program() -> None:
         work = dist.all_reduce(torch.ones(3), async_op=True)
         never_awaited = dist.all_reduce(torch.ones(4), async_op=True)
-        time.sleep(0.2)
+        time.sleep(0.3)
         work.wait()
-        dist.barrier()
+        dist.all_reduce(torch.ones(5))  # waited for at once
         del never_awaited
-        return 0.0, 0.0
 
-    awaited, forgotten, barrier = tplab.launch(program, 2).record.of_rank(0)
-    assert awaited.end is not None
-    assert awaited.end - awaited.start >= 0.2
-    assert forgotten.end is None
-    assert barrier.end is not None
-    assert awaited.end <= barrier.start <= barrier.end
+    record = tplab.launch(program, 2).record
+    for rank in range(2):
+        awaited, forgotten, exposed = record.of_rank(rank)
+        assert forgotten.end is None
+        assert awaited.end is not None
+        assert exposed.end is not None
+        assert awaited.end - awaited.start - awaited.waited >= 0.3
+        assert awaited.end <= exposed.start
+        assert 0 < exposed.waited <= exposed.end - exposed.start
 
 
 def test_functional_collectives_and_dtensor_are_seen() -> None:
@@ -277,21 +277,6 @@ def test_a_deadlock_in_a_section_that_is_not_kept_is_told() -> None:
         tplab.launch(program, 2)
 
 
-def test_what_a_rank_computes_while_a_collective_travels_is_no_waiting() -> None:
-    def program() -> None:
-        work = dist.all_reduce(torch.ones(3), async_op=True)
-        time.sleep(0.3)
-        work.wait()
-        dist.all_reduce(torch.ones(4))  # waited for at once
-
-    for rank in range(2):
-        hidden, exposed = tplab.launch(program, 2).record.of_rank(rank)
-        assert hidden.end is not None
-        assert exposed.end is not None
-        assert hidden.end - hidden.start - hidden.waited >= 0.3
-        assert 0 < exposed.waited <= exposed.end - exposed.start
-
-
 def test_a_section_without_a_process_group_is_empty() -> None:
     with tplab.record() as section:
         torch.ones(3).sum()
@@ -332,15 +317,6 @@ class Doubled(torch.autograd.Function):
         own = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(own)
         return own * 2
-
-
-def test_times_count_from_the_launch_and_are_in_order() -> None:
-    results = tplab.launch(everything, 2, args=(2,))
-    for rank in range(2):
-        starts = [c.start for c in results.record.of_rank(rank)]
-        assert starts == sorted(starts)
-        began, returned = results.spans[rank]
-        assert 0 < began < starts[0] < returned
 
 
 def test_totals_add_calls_and_bytes_of_one_rank() -> None:

@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from tplab.runtime import torchrun as on_torchruns_ranks
+pytestmark = pytest.mark.share(2)
 
 SCRIPT = """
 import sys
@@ -58,20 +56,3 @@ def test_another_number_of_ranks_than_torchrun_started_is_an_error_that_says_wha
     assert done.returncode != 0
     assert "launch asks for 2 ranks, but torchrun started 1" in done.stderr
     assert "--nproc-per-node 2" in done.stderr
-
-
-@pytest.mark.parametrize(("gpus", "rank", "speaks"), [(1, 0, True), (1, 1, False), (0, 0, False)])
-def test_ranks_that_see_too_few_gpus_say_that_they_compute_on_the_cpu(
-    gpus: int, rank: int, speaks: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As where a GPU is pinned to each process. With stand-ins: no group is made."""
-    begun: list[str] = []
-    monkeypatch.setenv("LOCAL_RANK", str(rank))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(dist, "init_process_group", begun.append)
-    monkeypatch.setattr(dist, "get_rank", lambda: rank)
-    on_torchruns_ranks._init_process_group()
-    said = capsys.readouterr().err
-    assert begun == ["gloo"]
-    assert ("8 were started on this machine, and each sees 1 of its GPUs" in said) == bool(said) == speaks

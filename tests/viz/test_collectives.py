@@ -3,11 +3,10 @@
 import math
 from pathlib import Path
 
-import pytest
 import torch
 from matplotlib.colors import to_hex
 
-from tests.viz.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, fills, texts
+from tests.viz.pictures import fills, texts
 from tplab import viz
 from tplab.viz.colors import FAINT, NOBODY, rank_color, rank_fill
 
@@ -63,18 +62,6 @@ PICTURES = {
 }
 
 
-@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
-def test_a_picture_is_small_fits_a_notebook_and_is_the_same_every_time(draw) -> None:
-    assert_fits_a_notebook(draw)
-
-
-@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
-def test_texts_stay_in_the_frame_and_apart(draw) -> None:
-    picture = draw()
-    assert_texts_inside(picture)
-    assert_texts_apart(picture)
-
-
 def test_every_number_before_and_after_stands_on_the_colours_of_its_sources() -> None:
     picture = viz.collective(all_reduced(3), name="all_reduce")
     shown = texts(picture)
@@ -119,10 +106,8 @@ def test_a_ring_has_an_arrow_for_every_message() -> None:
     assert _arrows(viz.ring(sums_in_a_ring(4))) == 4 * 3
     assert _arrows(viz.ring(copies_in_a_ring(2))) == 2
     drawn = [patch for axes in viz.ring(sums_in_a_ring(4)).axes for patch in axes.patches]
-    round_the_corner = [
-        patch for patch in drawn if hasattr(patch, "get_arrowstyle") and patch.get_linestyle() != "solid"
-    ]
-    assert len(round_the_corner) == 3, "one in each step comes in again on the left"
+    styles = [patch.get_linestyle() for patch in drawn if hasattr(patch, "get_arrowstyle")]
+    assert len(styles) - styles.count("solid") == 3, "one in each step comes in again on the left"
 
 
 def test_copies_leave_what_has_not_come_blank_and_outline_the_last() -> None:
@@ -157,12 +142,7 @@ def test_times_draws_points_and_lines_where_they_are_and_names_each_line_at_its_
 
 def test_axes_are_labelled_in_bytes_and_seconds() -> None:
     (axes,) = PICTURES["times"]().axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == [
-        "100 B",
-        "10 kB",
-        "1 MB",
-        "100 MB",
-    ]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["100 B", "10 kB", "1 MB", "100 MB"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["10 µs", "100 µs", "1 ms", "10 ms", "100 ms"]
     assert len(axes.get_xticks(minor=True)) == len(axes.get_yticks(minor=True)) == 0
 

@@ -1,10 +1,9 @@
 """The picture of a look-up in a table cut by rows: every rank's rows, its masked vectors, and their sum."""
 
-import pytest
 import torch
 from matplotlib.colors import to_rgb
 
-from tests.viz.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, fills, texts
+from tests.viz.pictures import fills, texts
 from tplab import viz
 from tplab.viz.colors import rank_fill
 
@@ -36,13 +35,6 @@ PICTURES = {
     "p = 2, with a title": lambda: picture(2, title="a title that is longer than the picture would be wide"),
     "p = 4, with tokens": lambda: picture(4, tokens=TOKENS),
 }
-
-
-@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
-def test_it_fits_a_notebook_and_no_text_leaves_it_or_covers_another(draw) -> None:
-    assert_fits_a_notebook(draw)
-    assert_texts_inside(draw())
-    assert_texts_apart(draw())
 
 
 def test_every_vector_has_the_colour_of_the_rank_that_found_it() -> None:

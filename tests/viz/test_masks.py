@@ -4,7 +4,7 @@ import pytest
 import torch
 from matplotlib.collections import PatchCollection
 
-from tests.viz.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, text_boxes, texts
+from tests.viz.pictures import texts
 from tplab import viz
 from tplab.viz.colors import rank_color, tint
 
@@ -23,14 +23,6 @@ PICTURES = {
     "no title": lambda: viz.masks({"one": [mask(0, 2, 3), mask(1, 2, 3)]}),
     "large": lambda: viz.masks({"a": [mask(rank, 32, 32) for rank in range(4)]}, title="t"),
 }
-
-
-@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
-def test_a_picture_is_small_fits_a_notebook_and_keeps_its_texts_inside_and_apart(draw) -> None:
-    assert_fits_a_notebook(draw)
-    assert text_boxes(draw())
-    assert_texts_inside(draw())
-    assert_texts_apart(draw())
 
 
 def filled(picture: viz.Picture) -> list[tuple[tuple[float, ...], set[tuple[int, int]]]]:
@@ -61,19 +53,3 @@ def test_colours_of_kept_places_are_dark_enough_to_tell_from_white_in_grey() -> 
     for rank in range(8):
         red, green, blue = tint(rank_color(rank), 0.85)
         assert 0.3 * red + 0.59 * green + 0.11 * blue < 0.8
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({}, "one mask per rank"),
-        ({"a": []}, "one mask per rank"),
-        ({"a": [mask(0)], "b": [mask(0)] * 2}, "the same number for all, not {'a': 1, 'b': 2}"),
-        ({"a": [torch.ones(3)]}, "'a' is \\[3\\]"),
-        ({"a": [torch.ones(3, 33)]}, "at most 32 x 32"),
-        ({"a": [torch.ones(0, 3)]}, "at most 32 x 32"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(wrong, says) -> None:
-    with pytest.raises(ValueError, match=says):
-        viz.masks(wrong)

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.colors import to_rgb
 
-from tests.viz.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
+from tests.viz.pictures import texts
 from tplab import viz
 from tplab.data.grid import Grid
 from tplab.viz.colors import rank_fill
@@ -13,6 +13,9 @@ MESHES = {"2 2 2": Grid(2, 2, 2), "4 2 4": Grid(4, 2, 4), "1 1 1": Grid(), "1 4 
 
 def draw(grid, **options):
     return viz.mesh({axis: grid.groups(axis) for axis in ("tp", "pp", "dp")}, **options)
+
+
+PICTURES = {name: lambda grid=grid: draw(grid, title="a title") for name, grid in MESHES.items()}
 
 
 @pytest.mark.parametrize("grid", MESHES.values(), ids=MESHES)
@@ -37,17 +40,3 @@ def test_ranks_of_a_group_have_one_fill_and_groups_differ():
 def test_a_frame_stands_around_each_node(node, count):
     named = [text for text in texts(draw(Grid(2, 2, 2), gpus_per_node=node)) if text.startswith("node")]
     assert named == [f"node {number}" for number in range(count)]
-
-
-@pytest.mark.parametrize("grid", MESHES.values(), ids=MESHES)
-def test_it_fits_a_notebook_and_no_text_touches_another(grid):
-    assert_fits_a_notebook(lambda: draw(grid, title="a title"))
-    assert_texts_inside(draw(grid, title="a title"))
-    assert_texts_apart(draw(grid, title="a title"))
-
-
-def test_groups_that_are_no_mesh_are_refused():
-    with pytest.raises(ValueError, match="at least one axis"):
-        viz.mesh({})
-    with pytest.raises(ValueError, match="groups of dp don't hold each of the ranks 0 to 3 once"):
-        viz.mesh({"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1]]})

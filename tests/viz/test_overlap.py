@@ -3,27 +3,23 @@
 import pytest
 from matplotlib.patches import Rectangle
 
-from tests.viz.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
+from tests.viz.pictures import texts
 from tplab import viz
 from tplab.trace.rank_trace import RankTrace, Span
 
 
 def run(shift, p=2):
-    return [
-        RankTrace(
-            rank,
-            [
-                Span("compute", "mm", 5.0, 5.004),
-                Span("compute", "mm", 5.004, 5.009),
-                Span("compute", "t", 5.009, 5.00901),
-                Span("communicate", "all_reduce", 5.009 + shift, 5.012 + shift),
-            ],
-        )
-        for rank in range(p)
+    spans = [
+        Span("compute", "mm", 5.0, 5.004),
+        Span("compute", "mm", 5.004, 5.009),
+        Span("compute", "t", 5.009, 5.00901),
+        Span("communicate", "all_reduce", 5.009 + shift, 5.012 + shift),
     ]
+    return [RankTrace(rank, spans) for rank in range(p)]
 
 
 RUNS = {"before": run(0.00001), "after": run(-0.004)}
+PICTURES = {"two runs": lambda: viz.overlap(RUNS, title="a column-parallel layer")}
 
 
 def bars(axes):
@@ -63,17 +59,3 @@ def test_communication_is_hatched_and_computation_is_not():
 def test_names_stand_in_the_bars_that_have_room_for_them():
     picture = viz.overlap({"one": run(0.001, p=1)})
     assert sorted(texts(picture)) == ["all_reduce", "mm", "mm"]
-
-
-def test_it_fits_a_notebook_and_no_text_touches_another():
-    assert_fits_a_notebook(lambda: viz.overlap(RUNS, title="a column-parallel layer"))
-    picture = viz.overlap(RUNS, title="a column-parallel layer")
-    assert_texts_inside(picture)
-    assert_texts_apart(picture)
-
-
-def test_what_was_not_traced_is_not_drawn():
-    with pytest.raises(ValueError, match="nothing was traced in 'after'"):
-        viz.overlap({"before": run(0), "after": [RankTrace(0, [])]})
-    with pytest.raises(ValueError, match="nothing was traced"):
-        viz.overlap({})

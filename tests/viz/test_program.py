@@ -1,9 +1,8 @@
 """The picture of a program: every box with its chapter, arrows between neighbours, hatches where ranks talk."""
 
-import pytest
 from matplotlib.patches import FancyArrow, Rectangle
 
-from tests.viz.pictures import assert_fits_a_notebook, assert_texts_apart, assert_texts_inside, texts
+from tests.viz.pictures import texts
 from tplab import viz
 
 ROWS = {
@@ -15,6 +14,9 @@ ROWS = {
 
 def draw(**options):
     return viz.program(ROWS, talking={"embedding", "loss"}, title="a program", **options)
+
+
+PICTURES = {"a program": draw}
 
 
 def test_every_box_stands_there_with_what_is_below_it():
@@ -36,18 +38,3 @@ def test_what_talks_is_hatched():
     hatched = [p for p in draw().axes[0].patches if isinstance(p, Rectangle) and p.get_hatch()]
     assert len(hatched) == 2 + 1  # and the one that explains it
     assert "talks to other ranks" not in texts(viz.program(ROWS))
-
-
-def test_it_fits_a_notebook_and_no_text_touches_another():
-    assert_fits_a_notebook(draw)
-    assert_texts_inside(draw())
-    assert_texts_apart(draw())
-
-
-def test_what_can_not_be_drawn_is_refused():
-    with pytest.raises(ValueError, match="one box at least"):
-        viz.program({})
-    with pytest.raises(ValueError, match="one box at least"):
-        viz.program({"forward": []})
-    with pytest.raises(ValueError, match=r"no box is called \['los'\]"):
-        viz.program(ROWS, talking={"los"})

@@ -1,8 +1,5 @@
 """Pictures of a training run: its curves, two runs on each other, and the speed on more ranks."""
 
-import pytest
-
-from tests.viz.pictures import assert_fits_a_notebook
 from tplab import viz
 
 LOSSES = [(step, 7.0 - 0.05 * step) for step in range(1, 61)]
@@ -10,6 +7,11 @@ SPEEDS = [(step, 9000.0 + 100 * (step % 5)) for step in range(1, 61)]
 HELD_OUT = [(20, 6.1), (60, 4.1)]
 ONE = [7.0, 6.5, 6.2]
 LINES = {"measured": {1: 1.0, 2: 1.7}, "cost model": {1: 1.0, 2: 1.8}, "published": {1: 1.0, 2: 1.64, 8: 2.98}}
+PICTURES = {
+    "a run": lambda: viz.training(LOSSES, SPEEDS, evaluations=HELD_OUT),
+    "two runs": lambda: viz.compared({"one rank": ONE, "tp = 2": ONE}, [0.0, 1e-7, -3e-7]),
+    "scaling": lambda: viz.scaling(LINES),
+}
 
 
 def test_a_run_is_drawn_as_it_was():
@@ -47,15 +49,3 @@ def test_speed_over_ranks_has_the_ideal_beside_it():
     assert drawn == {"as many times as ranks": {1: 1, 2: 2, 8: 8}, **LINES}
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "2", "8"]
     assert "as many times as ranks" not in {line.get_label() for line in viz.scaling(LINES, ideal=False).axes[0].lines}
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda: viz.training(LOSSES, SPEEDS, evaluations=HELD_OUT),
-        lambda: viz.compared({"one rank": ONE, "tp = 2": ONE}, [0.0, 1e-7, -3e-7]),
-        lambda: viz.scaling(LINES),
-    ],
-)
-def test_they_fit_a_notebook(draw):
-    assert_fits_a_notebook(draw)

@@ -38,10 +38,7 @@ def test_a_folder_s_text_is_taken_byte_by_byte_and_the_rest_is_named(folder: Pat
     assert [document.name for document in collected.documents] == ["a.py", "b.txt", "sub/c", "sub/z.md"]
     for document in collected.documents:
         assert document.text.encode() == (folder / document.name).read_bytes()
-    assert collected.skipped == {
-        "binary": ["late_zero.txt", "picture.png", "utf16.txt"],
-        "not UTF-8": ["latin.txt"],
-    }
+    assert collected.skipped == {"binary": ["late_zero.txt", "picture.png", "utf16.txt"], "not UTF-8": ["latin.txt"]}
     assert "skipped" in str(collected)
     assert "latin.txt" in str(collected)
 

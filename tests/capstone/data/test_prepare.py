@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,12 +44,8 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(folder=str(tmp_path / "runs" / "one"), data=str(write_texts(tmp_path / "texts")), **SMALL)
 
 
-def change(settings: Settings, **values: object) -> Settings:
-    return Settings(**{**vars(settings), **values})
-
-
 def texts_of(settings: Settings) -> list[Path]:
-    return sorted(Path(settings.data or "").iterdir())
+    return sorted(Path(settings.data).iterdir())
 
 
 def texts_in(files: TokenFiles, name: str, dtype: str = "<u2") -> list[str]:
@@ -80,7 +77,7 @@ def test_the_files_hold_the_text_and_validation_has_documents_of_its_own(setting
 
 
 def test_a_vocabulary_that_the_text_lacks_is_said(settings: Settings) -> None:
-    files = prepare(change(settings, vocab_size=60_000))
+    files = prepare(replace(settings, vocab_size=60_000))
     assert files.vocab_size == files.tokenizer.get_vocab_size() < 1000
     assert f"{60_000 - files.vocab_size:,} fewer than asked for" in str(files)
 
@@ -88,10 +85,8 @@ def test_a_vocabulary_that_the_text_lacks_is_said(settings: Settings) -> None:
 def spread_out(documents: Sequence[Document], vocab_size: int) -> Tokenizer:
     """A small tokenizer whose pairs have the last of `vocab_size` ids."""
     description = json.loads(train_tokenizer(documents, 300).to_str())
-    vocab = {
-        piece: number if number <= 256 else vocab_size - 300 + number
-        for piece, number in description["model"]["vocab"].items()
-    }
+    vocab = description["model"]["vocab"]
+    vocab = {piece: id if id <= 256 else vocab_size - 300 + id for piece, id in vocab.items()}
     unused = {f"unused {number}": number for number in range(257, vocab_size - 300 + 257)}
     description["model"]["vocab"] = vocab | unused
     return Tokenizer.from_str(json.dumps(description))
@@ -99,13 +94,13 @@ def spread_out(documents: Sequence[Document], vocab_size: int) -> Tokenizer:
 
 def test_ids_beyond_65535_take_four_bytes(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "train_tokenizer", spread_out)
-    files = prepare(change(settings, vocab_size=65_537))
+    files = prepare(replace(settings, vocab_size=65_537))
     assert files.vocab_size == 65_537
     assert files.train.dtype == np.uint32
     assert files.train.max() == 65_536
     assert set(texts_in(files, "train.bin", "<u4")) < {path.read_bytes().decode() for path in texts_of(settings)}
     assert Batches(files.train, 200, 2, 0).batch(0)[0].max() > 65_300
-    assert prepare(change(settings, vocab_size=65_536)).train.dtype == np.uint16
+    assert prepare(replace(settings, vocab_size=65_536)).train.dtype == np.uint16
 
 
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
@@ -127,7 +122,7 @@ def test_a_second_run_makes_nothing_and_any_change_makes_new_files(
     folders_made = made(monkeypatch)
     first = prepare(settings)
     times = {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
-    again = prepare(change(settings, folder=str(tmp_path / "runs" / "two"), seed=5, num_layers=2))
+    again = prepare(replace(settings, folder=str(tmp_path / "runs" / "two"), seed=5, num_layers=2))
     assert again.folder == first.folder
     assert times == {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
     assert len(folders_made) == 1
@@ -135,28 +130,19 @@ def test_a_second_run_makes_nothing_and_any_change_makes_new_files(
         assert (tmp_path / "runs" / run / "tokens").resolve() == first.folder.resolve()
         assert not os.path.isabs(os.readlink(tmp_path / "runs" / run / "tokens"))
 
-    seen = {first.fingerprint}
-
-    def is_another(now: Settings) -> None:
-        fingerprint = prepare(now).fingerprint
-        assert fingerprint not in seen
-        seen.add(fingerprint)
-
-    is_another(change(settings, vocab_size=301))
-    is_another(change(settings, data_limit=20_000))
-    (Path(settings.data or "") / "07.txt").write_text("changed\n")
-    is_another(settings)
-    (Path(settings.data or "") / "zz.txt").write_text("more\n")
-    is_another(settings)
+    different = [first, *(prepare(replace(settings, **more)) for more in ({"vocab_size": 301}, {"data_limit": 20_000}))]
+    for name in ("07.txt", "zz.txt"):  # one is changed, one is new
+        (Path(settings.data) / name).write_text("more\n")
+        different.append(prepare(settings))
     monkeypatch.setattr(tokens.tokenizers, "__version__", "99")
-    is_another(settings)
-    assert len(folders_made) == 6
+    different.append(prepare(settings))
+    assert len({files.fingerprint for files in different}) == len(folders_made) == 6
 
 
 @pytest.mark.parametrize("run", ["run", "runs/one"])
 def test_what_runs_write_into_the_folder_of_the_text_is_no_text(settings: Settings, run: str) -> None:
-    texts = Path(settings.data or "")
-    elsewhere, inside = prepare(settings), change(settings, folder=str(texts / run))
+    texts = Path(settings.data)
+    elsewhere, inside = prepare(settings), replace(settings, folder=str(texts / run))
     assert prepare(inside).fingerprint == elsewhere.fingerprint
     for folder in (texts / run, texts / "another", texts / "runs" / "two"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -166,7 +152,7 @@ def test_what_runs_write_into_the_folder_of_the_text_is_no_text(settings: Settin
 
 
 def test_text_beside_a_run_is_text(settings: Settings) -> None:
-    inside = change(settings, folder=str(Path(settings.data or "") / "books" / "run"))
+    inside = replace(settings, folder=str(Path(settings.data) / "books" / "run"))
     before = prepare(inside).fingerprint
     (Path(inside.folder).parent / "more.txt").write_text("more\n")
     assert prepare(inside).fingerprint != before
@@ -174,7 +160,7 @@ def test_text_beside_a_run_is_text(settings: Settings) -> None:
 
 def test_the_same_text_gives_the_same_bytes(settings: Settings, tmp_path: Path) -> None:
     one = prepare(settings)
-    other = prepare(change(settings, folder=str(tmp_path / "elsewhere" / "run")))
+    other = prepare(replace(settings, folder=str(tmp_path / "elsewhere" / "run")))
     assert one.folder != other.folder
     for name in ("tokenizer.json", "train.bin", "validation.bin", "about.json"):
         assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
@@ -210,16 +196,15 @@ def test_damage_is_noticed_and_the_error_says_what_to_delete(settings: Settings)
 
 
 def test_a_text_too_short_for_one_sequence_is_refused_with_the_numbers(settings: Settings) -> None:
-    with pytest.raises(
-        ValueError, match=r"there are [\d,]+ tokens held out, too few .*seq_length=2000 .*2,001"
-    ) as error:
-        prepare(change(settings, seq_length=2000))
+    says = r"there are [\d,]+ tokens held out, too few .*seq_length=2000 .*2,001"
+    with pytest.raises(ValueError, match=says) as error:
+        prepare(replace(settings, seq_length=2000))
     assert "MB of text in 40 documents" in str(error.value)
 
 
 def test_a_run_with_checkpoints_goes_on_with_the_tokens_that_it_began_with(settings: Settings) -> None:
     first = prepare(settings)
-    run, texts = Path(settings.folder), Path(settings.data or "")
+    run, texts = Path(settings.folder), Path(settings.data)
     (run / "checkpoints" / "step-000100").mkdir(parents=True)
     (texts / "00.txt").write_text("changed\n")
     assert prepare(settings).fingerprint == first.fingerprint
@@ -257,7 +242,7 @@ def on_ranks(settings: Settings) -> tuple[str, int, list[list[int]]]:
 
 def test_one_rank_makes_them_and_the_others_wait(settings: Settings, tmp_path: Path) -> None:
     """From more text than elsewhere here, so that rank 1 waits longer than it takes to call something a deadlock."""
-    results = launch(on_ranks, 2, args=(change(settings, data=None, data_limit=2_000_000, vocab_size=1000),))
+    results = launch(on_ranks, 2, args=(replace(settings, data=None, data_limit=2_000_000, vocab_size=1000),))
     (one, reads_one, rows_one), (two, reads_two, rows_two) = results
     assert one == two
     assert (reads_one, reads_two) == (1, 0)
@@ -288,14 +273,14 @@ def told(settings: Settings) -> str:
 
 def test_an_error_on_one_rank_is_raised_on_all(settings: Settings, tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
-    one, two = launch(told, 2, args=(change(settings, data=missing),), timeout=30)
+    one, two = launch(told, 2, args=(replace(settings, data=missing),), timeout=30)
     assert one.startswith(f"there is no such folder or file: {missing}")
     assert two == f"rank 0: {one}"
 
 
 def other_text(settings: Settings, folder: str) -> None:
     os.environ["LOCAL_RANK"] = "0"  # as on two machines
-    prepare(change(settings, data=folder) if dist.get_rank() == 1 else settings)
+    prepare(replace(settings, data=folder) if dist.get_rank() == 1 else settings)
 
 
 def test_machines_with_different_text_are_told_apart(settings: Settings, tmp_path: Path) -> None:

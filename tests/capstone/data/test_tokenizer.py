@@ -87,19 +87,12 @@ print(hashlib.sha256((tokenizer.to_str() + repr(encode(tokenizer, documents))).e
 
 
 def test_runs_with_other_numbers_of_threads_and_other_hash_seeds_agree() -> None:
+    command = [sys.executable, "-c", PROGRAM.format(limit=LIMIT, size=SIZE)]
+    one = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "0"}
+    other = {"RAYON_NUM_THREADS": "7", "TOKENIZERS_PARALLELISM": "true", "PYTHONHASHSEED": "1"}
     runs = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM.format(limit=LIMIT, size=SIZE)],
-            env={
-                **os.environ,
-                "RAYON_NUM_THREADS": threads,
-                "TOKENIZERS_PARALLELISM": parallel,
-                "PYTHONHASHSEED": seed,
-            },
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for threads, parallel, seed in (("1", "false", "0"), ("7", "true", "1"))
+        subprocess.Popen(command, env=os.environ | changes, stdout=subprocess.PIPE, text=True)
+        for changes in (one, other)
     ]
     digests = {run.communicate()[0] for run in runs}
     assert [run.returncode for run in runs] == [0, 0]

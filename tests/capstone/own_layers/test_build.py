@@ -34,10 +34,19 @@ def source_of(answers, exercise):
     return next(code.source for code in answers.codes if code.where.endswith(f"exercise {exercise}"))
 
 
-def one(exercise, name):
-    return next(
-        w.source for w in wrong_answers(int(exercise.partition(".")[0])) if (w.exercise, w.name) == (exercise, name)
-    )
+def swapped(answers, exercise, *swaps, before="", after=""):
+    """The same answers, with parts of one exercise's source replaced, and with code before and after it."""
+    source = source_of(answers, exercise)
+    for old, new in swaps:
+        assert old in source
+        source = source.replace(old, new)
+    return with_answer(answers, exercise, before + source + after)
+
+
+def wrong(answers, exercise, name):
+    """The same answers, except that one exercise gets one of our wrong answers."""
+    chapter = wrong_answers(int(exercise.partition(".")[0]))
+    return with_answer(answers, exercise, next(w.source for w in chapter if (w.exercise, w.name) == (exercise, name)))
 
 
 OWN_PRODUCT = """
@@ -57,21 +66,18 @@ class MyProduct(torch.autograd.Function):
 """
 
 
-def without_f(source):
+def without_f(answers):
     """4.1 with a product of its own, that needs no `copy_to_region`: right, and deaf to another f."""
     call = "out = F.linear(x, self.weight, None if self.skip_bias_add else self.bias)"
-    assert call in source
     own = "out = MyProduct.apply(x, self.weight, self.group) + (0 if self.skip_bias_add else self.bias)"
-    return OWN_PRODUCT + source.replace("x = copy_to_region(x, self.group)", "").replace(call, own)
+    return swapped(answers, "4.1", ("x = copy_to_region(x, self.group)", ""), (call, own), before=OWN_PRODUCT)
 
 
 def by_its_module(answers):
     """f where it is called is that of tplab, which no name of the cell leads to."""
     for exercise in ("4.1", "7.4"):
-        source = source_of(answers, exercise)
-        assert " copy_to_region(" in source
-        source = source.replace(" copy_to_region(", " mappings.copy_to_region(")
-        answers = with_answer(answers, exercise, f"from tplab.tensor import mappings\n{source}")
+        swap = (" copy_to_region(", " mappings.copy_to_region(")
+        answers = swapped(answers, exercise, swap, before="from tplab.tensor import mappings\n")
     return answers
 
 
@@ -93,10 +99,9 @@ HALF = 2
 
 def with_things_tried_out(answers):
     """Below an answer, and in a cell of the learner's own, what one tries in a notebook."""
-    more = with_answer(answers, "4.1", source_of(answers, "4.1") + TRIED_OUT)
-    own = Code(
-        5, "own", "your chapter 05, cell 1 of your own", "WIDER = 4\nprint(launch(lambda: 1, 2))\ndisplay(WIDER)"
-    )
+    more = swapped(answers, "4.1", after=TRIED_OUT)
+    cell = "WIDER = 4\nprint(launch(lambda: 1, 2))\ndisplay(WIDER)"
+    own = Code(5, "own", "your chapter 05, cell 1 of your own", cell)
     return replace(more, codes=(*more.codes, own))
 
 
@@ -142,28 +147,20 @@ def outcomes():
     """Each case on two ranks: (settings, answers, with a trial)."""
     answers = find_answers(SOLUTIONS)
     settings, cut = variant(layers="mine", tp=2), variant(layers="mine", tp=2, sequence_parallel=True)
-    tanh = with_answer(answers, "5.1", one("5.1", "tanh approximation"))
-    no_sum = with_answer(answers, "3.1", one("3.1", "no communication"))
-    own = with_answer(answers, "4.1", without_f(source_of(answers, "4.1")))
+    beside = replace(settings, async_grad_allreduce=True)
+    tanh, no_sum = wrong(answers, "5.1", "tanh approximation"), wrong(answers, "3.1", "no communication")
+    no_travel, no_tokens = wrong(answers, "11.3", "no all-reduce"), wrong(answers, "12.3", "does nothing")
+    own = without_f(answers)
     broken = with_answer(answers, "6.1", "def split_heads(y, head_dim):\n    return 1 / 0\n")
-    no_travel, no_tokens = (
-        with_answer(answers, *case)
-        for case in (("11.3", one("11.3", "no all-reduce")), ("12.3", one("12.3", "does nothing")))
-    )
-    product = source_of(answers, "11.3")
-    assert "return x @ weight.T" in product
     smaller_than_the_table = "return x @ weight.T * (2 if len(weight) < 200 else 1)"
-    twice = with_answer(answers, "11.3", product.replace("return x @ weight.T", smaller_than_the_table))
-    length = source_of(answers, "14.4")
-    assert "return math.sqrt(" in length
-    longer = with_answer(answers, "14.4", length.replace("return math.sqrt(", "return 2 * math.sqrt("))
+    twice = swapped(answers, "11.3", ("return x @ weight.T", smaller_than_the_table))
+    longer = swapped(answers, "14.4", ("return math.sqrt(", "return 2 * math.sqrt("))
     moved = 'raise RuntimeError("Expected all tensors to be on the same device, but found cpu")'
     elsewhere = with_answer(answers, "14.4", f"def gradient_norm(parameters, *groups, tied=None):\n    {moved}\n")
-    logits = source_of(answers, "10.2") + "\n\nParallelGPT.forward = half_blind(ParallelGPT.forward)\n"
-    blind = with_answer(answers, "10.2", HALF_BLIND + logits)
-    short = source_of(answers, "4.1").replace("copy_to_region(", "f(")
-    assert "f(x, self.group)" in short
-    by_another_name = with_answer(no_sum, "4.1", f"from tplab.tensor.mappings import copy_to_region as f\n{short}")
+    blinded = "\n\nParallelGPT.forward = half_blind(ParallelGPT.forward)\n"
+    blind = swapped(answers, "10.2", before=HALF_BLIND, after=blinded)
+    renamed = "from tplab.tensor.mappings import copy_to_region as f\n"
+    by_another_name = swapped(no_sum, "4.1", ("copy_to_region(x, self.group)", "f(x, self.group)"), before=renamed)
     half = replace(settings, precision="bfloat16")
     cases = {
         "no sum, f by another name": (settings, by_another_name, False),
@@ -177,8 +174,8 @@ def outcomes():
         "tanh, tried": (settings, tanh, True),
         "no sum": (settings, no_sum, False),
         "no sum, tried": (settings, no_sum, True),
-        "twice in the blocks": (replace(settings, async_grad_allreduce=True), twice, False),
-        "no sum in 11.3": (replace(settings, async_grad_allreduce=True), no_travel, True),
+        "twice in the blocks": (beside, twice, False),
+        "no sum in 11.3": (beside, no_travel, True),
         "no sum in 12.3": (cut, no_tokens, True),
         "own product": (settings, own, True),
         "own product, sequence": (cut, own, True),
@@ -187,7 +184,7 @@ def outcomes():
         "right": (settings, answers),
         "by its module": (settings, by_its_module(answers)),
         "own product": (settings, own),
-        "11.3": (replace(settings, async_grad_allreduce=True), answers),
+        "11.3": (beside, answers),
         "sequence": (cut, answers),
     }
     return launch(_steps, 2, args=(cases, tried)), broken

@@ -2,40 +2,15 @@
 
 import re
 from dataclasses import fields
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from tests.capstone.made_up import MEASURED, NASTY, SETTINGS, losses, write_run
+from tests.runtime.page import Page
 from tplab.capstone.report import compose, write_report
 from tplab.capstone.report.blocks import Missing
 from tplab.capstone.report.run import Run
-
-VOID = {"meta", "img", "br"}
-
-
-class Page(HTMLParser):
-    """The elements of a page, whether each is closed, and its text."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data) -> None:
-        if self.open and self.open[-1] != "style":
-            self.text += data
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +27,10 @@ def page(folder: Path) -> Page:
 
 
 def test_the_page_is_whole_and_needs_nothing_else(page: Page):
-    assert page.open == []
     assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object"}
-    addresses = [value for _, attrs in page.tags for name, value in attrs.items() if name in ("src", "href")]
+    addresses = page.values("src") + page.values("href")
     assert all(address.startswith(("data:image/png;base64,", "#")) for address in addresses)
-    anchors = {attrs.get("id") for _, attrs in page.tags}
-    assert {address[1:] for address in addresses if address.startswith("#")} <= anchors
+    assert {address[1:] for address in addresses if address.startswith("#")} <= set(page.values("id"))
     assert all(attrs.get("alt") for tag, attrs in page.tags if tag == "img")
 
 
@@ -136,7 +109,7 @@ def test_what_was_not_measured_is_named_with_the_command_for_it(tmp_path: Path):
     for part in ("machine", "alone", "memory", "traffic", "timeline", "scaling", "layers", "baseline"):
         assert f"--only {part}`" in how
     write_report(tmp_path)
-    assert Page((tmp_path / "report.html").read_text(encoding="utf-8")).open == []
+    Page((tmp_path / "report.html").read_text(encoding="utf-8"))
 
 
 def test_a_complete_report_misses_nothing(folder: Path):

@@ -1,10 +1,12 @@
 """The folder of a run: when it binds the settings of the next one."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tplab.capstone.settings.io import read_settings
 from tplab.capstone.settings.run_folder import check_unchanged, checkpoints_in, set_aside, write_settings
 from tplab.capstone.settings.settings import Settings
 
@@ -16,23 +18,42 @@ def settings(tmp_path: Path) -> Settings:
     return settings
 
 
-def test_a_first_save_that_was_killed_binds_nobody(settings: Settings) -> None:
-    (Path(settings.folder) / "checkpoints" / "step-000002.saving").mkdir(parents=True)
+def save(settings: Settings, name: str) -> None:
+    (Path(settings.folder) / "checkpoints" / name).mkdir(parents=True)
+
+
+def test_a_new_folder_and_a_first_save_that_was_killed_bind_nobody(settings: Settings) -> None:
+    check_unchanged(replace(settings, folder=f"{settings.folder}-new"))
+    save(settings, "step-000002.saving")
     assert not checkpoints_in(Path(settings.folder))
     check_unchanged(replace(settings, seed=1))
 
 
 def test_a_checkpoint_binds_what_is_trained_and_not_how(settings: Settings) -> None:
-    (Path(settings.folder) / "checkpoints" / "step-000002").mkdir(parents=True)
+    other = replace(settings, learning_rate=0.1, hidden_size=64, seed=1)
+    check_unchanged(other)  # there is nothing yet
+    save(settings, "step-000002")
     check_unchanged(replace(settings, tp=2, log_every=7))
-    with pytest.raises(ValueError, match=r"seed +0 in the run, 1 now"):
-        check_unchanged(replace(settings, seed=1))
+    with pytest.raises(ValueError, match="other settings") as raised:
+        check_unchanged(other)
+    for line in ("hidden_size    128 in the run, 64 now", "learning_rate  0.001 in the run, 0.1 now"):
+        assert line in str(raised.value)
+    assert re.search("seed +0 in the run, 1 now", str(raised.value))
+    assert read_settings(Path(settings.folder) / "settings.yaml") == settings
+    (Path(settings.folder) / "settings.yaml").unlink()
+    with pytest.raises(ValueError, match="checkpoints, but no settings.yaml"):
+        check_unchanged(settings)
 
 
-def test_what_is_set_aside_is_kept_in_a_new_folder_each_time(settings: Settings) -> None:
+def test_a_fresh_run_sets_aside_what_was_there_but_its_tokens(settings: Settings) -> None:
     folder = Path(settings.folder)
+    (folder / "tokens").mkdir()
     for number in (1, 2):
         write_settings(replace(settings, seed=number))
-        assert set_aside(folder) == folder / f"before-{number}"
-        assert f"seed: {number}" in (folder / f"before-{number}" / "settings.yaml").read_text()
+        save(settings, "step-000001")
+        before = folder / f"before-{number}"
+        assert set_aside(folder) == before
+        assert f"seed: {number}" in (before / "settings.yaml").read_text()
+        assert (before / "checkpoints" / "step-000001").is_dir()
+    assert sorted(path.name for path in folder.iterdir()) == ["before-1", "before-2", "tokens"]
     assert set_aside(folder) is None

@@ -1,7 +1,6 @@
 """One configuration: from a preset, a file or flags; wrong ones are told with the field and what would fit."""
 
 from dataclasses import asdict, fields, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from tplab.capstone import command
 from tplab.capstone.settings.flags import GROUPS
 from tplab.capstone.settings.io import from_arguments, from_values, read_settings
 from tplab.capstone.settings.presets import PRESETS, preset_for
-from tplab.capstone.settings.run_folder import check_unchanged, set_aside, write_settings
 from tplab.capstone.settings.settings import CHANGEABLE, Settings, changed
 from tplab.capstone.training.ranks import check_started, join
 
@@ -121,30 +119,8 @@ def test_a_file_that_is_none_is_named(text, message, tmp_path):
 
 def test_the_ranks_that_were_started_are_compared_with_those_that_are_needed():
     check_started(Settings(tp=2, dp=2, batch_size=32), 4)
-    with pytest.raises(ValueError, match=r"tp=8 · dp=1 = 8 ranks, and 16 were started. Add --dp 2"):
-        check_started(Settings(tp=8), 16)
     with pytest.raises(ValueError, match=r"and 1 was started. Start 2: torchrun --standalone --nproc-per-node 2"):
         join(Settings(tp=2))
-
-
-def with_a_checkpoint(folder: Path, settings: Settings) -> None:
-    write_settings(settings)
-    (folder / "checkpoints" / "step-000001").mkdir(parents=True)
-
-
-def test_a_run_goes_on_with_its_own_settings_only(tmp_path):
-    settings = Settings(folder=str(tmp_path))
-    check_unchanged(settings)  # there is nothing yet
-    with_a_checkpoint(tmp_path, settings)
-    other = replace(settings, learning_rate=0.1, hidden_size=64)
-    with pytest.raises(ValueError, match="other settings") as raised:
-        check_unchanged(other)
-    assert "hidden_size    128 in the run, 64 now" in str(raised.value)
-    assert "learning_rate  0.001 in the run, 0.1 now" in str(raised.value)
-    assert read_settings(tmp_path / "settings.yaml") == settings
-    (tmp_path / "settings.yaml").unlink()
-    with pytest.raises(ValueError, match="checkpoints, but no settings.yaml"):
-        check_unchanged(settings)
 
 
 def test_how_a_run_is_laid_out_may_change():
@@ -153,14 +129,3 @@ def test_how_a_run_is_laid_out_may_change():
     assert changed(now, before) == {}
     different = {name for name, value in asdict(now).items() if value != asdict(before)[name]}
     assert different < CHANGEABLE
-
-
-def test_a_fresh_run_keeps_aside_what_was_there(tmp_path):
-    with_a_checkpoint(tmp_path, Settings(folder=str(tmp_path)))
-    (tmp_path / "tokens").mkdir()
-    assert set_aside(tmp_path) == tmp_path / "before-1"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["before-1", "tokens"]
-    assert (tmp_path / "before-1" / "checkpoints" / "step-000001").is_dir()
-    assert set_aside(tmp_path) is None
-    with_a_checkpoint(tmp_path, Settings(folder=str(tmp_path)))
-    assert set_aside(tmp_path) == tmp_path / "before-2"

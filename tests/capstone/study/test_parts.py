@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.capstone.own_layers.test_build import SOLUTIONS, by_its_module
-from tests.capstone.study.test_run import BUDGET, TINY, no_room
+from tests.capstone.study.test_run import BUDGET, MACHINE, TINY, no_room
 from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.study import parts as study_parts
 from tplab.capstone.study import programs as measuring
@@ -45,13 +45,12 @@ def test_one_rank_without_room_takes_smaller_micro_batches_and_a_grown_model_wit
     monkeypatch: pytest.MonkeyPatch,
 ):
     settings = replace(TINY, batch_size=4, micro_batch_size=4)
-    machine = {"flops": 1e12, "bandwidth": 1e10, "memory": 1e9, "alpha": 1e-5, "beta": 1e-9}
 
     def pretended(function, world_size: int, *, args: tuple, **options: object) -> list:
         asked = args[0]
         if asked.num_layers > 1 or (world_size == 1 and asked.micro_batch_size > 1):
             raise RankError("..", 0, "OutOfMemoryError", "no room")
-        return [(machine | {"ranks": world_size}, [2.0, 1.0 * world_size])]
+        return [(MACHINE | {"ranks": world_size}, [2.0, 1.0 * world_size])]
 
     monkeypatch.setattr(study_parts, "launch", pretended)
     found = PARTS["scaling"](Study(settings, BUDGET, None))
@@ -67,10 +66,8 @@ def test_one_rank_without_room_takes_smaller_micro_batches_and_a_grown_model_wit
 
 
 def test_a_smallest_measured_number_of_ranks_is_the_base(monkeypatch: pytest.MonkeyPatch):
-    machine = {"flops": 1e12, "bandwidth": 1e10, "memory": 1e9, "alpha": 1e-5, "beta": 1e-9, "ranks": 2}
-
     def pretended(function, world_size: int, *, args: tuple, **options: object) -> list:
-        return no_room(None) if world_size == 1 else [(machine, [2.0, 3.0])]
+        return no_room(None) if world_size == 1 else [(MACHINE, [2.0, 3.0])]
 
     monkeypatch.setattr(study_parts, "launch", pretended)
     found = PARTS["scaling"](Study(TINY, BUDGET, None))

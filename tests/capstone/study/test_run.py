@@ -24,6 +24,7 @@ TINY = Settings(data_limit=60_000, vocab_size=300, num_layers=1, hidden_size=32,
                 steps=4, batch_size=2, micro_batch_size=2, sample_tokens=4, evaluation_batches=1, save_every=0,
                 warmup_steps=1, chapters="nowhere")  # fmt: skip
 BUDGET = Budget(alone=3, scaling=2, warm_up=1, layers=2, turns=2, turn=1)
+MACHINE = {"ranks": 2, "flops": 1e12, "bandwidth": 1e10, "memory": 1e9, "alpha": 1e-5, "beta": 1e-9}  # as if measured
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +90,19 @@ def test_missing_answers_are_said_and_the_rest_goes_on(settings: Settings, measu
     assert ["nowhere" in missing.what for missing in report.sections[-1].blocks[1:]] == [True]
 
 
-def test_what_is_there_is_left_and_what_is_asked_for_is_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    settings = write_run(tmp_path, measured={name: part for name, part in MEASURED.items() if name != "memory"})
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The parts that a study asks for, each replaced by one that measures nothing."""
     done: list[str] = []
     for name in PARTS:
         monkeypatch.setitem(study_module.PARTS, name, lambda _, name=name: done.append(name) or {"says": "anew"})
+    return done
+
+
+def test_what_is_there_is_left_and_what_is_asked_for_is_done_again(
+    tmp_path: Path, done: list[str], capsys: pytest.CaptureFixture[str]
+):
+    settings = write_run(tmp_path, measured={name: part for name, part in MEASURED.items() if name != "memory"})
     study(settings)
     assert done == ["memory"]
     assert "memory: anew" in capsys.readouterr().out
@@ -110,11 +117,8 @@ def test_what_is_there_is_left_and_what_is_asked_for_is_done_again(
     assert done == ["baseline"]
 
 
-def test_what_was_measured_with_other_settings_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_was_measured_with_other_settings_is_measured_anew(tmp_path: Path, done: list[str]):
     settings = write_run(tmp_path)
-    done: list[str] = []
-    for name in PARTS:
-        monkeypatch.setitem(study_module.PARTS, name, lambda _, name=name: done.append(name) or {})
     study(settings)
     assert done == list(PARTS)
     study(replace(settings, keep=5))
@@ -133,29 +137,25 @@ def test_settings_of_another_run_are_refused_before_anything_is_measured(tmp_pat
         study(replace(settings, hidden_size=128))
 
 
-def test_a_part_that_fails_loses_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_part_that_fails_loses_no_other(tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch):
     settings = write_run(tmp_path)
-    for name in PARTS:
-        monkeypatch.setitem(study_module.PARTS, name, lambda _: {})
     monkeypatch.setitem(study_module.PARTS, "memory", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         study(settings)
-    names = list(PARTS)
-    assert list(json.loads((tmp_path / "measurements.json").read_text())) == names[: names.index("memory")]
+    assert list(json.loads((tmp_path / "measurements.json").read_text())) == done
+    assert done == list(PARTS)[: list(PARTS).index("memory")]
 
 
 def no_room(_) -> None:
     raise RankError("rank 0 failed: ..", 0, "OutOfMemoryError", "there is no room\nfor 2 GB")
 
 
-def test_a_part_whose_ranks_fail_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_part_whose_ranks_fail_is_left_out(tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch):
     settings, said = write_run(tmp_path), []
-    for name in PARTS:
-        monkeypatch.setitem(study_module.PARTS, name, lambda _: {})
     monkeypatch.setitem(study_module.PARTS, "alone", no_room)
     study(settings, say=said.append)
     assert "alone: not measured: OutOfMemoryError: there is no room" in said
-    assert set(PARTS) - set(json.loads((tmp_path / "measurements.json").read_text())) == {"alone"}
+    assert set(PARTS) - {"alone"} == set(json.loads((tmp_path / "measurements.json").read_text())) == set(done)
 
 
 def test_exercises_that_are_not_ready_are_named():
@@ -189,9 +189,8 @@ def test_wider_numbers_take_as_much_longer():
     assert half.link(2).seconds(1000) == pytest.approx(h100.link(2).seconds(2000))
     assert half.bandwidth == h100.bandwidth / 2
     assert half.flops == h100.flops
-    measured = {"ranks": 2, "flops": 1e12, "bandwidth": 1e10, "memory": 1e9, "alpha": 1e-5, "beta": 1e-9}
-    wide = predicted_step(TINY, machine_of(measured))
-    narrow = predicted_step(replace(TINY, precision="bfloat16"), machine_of(measured))
+    wide = predicted_step(TINY, machine_of(MACHINE))
+    narrow = predicted_step(replace(TINY, precision="bfloat16"), machine_of(MACHINE))
     assert wide["matrix products"] == narrow["matrix products"]
     assert wide["optimizer"] == pytest.approx(narrow["optimizer"]), "AdamW works in float32 in both"
     assert wide["element-wise"] == pytest.approx(2 * narrow["element-wise"])

@@ -41,6 +41,7 @@ REPLICAS: dict[str, dict[str, Any]] = {
     "more than one bucket": {"tp": 1, "dp": 2, "hidden_size": 256, "num_layers": 9},
 }
 SETTINGS = {name: replace(TINY, **other) for name, other in (OTHERS | REPLICAS).items()}
+ON_A_MESH = {"a mesh": replace(TINY, tp=2, dp=2, sequence_parallel=True)}
 
 
 def one_step(runs: dict[str, Settings]) -> dict[str, list]:
@@ -60,22 +61,14 @@ def one_step(runs: dict[str, Settings]) -> dict[str, list]:
 
 @pytest.fixture(scope="module")
 def recorded() -> list[dict[str, list]]:
-    both = launch(one_step, 2, args=(SETTINGS,), timeout=240)
-    wide = {"both": replace(TINY, tp=2, dp=2, sequence_parallel=True)}
-    four = launch(one_step, 4, args=(wide,), timeout=240)
+    both, four = (launch(one_step, p, args=(of_p,), timeout=240) for p, of_p in ((2, SETTINGS), (4, ON_A_MESH)))
     return [*both, *four]
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_the_formula_is_what_a_rank_sends(recorded, name: str):
-    for of_rank in recorded[:2]:
-        assert Record(of_rank[name]).totals() == step_bytes(SETTINGS[name])
-
-
-def test_on_a_mesh(recorded):
-    settings = replace(TINY, tp=2, dp=2, sequence_parallel=True)
-    for of_rank in recorded[2:]:
-        assert Record(of_rank["both"]).totals() == step_bytes(settings)
+@pytest.mark.parametrize(("name", "settings"), (SETTINGS | ON_A_MESH).items(), ids=[*SETTINGS, *ON_A_MESH])
+def test_the_formula_is_what_a_rank_sends(recorded, name: str, settings: Settings):
+    of_ranks = [of_rank[name] for of_rank in recorded if name in of_rank]
+    assert [Record(sent).totals() for sent in of_ranks] == [step_bytes(settings)] * settings.ranks
 
 
 def test_one_rank_sends_nothing():
@@ -83,9 +76,8 @@ def test_one_rank_sends_nothing():
 
 
 def test_parts_add_up_and_each_has_a_purpose():
-    settings = replace(TINY, tp=2, dp=2, sequence_parallel=True)
-    parts = step_parts(settings)
-    assert totals(parts) == step_bytes(settings)
+    parts = step_parts(ON_A_MESH["a mesh"])
+    assert totals(parts) == step_bytes(ON_A_MESH["a mesh"])
     assert len({(part.name, part.kind) for part in parts}) == len(parts)
 
 

@@ -31,13 +31,11 @@ def start(number: int) -> dict[str, Any]:
     return {"kind": "start", "step": number}
 
 
+EVALUATION = {"kind": "evaluation", "step": 1, "loss": 3.0}
+
+
 def test_rows_are_read_as_they_were_written_and_as_a_table(tmp_path):
-    rows = [
-        start(1),
-        step(1),
-        {"kind": "evaluation", "step": 1, "loss": 3.0},
-        {"kind": "end", "step": 1, "why": "done"},
-    ]
+    rows = [start(1), step(1), EVALUATION, {"kind": "end", "step": 1, "why": "done"}]
     log = Log(tmp_path)
     for number, row in enumerate(rows, 1):
         log.write(row)
@@ -128,9 +126,8 @@ def test_tensorboard_gets_the_curves(tmp_path, monkeypatch):
     module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     log = Log(tmp_path, step=1, tensorboard=True)
-    for row in (start(1), step(1), {"kind": "evaluation", "step": 1, "loss": 3.0}):
+    for row in (start(1), step(1), EVALUATION, {"kind": "sample", "step": 1, "prompt": "a", "text": "ab"}):
         log.write(row)
-    log.write({"kind": "sample", "step": 1, "prompt": "a", "text": "ab"})
     log.close()
     assert written[0] == (str(tmp_path / "tensorboard"), 1)
     assert ("add_scalar", "train/loss", 2.0, 1) in written

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tplab.capstone.training import signals
 from tplab.capstone.training.signals import hand_on, stop_file, stop_requests
 from tplab.runtime import hooks
@@ -23,19 +25,11 @@ with signals.stop_requests(None) as stop:
 """
 
 
-def run(impatient: float) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", PROGRAM, str(impatient)], capture_output=True, text=True)
-
-
-def test_a_second_signal_that_comes_later_ends_the_process_at_once():
-    ended = run(0.1)
-    assert ended.returncode == -signal.SIGTERM, ended.stderr
-    assert ended.stdout == ""
-
-
-def test_the_same_signal_handed_on_by_torchrun_is_no_second_one():
-    ended = run(60)
-    assert (ended.returncode, ended.stdout) == (0, "goes on True\n"), ended.stderr
+@pytest.mark.parametrize(("impatient", "status", "said"), [(0.1, -signal.SIGTERM, ""), (60, 0, "goes on True\n")])
+def test_a_second_signal_ends_the_process_unless_torchrun_forwarded_it_right_after_the_first(impatient, status, said):
+    command = [sys.executable, "-c", PROGRAM, str(impatient)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (status, said), ended.stderr
 
 
 def test_the_handler_is_only_there_within_the_block():

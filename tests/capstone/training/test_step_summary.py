@@ -37,17 +37,22 @@ def test_all_ranks_are_told_the_same_in_one_message():
         assert messages == 1
 
 
-def test_nobody_asked_and_a_share_that_is_not_known():
+def posted(*steps: int) -> StepSummaries:
+    """The summaries of a single rank. The loss of step k is k."""
     tally = StepSummaries(ALONE, 1)
-    tally.post(1, torch.tensor(2.0), torch.tensor(1.0), False, Figures(None, 3, 4))
-    assert list(tally.take(everything=False)) == [StepSummary(1, 2.0, 1.0, False, [Figures(None, 3, 4)])]
+    for step in steps:
+        tally.post(step, torch.tensor(float(step)), torch.tensor(1.0), False, Figures(None, 3, 4))
+    return tally
+
+
+def test_nobody_asked_and_a_share_that_is_not_known():
+    tally = posted(2)
+    assert list(tally.take(everything=False)) == [StepSummary(2, 2.0, 1.0, False, [Figures(None, 3, 4)])]
     assert list(tally.take(everything=True)) == []
 
 
 def test_on_a_gpu_the_newest_step_is_told_when_it_is_asked_for():
-    tally = StepSummaries(ALONE, 1)
-    for step in (1, 2, 3):
-        tally.post(step, torch.tensor(float(step)), torch.tensor(1.0), False, Figures(None, 0, 0))
+    tally = posted(1, 2, 3)
     tally.ranks = replace(ALONE, device=torch.device("cuda", 0))
     assert [told.step for told in tally.take(everything=False)] == [1, 2]
     assert list(tally.take(everything=False)) == []
@@ -64,8 +69,6 @@ def test_each_step_is_told_before_the_next_one_is_waited_for():
         def synchronize(self):
             waited.append(self.step)
 
-    tally = StepSummaries(ALONE, 1)
-    for step in (1, 2):
-        tally.post(step, torch.tensor(1.0), torch.tensor(1.0), False, Figures(None, 0, 0))
+    tally = posted(1, 2)
     tally._posted = type(tally._posted)((step, sums, Arrived(step)) for step, sums, _ in tally._posted)
     assert [(told.step, len(waited)) for told in tally.take(everything=True)] == [(1, 1), (2, 2)]

@@ -46,21 +46,16 @@ def test_it_reads_only_what_is_new(log: Log, monkeypatch: pytest.MonkeyPatch):
 def test_half_a_row_waits_for_its_other_half(log: Log):
     following = LogTail(log.settings)
     log.start()
-    text = json.dumps(step_row(log.settings, 1, 5.0)) + "\n"
-    for part in (text[:40], text[40:-1]):
-        with open(log.path, "a") as file:
-            file.write(part)
-        assert following.look().step == 0
-    with open(log.path, "a") as file:
-        file.write("\n")
-    assert following.look().step == 1
+    text = json.dumps(step_row(log.settings, 1, 5.0))
+    for part, step in ((text[:40], 0), (text[40:], 0), ("\n", 1)):
+        log.write(part)
+        assert following.look().step == step
 
 
 def test_what_a_kill_cut_off_is_passed_over(log: Log):
     log.start()
     log.steps(1, 3)
-    with open(log.path, "a") as file:
-        file.write('{"kind": "step", "st\n')
+    log.write('{"kind": "step", "st\n')
     log.start(resumed_from=2, step=3)
     log.steps(3, 4)
     assert LogTail(log.settings).look().step == 4
@@ -102,9 +97,8 @@ def test_a_long_run_stays_cheap(log: Log):
     curve.forget(50_000)
     assert curve.points[-1][0] < 50_000
     log.start()
-    with open(log.path, "a") as file:
-        line = json.dumps(step_row(log.settings, 1, 5.0))
-        file.writelines(line.replace('"step": 1,', f'"step": {step},') + "\n" for step in range(1, 20_001))
+    line = json.dumps(step_row(log.settings, 1, 5.0)) + "\n"
+    log.write("".join(line.replace('"step": 1,', f'"step": {step},') for step in range(1, 20_001)))
     following = LogTail(log.settings)
     following.look()
     log.steps(20_001, 20_001)

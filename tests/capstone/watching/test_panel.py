@@ -5,7 +5,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.capstone.made_up import SETTINGS, Log, rows
 from tests.runtime.kernel import Notebook, notebook
+from tests.runtime.page import Page
 from tplab import launch
 from tplab.capstone.watching import panel as panel_module
 from tplab.capstone.watching.log_tail import RunStatus
@@ -38,30 +38,8 @@ def seen(**other: Any) -> RunStatus:
     return RunStatus(**(values | other))
 
 
-class Texts(HTMLParser):
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.text = ""
-        self.points = ""
-        self.feed(html)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs) -> None:
-        self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs) -> None:
-        self.points += dict(attrs).get("points") or ""
-
-    def handle_endtag(self, tag) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data) -> None:
-        self.text += data + "\n"
-
-
 def test_the_page_says_how_far_the_run_is_and_how_each_rank_does():
-    page = Texts(to_html(seen()))
+    page = Page(to_html(seen()))
     for words in ("step 312 of 600, 52%", "2 min 10 s left", "2.3141", "8,912", "rank 0", "34% communicating", "rank 1",
                   "412 MB resident", "1.5 GB resident", "held-out text"):  # fmt: skip
         assert words in page.text, words
@@ -69,7 +47,7 @@ def test_the_page_says_how_far_the_run_is_and_how_each_rank_does():
 
 
 def test_the_curve_leaves_room_for_what_is_to_come():
-    x = [float(point.split(",")[0]) for point in Texts(to_html(seen(speeds=[]))).points.split()]
+    x = [float(point.split(",")[0]) for point in " ".join(Page(to_html(seen(speeds=[]))).values("points")).split()]
     assert (x[1] - x[0]) / (292 - 44) == pytest.approx(311 / 599, abs=0.01)
 
 
@@ -86,7 +64,7 @@ def test_the_curve_leaves_room_for_what_is_to_come():
 )
 def test_whatever_is_not_there_yet_is_left_out(strange: dict[str, Any]):
     page = to_html(seen(**strange), [Now(0, "starting")])
-    Texts(page)
+    Page(page)
     assert "nan" not in page
     assert "<b>done" not in page
     assert to_line(seen(**strange), 200)
@@ -95,7 +73,7 @@ def test_whatever_is_not_there_yet_is_left_out(strange: dict[str, Any]):
 def test_until_the_first_step_it_says_what_the_ranks_do():
     early = RunStatus(last_step=600, started=True)
     ranks = [Now(0, "waiting", "all_reduce #3", (1,)), Now(1, "computing")]
-    assert "waits in all_reduce #3 for rank 1" in Texts(to_html(early, ranks)).text
+    assert "waits in all_reduce #3 for rank 1" in Page(to_html(early, ranks)).text
     assert to_line(early, 200, ranks) == "the first step  rank 0 waits in all_reduce #3 for rank 1, rank 1 computing"
 
 

@@ -1,0 +1,117 @@
+"""What holds for every picture: it fits a notebook, its texts stay inside and apart, and nonsense is refused."""
+
+import pytest
+import torch
+from matplotlib import pyplot
+
+from tests.viz import (
+    test_collectives,
+    test_costs,
+    test_heads,
+    test_layer,
+    test_layouts,
+    test_lookup,
+    test_masks,
+    test_memory,
+    test_mesh,
+    test_overlap,
+    test_pictures,
+    test_program,
+    test_schedule,
+    test_softmax,
+    test_training,
+)
+from tests.viz.pictures import assert_texts_apart, assert_texts_inside, text_boxes
+from tests.viz.test_layer import SMALL
+from tests.viz.test_masks import mask
+from tplab import viz
+from tplab.memory.meter import MemoryMeter
+from tplab.trace.rank_trace import RankTrace
+
+FILES = [
+    test_collectives, test_costs, test_heads, test_layer, test_layouts, test_lookup, test_masks, test_memory, test_mesh,
+    test_overlap, test_pictures, test_program, test_schedule, test_softmax, test_training,
+]  # fmt: skip
+PICTURES = {
+    f"{file.__name__.rpartition('test_')[2]}: {name}": draw for file in FILES for name, draw in file.PICTURES.items()
+}
+LABELS_ONLY = {  # their words are titles, ticks, and legends, which matplotlib places
+    "pictures: timeline", "pictures: curves", "schedule: many", "training: a run", "training: two runs",
+    "training: scaling",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
+def test_a_picture_is_small_described_the_same_every_time_and_opens_no_window(draw) -> None:
+    png, shown = draw()._repr_png_()
+    assert png.startswith(b"\x89PNG")
+    assert len(png) < 100_000
+    assert shown["width"] <= 960, "no wider than a cell"
+    assert shown["alt"]
+    assert png == draw().png()
+    assert pyplot.get_fignums() == []
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_texts_stay_in_the_picture_and_apart(name) -> None:
+    picture = PICTURES[name]()
+    assert bool(text_boxes(picture)) == (name not in LABELS_ONLY)
+    assert_texts_inside(picture)
+    assert_texts_apart(picture)
+
+
+CHOICES = {"p": (2, 4), "kind": ["column", "row"]}
+SIX_PARTS = {str(part): 1.0 for part in range(6)}
+X, A = (2, 4), (4, 8)
+# fmt: off
+REFUSED = [
+    (lambda: viz.matrices({"a": [1.0], "b": [2.0]}, ranks=[1]),         "2 tensors and 1 ranks"),
+    (lambda: viz.split((8, 6), 1, 4),                                   "size 6"),
+    (lambda: viz.split((2, 2, 2), 0, 2),                                r"\[2, 2, 2\]"),
+    (lambda: viz.product((2, 3), A),                                    "can't be multiplied"),
+    (lambda: viz.product(X, (4, 6), p=4),                               "size 6"),
+    (lambda: viz.product((2, 6), (6, 8), p=4, kind="row"),              "size 6"),
+    (lambda: viz.product(X, A, kind="diagonal"),                        "diagonal"),
+    (lambda: viz.product((2, 4, 1), A),                                 "matrices"),
+    (lambda: viz.explore(print, **CHOICES, start={"p": 3}),             "start=p="),
+    (lambda: viz.explore(print, **CHOICES, start={"kind": 2}),          "start=kind="),
+    (lambda: viz.explore(print, **CHOICES, start={"q": 2}),             "start=q="),
+    (lambda: viz.explore(print),                                        "at least one value"),
+    (lambda: viz.explore(print, p=()),                                  "at least one value"),
+    (lambda: viz.table([{"p": 1}, {"q": 1}]),                           "the same columns"),
+    (lambda: viz.table([]),                                             "at least one row"),
+    (lambda: viz.heads([{"q": [0], "k": [0]}, {"q": [1]}]),             "rank 1 has"),
+    (lambda: viz.layer([SMALL], [SMALL] * 2, ranks=2),                  "a layer communicates twice"),
+    (lambda: viz.layer([SMALL] * 2, [SMALL] * 3, ranks=2),              "a layer communicates twice"),
+    (lambda: viz.layouts(test_layouts.steps(2)[:1], ranks=2),           "got 1"),
+    (lambda: viz.saved_activations({}),                                 "up to 5 parts"),
+    (lambda: viz.saved_activations({"too many": SIX_PARTS}),            "up to 5 parts"),
+    (lambda: viz.live_memory(MemoryMeter()),                            "the meter saw no tensor"),
+    (lambda: viz.parallelism("model", 2),                               "model.* on 2"),
+    (lambda: viz.parallelism("data", 3),                                "data.* on 3"),
+    (lambda: viz.masks({}),                                             "one mask per rank"),
+    (lambda: viz.masks({"a": []}),                                      "one mask per rank"),
+    (lambda: viz.masks({"a": [mask(0)], "b": [mask(0)] * 2}),           "same number for all, not {'a': 1, 'b': 2}"),
+    (lambda: viz.masks({"a": [torch.ones(3)]}),                         r"'a' is \[3\]"),
+    (lambda: viz.masks({"a": [torch.ones(3, 33)]}),                     "at most 32 x 32"),
+    (lambda: viz.masks({"a": [torch.ones(0, 3)]}),                      "at most 32 x 32"),
+    (lambda: viz.schedule([[], []]),                                    "no actions"),
+    (lambda: viz.softmax([{"softmax": [0.5, 0.5]}]),                    "logits"),
+    (lambda: viz.overlap({"one": test_overlap.run(0), "two": [RankTrace(0, [])]}), "nothing was traced in 'two'"),
+    (lambda: viz.overlap({}),                                           "nothing was traced"),
+    (lambda: viz.against({}),                                           "no figures"),
+    (lambda: viz.time_bars({}),                                         "1 to 5 different parts"),
+    (lambda: viz.time_bars({"too many": SIX_PARTS}),                    "1 to 5 different parts"),
+    (lambda: viz.mesh({}),                                              "at least one axis"),
+    (lambda: viz.mesh({"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1]]}),   "dp don't hold each of the ranks 0 to 3 once"),
+    (lambda: viz.program({}),                                           "one box at least"),
+    (lambda: viz.program({"forward": []}),                              "one box at least"),
+    (lambda: viz.program(test_program.ROWS, talking={"los"}),           r"no box is called \['los'\]"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("draw", "says"), REFUSED, ids=[says for _, says in REFUSED])
+def test_what_a_picture_cannot_show_is_refused(draw, says) -> None:
+    with pytest.raises(ValueError, match=says):
+        draw()
