@@ -3,12 +3,12 @@
 settings      what to train and how
 data          text, tokenizer, token files, batches
 model         the GPTs that ours is compared with
-own_layers    a GPT made of the learner's answers
+own_layers    a GPT built from the learner's answers
 training      the program that every rank runs
-checkpoints   saved steps that survive a kill at any moment
-watching      a view of a run, in a terminal or live in a notebook
-study         measurements with other numbers of ranks and other layers
-report        one page about all of it
+checkpoints   checkpoints that survive a kill at any moment
+watching      a live view of a run, in a terminal or a notebook
+study         measurements with different numbers of ranks and different layers
+report        a one-page report on the run and the study
 command       training runs from a terminal (`python -m tplab.capstone`)
 """
 

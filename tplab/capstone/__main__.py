@@ -3,10 +3,10 @@
     python -m tplab.capstone --preset laptop                               start the ranks here and train on them
     torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 8      train on the ranks that torchrun has started
     python -m tplab.capstone report runs/laptop                            write the report of a run
-    python -m tplab.capstone study --preset laptop                         measure what else the report shows
+    python -m tplab.capstone study --preset laptop                         measure the other figures in the report
 
-Run the same command again to resume a run. The exit code is 0 if the run is finished, or has saved and stopped on
-request; 1 if the run failed; and 2 if the command can't be carried out.
+To resume a run, run the same command again. The exit code is 0 if the run is finished or was stopped on request after
+saving a checkpoint, 1 if the run failed, and 2 if the command can't be carried out.
 """
 
 import argparse
@@ -37,7 +37,7 @@ other commands:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code."""
+    """Run the given command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["report"]:
         return _report(arguments[1:])
@@ -50,14 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return carry_out(settings_from(given), fresh=fresh)
     except (ValueError, OSError, ImportError) as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine, because just one may be misconfigured
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine, because only one may be misconfigured
             where = f" (rank {os.environ['RANK']}, on {socket.gethostname()})" if "RANK" in os.environ else ""
             print(f"python -m tplab.capstone{where}: {error}", file=sys.stderr)
         return 2
 
 
 def parser() -> argparse.ArgumentParser:
-    """The argument parser for a training run."""
+    """Create the argument parser for a training run."""
     made = argparse.ArgumentParser(
         prog="python -m tplab.capstone",
         usage="python -m tplab.capstone [--preset NAME] [--config FILE] [flags]",
@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """A help formatter that shows flags and their help in two columns."""
+    """Help formatter that shows flags and their descriptions in two columns."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=110)

@@ -1,4 +1,4 @@
-"""Training runs from a shell, on ranks that this process starts or on ranks that torchrun has started."""
+"""Training runs from a shell, on ranks that this process starts or that torchrun has started."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ WAYS_TO_END = {
 
 
 def settings_from(given: Mapping[str, Any]) -> Settings:
-    """The settings that flags describe, based on a preset, a file, the folder's run, or else a preset that fits."""
+    """Build the settings from flags and a base: a preset, a file, the folder's run, or else a preset that fits."""
     base = None
     if "preset" not in given and "config" not in given:
         there = Path(str(given["folder"]), SETTINGS) if "folder" in given else None
@@ -43,7 +43,7 @@ def settings_from(given: Mapping[str, Any]) -> Settings:
 
 
 def carry_out(settings: Settings, *, fresh: bool = False) -> int:
-    """Train and return the exit code. Raises ValueError or ImportError before it starts if the run is impossible."""
+    """Train and return the exit code. If the run is impossible, raises ValueError or ImportError before it starts."""
     if not fresh:
         check_unchanged(settings)
     if settings.tensorboard:
@@ -62,7 +62,7 @@ def _on_torchruns_ranks(settings: Settings, fresh: bool) -> int:
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # immediately, because Python would wait for threads, these for other ranks, and torchrun for us
+        os._exit(1)  # now, because Python would wait for threads, threads for other ranks, and torchrun for us
     if dist.get_rank() == 0:
         print(_summary(outcome))
     dist.destroy_process_group()
@@ -117,7 +117,7 @@ def _summary(outcome: Outcome) -> str:
 
 @contextmanager
 def _as_without_torchrun() -> Iterator[None]:
-    """Hide torchrun's variables, so that code inside the block can start its own ranks, as the chapters' checks do."""
+    """Hide torchrun's variables, so that code inside the block can start ranks, as the chapters' checks do."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     taken = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
@@ -131,7 +131,7 @@ def _gpu() -> str | None:
 
 
 def _gpus() -> int:
-    """The number of GPUs on this machine, times the number of machines on which torchrun has started ranks."""
+    """Return the number of GPUs on this machine, times the number of machines on which torchrun has started ranks."""
     if not torchrun.is_active():
         return torch.cuda.device_count()
     ranks = int(os.environ["WORLD_SIZE"])

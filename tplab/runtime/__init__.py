@@ -1,27 +1,27 @@
 """The ground floor: start ranks, record their collectives, diagnose who is stuck where.
 
-launcher    launch(): checks its arguments, starts one process per rank, returns their results
-devices     which GPU a rank computes on, if any
+launcher    launch(): checks its arguments, starts one process per rank, and returns the results
+devices     which GPU each rank computes on, if any
 forkserver  the process that has already imported torch and forks the ranks
-preload     what the server imports because ranks did
-rank        what runs in a rank's process
-hooks       wraps torch.distributed, so that ... (functional_hooks: also what DTensor and torch.compile use)
-recorder    ... every collective is written down before it starts
-naming      the description of a collective, and the line it comes from
-records     what was written down: Collective, Record
-stream_waits  how long a GPU's stream waits for collectives
+preload     repeats the imports of earlier ranks in the fork server
+rank        the code that runs in a rank's process
+hooks       wraps torch.distributed to call the recorder (functional_hooks: the same for DTensor and torch.compile)
+recorder    records every collective before it starts
+naming      describes a collective as text and finds the line that calls it
+records     the classes of the recorded data: Collective, Record
+stream_waits  measures how long a GPU's stream waits for collectives
 board       the shared memory in which ranks announce what they are doing
-diagnosis   from the board to a sentence such as "rank 2 never joined all_reduce #3"
-watch       follows a run until it ends, and puts the report about a deadlock or a failed rank together
-failures    a failed rank's traceback, with the notebook's own cell and line
-transport   tensors and functions by value, from one process to another
-process     a rank as the parent sees it: its process, its pipes, what it has reported
-results     what the ranks returned
-display     what the ranks print
-liveview    what every rank is doing during a run
-screen      a line of a terminal, or a widget, that changes
-torchrun    the same launch() on ranks that torchrun has started
-magic       %%ranks
+diagnosis   turns the board into a sentence such as "rank 2 never joined all_reduce #3"
+watch       follows a run until it ends, and writes the report if a rank fails or the ranks deadlock
+failures    formats a failed rank's traceback, with the notebook's cell and line
+transport   passes tensors and functions by value from one process to another
+process     a rank as seen from the parent: its process, its pipes, and what it has reported
+results     the results of a run
+display     shows what the ranks print
+liveview    shows what every rank is doing during a run
+screen      updates a line of a terminal, or a widget, in place
+torchrun    launch() on ranks that torchrun has started
+magic       the %%ranks cell magic
 """
 
 from tplab.runtime.devices import device

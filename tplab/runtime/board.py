@@ -1,16 +1,16 @@
 """The shared memory in which every rank announces what it is about to do.
 
-There is one page per rank, which only that rank writes and everyone reads:
+Each rank has one page, which only that rank writes and every process may read:
 
     | state | entered | waiting | channel 0 | ... | channel 127 | slot 0 | ... | slot 255 |
 
-A slot holds one entry: a collective (or a send or receive) that the rank has entered. An entry's slot follows from its
-channel and number, so rank 1 finds rank 0's "all_reduce #3 of group 0" without searching, and the parent can still
-read it when the rank is stuck in C++ or dead. A later entry may overwrite an earlier one; the number of entries in each
-channel is stored separately, and never lost.
+A slot holds one entry: a collective, send or receive that the rank has entered. The slot index is computed from the
+entry's channel and number, so rank 1 finds rank 0's "all_reduce #3 of group 0" without searching. The parent can read
+the entry even if the rank is stuck in C++ or dead. A later entry may overwrite an earlier one, but the number of
+entries per channel is stored separately and is never lost.
 
-Ranks write here before every collective, so this must be fast. A program enters the same few collectives again and
-again, so everything that stays the same about one of them (`Call`) is encoded only once.
+Ranks write here before every collective, so writing must be fast. A program enters the same few collectives again and
+again, so the part of an entry that doesn't change (`Call`) is encoded only once.
 """
 
 import mmap
@@ -24,10 +24,10 @@ SLOT_BYTES = 512
 CHANNELS = 128
 STATES = ("starting", "running", "returned", "raised")
 
-# A page in words of four bytes
+# The layout of a page, in four-byte words
 _WORD = 4
-_STATE, _ENTERED, _WAITING = 0, 1, 2  # waiting: 1 + the slot it is blocked in (0: none)
-_CHANNELS_START = 4  # each: key of its name, entries so far
+_STATE, _ENTERED, _WAITING = 0, 1, 2  # waiting: 1 + the slot that the rank is blocked in (0: none)
+_CHANNELS_START = 4  # per channel: key of its name, number of entries so far
 _SLOTS_START = _CHANNELS_START + 2 * CHANNELS
 _SLOT_WORDS = SLOT_BYTES // _WORD
 _KEY, _NUMBER, _LENGTH, _TEXT = 0, 1, 2, 3  # a slot: key of channel and number, number, length of the text, the text
@@ -37,10 +37,10 @@ _SEPARATOR = "\x1f"
 
 
 class Entry(NamedTuple):
-    """One collective, send or receive that a rank has entered, as others read it.
+    """A collective, send or receive that a rank has entered, as read from the board.
 
     `channel` and `number` identify the matching entries of other ranks: the n-th collective of a process group, or the
-    n-th message from one rank to another. `signature` holds what must be the same on all members.
+    n-th message from one rank to another. `signature` describes the arguments that must match on all members.
     """
 
     channel: str
@@ -52,16 +52,16 @@ class Entry(NamedTuple):
     peer: int = -1
 
     def differs_from(self, other: "Entry") -> bool:
-        """True if the other rank's entry with the same channel and number doesn't match this one."""
+        """Return True if `other`, another rank's entry with the same channel and number, doesn't match this one."""
         pair = {self.kind, other.kind} == {"send", "recv"}
         return not (self.signature == other.signature and (pair or self.kind == other.kind))
 
 
 class Call:
-    """An encoded entry without its number: what stays the same each time the program passes a line.
+    """An encoded entry without its number. It is reused every time the program executes the same line.
 
-    text:  the fields as bytes
-    same:  the beginning of the text, equal on all members of a collective
+    text:  the encoded fields
+    same:  the beginning of `text`, which is identical on all members of a collective
     """
 
     __slots__ = ("channel", "channel_key", "same", "text")
@@ -74,7 +74,7 @@ class Call:
         others = (_SEPARATOR.join((",".join(map(str, members)), str(peer))) + _SEPARATOR).encode()
         place = where.encode()
         room = _ROOM - len(self.same) - len(others)
-        text = self.same + others + place[max(0, len(place) - room) :]  # the end of a long path says more
+        text = self.same + others + place[max(0, len(place) - room) :]  # keep the end of a long path: it says more
         self.text = text[:_ROOM]
 
 
@@ -92,18 +92,18 @@ def _key(channel: str) -> int:
 
 
 def _entry_key(channel_key: int, number: int) -> int:
-    """A key other than 0. The multiplier is odd, so consecutive entries of a channel get different slots."""
+    """Return a nonzero key. The multiplier is odd, so consecutive entries of a channel get different slots."""
     return (channel_key + 2654435761 * number) & 0xFFFFFFFF or 1
 
 
 class Board:
-    """The pages of all ranks, mapped from a file descriptor that parent and ranks share."""
+    """The pages of all ranks, memory-mapped from a file descriptor that the parent and the ranks share."""
 
     def __init__(self, descriptor: int, world_size: int) -> None:
         self.world_size = world_size
         self._memory = mmap.mmap(descriptor, board_bytes(world_size))
         self._words = memoryview(self._memory).cast("I")
-        self._channel_of: dict[str, int] = {}  # of the rank that writes here
+        self._channel_of: dict[str, int] = {}  # index of each channel of the rank that writes here
 
     def close(self) -> None:
         self._words.release()
@@ -115,12 +115,12 @@ class Board:
         self._words[rank * _PAGE_WORDS + _STATE] = STATES.index(state)
 
     def write(self, rank: int, call: Call, number: int) -> int:
-        """Write an entry to the rank's page; return its slot."""
+        """Write an entry to the rank's page and return its slot."""
         words, page, text = self._words, rank * _PAGE_WORDS, call.text
         key = _entry_key(call.channel_key, number)
         slot = key % SLOTS
         start = page + _SLOTS_START + slot * _SLOT_WORDS
-        words[start + _KEY] = 0  # readers see no entry while it is half written
+        words[start + _KEY] = 0  # readers ignore the entry while it is half written
         body = (start + _TEXT) * _WORD
         self._memory[body : body + len(text)] = text
         words[start + _NUMBER] = number
@@ -145,16 +145,16 @@ class Board:
         return STATES[self._words[rank * _PAGE_WORDS + _STATE]]
 
     def entered(self, rank: int) -> int:
-        """The number of entries that the rank has written so far."""
+        """Return the number of entries that the rank has written so far."""
         return self._words[rank * _PAGE_WORDS + _ENTERED]
 
     def waiting(self, rank: int) -> Entry | None:
-        """The entry in which the rank is blocked now, if any."""
+        """Return the entry in which the rank is currently blocked, or None."""
         slot = self._words[rank * _PAGE_WORDS + _WAITING]
         return self.read(rank, slot - 1) if slot else None
 
     def has_entered(self, rank: int, entry: Entry) -> bool:
-        """True if the rank has come as far as `entry` on its channel (or has too many channels to know)."""
+        """Return True if the rank has reached `entry` on its channel, or if it uses too many channels to tell."""
         start = rank * _PAGE_WORDS + _CHANNELS_START
         wanted = _key(entry.channel)
         free = False
@@ -173,7 +173,7 @@ class Board:
         return _decode(text, number) if complete else None
 
     def find_other(self, rank: int, call: Call, number: int) -> Entry | None:
-        """The other rank's entry with the channel and number of this call, if it doesn't match the call."""
+        """Return the other rank's entry with this call's channel and number if it doesn't match the call, else None."""
         key = _entry_key(call.channel_key, number)
         slot = key % SLOTS
         start = rank * _PAGE_WORDS + _SLOTS_START + slot * _SLOT_WORDS
@@ -186,7 +186,7 @@ class Board:
         return other if other and (other.channel, other.number) == (call.channel, number) else None
 
     def entries(self, rank: int) -> list[Entry]:
-        """The rank's latest entries: at most SLOTS, in no particular order."""
+        """Return the rank's latest entries: at most SLOTS, in no particular order."""
         return [entry for slot in range(SLOTS) if (entry := self.read(rank, slot))]
 
 
@@ -195,9 +195,9 @@ def board_bytes(world_size: int) -> int:
 
 
 def anonymous_file(size: int = 0) -> int:
-    """A file descriptor of unnamed memory, so that nothing is left behind no matter how the run ends.
+    """Return a file descriptor of unnamed memory, so that nothing is left behind no matter how the run ends.
 
-    Linux has memfd_create; elsewhere, it is a temporary file that has already been unlinked.
+    On Linux, it comes from memfd_create. On other systems, it's a temporary file that has already been unlinked.
     """
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("tplab")

@@ -1,12 +1,12 @@
 """The device that each rank computes on, and the backend that carries its messages.
 
-    NCCL, a GPU per rank        the default on a machine with enough GPUs
-    gloo, on the CPU            the default elsewhere
-    gloo, sharing GPUs          each message goes through the host's memory; gloo has no send and receive for a GPU
-    NCCL, sharing GPUs          NCCL refuses two ranks on one GPU of one host, so each rank claims its own host
-                                (NCCL_HOSTID); messages go over the loopback interface
+    NCCL, one GPU per rank      the default on a machine with enough GPUs
+    gloo, on the CPU            the default on other machines
+    gloo, sharing GPUs          messages pass through host memory; gloo can't send or receive GPU tensors
+    NCCL, sharing GPUs          NCCL refuses two ranks of one host on the same GPU, so each rank claims to be a separate
+                                host (NCCL_HOSTID); messages go over the loopback interface
 
-The last two are for testing with fewer GPUs than ranks: everything runs as on many GPUs, only more slowly.
+The last two are for testing with fewer GPUs than ranks. Everything runs as it would on many GPUs, only more slowly.
 """
 
 import os
@@ -22,7 +22,7 @@ BACKENDS = ("auto", "gloo", "nccl")
 
 
 def choose(backend: str, world_size: int, share_gpus: bool = False) -> tuple[str, int]:
-    """The backend, and the number of GPUs that the ranks compute on (0: CPU). Raises ValueError if it is impossible."""
+    """Return the backend and the number of GPUs to use (0: CPU). Raises ValueError if the request can't be met."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     gpus = torch.cuda.device_count() if share_gpus or backend != "gloo" else 0
@@ -59,7 +59,7 @@ _has_gpu = False
 
 
 def take_gpu(rank: int, world_size: int, gpus: int) -> torch.device | None:
-    """Make this rank's GPU the current one, before the process group is created. None: it computes on the CPU."""
+    """Select and return this rank's GPU, or None on the CPU. Must be called before the process group is created."""
     global _has_gpu
     if not gpus:
         return None
@@ -71,7 +71,7 @@ def take_gpu(rank: int, world_size: int, gpus: int) -> torch.device | None:
 
 
 def device() -> torch.device:
-    """The device that this rank computes on: its GPU, if it has one, else the CPU."""
+    """Return the device that this rank computes on: its GPU if it has one, otherwise the CPU."""
     if _has_gpu or (dist.is_initialized() and dist.get_backend() == "nccl"):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

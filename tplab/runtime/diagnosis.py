@@ -1,8 +1,8 @@
-"""The diagnosis of a run that is stuck: who waits where, and can that ever end? Pure functions of the board.
+"""Diagnose a stuck run: which ranks are waiting, where they are waiting, and whether they can ever continue.
 
-A rank that waits in a collective depends on the members that haven't entered it. It can continue only if each of them
-can still arrive, because it is computing, or because it waits for something that can itself complete. Ranks for which
-that isn't true are deadlocked, and no time limit is needed to know it.
+A rank that waits in a collective depends on the members that haven't entered it yet. It can continue only if each of
+them can still arrive, either because that member is computing or because it waits for something that can itself
+complete. All other waiting ranks are deadlocked, which we can tell without a time limit. The board is only read.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from tplab.runtime.failures import place, rank_names
 
 @dataclass(frozen=True)
 class RankState:
-    """The known state of one rank.
+    """The state of one rank, as read from the board.
 
-    state:    as on the board, or "ended" if the process is gone
-    waiting:  the entry it is blocked in
-    entries:  its latest entries, by channel and number
+    state:    the state on the board, or "ended" if the process is gone
+    waiting:  the entry that the rank is blocked in, if any
+    entries:  the rank's latest entries, by channel and number
     """
 
     rank: int
@@ -29,7 +29,7 @@ class RankState:
 
 
 def snapshot(board: Board, ended: Sequence[int] = ()) -> list[RankState]:
-    """The current states of all ranks."""
+    """Read the current states of all ranks from the board. `ended` lists the ranks whose process is gone."""
     states = []
     for rank in range(board.world_size):
         entries = {(entry.channel, entry.number): entry for entry in board.entries(rank)}
@@ -43,13 +43,13 @@ def snapshot(board: Board, ended: Sequence[int] = ()) -> list[RankState]:
 
 
 def missing(entry: Entry, states: Sequence[RankState]) -> list[int]:
-    """The members that haven't entered what `entry` is part of."""
+    """Return the members that haven't entered the collective or message that `entry` belongs to."""
     key = (entry.channel, entry.number)
     return next((state.absent[key] for state in states if key in state.absent), [])
 
 
 def deadlocked(states: Sequence[RankState]) -> list[int]:
-    """The ranks that wait for something that can never complete."""
+    """Return the ranks that are waiting for something that can never complete."""
     may_go_on = {
         state.rank
         for state in states
@@ -70,9 +70,9 @@ def deadlocked(states: Sequence[RankState]) -> list[int]:
 
 
 def _left_behind(states: Sequence[RankState]) -> list[int]:
-    """The ranks that have entered a collective that a rank which has returned never joined.
+    """Return the running ranks whose collective can't complete, because a member has ended without joining it.
 
-    They may not look as if they were waiting: NCCL waits on the GPU, functional collectives when their result is used.
+    They may not look blocked, because NCCL waits on the GPU, and functional collectives wait when their result is used.
     """
     gone = {state.rank for state in states if state.state in ("returned", "raised", "ended")}
     return sorted(
@@ -88,9 +88,9 @@ def _left_behind(states: Sequence[RankState]) -> list[int]:
 
 
 def lost_messages(states: Sequence[RankState]) -> list[Entry]:
-    """The receives whose sender began to send and has returned; usually it never waited for its isend.
+    """Return the pending receives whose sender started to send and has ended, usually without waiting for its isend.
 
-    A message may still arrive a moment later, so this means something only when nothing has moved for a long time.
+    A message may still arrive a moment later, so the result is meaningful only if nothing has moved for a long time.
     """
     gone = {state.rank for state in states if state.state in ("returned", "raised", "ended")}
     return [
@@ -105,15 +105,15 @@ def lost_messages(states: Sequence[RankState]) -> list[Entry]:
 
 
 def explain(states: Sequence[RankState], stacks: dict[int, str] | None = None) -> str:
-    """A description of a run that is stuck, or whose collectives differ.
+    """Describe a run that is stuck or whose collectives differ between ranks.
 
-    stacks: for running ranks, the "file:line:function" in which they are now
+    stacks:  the "file:line:function" that each running rank is at
     """
     return "\n".join([*_headlines(states), *(_line_of(state, states, stacks or {}) for state in states)])
 
 
 def advice(states: Sequence[RankState]) -> str:
-    """One sentence of advice on what to look at."""
+    """Return one sentence of advice on how to fix the problem."""
     differing = _first_difference(states)
     if not differing and lost_messages(states):
         return "Keep what dist.isend returns and call its wait(): until then the message may be dropped."
@@ -156,7 +156,7 @@ def _headlines(states: Sequence[RankState]) -> list[str]:
 
 
 def _first_difference(states: Sequence[RankState]) -> Entry | None:
-    """The earliest entry that another member entered with a different kind or signature."""
+    """Return the earliest entry whose kind or signature differs from the matching entry of another member."""
     found = [
         entry
         for state in states
@@ -168,7 +168,7 @@ def _first_difference(states: Sequence[RankState]) -> Entry | None:
 
 
 def _open_entries(states: Sequence[RankState]) -> list[Entry]:
-    """One entry for each operation that some members haven't joined; if ranks are waiting, only what they wait in."""
+    """Return one entry per operation that some members haven't joined. If ranks are waiting, use only their entries."""
     known: dict[tuple[str, int], Entry] = {}
     waiting = [state.waiting for state in states if state.waiting]
     entered = [entry for state in states for entry in state.entries.values()]
@@ -200,7 +200,7 @@ def _line_of(state: RankState, states: Sequence[RankState], stacks: dict[int, st
 
 
 def name(entry: Entry) -> str:
-    """An entry in words: "all_reduce #3 ([4, 8] float32, sum)", "recv from rank 0 ([4] float32)"."""
+    """Describe an entry in words, such as "all_reduce #3 ([4, 8] float32, sum)" or "recv from rank 0 ([4] float32)"."""
     signature = f" ({entry.signature})" if entry.signature else ""
     if entry.kind == "send":
         return f"send to rank {entry.peer}{signature}"

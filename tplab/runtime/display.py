@@ -1,17 +1,17 @@
-"""The printed output of the ranks: shown live, and at the end always in the order of the ranks."""
+"""The output that the ranks print. It's shown during the run, and at the end it's always in rank order."""
 
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-KEPT_BYTES = 1 << 20  # per rank; longer output keeps its head and its tail
-SHOWN_LINES = 40  # per rank in a notebook, from the head and from the tail each
+KEPT_BYTES = 1 << 20  # per rank; longer output keeps only its beginning and end
+SHOWN_LINES = 40  # per rank in a notebook, from the beginning and from the end each
 REFRESH_SECONDS = 0.2
 
 
 class Output:
-    """The text of every rank, collected but not shown."""
+    """Collects the output of every rank without showing it."""
 
     def __init__(self, world_size: int) -> None:
         self._text = [bytearray() for _ in range(world_size)]
@@ -37,11 +37,11 @@ class Output:
         """Show new output. Called often while the ranks run."""
 
     def close(self) -> None:
-        """Show the rest. Called once, when all output has arrived."""
+        """Show the remaining output. Called once, after all output has arrived."""
 
 
 class NotebookOutput(Output):
-    """The text of all ranks in one output area of the cell, rank by rank, updated a few times per second."""
+    """Shows the output of all ranks in one output area of the cell, in rank order, updated a few times per second."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__(world_size)
@@ -80,7 +80,7 @@ class NotebookOutput(Output):
 
 
 class TerminalOutput(Output):
-    """The text of rank 0 live, and of the others when the run ends, so that the same run prints the same text."""
+    """Prints rank 0's output live and the other ranks' when the run ends, so the order is the same in every run."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__(world_size)
@@ -110,13 +110,13 @@ class TerminalOutput(Output):
 
 
 def _inside_output_widget() -> bool:
-    """True if an ipywidgets.Output captures the display now, as under interact; it ignores updates."""
+    """Return True if an ipywidgets.Output, which ignores display updates, captures the display (as in `interact`)."""
     module = sys.modules.get("ipywidgets.widgets.widget")
     return any(getattr(widget, "msg_id", "") for widget in list(getattr(module, "_instances", {}).values()))
 
 
 def output_for(world_size: int) -> Output:
-    """The output for the current environment: a notebook or a terminal."""
+    """Create the output for the current environment, a notebook or a terminal."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     in_notebook = shell is not None and getattr(shell, "kernel", None) is not None
     return NotebookOutput(world_size) if in_notebook else TerminalOutput(world_size)

@@ -1,7 +1,7 @@
-"""Reports of failures: from what a failed rank left behind to the text that the learner reads.
+"""Error reports: turn the exception or exit status of a failed rank into the text that the learner reads.
 
-A rank's traceback names the notebook's own cell and line, and leaves out the launcher's frames. What happened first
-comes first: a rank that failed only because another one died is listed after that one.
+A rank's traceback names the notebook's cell and line and leaves out the launcher's frames. The root cause comes first,
+so a rank that failed only because another rank died is listed after that rank.
 """
 
 import linecache
@@ -17,11 +17,11 @@ Frames = list[tuple[str, int, str]]  # file, line, function
 
 
 class RankError(RuntimeError):
-    """The error for a failed rank. The message is the full report: its traceback first, then where the others were.
+    """Raised when a rank fails. The message is the full report: the traceback, then where the other ranks were.
 
-    rank:            the rank that failed first (None: the run as a whole)
-    cause_type:      name of the exception's class, such as "ValueError" (or "exit", "signal" if the process ended)
-    cause_message:   the exception's own message
+    rank:            the rank that failed first (None if the run as a whole failed)
+    cause_type:      class name of the exception, such as "ValueError" ("exit" or "signal" if the process ended)
+    cause_message:   message of the exception
     """
 
     def __init__(self, report: str, rank: int | None = None, cause_type: str = "", cause_message: str = "") -> None:
@@ -29,23 +29,23 @@ class RankError(RuntimeError):
         self.rank, self.cause_type, self.cause_message = rank, cause_type, cause_message
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows in place of the launcher's frames."""
+        """Return the text that IPython shows instead of a traceback through the launcher, as a list of lines."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class Deadlock(RankError):  # noqa: N818 (the name is the diagnosis)
-    """A deadlock: ranks wait for a collective that can't complete, because one never joins it or their calls differ."""
+    """Raised when ranks wait for a collective that can't complete, because a rank never joins it or calls differ."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The interruption of a run; the message says where every rank was."""
+    """Raised when the user interrupts a run. The message says where every rank was."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"KeyboardInterrupt: {self}"]
 
 
 def place(where: str) -> str:
-    """A readable form of the call site "file:line:function": the notebook's cell and line, with the line's source."""
+    """Format a call site "file:line:function" for a report: the notebook cell or file, the line, and its source."""
     file, line, function = where.rsplit(":", 2)
     source = linecache.getline(file, int(line)).strip()
     inside = "" if function == "<module>" else f" in {function}"
@@ -56,12 +56,12 @@ _cell_names: dict[str, str] = {}
 
 
 def name_cell(file: str, name: str) -> None:
-    """Give a cell a name for reports, for when its number means nothing: `tplab check` runs a chapter in parts."""
+    """Name a cell in reports. `tplab check` runs a chapter in parts, so its cells have no meaningful numbers."""
     _cell_names[file] = name
 
 
 def cell_of(file: str) -> str | None:
-    """The name of the cell that IPython stores under a file name, such as "cell [7]"; None for other files."""
+    """Return the name of the cell that IPython compiled as `file`, such as "cell [7]", or None for any other file."""
     if not re.search(r"ipykernel_\d+[/\\]\d+\.py$", file):
         return None
     if _cell_names:
@@ -72,9 +72,9 @@ def cell_of(file: str) -> str | None:
 
 
 def format_chain(chain: Sequence[tuple[str, Frames]]) -> str:
-    """A traceback as Python prints it, from the result of `rank.describe_exception`.
+    """Format the result of `rank.describe_exception` the way Python prints a traceback.
 
-    Of consecutive frames in installed packages, only the last is kept, because what matters is the learner's own line.
+    Of consecutive frames in installed packages, only the last one is kept, so that the learner's code stands out.
     """
     parts = []
     for text, frames in chain:
@@ -92,19 +92,19 @@ def format_chain(chain: Sequence[tuple[str, Frames]]) -> str:
 
 
 def split_message(chain: Sequence[tuple[str, Frames]]) -> tuple[str, str]:
-    """The class name and the message of the last exception in a chain."""
+    """Return the class name and the message of the last exception in a chain."""
     text = chain[-1][0].strip()
     name, _, message = text.partition(": ")
     return name.rsplit(".", 1)[-1], message
 
 
 def rank_names(ranks: Sequence[int]) -> str:
-    """Ranks in words: "rank 2", "ranks 0, 1, 3"."""
+    """Format ranks as text, such as "rank 2" or "ranks 0, 1, 3"."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))
 
 
 def describe_exit(status: int) -> str:
-    """A description of the end of a process that never reported anything."""
+    """Describe the exit status of a process that ended without reporting a result or an error."""
     if status >= 0:
         return f"exited with status {status} before its function returned"
     try:
@@ -119,13 +119,13 @@ def describe_exit(status: int) -> str:
 
 
 def parse_stack(dump: bytes) -> Frames:
-    """The frames that faulthandler wrote, innermost first."""
+    """Parse a stack that faulthandler wrote, and return its frames, innermost first."""
     found: list[tuple[Any, ...]] = re.findall(r'File "(.*?)", line (\d+) in (.*)', dump.decode(errors="replace"))
     return [(file, int(line), function) for file, line, function in found]
 
 
 def innermost_user_frame(frames: Frames) -> str | None:
-    """The innermost frame that is neither an installed package's nor ours, as "file:line:function"."""
+    """Return the innermost frame outside installed packages and tplab.runtime as "file:line:function", or None."""
     for file, line, function in frames:
         if not (file.startswith(("<", _RUNTIME)) or _is_installed(file)):
             return f"{file}:{line}:{function}"
@@ -141,7 +141,7 @@ def _is_installed(file: str) -> bool:
 
 
 def lost_connection(message: str) -> bool:
-    """True if an error says only that another rank has gone."""
+    """Return True if an error message only says that the connection to another rank was lost."""
     return (
         re.search(r"Connection (closed|reset|refused)|Broken pipe|Read error|Write error|closed by peer", message)
         is not None

@@ -2,15 +2,15 @@
 
     notebook ──(a byte and seven file descriptors)──▶ fork server ──fork──▶ rank 0, rank 1, ...
 
-Importing torch takes seconds; a fork takes milliseconds. The server keeps no state of any run, uses no GPU and starts
-no threads, so a forked rank is as good as a fresh process. It lives in its own session (so an interrupt of the notebook
-doesn't reach it) and ends with the notebook: when its socket closes, it ends every rank and itself.
+Importing torch takes seconds, but a fork takes only milliseconds. The server stores nothing about any run, uses no GPU
+and starts no threads, so a forked rank is as good as a fresh process. It runs in a separate session, so an interrupt of
+the notebook doesn't reach it. When the notebook ends, the socket closes, and the server kills all ranks and exits.
 
-While no rank is requested, it imports the rest of torch, then what earlier ranks had to import themselves (see
-`preload`), then it forks a few spares, about a megabyte each: processes that wait to become ranks. A spare has done
-nothing but the imports, and becomes a rank only once.
+While idle, it imports the rest of torch and the modules that earlier ranks had to import themselves (see `preload`).
+Then it forks a few spares of about a megabyte each. A spare is a process that has done nothing but these imports. It
+waits until it's needed, becomes a rank, and is never reused.
 
-The server reports a rank's process id, and later its exit status, through a pipe, one per rank.
+For each rank, the server reports the process id, and later the exit status, through a pipe.
 """
 
 import contextlib
@@ -38,10 +38,10 @@ _PRELOAD = (
     "torch._dynamo",
     "torch.distributed.tensor.parallel",
 )
-_NEEDED = 3  # the number of these that must be imported before the first fork
+_NEEDED = 3  # the number of these modules that must be imported before the first fork
 _SPARES = 4  # forked ahead, so that a launch of up to four ranks needn't wait for forks, which take milliseconds
 _RANK, _IMPORT = b"r", b"i"  # requests to the server
-_BEFORE_LAUNCH = 0.1  # seconds that a launch may wait for imports that each of its ranks would have to do
+_BEFORE_LAUNCH = 0.1  # seconds that a launch may wait for imports that each rank would otherwise have to do
 _STATUS = struct.Struct("<q")
 _DESCRIPTORS = 6  # control, output, crash, board, rendezvous, setup (see rank.main), after the status pipe
 _PR_SET_PDEATHSIG = 1
@@ -52,7 +52,7 @@ _LOOK = socket.MSG_PEEK | socket.MSG_DONTWAIT
 
 
 class ForkServer:
-    """A running fork server, as its parent sees it."""
+    """A running fork server, as seen from its parent process."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -76,20 +76,20 @@ class ForkServer:
 
     @property
     def usable(self) -> bool:
-        """True if the server runs and is this process's own, not one that it inherited by a fork, unless adopted."""
+        """True if the server is running and this process has started or adopted it, not just inherited it by a fork."""
         try:
             return os.getpid() == self._owner and self._socket.recv(1, _LOOK) != b""
-        except BlockingIOError:  # it has sent nothing, as always, and its end of the socket is open
+        except BlockingIOError:  # the server never sends anything, and its end of the socket is open
             return True
         except OSError:  # it was stopped, or its end of the socket was reset
             return False
 
     def adopt(self) -> None:
-        """Take over a server that was inherited by a fork. Only one process at a time may launch with it."""
+        """Take over a server that was inherited by a fork. Only one process at a time may launch ranks with it."""
         self._owner = os.getpid()
 
     def fork(self, descriptors: list[int]) -> int:
-        """Fork a rank that gets copies of the descriptors; return the read end of its status pipe."""
+        """Fork a rank that receives copies of the descriptors, and return the read end of its status pipe."""
         read, write = os.pipe()
         try:
             with self._lock:
@@ -102,7 +102,7 @@ class ForkServer:
         return read
 
     def preload(self, modules: Sequence[preload.Module]) -> None:
-        """Have the server import these modules, too, as soon as it has nothing else to do."""
+        """Have the server import these modules as well, as soon as it's idle."""
         if modules:
             with self._lock, contextlib.suppress(OSError):  # if it is gone, the next launch will say so
                 self._socket.sendall(_IMPORT + preload.pack(modules))
@@ -122,7 +122,7 @@ _server: ForkServer | None = None
 
 
 def fork_server() -> ForkServer:
-    """The fork server of this process, started if there is none or if it has died."""
+    """Return this process's fork server. A new one is started if there is none or if it has died."""
     global _server
     if sys.platform == "win32":
         raise OSError("tplab starts its ranks by fork, which Windows does not have. Run the course inside WSL2.")
@@ -132,13 +132,13 @@ def fork_server() -> ForkServer:
 
 
 def adopt() -> None:
-    """Launch with the fork server of the process that this one was forked from, instead of starting a new one."""
+    """Use the fork server that this process inherited from its parent by a fork, instead of starting a new one."""
     if _server is not None:
         _server.adopt()
 
 
 def read_status(descriptor: int) -> int | None:
-    """The next number from a status pipe: first the process id, then the exit status. None: the server is gone."""
+    """Read a number from a status pipe: the process id, then the exit status. Returns None if the server is gone."""
     data = os.read(descriptor, _STATUS.size)
     return _STATUS.unpack(data)[0] if len(data) == _STATUS.size else None
 
@@ -158,7 +158,7 @@ def serve(descriptor: int) -> None:
     family = _Family((control, woken, wake))
 
     def import_wanted(seconds: float) -> None:
-        """Import at least one module, but start no other after `seconds`."""
+        """Import at least one module, and start no further imports after `seconds`."""
         end = time.monotonic() + seconds
         wanted.import_next()
         while wanted and time.monotonic() < end:
@@ -172,7 +172,7 @@ def serve(descriptor: int) -> None:
         selector.register(woken, selectors.EVENT_READ)
         while True:
             may_fork = len(_PRELOAD) - len(to_import) >= _NEEDED
-            may_import = not (may_fork and family.has_ranks)  # otherwise it would notice their end late
+            may_import = not (may_fork and family.has_ranks)  # otherwise it would notice late that a rank has ended
             has_work = may_import and (to_import or wanted) or family.wants_spare
             ready = {key.fileobj for key, _ in selector.select(0 if has_work else None)}
             if woken in ready:
@@ -186,7 +186,7 @@ def serve(descriptor: int) -> None:
                 if request == _IMPORT:
                     wanted.add(preload.receive(control))
                     continue
-                if wanted and not family.has_ranks:  # launches may follow each other too closely to leave time for it
+                if wanted and not family.has_ranks:  # there may be no idle time between launches
                     import_wanted(_BEFORE_LAUNCH)
                 family.start_rank(descriptors)
             elif to_import and may_import:
@@ -199,7 +199,7 @@ def serve(descriptor: int) -> None:
 
 
 def _freeze() -> None:
-    """Exempt everything now in memory from garbage collection, so that ranks share its pages."""
+    """Exempt all existing objects from garbage collection, so that the ranks share their memory pages."""
     import gc
 
     gc.collect()
@@ -207,11 +207,11 @@ def _freeze() -> None:
 
 
 class _Family:
-    """The server's children: ranks, and spares, which are forked ahead of time and wait to become ranks."""
+    """The server's child processes: the ranks, and spares that were forked in advance and wait to become ranks."""
 
     def __init__(self, own: tuple[socket.socket, ...]) -> None:
         self._own = own  # the server's sockets, which no child keeps
-        self._status_pipes: dict[int, int] = {}  # of the ranks, by process id
+        self._status_pipes: dict[int, int] = {}  # of the ranks by process id
         self._spares: dict[int, socket.socket] = {}
         self._outdated: set[int] = set()  # spares that are about to end
 
@@ -221,7 +221,7 @@ class _Family:
 
     @property
     def wants_spare(self) -> bool:
-        """True if a spare should be forked. While ranks run, the processor is theirs."""
+        """True if a spare should be forked. This waits until no ranks are running, because they need the CPU."""
         return not self.has_ranks and len(self._spares) < _SPARES
 
     def fork_spare(self) -> None:
@@ -234,20 +234,20 @@ class _Family:
         self._spares[pid] = ours
 
     def end_spares(self) -> None:
-        """End the spares, which lack the latest imports. New ones will be forked."""
+        """End the spares, because they lack the latest imports. New ones will be forked."""
         for pid, sock in self._spares.items():
             self._outdated.add(pid)
-            sock.close()  # then the spare ends itself
+            sock.close()  # this makes the spare exit
         self._spares.clear()
 
     def start_rank(self, descriptors: list[int]) -> None:
-        """Hand the descriptors to a spare, which becomes the rank, and report its process id immediately."""
+        """Turn a spare into a rank by sending it the descriptors, and report its process id immediately."""
         if not self._spares:
             self.fork_spare()
         status, *rest = descriptors
         pid, spare = self._spares.popitem()
         self._status_pipes[pid] = status
-        with spare, contextlib.suppress(BrokenPipeError):  # a spare that is dead will be reaped as a dead rank
+        with spare, contextlib.suppress(BrokenPipeError):  # a dead spare will be reaped as a dead rank
             socket.send_fds(spare, [b"r"], rest)
         with contextlib.suppress(BrokenPipeError):
             os.write(status, _STATUS.pack(pid))
@@ -255,7 +255,7 @@ class _Family:
             os.close(descriptor)
 
     def _become_rank(self, waiting: socket.socket) -> None:
-        """Wait, in the child, until it is needed, then become a rank. Doesn't return."""
+        """Wait in the child process until a rank is needed, then become that rank. Never returns."""
         try:
             os.setsid()  # signals reach a rank and its children as one group
             signal.set_wakeup_fd(-1)
@@ -275,7 +275,7 @@ class _Family:
             os._exit(70)  # rank.main does not return
 
     def reap(self) -> None:
-        """Collect the children that have ended, and report their exit status."""
+        """Reap the child processes that have ended, and report the exit status of those that were ranks."""
         while self._status_pipes or self._spares or self._outdated:
             _end_children_of_next()
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -299,14 +299,14 @@ class _Family:
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel to end this process when the server ends (Linux; elsewhere the rank notices by itself)."""
+    """On Linux, ask the kernel to kill this process when the server ends. Elsewhere, the rank notices by itself."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end_children_of_next() -> None:
-    """End what an ended rank had started, while its id can't belong to anything else yet (it isn't reaped)."""
-    if hasattr(os, "waitid"):  # on macOS since Python 3.13; before, the parent's own clean-up must do
+    """Kill all processes started by the next ended rank before it's reaped, while its process id can't be reused."""
+    if hasattr(os, "waitid"):  # on macOS since Python 3.13; older versions rely on the parent's cleanup
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended:
             with contextlib.suppress(ProcessLookupError, PermissionError):

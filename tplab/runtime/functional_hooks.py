@@ -1,7 +1,7 @@
 """Hooks that connect the recorder to functional collectives, which DTensor and torch.compile use.
 
-These end in an operator of the namespace `_c10d_functional`. We register a kernel of our own for each of them at the
-backend's key, and it calls torch's kernel.
+Functional collectives end in operators of the `_c10d_functional` namespace. For each of them, we register a kernel
+under the backend's dispatch key that records the collective and then calls torch's kernel.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from torch.distributed import distributed_c10d
 from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
 
-Active = Callable[[], Recorder | None]  # the recorder of this thread's collectives, if there is one
+Active = Callable[[], Recorder | None]  # returns the recorder of this thread's collectives, if there is one
 
-# operator: kind, whether the message is group-size times as large
+# operator: kind, whether the message is group-size times as large as the input
 _FUNCTIONAL: dict[str, tuple[str, bool]] = {
     "all_reduce": ("all_reduce", False),
     "all_reduce_": ("all_reduce", False),
@@ -34,7 +34,7 @@ _FUNCTIONAL: dict[str, tuple[str, bool]] = {
 
 
 def _torchs_own(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the kernel that torch registered for all backends, which ours takes precedence over."""
+    """Call the kernel that torch registered for all backends. Our kernel takes precedence over it."""
     return operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
 
@@ -75,11 +75,11 @@ def _wrap_wait(active: Active) -> Callable[[Tensor], Tensor]:
     return wait_tensor
 
 
-_library: torch.library.Library | None = None  # its kernels disappear with it
+_library: torch.library.Library | None = None  # deleting it would unregister its kernels
 
 
 def install(active: Active) -> None:
-    """Install the kernels. While `active` returns None, they only pass calls on."""
+    """Install the kernels. While `active()` returns None, they record nothing and only call torch's kernels."""
     global _library
     _library = torch.library.Library("_c10d_functional", "IMPL")
     for name, (kind, whole) in _FUNCTIONAL.items():

@@ -2,9 +2,8 @@
 
     dist.all_reduce(x) ─▶ ProcessGroup.allreduce ─▶ [recorder] ─▶ gloo or NCCL
 
-All functions of torch.distributed end in a Python method of `ProcessGroup`, so we wrap those methods. Functional
-collectives end elsewhere (`functional_hooks`). Collectives that C++ starts itself (in DistributedDataParallel's
-reducer) aren't seen.
+Every function of torch.distributed ends in a Python method of `ProcessGroup`, so we wrap those methods. Functional
+collectives end elsewhere (see `functional_hooks`). Collectives started from C++, as in DDP's reducer, aren't recorded.
 """
 
 import threading
@@ -26,7 +25,7 @@ active: Recorder | None = None
 
 
 class _Thread(threading.local):
-    """A flag per thread: are its collectives recorded?"""
+    """Thread-local flag that says whether this thread's collectives are recorded."""
 
     recorded = True
 
@@ -35,7 +34,7 @@ _thread = _Thread()
 
 
 def activate(recorder: Recorder) -> None:
-    """Record the collectives of this process with `recorder` from now on."""
+    """Record all further collectives of this process with `recorder`."""
     global active
     install()
     active = recorder
@@ -49,10 +48,10 @@ def record(*, keep: bool = True) -> Iterator[Record]:
             y = layer(x)
         section.totals()        # {"all_reduce": Total(calls=1, bytes=98304)}
 
-    The record is filled when the block ends. It is empty if there is no process group.
+    The record is filled when the block ends. It stays empty if there is no process group.
 
-    keep    False: forget the collectives when the block ends. Neither an enclosing block nor the run's `Results.record`
-            has them then, so the record of a program that runs for days doesn't fill the memory
+    keep    If False, only this record keeps the collectives. Enclosing blocks and the run's `Results.record` don't see
+            them, so a program that runs for days doesn't fill the memory.
     """
     if active is None and dist.is_initialized():
         activate(Recorder(dist.get_rank()))
@@ -69,7 +68,7 @@ def record(*, keep: bool = True) -> Iterator[Record]:
 
 @contextmanager
 def marked(stream: StreamWaits) -> Iterator[None]:
-    """Mark the stream of this rank's GPU around what its collectives may wait for inside the block."""
+    """Context manager that uses `stream` to measure how long this rank's GPU stream waits for collectives."""
     recorder = active
     stream.begin()
     if recorder is not None:
@@ -84,10 +83,11 @@ def marked(stream: StreamWaits) -> Iterator[None]:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Neither record nor watch what this thread enters inside the block.
+    """Context manager that excludes this thread's collectives from recording and from deadlock detection.
 
-    This is for a thread that runs beside the training thread, such as the writer of a checkpoint. The board has one
-    slot for what a rank waits in, so with two threads, a computing rank might seem to wait, and the run to be stuck.
+    This is for a thread that runs alongside the training thread, such as a checkpoint writer. The board stores only one
+    waiting entry per rank, so with two threads, a rank might look blocked while it computes, and the run might look
+    stuck.
     """
     before, _thread.recorded = _thread.recorded, False
     try:
@@ -100,7 +100,7 @@ def _recorder() -> Recorder | None:
     return active if _thread.recorded else None
 
 
-_OPS = {  # by hash, since comparing two of them is slow
+_OPS = {  # by hash, because comparing two ReduceOps is slow
     hash(dist.ReduceOp(getattr(dist.ReduceOp, name))): name.lower()
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 }
@@ -110,10 +110,10 @@ _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 def _op_name(options: Any) -> str | None:
     op = getattr(options, "reduceOp", None)
-    return None if op is None else _OPS.get(hash(op), "premul_sum")  # NCCL's own, which takes a factor
+    return None if op is None else _OPS.get(hash(op), "premul_sum")  # only NCCL has it; it takes a factor
 
 
-# method: kind, index of the tensors this rank passes in, whether the message is group-size times as large
+# method: kind, index of the argument with the input tensors, whether the message is group-size times as large
 _METHODS: dict[str, tuple[str, int | None, bool]] = {
     "allreduce": ("all_reduce", 0, False),
     "allreduce_coalesced": ("all_reduce", 0, False),
@@ -198,13 +198,13 @@ def _wrap_wait() -> Callable[..., Any]:
     return wait
 
 
-# A group that this rank isn't a member of: torch would warn and leave the tensor unchanged
+# Calls on a group that this rank isn't a member of. torch would only warn and leave the tensor unchanged.
 
 
 class NotAMember(BaseException):
-    """The error for a collective on a group that this rank isn't a member of.
+    """Raised when a rank calls a collective on a group that it isn't a member of.
 
-    It isn't an Exception, because torch's own logging catches those and stumbles over the missing group itself.
+    It isn't an Exception, because torch's logging catches those and then fails because of the missing group itself.
     """
 
 
@@ -220,7 +220,7 @@ _installed = False
 
 
 def install() -> None:
-    """Install the wrappers, once per process. Until a recorder is active, they only pass calls on."""
+    """Install the wrappers, once per process. Until a recorder is active, they only forward calls."""
     global _installed
     if _installed:
         return

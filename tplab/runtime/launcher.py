@@ -1,11 +1,11 @@
-"""launch(fn, world_size): run fn on every rank, in fresh processes, and return the results of all.
+"""launch(fn, world_size): run fn on every rank, each in a fresh process, and return the results of all ranks.
 
-    results = launch(train, 4, args=(config,))      # on every rank: train(config), torch.distributed is initialized
-    results[2]                                      # what rank 2 returned
+    results = launch(train, 4, args=(config,))      # calls train(config) on every rank, with torch.distributed set up
+    results[2]                                      # the value that rank 2 returned
 
-Each rank is forked from a warm server (see `forkserver`), reports through a socket, and announces what it is about to
-do in shared memory (see `board`). The parent watches: it shows what the ranks print, and notices deadlocks. However the
-run ends, it leaves no process, file descriptor or memory behind.
+Each rank is forked from a warm server (see `forkserver`), reports its result through a socket, and announces what it is
+about to do in shared memory (see `board`). The parent shows what the ranks print and detects deadlocks. No matter how
+the run ends, no process, file descriptor or memory is left behind.
 """
 
 import inspect
@@ -42,21 +42,21 @@ def launch(
     share_gpus: bool = False,
     timeout: float | None = 60.0,
 ) -> Results:
-    """Run `fn(*args, **kwargs)` on `world_size` ranks; return the results of all ranks, in rank order.
+    """Run `fn(*args, **kwargs)` on `world_size` ranks and return the results of all ranks, in rank order.
 
-    fn:          any function, even from a notebook cell, a lambda or a closure. Arguments and results are passed by
-                 value; tensors that autograd computed come back detached, on the CPU.
-    world_size:  number of ranks, each a separate process
-    backend:     "nccl" (a GPU per rank), "gloo" (CPU), or "auto": NCCL if there are enough GPUs, else gloo
-    share_gpus:  several ranks may compute on one GPU, with either backend: slow, to test with fewer GPUs than ranks.
-                 With gloo, send and receive don't accept GPU tensors. (Under torchrun, it has no effect.)
-    timeout:     seconds after which the run is ended with a report of where every rank was (None: never)
+    fn:          any function, including a lambda, a closure or a function from a notebook cell. Arguments and results
+                 are passed by value. Returned tensors are on the CPU, and detached if autograd computed them.
+    world_size:  number of ranks, each of which is a separate process
+    backend:     "nccl" (one GPU per rank), "gloo" (CPU), or "auto" (NCCL if there are enough GPUs, otherwise gloo)
+    share_gpus:  if True, ranks may share GPUs, with either backend. This is slow, and meant for tests with fewer GPUs
+                 than ranks. With gloo, send and receive don't accept GPU tensors. Has no effect under torchrun.
+    timeout:     seconds after which the run is stopped, with a report of where every rank was (None: no limit)
 
-    In a program that torchrun has started, the ranks already exist. Then `fn` runs on this rank, and every rank gets
-    the results of all.
+    In a program started by torchrun, the ranks already exist. In that case, `fn` runs on this rank, and every rank gets
+    the results of all ranks.
 
     Raises RankError if a rank raises or dies, Deadlock if ranks wait for something that never comes, and ValueError or
-    TypeError for wrong arguments, before anything starts.
+    TypeError for invalid arguments, before anything starts.
     """
     kwargs = dict(kwargs or {})
     _check_arguments(fn, world_size, args, kwargs, timeout)
@@ -153,7 +153,7 @@ def _closing(stack: ExitStack, descriptor: int) -> int:
 
 
 def _rendezvous(stack: ExitStack) -> tuple[int, str | None]:
-    """The file through which the ranks find each other: unnamed memory on Linux, else a temporary file."""
+    """Open the file through which the ranks find each other: unnamed memory on Linux, else a temporary file."""
     if sys.platform == "linux":
         return _closing(stack, anonymous_file()), None
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tplab-"))
@@ -162,7 +162,7 @@ def _rendezvous(stack: ExitStack) -> tuple[int, str | None]:
 
 
 def _loopback_only() -> dict[str, str]:
-    """Environment variables that make gloo and NCCL bind to the loopback interface only."""
+    """Return environment variables that make gloo and NCCL use only the loopback interface."""
     import socket
 
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "lo")
@@ -184,7 +184,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 @contextmanager
 def _interrupt_later() -> Iterator[None]:
-    """Delay an interrupt until the block ends, so that a second Ctrl-C can't leave a rank behind."""
+    """Context manager that delays Ctrl-C until the block ends, so that a second Ctrl-C can't leave a rank behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

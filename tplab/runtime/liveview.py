@@ -1,10 +1,10 @@
-"""A live view of every rank during a run: which ranks compute, and which wait, in what and for whom.
+"""A live view of every rank during a run: which ranks are computing, and which are waiting, in what and for whom.
 
     rank 0  ● computing        rank 1  ○ waits in all_reduce #3 for rank 0        rank 2  ✓ finished        4.2 s
 
-In JupyterLab, it is a row of boxes, a widget that disappears when the run ends. In a terminal, it is one line, which is
-wiped when the run ends. Elsewhere, there is none. A run that ends within SHOWN_AFTER seconds is never shown and costs
-nothing. `look` reads the board, `to_html` and `to_line` are pure; the classes below only decide when and where to draw.
+In JupyterLab, the view is a row of boxes, in a widget that disappears when the run ends. In a terminal, it is one line,
+which is cleared when the run ends. Elsewhere, nothing is shown. A run shorter than SHOWN_AFTER seconds is never shown
+and costs nothing. `look` reads the board, `to_html` and `to_line` are pure, and the classes only draw the result.
 """
 
 import os
@@ -21,7 +21,7 @@ from tplab.runtime.screen import LastLine, Widget
 
 SHOWN_AFTER = 1.0  # seconds that a run must last to be shown
 REFRESH_SECONDS = 0.25
-NAMED = 3  # up to this many absent ranks are named; more are counted
+NAMED = 3  # up to this many absent ranks are listed; more are only counted
 
 # doing -> sign and color; the colors also differ in lightness (Okabe and Ito's palette)
 LOOK = {
@@ -37,7 +37,7 @@ _STATES = {"starting": "starting", "running": "computing", "returned": "finished
 
 @dataclass(frozen=True)
 class Now:
-    """The state of a rank. `inside`: its current collective, "all_reduce #3"; `absent`: the ranks it waits for."""
+    """What a rank is doing: `inside` is its current collective ("all_reduce #3"), `absent` the ranks it waits for."""
 
     rank: int
     doing: str
@@ -51,7 +51,7 @@ class Now:
 
 
 def look(board: Board, dead: Sequence[int] = ()) -> list[Now]:
-    """The state of every rank according to the board. `dead`: ranks whose process is gone."""
+    """Read the state of every rank from the board. `dead` lists the ranks whose process is gone."""
     return [_look(board, rank, rank in dead) for rank in range(board.world_size)]
 
 
@@ -76,7 +76,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def to_html(ranks: Sequence[Now], seconds: float) -> str:
-    """A row of boxes, one per rank, with the time that the run has taken; for light and dark themes."""
+    """Render the states as a row of boxes, one per rank, and the elapsed time. Works in light and dark themes."""
     boxes = "".join(_box(rank) for rank in ranks)
     clock = f'<div style="opacity: 0.75; padding: 2px 4px;">{seconds:.1f} s</div>'
     style = "display: flex; flex-wrap: wrap; gap: 6px; align-items: center; line-height: 1.3; font-size: 12px; "
@@ -92,7 +92,7 @@ def _box(now: Now) -> str:
 
 
 def to_line(ranks: Sequence[Now], seconds: float, width: int) -> str:
-    """The states in one line of at most `width` characters; ranks that do the same thing are grouped."""
+    """Render the states as one line of at most `width` characters. Ranks that do the same thing are grouped."""
     groups: dict[str, list[int]] = {}
     for now in ranks:
         groups.setdefault(f"{LOOK[now.doing][0]} {now}", []).append(now.rank)
@@ -102,15 +102,15 @@ def to_line(ranks: Sequence[Now], seconds: float, width: int) -> str:
 
 
 def _span(ranks: list[int]) -> str:
-    """Ranks in short: "2", "0, 3", "0-3"."""
+    """Format rank numbers compactly: "2", "0, 3", "0-3"."""
     whole = len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1
     return f"{ranks[0]}-{ranks[-1]}" if whole else ", ".join(map(str, ranks))
 
 
 class LiveView:
-    """A view that shows nothing. Subclasses draw what `see` returns, from time to time, once a run takes long.
+    """Base class that shows nothing. Once a run takes long, subclasses repeatedly draw the states that `see` returns.
 
-    A view must never disturb the run that it shows, so one that can't draw gives up.
+    A view must never disturb the run that it shows, so it stops drawing for good after the first error.
     """
 
     def __init__(self, see: Callable[[], list[Now]]) -> None:
@@ -119,7 +119,7 @@ class LiveView:
         self._due = self._started + SHOWN_AFTER
 
     def refresh(self) -> None:
-        """Draw if it is time to. Called often while the ranks run."""
+        """Draw the view if an update is due. Called often while the ranks run."""
         now = time.monotonic()
         if now >= self._due:
             self._due = now + REFRESH_SECONDS
@@ -129,7 +129,7 @@ class LiveView:
                 self._due = float("inf")
 
     def hide(self) -> None:
-        """Make room for other text. Called before any is printed."""
+        """Make room for other text. Called before any text is printed."""
 
     def close(self) -> None:
         """Remove the view. Called once, when the run has ended."""
@@ -145,7 +145,7 @@ class LiveView:
 
 
 class StatusLine(LiveView):
-    """A status line in the last line of a terminal, on stderr."""
+    """Shows the ranks in the last line of the terminal, on stderr."""
 
     def __init__(self, see: Callable[[], list[Now]]) -> None:
         super().__init__(see)
@@ -159,7 +159,7 @@ class StatusLine(LiveView):
 
 
 class WidgetView(LiveView):
-    """A row of boxes in the output of a notebook cell, which leaves no trace in the saved file."""
+    """Shows the ranks as a row of boxes in the output of a notebook cell. Leaves no trace in the saved notebook."""
 
     def __init__(self, see: Callable[[], list[Now]]) -> None:
         super().__init__(see)
@@ -173,7 +173,7 @@ class WidgetView(LiveView):
 
 
 def live_view(board: Board, dead: Callable[[], list[int]]) -> LiveView:
-    """The view for the current environment."""
+    """Create the view for the current environment."""
 
     def see() -> list[Now]:
         return look(board, dead())
@@ -189,7 +189,7 @@ _other: Callable[[Callable[[], list[Now]]], LiveView] | None = None
 
 @contextmanager
 def shown_by(make: Callable[[Callable[[], list[Now]]], LiveView]) -> Iterator[None]:
-    """Use `make(see)` as the view of every run inside the block, for a program that has more to show."""
+    """Context manager that shows every run inside the block in `make(see)`, for programs that have more to show."""
     global _other
     before, _other = _other, make
     try:
@@ -199,7 +199,7 @@ def shown_by(make: Callable[[Callable[[], list[Now]]], LiveView]) -> Iterator[No
 
 
 def place() -> Literal["page", "terminal", "nowhere"]:
-    """The place where someone could see a view now."""
+    """Return where a view would be visible now."""
     if _has_page():
         return "page"
     terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
@@ -207,9 +207,9 @@ def place() -> Literal["page", "terminal", "nowhere"]:
 
 
 def _has_page() -> bool:
-    """True if a page shows this kernel, which Jupyter's server tells the kernels that it starts for notebooks.
+    """Return True if a notebook page shows this kernel. Jupyter's server sets JPY_SESSION_NAME for such kernels.
 
-    nbclient, nbval and VS Code start kernels themselves and don't; Colab has a server, but no widgets of its own.
+    nbclient, nbval and VS Code start kernels themselves and don't set it. Colab has a server, but no built-in widgets.
     """
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     kernel = getattr(shell, "kernel", None)

@@ -3,7 +3,7 @@
 %%ranks 4
 x = torch.ones(2) * rank
 dist.all_reduce(x)
-x                          # shown for every rank
+x                          # its value is shown for every rank
 """
 
 import ast
@@ -16,7 +16,7 @@ from tplab.runtime.launcher import launch
 
 
 def register_in_ipython() -> None:
-    """Register %%ranks if we run inside IPython, and warm up the fork server while the learner reads."""
+    """Register %%ranks if we run inside IPython, and start the fork server in advance while the learner reads."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None:
         return
@@ -28,8 +28,8 @@ def register_in_ipython() -> None:
 def ranks(line: str, cell: str) -> Any:
     """%%ranks N: run the cell on N ranks.
 
-    The cell sees copies of the notebook's variables, and `rank`, `world_size` and `dist` (torch.distributed). The value
-    of its last line is shown for every rank. The variables that it assigns stay on the ranks.
+    The cell sees copies of the notebook's variables, plus `rank`, `world_size` and `dist` (torch.distributed). The
+    value of its last line is shown for every rank. Variables that the cell assigns exist only on the ranks.
     """
     import IPython
 
@@ -56,7 +56,7 @@ def _variables(tree: ast.AST, namespace: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_cell(source: str, file: str, variables: dict[str, Any]) -> tuple[bool, str]:
-    """Run the statements on a rank; return whether the cell ends in an expression with a value, and its text."""
+    """Run the cell on a rank. Return whether it ends in an expression with a value, and the repr of that value."""
     import torch.distributed as dist
 
     namespace = {

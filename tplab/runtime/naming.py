@@ -1,4 +1,4 @@
-"""The description of a collective: its tensors and arguments as text, and the line of the program that calls it."""
+"""Describe a collective: its tensors and arguments as text, and the line of the program that calls it."""
 
 import os
 import sys
@@ -42,7 +42,7 @@ def signature_of(kind: str, tensors: Sequence[Tensor], op: str | None, root: int
 
 
 def is_one_block(tensor: Tensor) -> bool:
-    """True if the elements fill one block of memory without gaps or overlaps, in any order."""
+    """Return True if the elements fill one block of memory without gaps or overlaps, in any order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 0:
@@ -63,7 +63,7 @@ def not_one_block(kind: str, tensor: Tensor) -> str:
 
 
 _LEARNERS, _LAYERS, _MACHINERY = range(3)
-_whose: dict[int, tuple[int, CodeType]] = {}  # by the code's id, which is unique as long as the code lives
+_whose: dict[int, tuple[int, CodeType]] = {}  # by the id of the code object, which is unique as long as it lives
 
 
 def _find_out(code: CodeType) -> tuple[int, CodeType]:
@@ -79,7 +79,7 @@ def _find_out(code: CodeType) -> tuple[int, CodeType]:
 
 
 def caller() -> FrameType | None:
-    """The innermost frame outside torch and tplab; if there is none, the innermost one in tplab's layers."""
+    """Return the innermost frame outside torch and tplab. If there is none, return the innermost in tplab's layers."""
     frame: FrameType | None = sys._getframe(3)
     of_tplab = None
     while frame is not None:
@@ -94,14 +94,14 @@ def caller() -> FrameType | None:
 
 
 def place_of(frame: FrameType | None) -> str:
-    """The call site of a frame: "file:line:function"."""
+    """Return the call site of a frame as "file:line:function"."""
     if frame is None:
         return "?:0:?"
     return f"{frame.f_code.co_filename}:{frame.f_lineno}:{frame.f_code.co_name}"
 
 
 def layout(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-    """A key that differs between tensors whose descriptions differ."""
+    """Return a hashable key of shapes, dtypes and strides. Tensors with different descriptions have different keys."""
     if len(tensors) == 1:
         tensor = tensors[0]
         return tensor.shape, tensor.dtype, tensor.stride()
@@ -109,7 +109,7 @@ def layout(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
 
 
 def flat(tensors: Any) -> Sequence[Tensor]:
-    """The tensors in nested lists, in order."""
+    """Flatten nested lists of tensors, in order."""
     if type(tensors) is list and len(tensors) == 1 and type(tensors[0]) is Tensor:  # nearly always
         return tensors
     if isinstance(tensors, Tensor):

@@ -1,6 +1,6 @@
-"""The imports of earlier ranks, repeated in the fork server, so that later ranks have these modules from the start.
+"""Repeat the imports of earlier ranks in the fork server, so that later ranks start with these modules loaded.
 
-Only modules of Python, of installed packages and of tplab count: a learner's own file may change between launches.
+Only the standard library, installed packages and tplab are imported, because a learner's files may change between runs.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ _INSTALLED = tuple(
 
 
 def imported_since(count: int) -> list[Module]:
-    """The installed modules that this process has imported since `count` was len(sys.modules).
+    """Return the installed modules that this process has imported since len(sys.modules) was `count`.
 
-    We look only at the new ones. Looking at an object changes its reference count, and in a forked process that copies
-    the page that it is on: for all modules, this would cost every rank some milliseconds.
+    Only the new modules are examined. Even looking at an object changes its reference count, which makes a forked
+    process copy the object's memory page. For all modules, this would cost every rank several milliseconds.
     """
     new = list(itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)))
     files = [(name, getattr(sys.modules[name], "__file__", None)) for name in reversed(new)]
@@ -37,7 +37,7 @@ def imported_since(count: int) -> list[Module]:
 
 
 class Wanted:
-    """The modules that are still to be imported. Each is tried once."""
+    """The queue of modules to import. Each module is tried only once."""
 
     def __init__(self) -> None:
         self._left: list[Module] = []
@@ -51,9 +51,9 @@ class Wanted:
         self._asked_for |= {name for name, _ in self._left}
 
     def import_next(self) -> None:
-        """Import the next module, if its file is still the same, and drop all modules that have been imported by then.
+        """Import the next module if its file is still the same, then drop every module that is imported by now.
 
-        Random numbers that a module draws during its import don't affect this process's random state.
+        torch's random state is restored afterwards, in case the module draws random numbers while it's imported.
         """
         name, file = self._left.pop(0)
         state = torch.get_rng_state()
@@ -74,13 +74,13 @@ def pack(modules: Iterable[Module]) -> bytes:
 
 
 def receive(sock: socket.socket) -> list[Module]:
-    """The modules that `pack` encoded; none if the other side went away before everything had arrived."""
+    """Read the modules that `pack` encoded. Returns an empty list if the connection closes before all data arrives."""
     size = int.from_bytes(_read(sock, _LENGTH_BYTES), "little")
     return [(name, file) for name, file in json.loads(_read(sock, size) or b"[]")]
 
 
 def _read(sock: socket.socket, size: int) -> bytes:
-    """`size` bytes, or b"" if the other side has gone."""
+    """Read exactly `size` bytes. Returns b"" if the connection closes first."""
     data = bytearray()
     while len(data) < size:
         part = sock.recv(size - len(data))

@@ -1,4 +1,4 @@
-"""A rank as the parent sees it: its process, its pipes, and what it has reported so far."""
+"""A rank as seen from the parent: its process, its pipes, and what it has reported so far."""
 
 import contextlib
 import os
@@ -10,11 +10,11 @@ from tplab.runtime.forkserver import ForkServer, read_status
 
 
 class RankProcess:
-    """A rank's process. `watch` does the reading, because it waits for all ranks at once.
+    """The process of a rank and its pipes. `watch` reads the pipes, because it waits for all ranks at once.
 
-    message:  the tuple with which the rank ended: ("result", ...), ("error", ...) or ("mismatch",); None so far
-    status:   exit status once it is dead (negative: the signal); None while it lives
-    crash:    the Python stack that faulthandler wrote, on request or in a crash
+    message:  the rank's final message: ("result", ...), ("error", ...) or ("mismatch",); None until it arrives
+    status:   exit status of the process (negative: signal number); None while it's alive
+    crash:    the Python stack that faulthandler wrote, either on request or in a crash
     """
 
     def __init__(self, rank: int, server: ForkServer, shared: tuple[int, ...]) -> None:
@@ -42,14 +42,14 @@ class RankProcess:
         return self.status is None
 
     def ask_for_stack(self) -> None:
-        """Request the rank's stack; faulthandler sends it through `stack`, even if the rank is stuck in C++."""
+        """Have faulthandler write the rank's stack to the `stack` pipe. Works even if the rank is stuck in C++."""
         self.crash.clear()
         if self.pid is not None and self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGUSR1)
 
     def kill(self) -> None:
-        """End the rank and everything that it has started."""
+        """Kill the rank and every process that it has started."""
         if self.pid is None:
             self.pid = read_status(self.exit)  # the fork itself may still be under way
         if self.pid is not None and self.alive:
@@ -58,7 +58,7 @@ class RankProcess:
                     end(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Wait until the process is gone, and close its descriptors."""
+        """Wait until the process is gone, then close its descriptors."""
         if self.alive and self.pid is not None:
             self.status = read_status(self.exit)
         os.close(self.exit)

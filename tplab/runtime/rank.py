@@ -1,7 +1,7 @@
-"""The life of a rank's process, from the fork to the end.
+"""The code that runs in a rank's process, from the fork to the end.
 
-The rank reports its result or its error to the parent through `control`, then waits until the parent ends it. Its
-sockets stay open as long as it lives, so no other rank fails only because this one has finished.
+The rank sends its result or its error to the parent through `control`, then waits to be killed by the parent. Its
+sockets stay open until then, so that no other rank fails just because this one has finished.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from tplab.runtime.devices import take_gpu
 from tplab.runtime.failures import Frames
 from tplab.runtime.recorder import Mismatch, Recorder
 
-hooks.install()  # here, because the fork server imports this module once; every rank would need some milliseconds
+hooks.install()  # once, when the fork server imports this module, because it would take each rank milliseconds
 
 _RUNTIME_FOLDER = os.path.dirname(__file__)
-_PARENT_DECIDES = datetime.timedelta(days=1)  # the parent sees a deadlock long before the backend would give up
+_PARENT_DECIDES = datetime.timedelta(days=1)  # the parent detects a deadlock long before the backend times out
 
 
 def main(control: int, output: int, crash: int, board: int, rendezvous: int, setup: int) -> None:
-    """Run one rank. Every argument is a file descriptor. Doesn't return.
+    """Run one rank. All arguments are file descriptors. Never returns.
 
-    control: messages to and from the parent    output: stdout and stderr    crash: Python's stack, if asked or dying
+    control: messages to and from the parent    output: stdout and stderr     crash: Python stack, on request or a crash
     board: shared memory of all ranks           rendezvous: torch's FileStore  setup: what to run
     """
     modules = len(sys.modules)
@@ -72,7 +72,7 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
         _flush()
         status.set_state(rank, "raised")
         send("mismatch")
-    except BaseException as error:  # SystemExit and KeyboardInterrupt, too: the parent must know
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt, because the parent must know
         _flush()
         status.set_state(rank, "raised")
         send("error", describe_exception(error))
@@ -96,14 +96,14 @@ def _flush() -> None:
 
 
 def _end_with_parent(connection: Connection) -> None:
-    """End this rank and everything that it has started when the parent, which sends nothing more, is gone."""
+    """Kill this rank and all processes that it started when the parent, which sends no more messages, is gone."""
     with contextlib.suppress(EOFError, OSError):
         connection.recv_bytes()
     os.killpg(0, signal.SIGKILL)
 
 
 def _enter_parents_world(given: dict[str, Any], rank: int) -> None:
-    """Set environment, folder, import path and threads as in the parent; rank and world size as under torchrun."""
+    """Copy the parent's environment, folder, import path and thread count, and set the rank variables of torchrun."""
     world_size = str(given["world_size"])
     os.environ.clear()
     os.environ.update(given["environment"])
@@ -140,7 +140,7 @@ def _send_result(
 
 
 def describe_exception(error: BaseException, depth: int = 0) -> list[tuple[str, Frames]]:
-    """The exception and those that led to it, first cause first: text, and frames as (file, line, function)."""
+    """Return an exception and its causes, first cause first, as (text, frames). A frame is (file, line, function)."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     chain = describe_exception(cause, depth + 1) if cause is not None and depth < 5 else []
     frames = [

@@ -1,7 +1,7 @@
-"""The recorder of every collective that this rank enters: in a list of its own and, visible to others, on the board.
+"""Records every collective that this rank enters, in a list and on the board, where other processes can see it.
 
-It refuses what would otherwise hang or crash: a collective that differs from the matching one on another rank, and a
-tensor whose elements aren't one block of memory. `hooks` calls it from inside torch.distributed.
+The recorder rejects calls that would otherwise hang or crash: a collective that differs from the matching one on
+another rank, or a tensor whose elements aren't one block of memory. `hooks` calls it from inside torch.distributed.
 """
 
 import time
@@ -29,18 +29,18 @@ from tplab.runtime.records import Collective
 from tplab.runtime.stream_waits import StreamWaits
 
 _FROM_ANYONE = "from anyone"
-_MOST_KNOWN = 4096  # shapes may differ each time
+_MOST_KNOWN = 4096  # a limit is needed because shapes may differ each time
 
 
 class Mismatch(BaseException):
-    """The error for a collective whose kind or arguments differ from the matching one on another rank.
+    """Raised when the kind or the arguments of a collective differ from the matching one on another rank.
 
-    It isn't an Exception, so that a program that catches its errors and goes on can't hide it: the ranks can't go on.
+    It isn't an Exception, so a program that catches exceptions can't hide it. The ranks couldn't continue anyway.
     """
 
 
 class _Known(NamedTuple):
-    """The properties that stay the same each time the program enters a collective on one line with such tensors."""
+    """The part of a collective that is the same whenever the same line enters it with tensors of the same layout."""
 
     call: Call
     others: tuple[int, ...]  # the other members, which must enter the same collective
@@ -48,17 +48,17 @@ class _Known(NamedTuple):
 
 
 class _Entered:
-    """A collective while it runs."""
+    """A collective that this rank has entered, with its timing."""
 
     __slots__ = ("end", "known", "mark", "number", "slot", "start", "tag", "waited", "waits_since")
 
     def __init__(self, known: _Known, number: int, slot: int | None, start: float) -> None:
         self.known, self.number, self.slot, self.start = known, number, slot, start
         self.end: float | None = None
-        self.tag: int | None = None  # of a receive from any rank, until the sender is known
+        self.tag: int | None = None  # only for a receive from any rank, until the sender is known
         self.waited = 0.0
         self.waits_since: float | None = None
-        self.mark: Any = None  # on the stream, where it may have begun to wait
+        self.mark: Any = None  # where the stream may have started to wait
 
     def collective(self, rank: int, origin: float) -> Collective:
         kind, group, shape, dtype, size, op, peer, where = self.known.described
@@ -67,9 +67,9 @@ class _Entered:
 
 
 class Recorder:
-    """The recorder of one rank. It also writes to the board, if there is one.
+    """Records the collectives of one rank. If there is a board, it also writes to the board.
 
-    stream    marks the stream of this rank's GPU to measure how long it waits; None: nothing measures that
+    stream    measures how long the stream of this rank's GPU waits (None: not measured)
     """
 
     def __init__(self, rank: int, board: Board | None = None, origin: float | None = None) -> None:
@@ -81,11 +81,11 @@ class Recorder:
         self._numbers: dict[str, int] = {}
         self._members: dict[str, tuple[int, ...]] = {}
         self._pending: weakref.WeakKeyDictionary[Any, _Entered] = weakref.WeakKeyDictionary()
-        self._latest: tuple[weakref.ref[Any], _Entered] | None = None  # the usual case: waited for immediately
+        self._latest: tuple[weakref.ref[Any], _Entered] | None = None  # the usual case: it's waited for immediately
         self._functional: dict[int, _Entered] = {}
 
     def now(self) -> float:
-        """Seconds since the launch began."""
+        """Return the number of seconds since the launch began."""
         return time.monotonic() - self.origin
 
     # Entering and leaving
@@ -93,7 +93,7 @@ class Recorder:
     def enter_collective(
         self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], factor: int, op: str | None, root: int | None
     ) -> _Entered:
-        """Enter a collective of `group`, whose message has `factor` times the bytes of `tensors`."""
+        """Enter a collective of `group`. The message size is `factor` times the size of `tensors` in bytes."""
         name = group.group_name
         frame = caller()
         key = (name, kind, op, root, layout(tensors), frame and (id(frame.f_code), frame.f_lasti))
@@ -108,7 +108,7 @@ class Recorder:
     def enter_message(
         self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], peer: int | None, tag: int
     ) -> _Entered:
-        """Enter a send or receive; `peer` counts within the group (None: from any rank)."""
+        """Enter a send or receive. `peer` is a rank within the group (None: receive from any rank)."""
         members = self._members_of(group, group.group_name)
         if peer is not None and not 0 <= peer < len(members):
             raise ValueError(
@@ -165,14 +165,14 @@ class Recorder:
         return entered
 
     def _compare(self, other: Entry, slot: int) -> None:
-        """Raise Mismatch if what the other rank has entered can't belong to what this one has in `slot`."""
+        """Raise Mismatch if the other rank's entry doesn't match the entry in this rank's `slot`."""
         assert self.board is not None
         mine = self.board.read(self.rank, slot)
         if mine is not None and other.differs_from(mine):
             raise Mismatch(f"{mine.kind} on rank {self.rank}, {other.kind} at the same place on another")
 
     def started(self, entered: _Entered, work: Any) -> None:
-        """Note that the backend has taken the collective; `work` is its handle (None: it has completed)."""
+        """Note that the backend has accepted the collective. `work` is its handle, or None if it has completed."""
         self._stream_goes_on(entered)
         if work is None:
             self.completed(entered)
@@ -188,7 +188,7 @@ class Recorder:
             entered.end = time.monotonic()
 
     def waits(self, entered: _Entered) -> None:
-        """Note that the rank begins to wait for the collective."""
+        """Note that the rank starts to wait for the collective."""
         entered.waits_since = time.monotonic()
         if self.stream is not None:
             entered.mark = self.stream.mark()
@@ -196,7 +196,7 @@ class Recorder:
             self.board.set_waiting(self.rank, entered.slot)
 
     def has_waited(self, entered: _Entered) -> None:
-        """Note that the collective has completed, and that the rank goes on."""
+        """Note that the collective has completed and the rank continues."""
         self._stream_goes_on(entered)
         if self.board is not None:
             self.board.set_waiting(self.rank, None)
@@ -210,7 +210,7 @@ class Recorder:
             self.stream.held_since(entered.mark)
 
     def came_from(self, entered: _Entered, source: int) -> None:
-        """Note the sender of a completed receive from any rank: the `source`-th member of its group."""
+        """Note that a receive from any rank has completed. `source` is the sender's rank within the group."""
         kind, members, shape, dtype, size, op, _, where = entered.known.described
         sender, pair = members[source], (members[source], self.rank)
         channel = _channel(sender, self.rank, entered.tag)
@@ -234,11 +234,11 @@ class Recorder:
         return self._functional.pop(output.untyped_storage().data_ptr(), None)
 
     def collectives(self, start: int = 0) -> list[Collective]:
-        """The collectives that were entered, from the `start`-th on."""
+        """Return the collectives entered so far, without the first `start`."""
         return [entered.collective(self.rank, self.origin) for entered in self.entered[start:]]
 
     def forget(self, start: int) -> None:
-        """Remove the collectives from the `start`-th on from the record. The board still has the latest of them."""
+        """Remove all but the first `start` collectives from the record. The board still shows the latest ones."""
         del self.entered[start:]
 
     def _members_of(self, group: ProcessGroup, name: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Records of what the ranks communicated: `Collective`, one line of a record, and `Record`, all of them."""
+"""Records of what the ranks communicated. A `Record` is a sequence of `Collective` entries."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ from typing import NamedTuple, overload
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective, send or receive, as one rank entered it.
+    """A collective, send or receive, as entered by one rank.
 
     rank:    the rank that entered it
     kind:    all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all, barrier, send, recv
-    group:   the global ranks of its process group (of sender and receiver for send and recv)
-    number:  n for the n-th collective of this group, from 1 on (for the n-th message from sender to receiver)
-    shape:   of the tensor that this rank passed in
-    dtype:   "float32", ...
-    bytes:   message size as nccl-tests counts it: the tensor for all_reduce, broadcast, reduce, send and recv; all
-             parts together for all_gather, gather, scatter, reduce_scatter and all_to_all
-    op:      "sum", ... for reductions
-    peer:    global rank of the root, of the receiver (send) or of the sender (recv)
-    where:   "file:line:function" of the call
-    start:   seconds from the beginning of the launch until the rank entered it
-    end:     the same until it completed for the rank: until the blocking call, or wait(), returned (None: never)
-    waited:  seconds in between in which the rank was blocked. (On a GPU, the stream waits, and the rank goes on.)
+    group:   global ranks of its process group (for send and recv: of the sender and the receiver)
+    number:  n for the n-th collective of this group, starting at 1 (for the n-th message from sender to receiver)
+    shape:   shape of the tensor that this rank passed in
+    dtype:   dtype of that tensor, such as "float32"
+    bytes:   message size as nccl-tests counts it: the size of the tensor for all_reduce, broadcast, reduce, send and
+             recv; of all parts together for all_gather, gather, scatter, reduce_scatter and all_to_all
+    op:      reduction operation, such as "sum"
+    peer:    global rank of the root, of the receiver (for send) or of the sender (for recv)
+    where:   call site as "file:line:function"
+    start:   when the rank entered it, in seconds since the launch began
+    end:     when the blocking call, or wait(), returned, in seconds since the launch began (None: never)
+    waited:  seconds in between for which the rank was blocked. (On a GPU, the stream waits while the rank continues.)
     """
 
     rank: int
@@ -42,7 +42,7 @@ class Collective:
 
     @property
     def numel(self) -> int:
-        """The number of elements of the tensor that this rank passed in."""
+        """Number of elements of the tensor that this rank passed in."""
         count = 1
         for size in self.shape:
             count *= size
@@ -50,14 +50,14 @@ class Collective:
 
 
 class Total(NamedTuple):
-    """The number of calls of one kind of collective on a rank, and the sum of their message sizes in bytes."""
+    """How often a rank called one kind of collective, and the sum of the message sizes in bytes."""
 
     calls: int
     bytes: int
 
 
 class Record(Sequence[Collective]):
-    """The collectives of a run, rank by rank, in the order in which each rank entered them."""
+    """The collectives of a run, sorted by rank. Those of each rank are in the order in which it entered them."""
 
     def __init__(self, collectives: Sequence[Collective] = ()) -> None:
         self._collectives = list(collectives)
@@ -86,7 +86,7 @@ class Record(Sequence[Collective]):
         return [collective for collective in self if collective.rank == rank]
 
     def totals(self, rank: int | None = None) -> dict[str, Total]:
-        """Calls and bytes by kind, for one rank (default: the first rank in the record)."""
+        """Return the calls and bytes per kind of collective for one rank (default: the first rank in the record)."""
         if rank is None:
             rank = min(self.ranks, default=0)
         totals: dict[str, Total] = {}

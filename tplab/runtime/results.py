@@ -6,9 +6,9 @@ from tplab.runtime.records import Record
 
 
 class Results(list[Any]):
-    """The return value of each rank, by rank.
+    """The values that the ranks returned, in rank order.
 
-    output:  what each rank printed, by rank
+    output:  the text that each rank printed, in rank order
     record:  the collectives that the ranks entered
     spans:   when each rank's function started and returned, in seconds since the launch began
     """

@@ -1,4 +1,4 @@
-"""Output that changes in place: the last line of a terminal, or a widget in the output of a cell."""
+"""Output that is updated in place: the last line of a terminal, or a widget in the output of a cell."""
 
 import shutil
 import sys
@@ -9,26 +9,26 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class LastLine:
-    """The last line of a terminal, on stderr."""
+    """The last line of a terminal, written to stderr."""
 
     def __init__(self) -> None:
         self._shown = False
 
     def show(self, line: Callable[[int], str]) -> None:
-        """Show `line(width)` instead of the current text; it should have at most `width` characters."""
+        """Replace the current text by `line(width)`, which should have at most `width` characters."""
         sys.stderr.write("\r\x1b[K" + line(shutil.get_terminal_size().columns - 1))
         sys.stderr.flush()
         self._shown = True
 
     def wipe(self) -> None:
-        """Clear the line for other output."""
+        """Clear the line to make room for other output."""
         if self._shown:
             self._shown = False
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
     def leave(self, line: Callable[[int], str]) -> None:
-        """Show `line(width)` for good."""
+        """Show `line(width)` permanently, and end the line."""
         self.show(line)
         sys.stderr.write("\n")
         sys.stderr.flush()
@@ -36,7 +36,7 @@ class LastLine:
 
 
 class Widget:
-    """A widget with a page of HTML, in the output of the running cell. It is created when something is first shown."""
+    """A widget that shows HTML in the output of the running cell. It's created when something is first shown."""
 
     def __init__(self) -> None:
         self._widget: Any = None
@@ -59,9 +59,9 @@ class Widget:
         self._handle.display(data, raw=True)
 
     def end(self, instead: Any = None) -> None:
-        """Remove the widget, and display `instead` in its place. The saved file keeps no trace of a widget.
+        """Remove the widget and display `instead` in its place. The saved notebook contains no trace of a widget.
 
-        Without `instead`, the file keeps an empty output, which shows nothing.
+        Without `instead`, the notebook contains an empty output, which shows nothing.
         """
         if self._handle is not None:
             self._handle.update({} if instead is None else instead, raw=instead is None)

@@ -1,4 +1,4 @@
-"""launch() in a program that torchrun has started, where the ranks already exist.
+"""launch() in a program that torchrun has started, so that the ranks already exist.
 
 torchrun --nproc-per-node 4 train.py       # train.py calls launch(train, 4), unchanged
 """
@@ -17,14 +17,14 @@ from tplab.runtime.results import Results
 
 
 def is_active() -> bool:
-    """True if this process is a rank that torchrun (or another launcher with its variables) has started."""
+    """Return True if torchrun, or a launcher that sets the same variables, has started this process as a rank."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ and "TPLAB_RANK" not in os.environ
 
 
 def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Results:
-    """Run fn on this rank, and gather the results of all ranks, so that the script goes on the same way everywhere.
+    """Run `fn` on this rank and gather the results of all ranks, so that every rank returns the same results.
 
-    Raises ValueError unless torchrun started `world_size` ranks.
+    Raises ValueError if torchrun didn't start exactly `world_size` ranks.
     """
     started = int(os.environ["WORLD_SIZE"])
     if started != world_size:
@@ -48,7 +48,7 @@ def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: 
 
 
 def _init_process_group() -> None:
-    """Initialize NCCL if each rank of this machine has its own GPU, else gloo. All ranks choose the same."""
+    """Initialize NCCL if each rank on this machine can have its own GPU, otherwise gloo. All ranks choose the same."""
     local_rank, on_machine = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if dist.is_nccl_available() and torch.cuda.device_count() >= on_machine:
         torch.cuda.set_device(local_rank)
@@ -71,7 +71,7 @@ def _why_no_gpu(gpus: int, ranks: int) -> str:
 
 
 def _on_cpu(result: Any) -> Any:
-    """The result as it would arrive from a launched rank: tensors detached, on the CPU."""
+    """Return the result as it would arrive from a launched rank, with its tensors detached and on the CPU."""
     from tplab.runtime import transport
 
     return transport.loads(bytes(transport.dumps(result)))

@@ -1,9 +1,9 @@
-"""Functions, tensors and containers, passed by value from one process to another.
+"""Pass functions, tensors and containers by value from one process to another.
 
-A function of a notebook or of `__main__` is sent as code (cloudpickle), a function of a module as its name. A function
-wrapped in `functools.cache` is sent the same way, without its cached results. A tensor is sent as its bytes: it arrives
-with its own storage, dtype, shape, requires_grad and attributes. A tensor that autograd computed arrives detached,
-because its graph stays behind.
+A function from a notebook or from `__main__` is sent as code (with cloudpickle), and a function from a module by name.
+A function wrapped in `functools.cache` is sent the same way, without its cached results. A tensor is sent as raw bytes.
+It arrives with newly allocated storage and the same dtype, shape, requires_grad and attributes. A tensor that autograd
+computed arrives detached, because its graph isn't sent.
 """
 
 import functools
@@ -24,14 +24,14 @@ sys.modules.setdefault("torch._C._functions", torch._C._functions)
 
 
 def dumps(value: object) -> memoryview:
-    """The bytes of `value`. Raises whatever pickling raises if a part of it can't be sent."""
+    """Serialize `value` to bytes. Raises the error of the pickler if a part of `value` can't be sent."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(value)
     return buffer.getbuffer()
 
 
 def loads(data: bytes | memoryview, device: torch.device | None = None) -> Any:
-    """The value from its bytes, with tensors on the CPU; those from a GPU go to `device`, if one is given."""
+    """Deserialize a value. Its tensors are on the CPU, except that those from a GPU go to `device` if it's given."""
     global _gpu
     _gpu = device
     try:
@@ -59,7 +59,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _has_a_name(function: Any) -> bool:
-    """True if the other process can import the function by its name."""
+    """Return True if the other process can import the function by its name."""
     module = sys.modules.get(function.__module__)
     return function.__module__ != "__main__" and getattr(module, function.__qualname__, None) is function
 

@@ -1,4 +1,4 @@
-"""The parent's watch over running ranks, until all have returned or something goes wrong."""
+"""Watch over running ranks from the parent process until all have returned or something goes wrong."""
 
 import os
 import selectors
@@ -31,11 +31,11 @@ from tplab.runtime.records import Record
 from tplab.runtime.results import Results
 
 POLL_SECONDS = 0.1
-SETTLED_SECONDS = 0.5  # how long a deadlock must last, unchanged, to count as one
+SETTLED_SECONDS = 0.5  # how long a deadlock must last without any change to count as one
 LOST_SECONDS = 5.0  # how long a message may take after its sender has returned
-GRACE_SECONDS = 0.15  # after the first failure: others may be about to report theirs
-CAUSE_SECONDS = 10.0  # after an error that another rank must have caused: on a busy machine, it shows up late
-STACK_SECONDS = 3.0  # the longest time for the ranks to report where they are
+GRACE_SECONDS = 0.15  # after the first failure, because other ranks may be about to report theirs
+CAUSE_SECONDS = 10.0  # after an error that another rank must have caused, in case that rank reports late
+STACK_SECONDS = 3.0  # how long the ranks may take to report where they are
 STACK_REST_SECONDS = 0.05  # for the rest of a stack whose first part has arrived
 LAST_OUTPUT_SECONDS = 2.0
 
@@ -58,7 +58,7 @@ class Watch:
     # Reading
 
     def poll(self, seconds: float) -> None:
-        """Read what the ranks have sent, waiting at most `seconds` for the first of it."""
+        """Read what the ranks have sent. Waits at most `seconds` for the first data."""
         for key, _ in self.selector.select(seconds):
             rank, kind = key.data
             if kind == "message":
@@ -127,7 +127,7 @@ class Watch:
             raise Interrupted("the run was interrupted. Where the ranks were:\n" + self._explain()) from None
 
     def _is_deadlocked(self, progress: object) -> bool:
-        """True if the ranks are deadlocked, and none has moved while their states were read one by one."""
+        """Return True if the ranks are deadlocked and none has moved while their states were read one by one."""
         return bool(deadlocked(snapshot(self.board))) and self._progress() == progress
 
     @staticmethod
@@ -135,7 +135,7 @@ class Watch:
         return not rank.alive or (rank.message is not None and rank.message[0] != "result")
 
     def _progress(self) -> object:
-        """A value that changes whenever a rank makes progress."""
+        """Return a value that changes whenever a rank makes progress."""
         return [
             (self.board.state(r.rank), self.board.entered(r.rank), self.board.waiting(r.rank), self.output.size(r.rank))
             for r in self.ranks
@@ -148,11 +148,11 @@ class Watch:
         return Results([message[1] for message in messages], self.output.texts(), Record(collectives), spans)
 
     def imported(self) -> list[Module]:
-        """The modules that the ranks had to import, in the order of the first rank that imported each."""
+        """Return the modules that the ranks had to import, without duplicates, in the order of the ranks."""
         return list(dict.fromkeys(module for rank in self.ranks if rank.message for module in rank.message[4]))
 
     def close(self) -> None:
-        """Read the last output, show it, and stop reading. The ranks are dead by now."""
+        """Read and show the remaining output, then stop reading. The ranks are dead by now."""
         self.view.close()
         self._poll_until(lambda: not self.selector.get_map(), LAST_OUTPUT_SECONDS)
         self.output.close()
@@ -199,13 +199,13 @@ class Watch:
         return RankError("\n\n".join(parts), first.rank, kind, message)
 
     def _lacks_its_cause(self) -> bool:
-        """True if all we know is that ranks have lost their connection to another rank, which hasn't failed yet."""
+        """Return True if all reported errors are lost connections, and the rank that caused them hasn't failed yet."""
         told = [rank.message for rank in self.ranks if rank.message and rank.message[0] != "result"]
         lost = all(message[0] == "error" and lost_connection(message[1][-1][0]) for message in told)
         return lost and all(rank.alive or rank.message for rank in self.ranks)
 
     def _group_reports(self, dead: list[RankProcess], raised: list[RankProcess]) -> dict[str, list[int]]:
-        """The reports of failed ranks, each with the ranks that it is true of."""
+        """Return the reports on failed ranks. Each report is mapped to the list of ranks that it applies to."""
         reports: dict[str, list[int]] = {}
         for rank in dead:
             where = innermost_user_frame(parse_stack(bytes(rank.crash)))

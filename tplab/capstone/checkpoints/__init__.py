@@ -1,7 +1,7 @@
 """Checkpoints that survive a kill at any moment.
 
-writer               write a checkpoint, also while training continues; load the newest complete one
-manifest             the files of a checkpoint with their sizes and SHA-256
+writer               writes a checkpoint, even while training continues; loads the newest complete one
+manifest             the list of a checkpoint's files, with their sizes and SHA-256
 checkpoint_folders   one folder per checkpoint, renamed when it is complete
-atomic_folders       folders that exist completely or not at all, made by one process for all
+atomic_folders       folders that are either complete or missing, created by one process on behalf of all
 """

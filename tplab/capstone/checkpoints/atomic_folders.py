@@ -1,6 +1,6 @@
-"""Folders that are either complete or absent, even after a kill, and that one process makes for all.
+"""Folders created atomically by one process on behalf of all. Even after a kill, a folder is complete or missing.
 
-with locked(shared):                      # other processes wait; the lock ends with the process that has it
+with locked(shared):                      # other processes wait; the lock is released when its owner dies
     with new_folder(shared / "name") as place:
         write(place / "a.bin", [b"..."])  # written to shared/.making-name-4f1a09c2 and synced to disk
                                           # at the end of the block, renamed to shared/name
@@ -24,10 +24,10 @@ _LEFT_BEHIND = 24 * 3600  # seconds without a new file, after which an unfinishe
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Take the lock on a folder, which is created if necessary, and wait while another process has it.
+    """Lock a folder, creating it if necessary. If another process has the lock, wait until it's released.
 
-    Leftovers of killed processes are removed, but only after a day: on some file systems a lock is visible to just one
-    machine, so several machines may make the same folder, each under a temporary name, and the first to finish wins.
+    Leftovers of killed processes are removed, but only after a day. On some file systems, a lock is visible on only one
+    machine, so several machines may make the same folder under temporary names, and the first one to finish wins.
     """
     with files.locked(folder / ".lock") as alone:
         if alone:
@@ -37,9 +37,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder, which becomes `folder` when the block ends, or is removed if there is an error.
+    """Yield a temporary folder. It is renamed to `folder` when the block ends, or removed if there is an error.
 
-    If another process has made `folder` in the meantime, that folder stays and this one is removed.
+    If another process has created `folder` in the meantime, that folder is kept and the temporary one is removed.
     """
     place = folder.parent / f"{_MAKING}{folder.name}-{os.urandom(4).hex()}"
     place.mkdir(parents=True)
@@ -62,7 +62,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 def _remove_what_was_left(folder: Path) -> None:
     for place in folder.glob(_MAKING + "*"):
-        with suppress(FileNotFoundError):  # its maker has just finished
+        with suppress(FileNotFoundError):  # the process that made it has just finished
             if time.time() - place.stat().st_mtime > _LEFT_BEHIND:
                 shutil.rmtree(place, ignore_errors=True)
 

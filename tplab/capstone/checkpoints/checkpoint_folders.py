@@ -4,8 +4,8 @@
     step-000100/                 complete
     step-000050.deleting/        an older checkpoint, renamed before it is deleted
 
-A kill can't leave a rename half done. Whatever a kill does leave behind has one of the two temporary names, so it is
-never mistaken for a checkpoint, and `clear` removes it.
+A rename is atomic, so a kill can't leave it half done. Anything that a kill does leave behind has one of the two
+temporary names, so it can't be mistaken for a checkpoint, and `clear` removes it.
 """
 
 import re
@@ -19,7 +19,7 @@ _LEFT_BEHIND = re.compile(r"step-\d{6,}\.(saving|deleting)")
 
 
 class StepFolders:
-    """The folder of a run's checkpoints. Every rank may read it, but only one rank may change it."""
+    """The checkpoint folders of a run. All ranks may read them, but only one rank may change them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -31,14 +31,14 @@ class StepFolders:
         return self.root / f"step-{step:06d}.saving"
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, in ascending order."""
+        """Return the steps that have a checkpoint, in ascending order."""
         if not self.root.is_dir():
             return []
         found = [match for path in self.root.iterdir() if (match := _COMPLETE.fullmatch(path.name)) and path.is_dir()]
         return sorted(int(match[1]) for match in found)
 
     def clear(self) -> None:
-        """Create the folder if necessary, and remove what killed programs have left in it."""
+        """Create the root folder if necessary, and remove everything that killed programs have left in it."""
         if not self.root.is_dir():
             self.root.mkdir(parents=True)
             sync_folder(self.root.parent)
@@ -56,7 +56,7 @@ class StepFolders:
             )
 
     def publish(self, step: int) -> None:
-        """Rename the step's `.saving` folder, which turns it into a checkpoint."""
+        """Turn the step's `.saving` folder into a checkpoint by renaming it."""
         self.saving(step).rename(self.path(step))
         sync_folder(self.root)
 
@@ -68,7 +68,7 @@ class StepFolders:
             shutil.rmtree(deleting)
 
     def instead_of(self, path: Path) -> str:
-        """Advice about a damaged checkpoint: the newest intact one before it, and how to resume from that."""
+        """Return advice about a damaged checkpoint: the newest intact one before it, and how to resume from there."""
         match = _COMPLETE.fullmatch(path.name)
         away = f"move the damaged one away (mv {path} {path}.damaged)"
         for older in reversed(self.steps()):

@@ -4,14 +4,14 @@
      "step": 100,
      "files": {
       ".metadata": {"bytes": 21034, "sha256": "91c0.."},
-      "__0_0.distcp": {"bytes": 4811264, "sha256": "5b3e.."},        (as `sha256sum __0_0.distcp` prints it)
+      "__0_0.distcp": {"bytes": 4811264, "sha256": "5b3e.."},        (as printed by `sha256sum __0_0.distcp`)
       ..
      },
      "sha256": "77ad.."          (checksum of this text without this line)
     }
 
-A disk may lose the end of a file, or change a byte, without reporting an error, and training would continue from wrong
-weights. So each rank computes checksums of the files that it writes, and loading verifies all of them first.
+A disk can lose the end of a file or change a byte without reporting an error, and training would then continue from
+wrong weights. So each rank computes checksums of the files that it writes, and loading verifies all files first.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ NAME = "manifest.json"
 
 
 class DamagedCheckpointError(ValueError):
-    """The error for a checkpoint that differs from what was written: a file is missing, truncated or changed."""
+    """Raised when a checkpoint differs from what was written, because a file is missing, truncated or changed."""
 
 
 class FileSum(TypedDict):
@@ -50,7 +50,7 @@ def file_sum(path: Path) -> FileSum:
 
 
 def write_manifest(folder: Path, step: int, files: Mapping[str, FileSum]) -> None:
-    """Write the manifest, and sync it and the names in the folder to disk."""
+    """Write the manifest, and sync both its contents and the folder's directory entries to disk."""
     with open(folder / NAME, "w", encoding="utf-8") as file:
         file.write(_text({"step": step, "files": dict(sorted(files.items()))}))
         file.flush()
@@ -59,7 +59,7 @@ def write_manifest(folder: Path, step: int, files: Mapping[str, FileSum]) -> Non
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a manifest. Raises FileNotFoundError without the folder, DamagedCheckpointError if it is missing or bad."""
+    """Read a manifest. Raises FileNotFoundError without the folder, DamagedCheckpointError without a valid manifest."""
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no checkpoint at {folder}: no such directory")
     try:
@@ -84,7 +84,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_files(folder: Path, manifest: Manifest, share: int = 0, shares: int = 1) -> None:
-    """Verify files share, share + shares, ... of a manifest. Raises DamagedCheckpointError if one doesn't match."""
+    """Verify every `shares`-th file of a manifest, starting at `share`. Raises DamagedCheckpointError on a mismatch."""
     for name, expected in list(manifest["files"].items())[share::shares]:
         path = folder / name
         if not path.is_file():
@@ -99,7 +99,7 @@ def check_files(folder: Path, manifest: Manifest, share: int = 0, shares: int = 
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to disk. Without this, a power failure may undo a rename."""
+    """Sync a folder's directory entries to disk. Without this, a power failure may undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

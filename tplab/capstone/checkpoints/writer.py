@@ -1,4 +1,4 @@
-"""Checkpoints of a run. A kill at any moment leaves the last complete one intact.
+"""Write and load a run's checkpoints. A kill at any moment leaves the last complete checkpoint intact.
 
     copy        to CPU memory, if training continues during the save        all ranks of a model
     write       step-000100.saving: one file per rank, then .metadata       all ranks of a model
@@ -6,13 +6,13 @@
     publish     rename to step-000100 once all ranks have succeeded         the first rank
     delete      the oldest, if there are more than `keep`                   the first rank
 
-Every file is synced to disk before the next stage begins, so a folder with a step's plain name is complete. Whatever a
-kill leaves behind has a different name, and the next save removes it (`tplab.capstone.checkpoints.checkpoint_folders`).
+Every file is synced to disk before the next stage begins, so a folder named just step-000100 is always complete.
+Anything that a kill leaves behind has a different name, and the next save removes it (see `checkpoint_folders`).
 
-In an asynchronous save, training waits only for the copy, and a thread does the rest. It communicates with the threads
-of the other ranks in its own gloo process group, so its messages and the training's collectives don't block each other.
-`dcp.async_save` works the same way, but it ends before checksums and the rename, which belong in the thread, too. A new
-save waits for the one in progress. An error in the thread is raised by the next `save` or `wait`, on all ranks.
+In an asynchronous save, training waits only for the copy, and a thread does the rest. The threads of all ranks
+communicate in a separate gloo group, so their messages and the training's collectives can't block each other.
+`dcp.async_save` works the same way, but without the checksums and the rename, which have to run in the thread, too. A
+new save waits for the one in progress. If a thread fails, the next `save` or `wait` raises its error on all ranks.
 
 In training, on every rank:
 
@@ -24,9 +24,9 @@ In training, on every rank:
         step += 1
         if step % save_every == 0:
             checkpoints.save(step, model, optimizer, {"settings": asdict(settings)})
-    checkpoints.wait()                         # otherwise the program's end would cut the last save short
+    checkpoints.wait()                         # otherwise the last save would be cut short when the program ends
 
-The first data-parallel replica saves, and all of them load. (Megatron-Core: dist_checkpointing's async strategies.)
+Only the first data-parallel replica saves, but all load. (Megatron-Core: dist_checkpointing's async strategies.)
 """
 
 from collections.abc import Callable, Mapping
@@ -56,16 +56,16 @@ from tplab.checkpoint.sharded import Staged, load_sharded, stage_sharded, write_
 from tplab.collectives.by_hand import rank_and_size
 from tplab.runtime.hooks import unrecorded
 
-PATIENCE = timedelta(days=1)  # how long to wait for a rank with a slow disk
+PATIENCE = timedelta(days=1)  # how long to wait for a rank whose disk is slow
 
 
 class Checkpoints:
     """The checkpoints in a folder on a disk that all ranks share. Every rank creates one and calls the same methods.
 
     keep            number of newest checkpoints to keep
-    asynchronous    continue training while a checkpoint is written
+    asynchronous    if True, training continues while a checkpoint is written
     group           the ranks that share a model (None: all)
-    data_parallel   the ranks that have the same shard of the model in each replica (None: there is one replica)
+    data_parallel   the ranks that have the same model shard, one per replica (None: there is only one replica)
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Checkpoints:
     def save(
         self, step: int, model: nn.Module, optimizer: Optimizer | None = None, extra: Mapping[str, Any] | None = None
     ) -> None:
-        """Save as step-<step>, with {"step": step, **extra}; then delete all but the newest `keep`.
+        """Save step-<step> with {"step": step, **extra}, then delete all checkpoints except the newest `keep`.
 
-        Does nothing for the step that was loaded or last saved, because it has a checkpoint. Raises FileExistsError if
-        anything else is at its path; ValueError if replicated tensors differ between ranks; RuntimeError if writing
-        fails, which leaves older checkpoints unchanged. Also raises the error of a background save since the last call.
+        Skips the step that was loaded or last saved, because it already has a checkpoint. Raises FileExistsError if
+        anything else is at its path, ValueError if replicated tensors differ between ranks, and RuntimeError if writing
+        fails, which leaves older checkpoints unchanged. Also raises the error of an earlier background save.
         """
         self.wait()
         if step == self._is_there:
@@ -107,7 +107,7 @@ class Checkpoints:
         self._is_there = step
 
     def wait(self) -> None:
-        """Wait until the save in progress is complete. Raises its error, if there is one, on all ranks."""
+        """Wait until the save in progress is complete. If it has failed, raise its error on all ranks."""
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return
@@ -118,7 +118,7 @@ class Checkpoints:
             raise
 
     def linger(self, seconds: float) -> None:
-        """Wait at most `seconds` for the save in progress: for a rank that fails alone and can't `wait` with others."""
+        """Wait at most `seconds` for the save in progress. For a rank that fails alone, so it can't call `wait`."""
         if self._under_way is not None:
             with suppress(Exception):
                 self._under_way.result(seconds)
@@ -161,7 +161,7 @@ class Checkpoints:
         self._first(lambda: write_manifest(saving, step, {**files, ".metadata": file_sum(saving / ".metadata")}))
 
     def _first(self, work: Callable[[], None]) -> None:
-        """Do `work` on the first rank while the others wait, and raise its error on all of them."""
+        """Do `work` on the first rank while the others wait. If it fails, raise its error on all ranks."""
         together(lambda: work() if self.rank == 0 else None, self._savers)
 
     def _clear_if_possible(self) -> None:
@@ -169,18 +169,18 @@ class Checkpoints:
             self.folders.clear()
 
     def _untouched(self, step: int) -> str:
-        """A sentence for the error of a failed save, about the checkpoint before it."""
+        """Return a sentence for the error of a failed save that says what happened to the checkpoint before it."""
         older = [other for other in self.folders.steps() if other < step]
         if not older:
             return "There was none before it"
         return f"The checkpoint before it, {self.folders.path(older[-1])}, is untouched"
 
     def steps(self) -> list[int]:
-        """The steps of the checkpoints in the folder, in ascending order."""
+        """Return the steps of the checkpoints in the folder, in ascending order."""
         return self.folders.steps()
 
     def latest(self) -> Path | None:
-        """The path of the newest checkpoint, or None. It may be damaged, which `load` would find out."""
+        """Return the path of the newest checkpoint, or None. It may be damaged, which only `load` checks."""
         self.wait()
         newest = max(self.steps(), default=None)
         if self._everyone is not None:
@@ -194,10 +194,10 @@ class Checkpoints:
         return None if newest is None else self.folders.path(newest)
 
     def load(self, path: str | PathLike, model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
-        """Load a checkpoint that any number of ranks has saved, in place, and return the `extra` of its `save`.
+        """Load a checkpoint in place and return the `extra` of its `save`. Any number of ranks may have saved it.
 
-        Raises DamagedCheckpointError or FileNotFoundError if a file is missing or was changed, naming the newest intact
-        checkpoint before it; ValueError if it belongs to a different model. In these cases, nothing has been changed.
+        Raises DamagedCheckpointError or FileNotFoundError if a file is missing or changed, naming the newest intact
+        checkpoint before it, and ValueError if it belongs to a different model. In these cases, nothing is modified.
         """
         self.wait()
         path = Path(path)
@@ -221,7 +221,7 @@ class Checkpoints:
             ) from error
 
     def _instead_of(self, path: Path) -> str:
-        """Advice about a damaged checkpoint, which the first rank composes for all."""
+        """Return advice about a damaged checkpoint, composed by the first rank on behalf of all."""
         if self._everyone is None:
             return self.folders.instead_of(path)
         said = [self.folders.instead_of(path) if dist.get_rank() == 0 else ""]
@@ -230,11 +230,11 @@ class Checkpoints:
 
 
 def _own_groups(saves: bool, group: ProcessGroup | None) -> tuple[ProcessGroup | None, ProcessGroup | None]:
-    """Two gloo groups just for checkpoints: all ranks, and those that save. Both are None without torch.distributed.
+    """Create two gloo groups, of all ranks and of those that save. Both are None without torch.distributed.
 
-    The ranks that don't save make a second group of their own, although they don't use it. If each rank has a GPU,
-    torch has the ranks outside a new group, and only those, take part in a split of NCCL's communicator, where they
-    would wait forever. So each rank only makes groups that it is in, and all make as many, since torch numbers groups.
+    The ranks that don't save also create a second group, which they don't use. If each rank has a GPU, torch makes the
+    ranks outside a new group, and only those, take part in a split of NCCL's communicator, where they would wait
+    forever. So each rank only creates groups that it is in. All create the same number, because torch numbers groups.
     """
     if not dist.is_initialized():
         return None, None

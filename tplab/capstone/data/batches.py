@@ -1,17 +1,17 @@
-"""The tokens that a step trains on, computed from the step's number alone, so that no position has to be saved.
+"""The batches of training tokens. A batch is computed from the step number alone, so no position has to be saved.
 
     tokens      [ . . . . . . . . . . . . . . . . . . . . . ]
     windows       [   0   ][   1   ][   2   ][   3   ]           seq_length tokens each, from a random offset
     epoch 0     2 0 3 1        epoch 1, from another offset    1 2 0 3
     batch(0)    2 0            batch(1)  3 1       batch(2)  1 2                              batch_size 2
 
-The targets of a window are its tokens shifted by one position. An epoch has each window once. The next epoch has new
-windows in a new order, and a batch may contain the last windows of one epoch and the first of the next.
+The targets of a window are its tokens shifted by one position. Each epoch contains every window once. The next epoch
+has new windows in a new order, and a batch may contain the last windows of one epoch and the first of the next.
 
-A run on 10^9 tokens has millions of windows, so their order is a formula instead of a list. A Feistel network splits a
-position in that order into two halves and repeatedly mixes one half into the other. Every round can be undone, so no
-two positions get the same window, and none is left out. All of this needs only the memory of one batch.
-(Black and Rogaway 2002, "Ciphers with arbitrary finite domains": the network, and cycle walking to stay in range.)
+A run on 10^9 tokens has millions of windows, so their order is computed by a formula instead of being stored. A Feistel
+network splits a position in that order into two halves and repeatedly mixes one half into the other. Each round can be
+undone, so every position gets a different window and none is left out. Only one batch has to fit in memory. (Black and
+Rogaway 2002, "Ciphers with arbitrary finite domains": the network, and cycle walking to stay in range.)
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _ROUNDS = 8
 class Batches:
     """The batches of `tokens`, a vector of ids such as `TokenFiles.train`. The same arguments give the same batches.
 
-    `windows` is the number of sequences per epoch. Raises ValueError if there isn't even one, or for a size below 1.
+    `windows` is the number of sequences per epoch. Raises ValueError if there are none, or if a size is below 1.
     """
 
     def __init__(self, tokens: NDArray[np.unsignedinteger], seq_length: int, batch_size: int, seed: int) -> None:
@@ -49,18 +49,18 @@ class Batches:
         self._places = len(tokens) - self.windows * seq_length  # possible offsets: 0, 1, ...
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """(ids, targets) of all replicas for a step 0, 1, 2, ...: [batch_size, seq_length] int64 each."""
+        """Return the (ids, targets) of all replicas for a step 0, 1, 2, ...: [batch_size, seq_length] int64 each."""
         return self._rows(step * self.batch_size, self.batch_size)
 
     def own(self, step: int, replica: int, replicas: int) -> tuple[Tensor, Tensor]:
-        """The rows of `batch(step)` that one replica trains on: [batch_size / replicas, seq_length] each."""
+        """Return the rows of `batch(step)` that one replica trains on: [batch_size / replicas, seq_length] each."""
         if not 0 <= replica < replicas:
             raise ValueError(f"there is no replica {replica} of {replicas}")
         each = divide(self.batch_size, replicas)
         return self._rows(step * self.batch_size + replica * each, each)
 
     def epoch(self, step: int) -> int:
-        """The number of complete epochs before the first row of this step's batch."""
+        """Return the number of complete epochs before the first row of this step's batch."""
         return step * self.batch_size // self.windows
 
     def _rows(self, first: int, count: int) -> tuple[Tensor, Tensor]:
@@ -71,7 +71,7 @@ class Batches:
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
     def _begins(self, first: int, count: int) -> list[int]:
-        """The offsets in `tokens` of windows first, first + 1, ..., counted across all epochs."""
+        """Return the offsets in `tokens` of windows first, first + 1, ..., counted across all epochs."""
         begins: list[int] = []
         while len(begins) < count:
             epoch, place = divmod(first + len(begins), self.windows)
@@ -83,7 +83,7 @@ class Batches:
 
 
 def shuffled(places: Sequence[int], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The elements at positions `places` of the permutation of 0 .. size - 1 that `keys` determines."""
+    """Return the elements at positions `places` of the permutation of 0 .. size - 1 that `keys` determines."""
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))  # bits; the network's numbers are below 4 · size
     numbers = np.asarray(places, dtype=np.uint64)
     outside = np.ones(len(numbers), dtype=bool)
@@ -102,13 +102,13 @@ def _network(numbers: NDArray[np.uint64], half: np.uint64, keys: NDArray[np.uint
 
 
 def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A hash whose every bit depends on every bit of the number (Appleby 2011, the finalizer of MurmurHash3)."""
+    """Hash the numbers so that every input bit affects every output bit (Appleby 2011, finalizer of MurmurHash3)."""
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         numbers = (numbers ^ (numbers >> np.uint64(33))) * np.uint64(factor)
     return numbers ^ (numbers >> np.uint64(33))
 
 
 def _keys(seed: int, epoch: int) -> NDArray[np.uint64]:
-    """One key per round, and one more for the offset of the first window."""
+    """Return one key per round, plus one for the offset of the first window."""
     digest = hashlib.shake_256(f"{seed} {epoch}".encode()).digest(8 * (_ROUNDS + 1))
     return np.frombuffer(digest, dtype="<u8").astype(np.uint64)

@@ -1,6 +1,6 @@
-"""Text to train on: the running Python's standard library, or any folder of text files.
+"""Text to train on: the standard library of the running Python, or any folder of text files.
 
-    collected = gather(None)              # the library's sources, any tests, and its help() topics
+    collected = gather(None)              # the library's source code, including any tests, and its help() topics
     collected = gather("my/texts")        # every UTF-8 text file in the folder
     collected.documents                   # [Document(name, text), ...], the same in every run
     collected.skipped                     # {"not UTF-8": ["old.txt"], ...}
@@ -20,7 +20,7 @@ from pathlib import Path
 from tplab.capstone.settings.run_folder import is_run
 from tplab.common.corpus import files_below
 
-LONGEST = 1 << 20  # characters per document, which is also at most 1/20 of the text, so that some can be set aside
+LONGEST = 1 << 20  # characters; a document is also at most 1/20 of the text, so that some can be set aside
 VALIDATION_SHARE, VALIDATION_MOST = 0.03, 0.08
 _HEAD = 1 << 16  # bytes to check first, because a binary file usually has a zero byte early
 # Installed packages aren't part of the standard library, and encodings are tables of numbers.
@@ -36,7 +36,7 @@ class Document:
 
 @dataclass
 class Collected:
-    """Documents, and the names of skipped files by reason."""
+    """The documents that were found, and the names of skipped files by reason."""
 
     documents: list[Document] = field(default_factory=list)
     skipped: dict[str, list[str]] = field(default_factory=dict)
@@ -51,16 +51,16 @@ class Collected:
 
 
 def collect(data: str | None = None, limit: int | None = None) -> list[Document]:
-    """The documents that `gather` finds."""
+    """Return the documents that `gather` finds."""
     return gather(data, limit).documents
 
 
 def gather(data: str | None = None, limit: int | None = None, without: Iterable[Path] = ()) -> Collected:
-    """The text of a folder, a single file, or the standard library (None), up to `limit` bytes.
+    """Read the text of a folder, a single file, or the standard library (None), up to `limit` bytes.
 
-    In the learner's own folder, this skips hidden files, folders of runs, and the folders `without`. All text is loaded
-    into memory, so use a limit for more than fits.
-    Raises FileNotFoundError if the path doesn't exist, ValueError if there is no text or the limit is below 1.
+    In the learner's folder, hidden files, folders of runs, and the folders `without` are skipped. All text is loaded
+    into memory, so set a limit if it doesn't fit. Raises FileNotFoundError if the path doesn't exist, and ValueError if
+    there is no text or the limit is below 1.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit} bytes of text: it should be 1 or more, or None for all")
@@ -85,7 +85,7 @@ def gather(data: str | None = None, limit: int | None = None, without: Iterable[
 
 
 def skipped_text(skipped: dict[str, list[str]]) -> str:
-    """The skipped files by reason, as text: "3 not UTF-8 (a.txt, b.txt, ...), 1 binary (c.png)"."""
+    """Format the skipped files by reason, as in "3 not UTF-8 (a.txt, b.txt, ...), 1 binary (c.png)"."""
     return ", ".join(
         f"{len(names)} {reason} ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''})"
         for reason, names in skipped.items()
@@ -93,16 +93,16 @@ def skipped_text(skipped: dict[str, list[str]]) -> str:
 
 
 def in_parts(documents: Sequence[Document]) -> list[Document]:
-    """The documents, with any longer than `LONGEST` or 1/20 of all text split, at line ends if possible."""
+    """Split documents that are longer than `LONGEST` or 1/20 of all text, at line ends if possible."""
     most = max(1, min(LONGEST, sum(len(document.text) for document in documents) // 20))
     return [part for document in documents for part in _parts(document, most)]
 
 
 def split(documents: Sequence[Document]) -> tuple[list[Document], list[Document]]:
-    """(train, validation), each in the original order; validation gets about 3% of the characters, as full documents.
+    """Return (train, validation), each in input order. Validation gets about 3% of the characters, as whole documents.
 
-    Only the digests of the texts matter: in the order of digests, documents that fit are taken until there are enough.
-    Raises ValueError unless there are at least two different texts.
+    The choice depends only on the digests of the texts: in digest order, documents that fit are taken until there are
+    enough. Raises ValueError unless there are at least two different texts.
     """
     digests = [hashlib.sha256(document.text.encode()).digest() for document in documents]
     sizes: dict[bytes, int] = {}
@@ -137,7 +137,7 @@ def _files(folder: Path, library: bool, without: set[Path], collected: Collected
 
 
 def _read(path: Path, limit: int | None, name: str, collected: Collected) -> tuple[str, bool]:
-    """(text of a file, or of its first `limit` bytes, whether that is all of it); a file without text is skipped."""
+    """Return (text of the first `limit` bytes, whether that's the full file). A file that isn't text is skipped."""
     try:
         if not path.is_file():
             collected.skip(name, "no file")
@@ -163,7 +163,7 @@ def _read(path: Path, limit: int | None, name: str, collected: Collected) -> tup
 
 
 def _topics(source: str) -> list[Document]:
-    """The help topics, such as that of help("assert"), from a dict in a module, which is parsed but not run."""
+    """Extract the help topics, such as that of help("assert"), from a module's dict without running the module."""
     try:
         assigned = next(statement for statement in ast.parse(source).body if isinstance(statement, ast.Assign))
         topics = sorted(ast.literal_eval(assigned.value).items())

@@ -1,14 +1,14 @@
-"""Token files that are made once from a text, mapped into memory, and shared by all ranks and by neighboring runs.
+"""Token files that are created once from a text, memory-mapped, and shared by all ranks and by neighboring runs.
 
     runs/laptop/tokens             a link to the run's folder of token files, such as
     runs/tokens/3f9a6c0d52e81b47   one folder per text and tokenizer, named after their fingerprint
         tokenizer.json, train.bin, validation.bin, about.json      (see `token_files`)
 
-The folder is written under a temporary name, synced to disk, and renamed, so it is either complete or absent, even
-after a kill. If several processes need it at the same time, one makes it, and the others wait for a lock that ends with
-that process. So you never have to delete anything by hand, unless a file gets damaged later.
+The folder is written under a temporary name, synced to disk, and renamed, so even after a kill it's either complete or
+missing. If several processes need it at the same time, one process makes it while the others wait for a lock. The lock
+is released when that process ends, so you never have to delete anything by hand unless a file gets damaged later.
 
-A run that has checkpoints continues with the tokens that it began with, even if Python or the text has changed since.
+A run that has checkpoints keeps using the tokens that it started with, even if Python or the text has changed since.
 """
 
 import hashlib
@@ -38,17 +38,17 @@ from tplab.checkpoint.files import together
 
 __all__ = ["Batches", "TokenFiles", "prepare"]
 
-PATIENCE = timedelta(days=1)  # how long ranks wait for the text
-FORMAT = 1  # to be increased when the same text would give different files
+PATIENCE = timedelta(days=1)  # how long ranks wait for the token files
+FORMAT = 1  # increase this when the same text would give different files
 _AT_ONCE = 1 << 22  # characters to encode together
 
 
 def prepare(settings: Settings) -> TokenFiles:
-    """The token files for these settings, which are made if they don't exist yet.
+    """Return the token files for these settings, creating them if they don't exist yet.
 
-    Every rank calls this, or one process without a group. One rank per machine makes the files while the others wait.
-    Raises what `gather` raises, and ValueError if the text is too short for a single sequence, files are damaged,
-    machines have different texts, or the tokens that a resumed run began with no longer exist.
+    Every rank calls this, or a single process without a process group. One rank per machine creates the files while the
+    others wait. Raises what `gather` raises. Also raises ValueError if the text is too short for a sequence, files are
+    damaged, the texts of the machines differ, or the tokens that a resumed run started with no longer exist.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return _found_or_made(settings)
@@ -89,7 +89,7 @@ def _found_or_made(settings: Settings) -> TokenFiles:
 
 
 def _of_run(run: Path) -> str | None:
-    """The fingerprint of the tokens that the run's checkpoints were trained on; None if it has no checkpoints."""
+    """Return the fingerprint of the tokens that the run's checkpoints were trained on, or None without checkpoints."""
     tokens = run / "tokens"
     if not checkpoints_in(run):
         return None
@@ -146,7 +146,7 @@ def _make(folder: Path, text: _Text, settings: Settings) -> None:
 
 
 def _ids_of(documents: Sequence[Document], tokenizer: Tokenizer, dtype: str) -> Iterator[bytes]:
-    """The ids of all documents, each followed by END_OF_TEXT, as bytes, for a few megabytes of text at a time."""
+    """Yield the ids of all documents, each followed by END_OF_TEXT, as bytes, for a few megabytes of text at a time."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     waiting: list[Document] = []
     characters = 0

@@ -1,8 +1,8 @@
-"""Token files on disk, mapped into memory and checked before use.
+"""Token files on disk, which are memory-mapped and verified before use.
 
 tokenizer.json     for Hugging Face's `tokenizers`
 train.bin          consecutive ids, little-endian, 2 bytes each (4 if the vocabulary is larger than 65,536)
-validation.bin     the same, for documents that the model isn't trained on
+validation.bin     the same for documents that the model isn't trained on
 about.json         size and SHA-256 of the other files, and a description of the text
 """
 
@@ -21,19 +21,19 @@ from tplab.capstone.data.tokenizer import END_OF_TEXT
 
 
 class TokenFiles:
-    """Token files that `prepare` has made.
+    """Token files created by `prepare`.
 
     tokenizer               converts text to ids and back
-    train, validation       vectors of ids in memory-mapped files, of which only the parts that are read get loaded
+    train, validation       memory-mapped vectors of ids; only the parts that are read get loaded
     vocab_size              number of ids, which is smaller than in the settings if the text has too few pairs
     end_of_text             the id between documents
     fingerprint, about      identifier of text and tokenizer; the contents of about.json
 
-    A model may still have the settings' larger vocabulary, so that its sizes stay as planned and divisible by tp. Ids
-    from `vocab_size` on never occur in the text, and only sampling has to avoid them.
+    A model may still use the larger vocabulary of the settings, so that its sizes stay as planned and divisible by tp.
+    Ids from `vocab_size` on never occur in the text, and only sampling has to avoid them.
 
     Raises FileNotFoundError or ValueError if files are missing, truncated or (with `check`) changed since they were
-    written; the message says what to delete.
+    written. The message says what to delete.
     """
 
     def __init__(self, folder: str | Path, check: bool = True) -> None:
@@ -58,7 +58,7 @@ class TokenFiles:
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes per token of held-out text, to compare vocabularies in bits per byte: loss / ln 2 / bytes_per_token."""
+        """Bytes per token of held-out text, to compare vocabularies by bits per byte: loss / ln 2 / bytes_per_token."""
         return self.about["text"]["validation_bytes"] / len(self.validation)
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class TokenFiles:
 
 
 def sealed(about: dict[str, Any]) -> bytes:
-    """The contents of about.json, with their own checksum, so that changes to this file are noticed too."""
+    """Serialize the contents of about.json together with a checksum, so that changes to this file are detected, too."""
     return json.dumps({"about": about, "sha256": _checksum(about)}, indent=1).encode()
 
 

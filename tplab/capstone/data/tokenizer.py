@@ -1,17 +1,17 @@
-"""A byte-pair tokenizer, trained on the text at hand by Hugging Face's `tokenizers`.
+"""A byte-pair tokenizer, trained on the training text with Hugging Face's `tokenizers`.
 
-The vocabulary begins with the 256 bytes. Again and again, the most frequent pair of adjacent tokens becomes a new
-token, until there are `vocab_size` of them: "s", "se", "sel", "self". Every text consists of bytes, so every text can
+The vocabulary starts with the 256 bytes. The most frequent pair of adjacent tokens becomes a new token, and this is
+repeated until there are `vocab_size` tokens: "s", "se", "sel", "self". Since every text consists of bytes, any text can
 be encoded, and decoding restores it exactly.
 
     id 0                 END_OF_TEXT, between documents
     ids 1 to 256         the bytes
     ids 257 and higher   pairs, the most frequent first
 
-END_OF_TEXT is in the vocabulary, but the tokenizer doesn't look for it in text. The characters "<|endoftext|>" in a
-text become ordinary tokens, so a text that mentions the marker doesn't end its document. Only a program that inserts
-id 0 can do that. (Sennrich et al. 2016, "Neural machine translation of rare words with subword units"; Radford et al.
-2019 for bytes, and for the rule that splits text into words before pairs are counted.)
+END_OF_TEXT is in the vocabulary, but the tokenizer doesn't look for it in text. If a text contains the characters
+"<|endoftext|>", they become ordinary tokens, so mentioning the marker doesn't end the document. Only a program that
+inserts id 0 can do that. (Sennrich et al. 2016, "Neural machine translation of rare words with subword units"; Radford
+et al. 2019 for bytes, and for the rule that splits text into words before pairs are counted.)
 """
 
 import json
@@ -27,9 +27,9 @@ MIN_FREQUENCY = 2  # a pair that occurs only once isn't worth a token
 
 
 def train_tokenizer(documents: Sequence[Document], vocab_size: int) -> Tokenizer:
-    """Train a tokenizer on these documents, with at most `vocab_size` tokens, or fewer if the text has no more pairs.
+    """Train a tokenizer on these documents. It has `vocab_size` tokens, or fewer if the text has too few pairs.
 
-    The same documents give the same tokenizer on any number of threads. Raises ValueError if vocab_size is below 258.
+    The result doesn't depend on the number of threads. Raises ValueError if vocab_size is below 258.
     """
     if vocab_size < SMALLEST:
         raise ValueError(f"vocab_size={vocab_size}: the bytes, {END_OF_TEXT} and one pair of bytes are {SMALLEST}")
@@ -48,12 +48,12 @@ def train_tokenizer(documents: Sequence[Document], vocab_size: int) -> Tokenizer
 
 
 def encode(tokenizer: Tokenizer, documents: Sequence[Document]) -> list[list[int]]:
-    """The ids of each document, without END_OF_TEXT, computed on several threads if `tokenizers` may use them."""
+    """Return the ids of each document, without END_OF_TEXT. Uses several threads if `tokenizers` is allowed to."""
     return [encoding.ids for encoding in tokenizer.encode_batch_fast([document.text for document in documents])]
 
 
 def _that_reads_all_as_text(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy of the tokenizer whose added tokens are ordinary vocabulary entries that no merge produces."""
+    """Return a copy of the tokenizer in which added tokens are ordinary vocabulary entries that no merge produces."""
     description = json.loads(tokenizer.to_str())
     description["added_tokens"] = []
     return Tokenizer.from_str(json.dumps(description))

@@ -1,17 +1,17 @@
-"""The plain GPT on torch's own tensor parallelism: the baseline of the report.
+"""The plain GPT with PyTorch's built-in tensor parallelism, which is the baseline of the report.
 
     parallelize_module    nn.Linear -> ColwiseParallel, RowwiseParallel; nn.Embedding -> RowwiseParallel
     DTensor               a parameter knows its shards, and an operation knows which collectives it needs
     loss_parallel         F.cross_entropy of logits sharded along the vocabulary; backward has to run inside it, too
     SequenceParallel      norms, with the sequence sharded between the blocks
 
-torch gives each rank one contiguous shard of a parameter. So the rows of [Wq; Wk; Wv] are sorted by rank, and the table
-is padded like ParallelGPT's. Then every rank stores exactly the same elements as with ParallelGPT, and the parameters
-carry the `tensor_parallel` marks of that model, which describe the shards.
+torch gives each rank one contiguous shard of a parameter. The rows of [Wq; Wk; Wv] are therefore sorted by rank, and
+the embedding table is padded like ParallelGPT's. Every rank then stores exactly the same elements as with ParallelGPT,
+and the parameters carry that model's `tensor_parallel` marks, which describe the shards.
 
-If the sequence is sharded, the gradients of norm layers are Partial: each rank has the sum over its own tokens. torch
-would all-reduce them at every use, for the gradient norm and again in the optimizer; `finish_gradients` does it once.
-(torch.distributed.tensor.parallel; torchtitan's models/llama3/infra/parallelize.py has a similar plan.)
+If the sequence is sharded, the gradients of norm layers are Partial: each rank has the sum over its tokens. torch would
+all-reduce them at every use, once for the gradient norm and again in the optimizer. `finish_gradients` does it only
+once. (torch.distributed.tensor.parallel; torchtitan's models/llama3/infra/parallelize.py has a similar plan.)
 """
 
 from typing import Any
@@ -78,7 +78,7 @@ class DTensorGPT(PlainGPT):
         return places.chunk(self.mesh.size())[self.mesh.get_local_rank()] if self.sequence_parallel else places
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits of x [b, s, h], or [b, s/p, h]: [b, s, v padded], sharded along v, with -inf for the padding."""
+        """Return the logits of x [b, s, h] or [b, s/p, h]: [b, s, v padded], sharded along v. The padding is -inf."""
         between = Shard(1) if self.sequence_parallel else Replicate()
         whole = DTensor.from_local(x, self.mesh, [between], run_check=False).redistribute(placements=[Replicate()])
         logits = F.linear(whole, self.embedding.weight)
@@ -107,7 +107,7 @@ def parallel_plain_gpt(
     device: Device = None,
     dtype: torch.dtype | None = None,
 ) -> DTensorGPT:
-    """The model for `settings`, with uninitialized weights. Raises ValueError for settings that it doesn't support."""
+    """Create the model with uninitialized weights. Raises ValueError for settings that it doesn't support."""
     check_is_plain(config, "dtensor")
     if settings.dp > 1:
         raise ValueError(f'layers="dtensor" is a baseline for tensor parallelism alone: dp={settings.dp} should be 1')
@@ -135,7 +135,7 @@ def parallel_plain_gpt(
 
 @torch.no_grad()
 def add_up(model: nn.Module) -> None:
-    """Give every Partial gradient the placement of its parameter, with one all-reduce each."""
+    """Give every Partial gradient the placement of its parameter, using one all-reduce each."""
     for parameter in model.parameters():
         gradient = parameter.grad
         if isinstance(gradient, DTensor) and any(isinstance(p, Partial) for p in gradient.placements):
@@ -143,7 +143,7 @@ def add_up(model: nn.Module) -> None:
 
 
 def length(model: nn.Module, mesh: DeviceMesh | None) -> Tensor:
-    """The norm of the full gradient. The parameters' `tensor_parallel` marks show which of them are sharded."""
+    """Return the norm of the full gradient. The parameters' `tensor_parallel` marks tell which of them are sharded."""
     pieces = []
     for parameter in model.parameters():
         if isinstance(parameter.grad, DTensor):

@@ -1,7 +1,7 @@
-"""The GPT in plain PyTorch on a single process, as a reference for the parallel models.
+"""The GPT in plain PyTorch in a single process, as a reference for the parallel models.
 
-It uses none of the course's layers, but its parameters have the same names as those of `ParallelGPT`. So the same full
-state dict (`full_state_dict`) and the same checkpoints fit both.
+It uses none of the course's layers, but its parameters have the same names as those of `ParallelGPT`. Both models
+therefore accept the same full state dict (`full_state_dict`) and the same checkpoints.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from tplab.tensor.linear import Device
 
 
 class PlainGPT(nn.Module):
-    """A GPT without dropout: ids [b, s] -> logits [b, s, v], or with targets [b, s] -> their mean loss.
+    """A GPT without dropout. Maps ids [b, s] to logits [b, s, v], or with targets [b, s] to their mean loss.
 
-    rows         rows of the embedding table, including padding; None: v
+    rows         number of rows of the embedding table, including padding (None: v)
     recompute    as in `ParallelGPT`
     """
 
@@ -53,15 +53,15 @@ class PlainGPT(nn.Module):
         return self.logits(x) if targets is None else self.loss(x, targets)
 
     def places(self, ids: Tensor) -> Tensor:
-        """Positions of the tokens, 0 .. s - 1: [s]."""
+        """Return the positions of the tokens, 0 .. s - 1: [s]."""
         return torch.arange(ids.shape[1], device=ids.device)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits of x [b, s, h]: [b, s, v]."""
+        """Return the logits of x [b, s, h]: [b, s, v]."""
         return F.linear(x, self.embedding.weight)
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of x [b, s, h] for targets [b, s], computed in float32 (in float64 for float64 logits)."""
+        """Return the mean loss of x [b, s, h] for targets [b, s], computed in float32 (float64 for float64 logits)."""
         logits = self.logits(x).flatten(0, 1)  # [b s, v]
         return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
 
@@ -90,7 +90,7 @@ class PlainLayer(nn.Module):
 
 
 class PlainAttention(nn.Module):
-    """Causal self-attention, [b, s, h] -> [b, s, h]. `qkv` stacks [Wq; Wk; Wv]."""
+    """Causal self-attention, [b, s, h] -> [b, s, h]. The rows of `qkv` are [Wq; Wk; Wv], stacked."""
 
     def __init__(
         self, hidden_size: int, num_heads: int, *, recompute: bool = False, device: Device = None,
@@ -123,12 +123,12 @@ class PlainMLP(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention: q, k, v [b, n, s, d] -> [b, n, s, d]."""
+    """Compute causal attention: q, k, v [b, n, s, d] -> [b, n, s, d]."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def again_in_backward(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap `function` so that autograd saves only its inputs for recomputation. It must not draw random numbers."""
+    """Wrap `function` so that only its inputs are saved and backward recomputes it. It must not draw random numbers."""
 
     def kept_by_inputs(*args: Any, **kwargs: Any) -> Tensor:
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
@@ -137,7 +137,7 @@ def again_in_backward(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def check_is_plain(config: GPTConfig, layers: str) -> None:
-    """Raise ValueError for a GPT that only `ParallelGPT` supports: other models are like GPT-2, without dropout."""
+    """Raise ValueError for a GPT that only `ParallelGPT` supports. Other models are like GPT-2, without dropout."""
     if config.dropout:
         raise ValueError(f'dropout={config.dropout} is in layers="tplab" alone: take dropout=0 for layers={layers!r}')
     wanted = {

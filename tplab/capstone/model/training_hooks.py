@@ -1,6 +1,6 @@
-"""The parts of a training step that depend on whose layers a model is made of.
+"""The parts of a training step that depend on which layers a model is made of.
 
-Every model that `tplab.capstone.training.build_model` builds has them as `model.hooks`, and that module calls them.
+Every model built by `tplab.capstone.training.build_model` stores them as `model.hooks`, and that module calls them.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from tplab.memory.config import GPTConfig
 
 
 def nothing() -> None:
-    """Do nothing, which is right for gradients that are complete after backward."""
+    """Do nothing. Used if the gradients are already complete after backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingHooks:
     """The model-specific parts of a training step.
 
-    config, group       the model's config, and the group of its tensor-parallel ranks
-    around_backward     a context manager that backward has to run in
+    config, group       the model's config, and the process group of its tensor-parallel ranks
+    around_backward     returns the context manager that backward has to run in
     finish_gradients    all-reduces gradients that are partial sums after backward
-    norm                the gradient's norm over a mesh; None: `tplab.data.grad_norm`
-    idle                exercises whose answers the trial of the model didn't call
+    norm                returns the gradient norm over a mesh (None: use `tplab.data.grad_norm`)
+    idle                exercises whose answers weren't called in the trial of the model
     """
 
     config: GPTConfig

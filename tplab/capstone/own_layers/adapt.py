@@ -1,8 +1,8 @@
 """Thin wrappers around the learner's answers, for chapters whose interfaces differ.
 
-5.1, 6.2     add their final bias, but 10.1 expects it separately, so they return their output and a bias of zeros
-4.1, 7.4     get the matmul of 11.3, which includes f and all-reduces dx in the background during backward
-8.5          is later called vocab_parallel_cross_entropy, and gets logits in at least float32
+5.1, 6.2     add their final bias, but 10.1 expects it separately, so they return the output and a bias of zeros
+4.1, 7.4     use the matmul of 11.3, which includes f and all-reduces dx in the background during backward
+8.5          is called vocab_parallel_cross_entropy in later chapters, and gets logits in at least float32
 10.2         looks up all positions; with sequence parallelism, its table gets only those of this rank's tokens
 """
 
@@ -27,7 +27,7 @@ ROWS = 128  # the table is padded to a multiple of this many rows per rank, like
 
 @dataclass(frozen=True)
 class Parts:
-    """The learner's parts of a GPT and its training step: the answers to 10.2, 10.1, 12.3 and 14.4."""
+    """The learner's components of a GPT and its training step: the answers to 10.2, 10.1, 12.3 and 14.4."""
 
     gpt: Any
     layer: Any
@@ -36,7 +36,7 @@ class Parts:
 
 
 def adapted(chapter: int, answers: dict[str, Any], settings: Settings, linear_async: Any) -> dict[str, Any]:
-    """The answers of a chapter by exercise, wrapped for later chapters."""
+    """Return a chapter's answers by exercise, wrapped so that later chapters can use them."""
     if chapter == 4:
         column = answers["ColumnParallelLinear"]
         column = _with_async(column, linear_async) if linear_async else column
@@ -60,7 +60,7 @@ def gpt_of(
     parts: Parts, settings: Settings, config: GPTConfig, *, group: ProcessGroup | None, device: Device,
     dtype: torch.dtype | None,
 ) -> nn.Module:  # fmt: skip
-    """The learner's GPT, sequence-parallel if the settings say so."""
+    """Build the learner's GPT, with sequence parallelism if the settings say so."""
     model: nn.Module = parts.gpt(config, parts.layer, multiple=ROWS, group=group, device=device, dtype=dtype)
     if settings.recompute == "layers":
         for layer in model.get_submodule("layers").children():
@@ -76,7 +76,7 @@ def gpt_of(
 
 
 def _with_async(column: Any, linear_async: Any) -> Any:
-    """The layer of 4.1 with the matmul of 11.3."""
+    """Return the layer of 4.1 with the matmul of 11.3."""
 
     class ColumnParallelLinear(column):
         def forward(self, x: Tensor) -> Any:
@@ -91,7 +91,7 @@ def _with_async(column: Any, linear_async: Any) -> Any:
 
 
 def _logits_with_async(parallel_logits: Callable[..., Tensor], linear_async: Any) -> Callable[..., Tensor]:
-    """The logits of 7.4 with the matmul of 11.3."""
+    """Return the logits function of 7.4 with the matmul of 11.3."""
 
     def logits(
         x: Tensor, weight: Tensor, *, gather: bool = False, vocab_size: int | None = None, group: Any = None
@@ -104,12 +104,12 @@ def _logits_with_async(parallel_logits: Callable[..., Tensor], linear_async: Any
 
 
 def _product(linear_async: Any, x: Tensor, weight: Tensor, group: Any) -> Tensor:
-    """Apply 11.3 in autocast's dtype, because autocast doesn't cast the inputs of a custom function by itself."""
+    """Apply 11.3 in autocast's dtype, because autocast doesn't cast the inputs of custom autograd functions."""
     return linear_async.apply(*in_autocast_dtype(x, weight), group)
 
 
 def _mlp(answer: Any) -> Any:
-    """The MLP of 5.1 with the interface that 10.1 calls."""
+    """Wrap the MLP of 5.1 in the interface that 10.1 calls."""
 
     class ParallelMLP(answer):
         def __init__(
@@ -126,7 +126,7 @@ def _mlp(answer: Any) -> Any:
 
 
 def _attention(answer: Any) -> Any:
-    """The attention of 6.2 with the interface that 10.1 calls."""
+    """Wrap the attention of 6.2 in the interface that 10.1 calls."""
 
     class ParallelAttention(answer):
         def __init__(
@@ -147,7 +147,7 @@ def _attention(answer: Any) -> Any:
 
 
 def _loss(answer: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The loss of 8.5 with the interface that 10.2 calls."""
+    """Wrap the loss of 8.5 in the interface that 10.2 calls."""
 
     def vocab_parallel_cross_entropy(
         logits: Tensor, target: Tensor, *, vocab_size: int, group: Any = None, **options: Any

@@ -1,8 +1,8 @@
-"""A GPT made of the learner's answers, whose cells run chapter by chapter, each chapter in its own module.
+"""Build a GPT from the learner's answers by running their cells chapter by chapter, each chapter in a separate module.
 
 After a chapter's setup has imported ready-made parts of the course, their names are rebound to the answers of earlier
-chapters (`tplab.capstone.own_layers.link`). So chapter 5's MLP uses the learner's layers from chapter 4, which use the
-operators from chapter 3 to communicate. A traceback says "your chapter 05, exercise 5.1, line 7".
+chapters (see `tplab.capstone.own_layers.link`). For example, chapter 5's MLP uses the learner's layers from chapter 4,
+which communicate with the operators from chapter 3. A traceback says "your chapter 05, exercise 5.1, line 7".
 """
 
 import ast
@@ -57,10 +57,10 @@ def assemble(
     dtype: torch.dtype | None = None,
     trial: bool = True,
 ) -> nn.Module:
-    """The learner's GPT, with the same parameters as ParallelGPT, but without their initial values.
+    """Build the learner's GPT. It has the same parameters as ParallelGPT, but without their initial values.
 
-    mesh     as `tplab.data.grid.mesh` makes it; None: all ranks share the model
-    trial    first build a small model and compare its results with tplab's on these ranks
+    mesh     as created by `tplab.data.grid.mesh` (None: all ranks share the model)
+    trial    if True, first build a small model and compare its results with tplab's on these ranks
 
     Raises ValueError for settings that the learner's layers don't support, or if the trial finds a difference.
     """
@@ -92,7 +92,7 @@ def assemble(
 
 
 def link(answers: Answers, settings: Settings) -> Parts:
-    """Run the chapters' cells, each with the answers that it uses from earlier ones, and return the parts of a GPT."""
+    """Run the chapters' cells, giving each the earlier answers that it uses, and return the parts of a GPT."""
     made: dict[str, Any] = {}  # exercise -> its answer, wrapped for later chapters
     namespaces: dict[int, dict[str, Any]] = {}
     operators, along_the_sequence = _operators(answers, settings, namespaces)
@@ -114,7 +114,7 @@ def link(answers: Answers, settings: Settings) -> Parts:
 def _operators(
     answers: Answers, settings: Settings, namespaces: dict[int, dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """f and g, and their sequence-parallel replacements: the learner's if all ranks share the model."""
+    """Return f and g, and their sequence-parallel replacements. They're the learner's if all ranks share the model."""
     ready = {"copy_to_region": copy_to_region, "reduce_from_region": reduce_from_region}
     if not whole_world(settings):
         parts = (gather_from_sequence_region, reduce_scatter_to_sequence_region)
@@ -131,7 +131,7 @@ def _operators(
 
 
 def _for_all_ranks(operator: Any, name: str) -> Any:
-    """A function with the signature that later chapters call, for an operator that takes no group."""
+    """Wrap an operator that takes no group in a function with the signature that later chapters call."""
 
     def apply(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
         return operator.apply(x)
@@ -155,7 +155,7 @@ def run_chapter(
     namespace = namespaces[chapter] = vars(module)
     for code, tree in zip(codes, _trees(codes), strict=True):
         exec(compile(tree, code.where, "exec", dont_inherit=True), namespace)
-        for name, value in list(namespace.items()):  # under any name: `import copy_to_region as f`
+        for name, value in list(namespace.items()):  # also under another name: `import copy_to_region as f`
             own_name = str(getattr(value, "__name__", ""))
             if own_name in provided and str(getattr(value, "__module__", "")).startswith("tplab."):
                 namespace[name] = provided[own_name]
@@ -163,7 +163,7 @@ def run_chapter(
 
 
 def _trees(codes: list[Code]) -> list[ast.Module]:
-    """The parsed cells, without unused imports of the setup (such as pictures and checks) and without trial code."""
+    """Parse the cells, dropping trial code and the setup's unused imports, such as those for pictures and checks."""
     trees = [parse_code(code.source) for code in codes]
     answers = {name for names in ANSWERS.values() for name in names}
     others = [tree for code, tree in zip(codes, trees, strict=True) if code.role != "setup"]
@@ -178,7 +178,7 @@ def _trees(codes: list[Code]) -> list[ast.Module]:
 
 
 def _is_idle(statement: ast.stmt, asked: set[str]) -> bool:
-    """Remove unused names from an import statement, and return whether that leaves nothing to import."""
+    """Remove unused names from an import statement. Return True if that leaves nothing to import."""
     if not isinstance(statement, ast.Import | ast.ImportFrom):
         return False
     statement.names = [

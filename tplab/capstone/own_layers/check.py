@@ -17,7 +17,7 @@ TO_DO = "is still to do"
 
 @dataclass
 class Found:
-    """The answers in one chapter. Each of `exercises` is in `passed`, in `problems`, or in `unknown`."""
+    """The answers in one chapter. Each exercise in `exercises` is in `passed`, in `problems`, or in `unknown`."""
 
     files: ChapterFiles
     path: Path  # the learner's notebook
@@ -35,12 +35,12 @@ class Found:
         return {cell.marks["exercise"]: cell.source for cell in self.reference if "exercise" in cell.marks}
 
     def is_the_courses(self, exercise: str) -> bool:
-        """Return whether all of the learner's cells that this answer needs are exactly the course's solution."""
+        """Return True if all of the learner's cells that this answer needs are identical to the course's solution."""
         pieces = select(self.merged, [exercise], whole=False)
         return all(piece.role in ("setup", "given", "check") or self._is_solution(piece) for piece in pieces)
 
     def is_copied(self, exercise: str) -> bool:
-        """Return whether the exercise's own cell is exactly the course's solution."""
+        """Return True if the exercise's cell is identical to the course's solution."""
         pieces = [piece for piece in self.merged.pieces if (piece.role, piece.number) == ("exercise", exercise)]
         return all(self._is_solution(piece) for piece in pieces)
 
@@ -79,7 +79,7 @@ class Found:
 
 
 def look_at(files: ChapterFiles, folder: Path, exercises: list[str]) -> Found:
-    """Find out as much about the answers in a folder's notebook as possible without running anything."""
+    """Determine the status of the answers in a folder's notebook as far as possible without running anything."""
     path, reference = folder / f"{files.stem}.ipynb", read_notebook(files.reference)
     titles = exercises_of(reference)
     try:

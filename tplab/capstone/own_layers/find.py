@@ -1,13 +1,13 @@
-"""The learner's answers, found in their notebooks, checked, and stored as plain data that can be sent to ranks.
+"""Find the learner's answers in their notebooks, check them, and store them as plain data that can be sent to ranks.
 
     answers = find_answers(Path("chapters"), settings)      # checks answers that `tplab check` hasn't already passed
     answers.save(Path(settings.folder, "answers.json"))
 
-An answer is accepted if `tplab check` has passed exactly this code (`tplab.course.tools.fingerprint`), if it is exactly
-the course's own solution, or if its check passes now. Training uses only accepted answers. The error message names
-missing and wrong ones, and missing="tplab" replaces them with the course's solutions.
+An answer is accepted if `tplab check` has passed exactly this code (`tplab.course.tools.fingerprint`), if it is
+identical to the course's solution, or if its check passes now. Training uses only accepted answers. Missing and wrong
+answers are listed in the error message, or replaced by the course's solutions with missing="tplab".
 
-For each chapter, `Answers` has the cells that an answer needs: the setup, the answers, and the learner's own helper
+For each chapter, `Answers` contains the cells that an answer needs: the setup, the answers, and the learner's helper
 cells. `tplab.capstone.own_layers.build` runs them on each rank.
 """
 
@@ -30,7 +30,7 @@ MINE, COURSES = "yours", "the course's solution"
 
 
 class NotReady(ValueError):  # noqa: N818 (it names the state of the answers)
-    """The error for missing or wrong answers. Its message names them and says what to do."""
+    """Raised when answers are missing or wrong. The message lists them and says what to do."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Code:
     """A cell to run.
 
     role        "setup", "given", "exercise" or "own"
-    where       its name in tracebacks
-    exercise    the number of the exercise that it answers, "" for other cells
+    where       the cell's name in tracebacks
+    exercise    the number of the exercise that it answers ("" for other cells)
     """
 
     chapter: int
@@ -51,9 +51,9 @@ class Code:
 
 @dataclass(frozen=True)
 class Answers:
-    """The cells that a model is made of, in the order in which they run.
+    """The cells that a model is built from, in the order in which they run.
 
-    folder     the folder of the notebooks and the files that they import
+    folder     the folder of the notebooks and of the files that they import
     whose      exercise -> "yours" or "the course's solution"
     checked    exercise -> the reason why the answer was accepted
     """
@@ -64,10 +64,10 @@ class Answers:
     checked: dict[str, str]
 
     def __post_init__(self) -> None:
-        self.show_in_tracebacks()  # in this process too, because it prints the ranks' tracebacks
+        self.show_in_tracebacks()  # in this process, too, because it prints the ranks' tracebacks
 
     def show_in_tracebacks(self) -> None:
-        """Register the cells' source lines in this process, so that its tracebacks can quote them."""
+        """Register the cells' source lines in this process, so that tracebacks can quote them."""
         for code in self.codes:
             linecache.cache[code.where] = (len(code.source), None, code.source.splitlines(keepends=True), code.where)
 
@@ -92,13 +92,13 @@ def find_answers(
     missing: Literal["error", "tplab"] = "error",
     say: Callable[[str], None] = print,
 ) -> Answers:
-    """The answers in a folder's notebooks that a model with these settings needs (None: with any settings).
+    """Return the answers in a folder's notebooks that a model with these settings needs (None: with any settings).
 
-    check      False: accept answers without running their checks
+    check      if False, accept answers without running their checks
     missing    "tplab": use the course's solution for a missing or wrong answer
-    say        called with a line for each chapter whose checks run, which takes some seconds
+    say        called with a message for each chapter whose checks run, which takes some seconds
 
-    Raises NotReady, naming all missing or wrong answers, and FileNotFoundError if the folder doesn't exist.
+    Raises NotReady, which lists all missing or wrong answers, and FileNotFoundError if the folder doesn't exist.
     """
     folder = _folder_of(chapters)
     try:
@@ -126,7 +126,7 @@ def find_answers(
 
 
 def _folder_of(chapters: str | Path) -> Path:
-    """The folder of the notebooks, relative to here or else, as for `tplab check`, to the course's folder."""
+    """Return the notebooks' folder, relative to the current folder or else to the course's, as in `tplab check`."""
     starts = [Path.cwd()]
     with suppress(Misuse):
         starts.append(find_root(Path.cwd()))
@@ -153,7 +153,7 @@ def _raise_if_not_ready(found: list[Found], chapters: str | Path) -> None:
 
 
 def _codes(number: int, chapter: Found) -> list[Code]:
-    """The cells to run, in order, with the course's solutions in place of missing or wrong answers."""
+    """Return the cells to run, in order, with the course's solutions in place of missing or wrong answers."""
     pieces: list[Piece] = []
     for piece in chapter.merged.pieces:
         if piece.number in chapter.problems:
@@ -169,7 +169,7 @@ def _codes(number: int, chapter: Found) -> list[Code]:
 
 
 def _names(number: int, pieces: list[Piece]) -> list[str]:
-    """The names of the cells in tracebacks."""
+    """Return the names that the cells have in tracebacks."""
     names, counts = [], dict.fromkeys(("setup", "given", "own"), 0)
     for piece in pieces:
         if piece.role in counts:

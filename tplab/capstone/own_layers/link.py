@@ -1,7 +1,7 @@
-"""Tables of where each answer goes when a GPT is made of the learner's own code. Nothing is run here.
+"""Tables that say where each answer is used when a GPT is built from the learner's code. Nothing is run here.
 
 A chapter's setup imports from tplab what the learner has written in earlier chapters. The capstone binds those names to
-the answers instead, and the chapters become one program:
+the learner's answers instead, so that the chapters become one program:
 
     3.1 f, 3.2 g  ->  4.1, 4.2 linear layers  ->  5.1 MLP        ->  10.1 layer  ->  10.2 GPT
                                               ->  6.2 attention  ->
@@ -9,7 +9,7 @@ the answers instead, and the chapters become one program:
                   ->  8.5 loss                                                   ->
 
 With `sequence_parallel`, two names are bound differently, so the same cells make a different model: for activations, f
-becomes the all-gather of 12.1, and g its reduce-scatter. The g in the loss stays, because it sums values of all tokens.
+becomes the all-gather of 12.1, and g its reduce-scatter. The loss keeps g, because it sums values of all tokens.
 """
 
 from collections.abc import Collection
@@ -65,17 +65,17 @@ ANSWERS: dict[str, tuple[str, ...]] = {
 
 
 def whole_world(settings: Settings) -> bool:
-    """Return whether all ranks share one model, which is necessary for answers that don't take a group."""
+    """Return True if all ranks share one model. Answers that don't take a group work only in this case."""
     return settings.dp == 1
 
 
 def is_async(settings: Settings) -> bool:
-    """Return whether 11.3 does the matmuls. It can't with sequence parallelism, because it all-reduces dx."""
+    """Return True if 11.3 does the matmuls. It can't with sequence parallelism, because it all-reduces dx."""
     return settings.async_grad_allreduce and not settings.sequence_parallel
 
 
 def needed(settings: Settings | None = None) -> list[str]:
-    """The exercises whose answers a model with these settings is made of; None: with any settings."""
+    """Return the exercises whose answers a model with these settings is built from (None: with any settings)."""
     if settings is None:
         return list(ANSWERS)
     leave = set()
@@ -91,7 +91,7 @@ def needed(settings: Settings | None = None) -> list[str]:
 
 
 def check_answers(whose: dict[str, str], settings: Settings) -> None:
-    """Raise ValueError if an answer is missing because `find_answers` was called with other settings."""
+    """Raise ValueError if an answer is missing because `find_answers` was called with different settings."""
     if missing := [exercise for exercise in needed(settings) if exercise not in whose]:
         raise ValueError(
             f"the answers to {', '.join(missing)} were not looked for: a model of these settings needs them. Pass the "
@@ -102,7 +102,7 @@ def check_answers(whose: dict[str, str], settings: Settings) -> None:
 def used_of_mine(
     whose: dict[str, str], settings: Settings, idle: Collection[str] = frozenset()
 ) -> list[dict[str, str]]:
-    """The origin of a model's parts: rows of "what", "whose", "source" and "why". `idle`: see `TrainingHooks`."""
+    """Return the origin of a model's parts as rows of "what", "whose", "source", "why". `idle`: see `TrainingHooks`."""
     check_answers(whose, settings)
     world, cut = whole_world(settings), settings.sequence_parallel
     group_less = f"the answer takes all ranks, and here dp={settings.dp} groups of {settings.tp} share a model each"

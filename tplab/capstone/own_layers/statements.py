@@ -1,8 +1,8 @@
-"""The statements of the learner's cells that a model needs, without those that only try things out.
+"""Select the statements of the learner's cells that a model needs, leaving out those that only try things out.
 
-Below a class there is often a line that tries it: `print(launch(my_try, 2))`, a plot, a small layer. That is fine in a
-notebook, but on a rank it would start ranks within ranks. So only functions, classes and imports run, and statements
-that bind or change a name that these use, but nothing that calls `launch` or uses its results.
+Below a class, there is often code that tries it: `print(launch(my_try, 2))`, a plot, a small layer. That's fine in a
+notebook, but on a rank it would start ranks inside a rank. So we run only functions, classes and imports, plus the
+statements that bind or change a name that these use. We never run anything that calls `launch` or uses its results.
 """
 
 import ast
@@ -15,7 +15,7 @@ _IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 def needed_statements(cells: Sequence[Sequence[ast.stmt]], asked: Iterable[str]) -> list[list[ast.stmt]]:
-    """The needed statements of each cell: definitions and imports, and what they and the names in `asked` depend on."""
+    """Return each cell's needed statements: definitions, imports, and what they and the `asked` names depend on."""
     statements = [statement for cell in cells for statement in cell]
     dropped = _what_comes_of_a_launch(statements)
     kept = {id(one) for one in statements if isinstance(one, _DEFINITIONS + _IMPORTS) or has_side_effects(_source(one))}
@@ -35,14 +35,14 @@ def _source(statement: ast.stmt) -> str:
 
 
 def _binds(statement: ast.stmt) -> set[str]:
-    """The names that a statement binds, or whose attributes it sets, including definitions inside an `if`."""
+    """Return the names that a statement binds or whose attributes it sets, including definitions inside an `if`."""
     if isinstance(statement, _DEFINITIONS):
         return {statement.name}
     return binds(_source(statement)) | {node.name for node in ast.walk(statement) if isinstance(node, _DEFINITIONS)}
 
 
 def _changes(statement: ast.stmt, values: set[str]) -> set[str]:
-    """The names that a statement binds, or whose value a method call in it may change: `table.append(1)`."""
+    """Return the names that a statement binds or may change by calling a method of their value: `table.append(1)`."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
         return {node.id for node in ast.walk(call.func.value) if isinstance(node, ast.Name)} & values
@@ -50,7 +50,7 @@ def _changes(statement: ast.stmt, values: set[str]) -> set[str]:
 
 
 def _what_comes_of_a_launch(statements: Sequence[ast.stmt]) -> set[int]:
-    """The ids of the statements that call `launch` or use a name that such a statement has bound."""
+    """Return the ids of the statements that call `launch` or use a name that such a statement has bound."""
     found: set[int] = set()
     launched: set[str] = set()
     for statement in statements:

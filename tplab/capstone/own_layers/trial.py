@@ -1,8 +1,8 @@
-"""The trial before training: on these ranks, the learner's model has to compute the same as tplab's.
+"""The trial before training: on these ranks, the learner's model has to compute the same results as tplab's.
 
-A small model takes one step in float64, and its loss and every gradient are compared. The exercises' checks tested each
-answer on its own. Here the answers work together, with names rebound that a cell may not use: a layer that multiplies
-without calling `copy_to_region`, say, passes its check but doesn't become sequence-parallel with a different f.
+A small model takes one step in float64, and its loss and every gradient are compared. The exercises' checks have tested
+each answer separately. Here the answers work together, and some of the names they use are rebound. For example, a layer
+that never calls `copy_to_region` may pass its check, but it won't become sequence-parallel with a different f.
 """
 
 import sys
@@ -36,9 +36,9 @@ TWO_DEVICES = ("Expected all tensors to be on the same device", "No backend type
 
 
 def try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: Device) -> set[str]:
-    """Train a small model for one step and return the files whose code ran, with the `Code.where` of cells among them.
+    """Train a small model for one step and return the files whose code ran, including the `Code.where` of cells.
 
-    Raises ValueError, the same on all ranks, naming what differs most from tplab's model.
+    Raises ValueError, with the same message on all ranks, naming what differs most from tplab's model.
     """
     with _about_devices(), _files_that_run() as files:
         _try_out(parts, settings, mesh, device)
@@ -47,8 +47,8 @@ def try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: D
 
 @contextmanager
 def _files_that_run() -> Iterator[set[str]]:
-    """Collect the files whose functions this thread calls. On a GPU, backward runs in a different thread, so an answer
-    is noticed by its forward, which every answer has."""
+    """Collect the files whose functions this thread calls."""
+    # On a GPU, backward runs in a different thread, but every answer is also called in forward
     files: set[str] = set()
 
     def look(frame: FrameType, event: str, arg: object) -> None:
@@ -65,7 +65,7 @@ def _files_that_run() -> Iterator[set[str]]:
 
 @contextmanager
 def _about_devices() -> Iterator[None]:
-    """Add an explanation to errors about a tensor on the wrong device."""
+    """Add an explanation to errors about tensors on the wrong device."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -136,7 +136,7 @@ def _try_norm(parts: Parts, own: dict[str, nn.Parameter], right: dict[str, nn.Pa
 
 
 def _try_bfloat16(theirs: nn.Module, right: nn.Module, ids: Tensor, wanted: float) -> None:
-    """Check that matmuls in bfloat16, with weights in float32, give nearly the same loss and finite gradients."""
+    """Check that bfloat16 matmuls with float32 weights give nearly the same loss, and finite gradients."""
     weights = dict(right.named_parameters())
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
@@ -162,7 +162,7 @@ def _check_parameters(own: dict[str, nn.Parameter], right: dict[str, nn.Paramete
 
 
 def _difference(found: Tensor | None, right: Tensor | None) -> Tensor:
-    """The largest difference on this rank, relative to the largest element; inf if a tensor is missing or misshapen."""
+    """Return the largest difference on this rank, relative to the largest element (inf if missing or misshapen)."""
     assert right is not None
     if found is None or found.shape != right.shape:
         return torch.full((), torch.inf, dtype=torch.float64, device=right.device)

@@ -1,13 +1,13 @@
-"""The report of a training run: one self-contained HTML page, and the same as Markdown.
+"""The report of a training run, as one self-contained HTML page and as Markdown.
 
     write_report(folder)       folder/report.html, folder/report.md and its pictures in folder/report_files
 
-Every number in it comes from the run's log or from the measurements of `tplab.capstone.study`. Measurements that are
-missing are listed, with the command for each of them.
+Every number in the report comes from the run's log or from the measurements of `tplab.capstone.study`. Missing
+measurements are listed, each with the command that adds it.
 
-run        the log and the measurements in the run's folder
+run        reads the log and the measurements in the run's folder
 sections   the sections from the log; study_sections: the sections from the study
-markdown   the report as Markdown; page: the same, rendered as HTML
+markdown   writes the report as Markdown; page: renders it as HTML
 """
 
 from collections.abc import Callable, Mapping
@@ -31,9 +31,9 @@ _PARTS: tuple[Callable[[Run], Section], ...] = (
 
 
 def write_report(folder: Path | str) -> Path:
-    """Write report.html and report.md into a run's folder, and return the path of the page.
+    """Write report.html and report.md into a run's folder, and return the path of report.html.
 
-    Raises ValueError if the folder has no log of a run, or if the run has no step yet.
+    Raises ValueError if the folder has no log of a run, or if the run hasn't completed a step yet.
     """
     report, path = compose(Run(Path(folder))), Path(folder, "report.html")
     write_markdown(report, path.with_suffix(".md"))
@@ -42,7 +42,7 @@ def write_report(folder: Path | str) -> Path:
 
 
 def compose(run: Run) -> Report:
-    """The report of a run. Raises ValueError if the run has no step yet."""
+    """Compose the report of a run. Raises ValueError if the run hasn't completed a step yet."""
     if not run.steps:
         raise ValueError(f"the run in {run.folder} has no step yet: there is nothing to report")
     parts = [part(run) for part in _PARTS]

@@ -10,14 +10,14 @@ from tplab.viz.table import table as as_table
 
 @dataclass(frozen=True)
 class Words:
-    """A paragraph. Names in `backquotes` are set as code."""
+    """A paragraph. Names in `backquotes` are formatted as code."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Number:
-    """A large number at the top of the report: "2.31", "nats per token", "loss on held-out text"."""
+    """A large number at the top of the report, such as "2.31", "nats per token", "loss on held-out text"."""
 
     value: str
     unit: str
@@ -31,7 +31,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture, and a sentence about what it shows. `name`: the name of its file next to the Markdown."""
+    """A picture and a sentence about what it shows. `name` is the name of its file next to the Markdown."""
 
     name: str
     picture: Picture
@@ -40,7 +40,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table. `folded`: a line under which the table is collapsed; "": it isn't."""
+    """A table. If `folded` isn't empty, the table is collapsed under this line."""
 
     table: Table
     folded: str = ""
@@ -84,5 +84,5 @@ class Report:
 
 
 def grid(rows: Sequence[Mapping[str, object]], *, folded: str = "") -> Grid:
-    """A table of rows that have the same keys."""
+    """Create a table from rows that have the same keys."""
     return Grid(as_table(rows), folded)

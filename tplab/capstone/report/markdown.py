@@ -1,4 +1,4 @@
-"""A report as Markdown. `page` renders the same text as HTML."""
+"""Write a report as Markdown. `page` renders the same text as HTML."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _DPI = 144
 
 
 def write_markdown(report: Report, path: Path) -> None:
-    """Write a report to `path`, and its pictures into the folder `<name>_files` next to it."""
+    """Write a report to `path`, and its pictures to the folder `<name>_files` next to it."""
     folder = path.with_name(f"{path.stem}_files")
     folder.mkdir(exist_ok=True)
 
@@ -23,7 +23,7 @@ def write_markdown(report: Report, path: Path) -> None:
 
 
 def to_markdown(report: Report, address: Callable[[Figure], str]) -> str:
-    """The report as Markdown, with `address(figure)` as the link to each picture."""
+    """Return the report as Markdown, with `address(figure)` as the link to each picture."""
     parts = [f"# {_text(report.title)}", _text(report.about)]
     for section in report.sections:
         parts.append(f"## {_text(section.title)}")
@@ -58,7 +58,7 @@ def _table(table: Table) -> str:
 
 
 def _text(text: str) -> str:
-    """Text on a single line, with everything escaped that means something to Markdown except `code`."""
+    """Put text on a single line and escape everything that has a meaning in Markdown, except `code`."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
     marks = r"[\\*<\[\]|]|(?<!\w)_|_(?!\w)"  # underscores inside words need no escape
     return "".join(part if part.startswith("`") else re.sub(marks, r"\\\g<0>", part) for part in parts)

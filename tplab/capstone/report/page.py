@@ -1,4 +1,4 @@
-"""A report as one self-contained HTML page, with embedded pictures, no scripts, and no external resources."""
+"""Render a report as one self-contained HTML page, with embedded pictures, no scripts, and no external resources."""
 
 import base64
 import re
@@ -16,7 +16,7 @@ _DPI = 160
 
 
 def to_html(report: Report) -> str:
-    """The page as text: the report's Markdown, rendered, with links to its sections at the top."""
+    """Render the report's Markdown as an HTML page, with links to the sections at the top."""
     sizes: dict[str, tuple[int, int]] = {}
 
     def embed(figure: Figure) -> str:

@@ -12,19 +12,19 @@ from tplab.capstone.training.log import read_log, steps_of
 from tplab.trace.rank_trace import RankTrace, Span
 
 MEASUREMENTS = "measurements.json"
-WARM_UP = 5  # slower steps at the beginning of a run
+WARM_UP = 5  # steps at the beginning of a run, which are slower
 LAYOUT = (
     "tp", "dp", "sequence_parallel", "async_grad_allreduce", "layers", "recompute", "compile", "micro_batch_size",
 )  # fmt: skip
 
 
 class Run:
-    """A run, read from its folder. Raises ValueError if there is no log, or none with the start of a run.
+    """A run, read from its folder. Raises ValueError if there is no log, or if no run has been started in it.
 
-    settings, start    from the run's last start or resume that was followed by a step
-    steps              the last row of each step, by number
-    evaluations        (step, loss); samples: rows; both in the order of steps
-    measured           the study's parts by name; `stale`: parts with other settings than the run's, and these settings
+    settings, start    from the latest start or resume that was followed by a step
+    steps              the latest row of each step, by step number
+    evaluations        (step, loss) pairs in step order; samples: rows in step order
+    measured           the study's parts by name; stale: parts measured with other settings, and those settings
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def step_seconds(self) -> float:
-        """The median seconds of recent steps, without the first `WARM_UP` of them."""
+        """The median time of recent steps in seconds, without the first `WARM_UP` of them."""
         values = [row["seconds"] for row in self.recent if row.get("seconds")]
         return median(values[WARM_UP:] or values)
 
@@ -91,20 +91,20 @@ class Run:
 
     @property
     def communication(self) -> list[float] | None:
-        """The mean share of step time that each rank spends in collectives; None if it isn't known."""
+        """The mean share of step time that each rank spends in collectives, or None if it isn't known."""
         shares = [row["communication"] for row in self.recent if row.get("communication")]
         shares = [row for row in shares if None not in row]
         return [sum(of_rank) / len(of_rank) for of_rank in zip(*shares, strict=True)] if shares else None
 
     @property
     def memory(self) -> list[float]:
-        """The largest figure for memory in any recent step, by rank."""
+        """The largest memory figure of each rank in any recent step."""
         rows = [row["memory"] for row in self.recent if row.get("memory")]
         return [max(of_rank) for of_rank in zip(*rows, strict=True)]
 
     @property
     def traces(self) -> list[RankTrace]:
-        """The trace of each rank in the step that was traced; [] if none was."""
+        """The trace of each rank in the step that was traced, or [] if none was."""
         return [
             RankTrace(lane["rank"], [Span(kind, name, start, end) for kind, name, start, end in lane["spans"]])
             for lane in self.measured.get("timeline", {}).get("ranks", [])
@@ -112,14 +112,14 @@ class Run:
 
     @property
     def exposed(self) -> list[float] | None:
-        """The share of the traced step in which each rank waited for a collective and computed nothing, or None."""
+        """The share of the traced step in which each rank waited for a collective without computing, or None."""
         if self.ranks == 1 or not self.traces or not all(trace.spans for trace in self.traces):
             return None
         return [trace.exposed / trace.duration for trace in self.traces]
 
 
 def read_measurements(folder: Path) -> dict[str, Any]:
-    """The study's measurements so far, by part; {} if there are none."""
+    """Read the study's measurements so far, by part. Returns {} if there are none."""
     try:
         return json.loads(Path(folder, MEASUREMENTS).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -127,13 +127,13 @@ def read_measurements(folder: Path) -> dict[str, Any]:
 
 
 def _other(part: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """The settings of a part that differ from the run's; {} if they weren't recorded."""
+    """Return the settings of a part that differ from the run's, or {} if they weren't recorded."""
     now = asdict(settings)
     return {name: value for name, value in part.get("settings", {}).items() if name in now and now[name] != value}
 
 
 def _place(start: dict[str, Any]) -> tuple[Any, ...]:
-    """Everything except the model that determines the speed of a run."""
+    """Return everything except the model that determines the speed of a run."""
     settings = start.get("settings") or {}
     where = (start.get(name) for name in ("ranks", "backend", "device", "machine"))
     return (*where, *(settings.get(name) for name in LAYOUT))

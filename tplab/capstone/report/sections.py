@@ -1,4 +1,4 @@
-"""The report's sections from the run's own log: five numbers, machine, configuration, loss, speed, text."""
+"""The report sections that come from the run's log: five numbers, machine, configuration, loss, speed, text."""
 
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +19,7 @@ LAYERS = {
     "dtensor": "torch's own tensor parallelism",
     "plain": "plain PyTorch, no parallelism",
 }
-ROUNDING = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.05}  # how much the order of additions may change a loss
+ROUNDING = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.05}  # how much the order of summation may change a loss
 
 
 def in_five_numbers(run: Run) -> Section:
@@ -41,7 +41,7 @@ def in_five_numbers(run: Run) -> Section:
 
 
 def utilisation(run: Run) -> tuple[float, str] | None:
-    """Model FLOP/s as a share of what a device could do, and a description of the latter; None if unknown."""
+    """Return the model FLOP/s as a share of what a device can do, and a description of the latter. None if unknown."""
     machine = run.measured.get("machine") or {}
     done = model_flops(run.settings.model, run.settings.batch_size) / run.step_seconds / run.ranks
     if machine.get("peak"):
@@ -139,7 +139,7 @@ def text(run: Run) -> Section:
 
 
 def how(run: Run, part: str) -> str:
-    """The command that measures a part."""
+    """Return the command that measures a part."""
     return f"`python -m tplab.capstone study --folder {run.folder} --only {part}`"
 
 
@@ -210,7 +210,7 @@ def _around(run: Run, step: int, width: int = 10) -> float:
 
 
 def _few(rows: list[dict[str, Any]], most: int = 4) -> list[dict[str, Any]]:
-    """At most `most` rows: the first, the last, and some between."""
+    """Return at most `most` rows: the first, the last, and evenly spaced ones in between."""
     if len(rows) <= most:
         return rows
     return [rows[round(index * (len(rows) - 1) / (most - 1))] for index in range(most)]
@@ -221,7 +221,7 @@ def _sample(row: dict[str, Any], step: int) -> Sample:
 
 
 def memory_is(run: Run) -> str:
-    """The meaning of a rank's memory in the log, in words."""
+    """Describe what the memory figures in the log measure."""
     return "peak of tensors on the GPU" if run.device == "cuda" else "resident set, with Python and torch"
 
 

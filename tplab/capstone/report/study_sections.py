@@ -1,4 +1,4 @@
-"""The report's sections from the study: memory, communication, timeline, scaling, layers, baseline."""
+"""The report sections that come from the study: memory, communication, timeline, scaling, layers, baseline."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -151,7 +151,7 @@ def _one(count: int) -> str:
 
 
 def _as_base(what: str, first: int) -> str:
-    """The label of an axis for a line that begins at `first` ranks, where its value is `first`."""
+    """Return the axis label for a line that starts at `first` ranks with the value `first`."""
     return what if first == 1 else f"{what}, {first} ranks = {first}"
 
 
@@ -215,7 +215,7 @@ def _shares(shares: Sequence[float]) -> str:
 
 
 def _rates(found: Mapping[str, Any], times: Mapping[str, float]) -> dict[int, float]:
-    """FLOP/s of all ranks by p, for models that grow with p, in units of one rank's; the smallest p counts as p."""
+    """Return the total FLOP/s for each p, scaled so that the smallest p has the value p. The models grow with p."""
     work, took = _by_ranks(found["work"]), _by_ranks(times)
     first = min(took, default=1)
     return {p: first * work[p] / work[first] * took[first] / took[p] for p in took}

@@ -1,4 +1,4 @@
-"""The style sheet of the page: one column, quiet colors, light and dark mode, and print."""
+"""The style sheet of the report page: one column, muted colors, light and dark mode, and print."""
 
 STYLE = """
 :root {

@@ -1,4 +1,4 @@
-"""The flags of `python -m tplab.capstone`: one per field of `Settings`, in groups, with a line of help each."""
+"""The flags of `python -m tplab.capstone`: one per field of `Settings`, in groups, each with a line of help."""
 
 import argparse
 from dataclasses import fields
@@ -65,7 +65,7 @@ GROUPS: dict[str, dict[str, str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to a parser, which should leave out flags that aren't given (argparse.SUPPRESS)."""
+    """Add the flags to a parser, which should omit flags that aren't given (argument_default=argparse.SUPPRESS)."""
     start = parser.add_argument_group("where the settings come from (a later one wins: preset, file, flags)")
     start.add_argument("--preset", choices=sorted(PRESETS), help="a configuration to start from")
     start.add_argument("--config", type=Path, metavar="FILE", help="a YAML file with settings")

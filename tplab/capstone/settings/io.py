@@ -1,8 +1,8 @@
-"""Settings from a preset, a YAML file and flags.
+"""Read settings from a preset, a YAML file and flags.
 
     preset  <  YAML file  <  flags           a later one wins
 
-Each field of `Settings` has a flag, written with hyphens, and a line in the file under its own name.
+Each field of `Settings` has a flag, written with hyphens, and a key of the same name in the YAML file.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from tplab.capstone.settings.settings import Settings
 
 
 def read_settings(path: Path) -> Settings:
-    """The settings in a YAML file, with defaults for missing fields. Raises ValueError for whatever isn't a setting."""
+    """Read the settings in a YAML file, with defaults for missing fields. Raises ValueError if the file is invalid."""
     return from_values(_values_in(path))
 
 
 def from_values(values: dict[str, Any], base: Settings | None = None) -> Settings:
-    """`base` (None: the defaults) with other `values`. Raises ValueError, naming unknown fields and wrong types."""
+    """Replace fields of `base` (None: defaults) by `values`. Raises ValueError for unknown fields or wrong types."""
     known = {field.name: field.type for field in fields(Settings)}
     if unknown := sorted(set(values) - set(known)):
         raise ValueError(f"there are no settings {unknown}; known: {', '.join(known)}")
@@ -32,14 +32,14 @@ def from_values(values: dict[str, Any], base: Settings | None = None) -> Setting
 
 
 def from_arguments(arguments: Sequence[str], base: Settings | None = None) -> Settings:
-    """The settings on a command line: --preset NAME, --config FILE, and a flag for every field."""
+    """Parse the settings on a command line: --preset NAME, --config FILE, and a flag for every field."""
     parser = argparse.ArgumentParser(prog="python -m tplab.capstone", argument_default=argparse.SUPPRESS)
     add_arguments(parser)
     return settings_of(vars(parser.parse_args(arguments)), base)
 
 
 def settings_of(given: dict[str, Any], base: Settings | None = None) -> Settings:
-    """The settings that parsed flags describe: the preset or `base`, overridden by the file, then by other flags."""
+    """Build the settings from parsed flags: the preset or `base`, overridden by the file, then by the other flags."""
     given = dict(given)
     start = PRESETS[given.pop("preset")] if "preset" in given else base
     values = _values_in(given.pop("config")) if "config" in given else {}

@@ -1,4 +1,4 @@
-"""Settings to start from, for a laptop without a GPU, for one H100, and for eight H100s or A100s."""
+"""Presets for a laptop without a GPU, for one H100, and for eight H100s or A100s."""
 
 from dataclasses import replace
 from math import gcd
@@ -32,10 +32,10 @@ PRESETS: dict[str, Settings] = {
 
 
 def preset_for(gpu: str | None, tp: int | None = None, dp: int | None = None, *, gpus: int = 8) -> Settings:
-    """The preset for tp · dp ranks on a machine with `gpus` GPUs called `gpu` (None: without a GPU).
+    """Return the preset for tp · dp ranks on a machine with `gpus` GPUs named `gpu` (None: no GPU).
 
-    More ranks than GPUs run on the CPU, where only the smallest model can be trained. With `dp` alone, each replica has
-    one rank. Micro-batches become small enough to divide a replica's share of the batch.
+    If there are more ranks than GPUs, they run on the CPU, where only the smallest model can be trained. If only `dp`
+    is given, each replica has one rank. Micro-batches are made small enough to divide a replica's share of the batch.
     """
     preset = PRESETS[_name(gpu, (tp or 1) * (dp or 1), gpus)]
     if dp is None or dp < 1 or preset.batch_size % dp:

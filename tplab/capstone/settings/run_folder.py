@@ -1,9 +1,9 @@
 """The folder of a run: its contents, and whether the run may continue with the current settings.
 
 settings.yaml            the settings that the run was started with
-log.jsonl, log.csv       its log
-checkpoints/             the steps from which it can resume
-tokens/                  its text, tokenized
+log.jsonl, log.csv       the log
+checkpoints/             the steps from which the run can resume
+tokens/                  the tokenized text
 """
 
 from dataclasses import asdict
@@ -21,19 +21,19 @@ OF_THE_RUN = (
 
 
 def checkpoints_in(folder: Path) -> bool:
-    """Return whether the run in this folder has a checkpoint to resume from."""
+    """Return True if the run in this folder has a checkpoint to resume from."""
     return bool(StepFolders(folder / "checkpoints").steps())
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a run has begun in this folder."""
+    """Return True if a run has been started in this folder."""
     return (folder / SETTINGS).exists() and (folder / LOG).exists()
 
 
 def check_unchanged(settings: Settings) -> None:
     """Raise ValueError if the folder has checkpoints of a run with a different model, data or training schedule.
 
-    The message lists each changed field with its old and its new value. Nothing is written.
+    The message lists each changed field with its old and new value. Nothing is written.
     """
     folder = Path(settings.folder)
     if not checkpoints_in(folder):
@@ -55,7 +55,7 @@ def check_unchanged(settings: Settings) -> None:
 
 
 def write_settings(settings: Settings) -> None:
-    """Write the settings into the run's folder, unless the same ones are already there."""
+    """Write the settings to the run's folder, unless the same settings are already there."""
     folder = Path(settings.folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SETTINGS
@@ -65,7 +65,7 @@ def write_settings(settings: Settings) -> None:
 
 
 def set_aside(folder: Path) -> Path | None:
-    """Move a run's files, except its text, into before-1/, before-2/, .. and return that folder (None: no files)."""
+    """Move a run's files, except its text, to before-1/, before-2/, .. and return that folder (None: no files)."""
     there = [folder / name for name in OF_THE_RUN if (folder / name).exists()]
     if not there:
         return None

@@ -1,8 +1,8 @@
 """The settings of a capstone run: what to train, how to split it over ranks, and what to save.
 
-A run's folder contains its settings as settings.yaml (`tplab.capstone.settings.io` reads that file, and flags). Some
-fields determine the model, the data or their order. These must not change when a run resumes, or it would no longer
-reproduce the losses of an uninterrupted run. `CHANGEABLE` lists the other fields.
+The folder of a run contains its settings as settings.yaml (`tplab.capstone.settings.io` reads that file and the flags).
+Fields that determine the model, the data or their order must not change when a run resumes, because otherwise the run
+would no longer reproduce the losses of an uninterrupted run. `CHANGEABLE` lists the other fields.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -22,19 +22,19 @@ Precision = Literal["float32", "bfloat16", "float64"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of a training run. Raises ValueError for impossible ones, naming fields and values that would fit.
+    """The settings of a training run. Raises ValueError for invalid ones, suggesting values that would work.
 
-    folder                where the run puts its log, checkpoints and report
-    data                  a folder of text files; None: the sources of the running Python's standard library
+    folder                where the run writes its log, checkpoints and report
+    data                  a folder of text files; None: the source code of the running Python's standard library
     data_limit            bytes of text to use; None: all
     vocab_size            size of the byte-pair tokenizer that is trained on the text
-    layers                "tplab", "mine" (from the learner's chapters), "dtensor" (torch's own), "plain" (a single
-                          process, no parallelism)
+    layers                "tplab", "mine" (the learner's, from the chapters), "dtensor" (PyTorch's built-in tensor
+                          parallelism), "plain" (a single process, no parallelism)
     chapters              the folder with the learner's notebooks, for layers="mine"
 
     num_layers, hidden_size, num_heads, seq_length, dropout    of the GPT, as in `GPTConfig`
 
-    tp, dp                ranks that share a model, and number of replicas
+    tp, dp                number of ranks that share a model, and number of replicas
     sequence_parallel     shard the activations between blocks along the sequence
     async_grad_allreduce  compute a weight's gradient while its input's gradient is all-reduced
     recompute             what backward recomputes: "nothing", "attention" or "layers"
@@ -42,7 +42,7 @@ class Settings:
     precision             "float32"; "bfloat16": matmuls in bfloat16 (autocast), weights and optimizer in float32;
                           "float64": for comparing runs with each other
 
-    steps                 optimizer steps of the full run, which the learning rate schedule is based on
+    steps                 optimizer steps of the full run, on which the learning rate schedule is based
     batch_size            sequences per step, over all replicas and micro-batches
     micro_batch_size      sequences that a rank processes at a time
     learning_rate, min_learning_rate, warmup_steps    linear warm-up to the first, then cosine decay to the second
@@ -160,14 +160,14 @@ class Settings:
 
     @property
     def layout(self) -> Layout:
-        """The layout, for the memory bill and the cost model."""
+        """The parallel layout, for the memory bill and the cost model."""
         return Layout(
             tp=self.tp, dp=self.dp, micro_batch=self.micro_batch_size, micro_batches=self.micro_batches,
             sequence_parallel=self.sequence_parallel, recompute=self.recompute,
         )  # fmt: skip
 
     def save(self, path: Path) -> None:
-        """Write the settings as YAML, in the order of the fields, replacing the file atomically."""
+        """Write the settings as YAML, in field order, replacing the file atomically."""
         replace(path, yaml.safe_dump(asdict(self), sort_keys=False).encode())
 
 
@@ -180,7 +180,7 @@ CHANGEABLE = frozenset({
 
 
 def changed(now: Settings, before: Settings) -> dict[str, tuple[Any, Any]]:
-    """The changed fields that must not change when a run resumes, as {field: (before, now)}."""
+    """Return the fields that differ but must not change when a run resumes, as {field: (before, now)}."""
     pairs = {name: (getattr(before, name), value) for name, value in asdict(now).items() if name not in CHANGEABLE}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 

@@ -1,16 +1,16 @@
-"""The parts of a study, each of which has ranks run a program (`tplab.capstone.study.programs`) and evaluates it.
+"""The parts of a study. Each part runs a program on the ranks (`tplab.capstone.study.programs`) and evaluates it.
 
     machine     the speed of a rank in matmuls, memory and messages
-    before      text that the model writes before training
-    alone       the losses of one rank, with tplab's layers
+    before      text that the model generates before training
+    alone       the losses on a single rank, with tplab's layers
     traffic     the trace of one step, compared with the formula
     memory      the live memory in one step, compared with the bill
     timeline    one step, operation by operation
     layers      the learner's layers, compared with tplab's
-    baseline    torch's own tensor parallelism and tplab's layers, taking turns
+    baseline    torch's built-in tensor parallelism and tplab's layers, alternating
     scaling     step times of 1 to p ranks, for a fixed and a growing model, compared with the cost model
 
-Each part gets a `Study` and returns its entry in measurements.json, whose `says` or `why` is a line for the terminal.
+Each part gets a `Study` and returns its entry in measurements.json. Its `says` or `why` is a line for the terminal.
 """
 
 import os
@@ -41,10 +41,10 @@ Measured = dict[str, Any]
 class Budget:
     """The number of steps for each part.
 
-    alone              steps on one rank, whose losses are compared
-    scaling, warm_up   steps on each number of ranks, and how many of them don't count
-    layers             steps with the learner's layers, and with tplab's
-    turns, turn        turns in the baseline, and steps per turn; the first turn is a warm-up
+    alone              steps on a single rank whose losses are compared
+    scaling, warm_up   steps on each number of ranks, and how many of them are warm-up and don't count
+    layers             steps with the learner's layers, and the same number with tplab's
+    turns, turn        number of turns in the baseline, and steps per turn; the first turn is a warm-up
     """
 
     alone: int = 60
@@ -66,7 +66,7 @@ class Study:
     def launch(self, function: Callable[..., Any], settings: Settings, *args: Any) -> Results:
         """Run a function on `settings.ranks` ranks, on the same kind of device as the full run.
 
-        A run with two ranks on a machine with one GPU uses the CPU, so a single rank has to do so, too.
+        For example, a run with two ranks on a machine with one GPU uses the CPU, so a single rank has to use it, too.
         """
         backend = "auto" if torch.cuda.device_count() >= self.settings.ranks else "gloo"
         return launch(function, settings.ranks, args=(settings, *args), backend=backend, timeout=None)
@@ -133,7 +133,7 @@ def _layers(study: Study) -> Measured:
 
 
 def _why(message: str) -> str:
-    """The exercises that aren't ready, if the message lists them one per line; otherwise its first line."""
+    """Return the exercises that aren't ready, if the message lists them one per line, otherwise its first line."""
     if exercises := re.findall(r"^ +(\d+\.\d+)", message, re.MULTILINE):
         return f"exercises {listed(exercises)} are not written, or don't pass yet"
     return message.splitlines()[0].rstrip(" .")
@@ -181,7 +181,7 @@ def _scaling(study: Study) -> Measured:
 
 
 def _scaled(study: Study, p: int, found: Measured, beside: list[str]) -> None:
-    """Add the measurements of p ranks to `found`, and any differences from the run's settings to `beside`."""
+    """Add the measurements on p ranks to `found`, and any differences from the run's settings to `beside`."""
     settings, budget = study.settings, study.budget
     one, timed = _with_room(lambda one: study.launch(measuring.timed, one, budget.scaling), _on(settings, p))
     machine, seconds = timed[0]
@@ -201,7 +201,7 @@ def _scaled(study: Study, p: int, found: Measured, beside: list[str]) -> None:
 
 
 def _with_room(attempt: Callable[[Settings], Results], settings: Settings) -> tuple[Settings, Results]:
-    """Halve the micro-batch size until a step fits on a GPU. There are more micro-batches then, but the same losses."""
+    """Halve the micro-batch size until a step fits on a GPU. This gives more micro-batches, but the same losses."""
     while True:
         try:
             return settings, attempt(settings)
@@ -212,7 +212,7 @@ def _with_room(attempt: Callable[[Settings], Results], settings: Settings) -> tu
 
 
 def _sizes(settings: Settings) -> list[int]:
-    """The numbers of ranks to measure: 1, 2, 4 .. and the run's own, where model and batch can be split that way."""
+    """Return the numbers of ranks to measure: 1, 2, 4, .. and the run's, if model and batch can be split that way."""
     sizes = []
     for p in sorted({2**power for power in range(settings.ranks.bit_length())} | {settings.ranks}):
         try:
@@ -224,7 +224,7 @@ def _sizes(settings: Settings) -> list[int]:
 
 
 def _on(settings: Settings, p: int) -> Settings:
-    """The settings for p ranks with tplab's layers: tp grows first, then dp. Raises ValueError for a bad p."""
+    """Return the settings for p ranks with tplab's layers. First tp grows, then dp. Raises ValueError for invalid p."""
     tp = min(p, settings.tp)
     if p % tp:
         raise ValueError(f"{p} ranks are no multiple of tp={tp}")
@@ -234,7 +234,7 @@ def _on(settings: Settings, p: int) -> Settings:
 
 @contextmanager
 def _equal_threads(ranks: int) -> Iterator[None]:
-    """Give each rank on a CPU as many threads as in the full run, or a single rank would use all cores."""
+    """Give each rank on a CPU as many threads as in the full run. Otherwise, a single rank would use all cores."""
     before = os.environ.get("OMP_NUM_THREADS")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ["OMP_NUM_THREADS"] = before or str(max(1, cores // ranks))

@@ -1,7 +1,7 @@
-"""Predictions for a run by the course's formulas: the memory bill of chapter 00, the step time of chapter 11.
+"""Predictions for a run from the course's formulas: the memory bill of chapter 00 and the step time of chapter 11.
 
-Both formulas assume 16-bit elements. In float32, activations take twice the bill's bytes, and the machine moves half
-as many elements per second, in memory and between ranks. (In float64: four times, and a quarter.)
+Both formulas assume 16-bit elements. In float32, activations take twice the bytes in the bill, and the machine moves
+half as many elements per second, both in memory and between ranks. (In float64: four times, and a quarter.)
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ _STATE = {"float32": Recipe(4, 4, 8), "bfloat16": Recipe(4, 4, 8), "float64": Re
 
 
 def predicted_memory(settings: Settings) -> tuple[dict[str, int], str]:
-    """Predicted bytes on one rank by purpose, and a sentence about how the bill was applied."""
+    """Predict the bytes on one rank by purpose. Also return a sentence about how the bill was applied."""
     config, width = _as_run(settings), _WIDTH[settings.precision]
     need = bill(config, settings.layout, _STATE[settings.precision])
     tokens, columns = settings.micro_batch_size * config.seq_length, -(-config.vocab_size // settings.tp)
@@ -36,7 +36,7 @@ def predicted_memory(settings: Settings) -> tuple[dict[str, int], str]:
 
 
 def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
-    """Predicted seconds of one step, by purpose."""
+    """Predict the seconds of one step, by purpose."""
     program = Program(overlap_input_gradient=settings.async_grad_allreduce, overlap_gradients=settings.dp > 1)
     state, width = _STATE[settings.precision], _WIDTH[settings.precision]
     recipe = Recipe(state.weights // width, state.gradients // width, state.optimizer // width)
@@ -48,13 +48,13 @@ def predicted_step(settings: Settings, machine: Machine) -> dict[str, float]:
 
 
 def slower(machine: Machine, times: int) -> Machine:
-    """The machine for elements `times` as wide, which take `times` as long to move."""
+    """Return the machine for elements that are `times` as wide and therefore take `times` as long to move."""
     inside, between = (Link(link.alpha, link.beta * times) for link in (machine.inside, machine.between))
     return replace(machine, bandwidth=machine.bandwidth / times, inside=inside, between=between)
 
 
 def machine_of(measured: dict[str, Any]) -> Machine:
-    """A `Machine` from the results of `tplab.capstone.study.programs.machine`. One rank needs no link."""
+    """Create a `Machine` from the results of `tplab.capstone.study.programs.machine`. One rank needs no link."""
     link = Link(measured.get("alpha", 0.0), measured.get("beta", 1e-12))
     return Machine(
         "this machine", flops=measured["flops"], fraction=1.0, memory=measured.get("memory", 1),
@@ -63,5 +63,5 @@ def machine_of(measured: dict[str, Any]) -> Machine:
 
 
 def _as_run(settings: Settings) -> GPTConfig:
-    """The model's config. torch's attention saves no scores, unless it has to drop some of them on a CPU."""
+    """Return the model's config. torch's attention saves no scores, unless it needs dropout on a CPU."""
     return replace(settings.model, flash_attention=not settings.dropout)

@@ -1,6 +1,6 @@
-"""The programs that a study has every rank run: a few measured steps, which leave the run's log and checkpoints alone.
+"""The programs that a study runs on every rank. They measure a few steps and don't touch the run's log or checkpoints.
 
-All of them train like `tplab.capstone.training.loop`, on the run's tokens, in their order, from its initial weights.
+All of them train like `tplab.capstone.training.loop`, on the run's tokens in their order, from its initial weights.
 """
 
 import time
@@ -35,7 +35,7 @@ Bar = tuple[str, str, float, float]  # lane, name, start, end
 
 
 class Short:
-    """The first steps of a run on this rank, one at a time."""
+    """The first steps of a run on this rank, done one at a time."""
 
     def __init__(self, settings: Settings, answers: Any = None, ranks: Ranks | None = None) -> None:
         self.settings = settings
@@ -52,7 +52,7 @@ class Short:
         self.done = 0
 
     def once(self) -> tuple[float, float]:
-        """Do one more step; return the loss of the full batch, and the seconds until this rank knew its own share."""
+        """Do one more step. Return the full batch's loss, and the seconds until this rank had finished its part."""
         own = self.batches.own(self.done, self.ranks.dp_rank, self.settings.dp)
         ids, targets = (tensor.to(self.ranks.device) for tensor in own)  # [B/dp, s] each
         self.done += 1
@@ -66,14 +66,14 @@ class Short:
 
 
 def steps(settings: Settings, count: int) -> tuple[list[float], list[float]]:
-    """Losses and seconds of the first `count` steps."""
+    """Return the losses and the seconds of the first `count` steps."""
     short = Short(settings)
     losses, seconds = zip(*(short.once() for _ in range(count)), strict=True)
     return list(losses), list(seconds)
 
 
 def of_the_learner(settings: Settings, count: int, answers: Any) -> tuple[list[float], frozenset[str]]:
-    """Losses of the first `count` steps with the learner's layers, and the exercises whose answers aren't called."""
+    """Train `count` steps with the learner's layers. Return the losses, and exercises whose answers aren't called."""
     short = Short(settings, answers)
     return [short.once()[0] for _ in range(count)], hooks_of(short.model).idle
 
@@ -81,7 +81,7 @@ def of_the_learner(settings: Settings, count: int, answers: Any) -> tuple[list[f
 def turns(
     settings: Settings, layers: Sequence[Layers], rounds: int, count: int
 ) -> dict[str, tuple[list[float], list[list[float]]]]:
-    """Losses, and seconds by turn and step, of runs with different layers that take turns of `count` steps.
+    """Train with different layers, in alternating turns of `count` steps. Return losses, and seconds by turn and step.
 
     Because of the turns, other load on the machine slows down all runs. They use the same initial weights and batches.
     """
@@ -97,9 +97,9 @@ def turns(
 
 
 def machine(settings: Settings) -> dict[str, Any]:
-    """The speed of this rank's device in the run's precision, while all ranks are busy.
+    """Measure the speed of this rank's device in the run's precision while all ranks are busy.
 
-    `peak`: FLOP/s in bfloat16 of a GPU that `tplab.cost.machines` knows, which has no figures for other precisions.
+    `peak` is the bfloat16 FLOP/s of a GPU that `tplab.cost.machines` knows. It has no figures for other precisions.
     """
     ranks = join(settings)
     known = known_machine(ranks.device)
@@ -116,12 +116,12 @@ def machine(settings: Settings) -> dict[str, Any]:
 
 
 def timed(settings: Settings, count: int) -> tuple[dict[str, Any], list[float]]:
-    """The speed of the machine with all ranks busy, and the seconds of the first `count` steps."""
+    """Return the speed of the machine with all ranks busy, and the seconds of the first `count` steps."""
     return machine(settings), steps(settings, count)[1]
 
 
 def sent(settings: Settings, answers: Any = None) -> list[Collective]:
-    """The collectives that this rank entered in the second step, in order."""
+    """Return the collectives that this rank entered in the second step, in order."""
     short = Short(settings, answers)
     short.once()
     own = short.batches.own(1, short.ranks.dp_rank, settings.dp)
@@ -131,7 +131,7 @@ def sent(settings: Settings, answers: Any = None) -> list[Collective]:
 
 
 def traced(settings: Settings, warm_up: int, answers: Any = None) -> list[Bar]:
-    """The operations of this rank in one step, after a warm-up, as (lane, name, start, end)."""
+    """Return the operations of this rank in one step, after a warm-up, as (lane, name, start, end)."""
     short = Short(settings, answers)
     for _ in range(warm_up):
         short.once()
@@ -145,7 +145,7 @@ def traced(settings: Settings, warm_up: int, answers: Any = None) -> list[Bar]:
 
 
 def drawn(bars: Sequence[Bar]) -> list[Bar]:
-    """The bars with short names. If there are too many, neighbors with no visible gap between them are merged."""
+    """Shorten the names of the bars. If there are too many bars, merge neighbors without a visible gap between them."""
     named = [(lane, name[:NAME], start, end) for lane, name, start, end in bars]
     if len(named) <= BARS:
         return named
@@ -164,7 +164,7 @@ def drawn(bars: Sequence[Bar]) -> list[Bar]:
 
 
 def metered(settings: Settings, answers: Any = None) -> dict[str, Any]:
-    """Peak live bytes on this rank in the second step; on a CPU, also the curve over time, counted tensor by tensor."""
+    """Return the peak live bytes on this rank in the second step and, on a CPU, their curve, tensor by tensor."""
     if join(settings).device.type == "cuda":
         short = Short(settings, answers)
         short.once()
@@ -193,7 +193,7 @@ def metered(settings: Settings, answers: Any = None) -> dict[str, Any]:
 
 
 def untrained(settings: Settings, answers: Any = None) -> tuple[str, float]:
-    """The text that the model writes before its first step, and the loss of that step."""
+    """Return the text that the model generates before its first step, and the loss of that step."""
     short = Short(settings, answers)
     text = write_sample(short.model, settings, short.tokens.tokenizer, short.ranks, 0)
     return text, short.once()[0]

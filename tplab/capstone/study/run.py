@@ -1,16 +1,16 @@
-"""The study of a run, which measures other numbers of ranks, other layers, memory, bytes, and one step in detail.
+"""Study a run: measure other numbers of ranks, other layers, memory, traffic, and one step in detail.
 
-    study(settings)                      the run, if it isn't finished, then every missing part
-    study(settings, only=["memory"])     this part, again
+    study(settings)                      finish the run if necessary, then measure every missing part
+    study(settings, only=["memory"])     measure this part again
 
     python -m tplab.capstone study --preset laptop
     python -m tplab.capstone study --folder runs/laptop --only memory scaling
 
-Each part (`tplab.capstone.study.parts`) trains for a few steps, reports its result in one line, and is immediately
-saved in measurements.json, so a killed study loses only one part. `Budget` sets the number of steps for each part.
+Each part (`tplab.capstone.study.parts`) trains for a few steps, prints its result in one line, and is saved in
+measurements.json immediately, so killing a study loses only one part. `Budget` sets the number of steps for each part.
 
-Each part is saved with the settings in `MATTER` that it was measured with. If a run resumes with a different number of
-ranks or different layers, its parts are measured again.
+A part is saved with the `MATTER` settings that it was measured with. If a run resumes with a different number of ranks
+or different layers, its parts are measured again.
 """
 
 import argparse
@@ -49,11 +49,11 @@ def study(
     answers: Any = None,
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Measure parts that are missing or have other settings, or `only` these parts, even if they exist.
+    """Measure the parts that are missing or were measured with other settings. With `only`, always measure these parts.
 
     Returns the path of the measurements.
 
-    answers    the learner's code; None: find it in `settings.chapters` if it is needed
+    answers    the learner's code; None: find it in `settings.chapters` if needed
     say        called with a line for each part; a part whose ranks fail (out of GPU memory, for example) is left out
     Raises ValueError for an unknown part, and for settings that don't match the run in the folder.
     """
@@ -81,18 +81,18 @@ def study(
 
 
 def is_done(settings: Settings) -> bool:
-    """Return whether the run in the folder has reached its last step."""
+    """Return True if the run in the folder has reached its last step."""
     steps = steps_of(read_log(Path(settings.folder)))
     return bool(steps) and steps[-1]["step"] >= settings.last_step
 
 
 def is_current(part: Mapping[str, Any] | None, settings: Settings) -> bool:
-    """Return whether the part exists and has these settings. A part without recorded settings counts as current."""
+    """Return True if the part exists and has these settings. A part without recorded settings counts as current."""
     return part is not None and part.get("settings", _that_matter(settings)) == _that_matter(settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code."""
+    """Run the given command line and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tplab.capstone study", argument_default=argparse.SUPPRESS, allow_abbrev=False,
         usage="python -m tplab.capstone study [--preset NAME] [--config FILE] [flags] [--only PART ..]",

@@ -1,4 +1,4 @@
-"""The traffic of one training step by formula: calls and bytes of every collective that one rank enters.
+"""Predict the traffic of one training step: calls and bytes of every collective that one rank enters.
 
 With n = b s tokens per micro-batch, L layers, hidden size h, tp ranks that share a model, and e bytes per element of a
 matmul's output (4, or 2 in bfloat16 autocast), a micro-batch sends over tp
@@ -11,10 +11,10 @@ matmul's output (4, or 2 in bfloat16 autocast), a micro-batch sends over tp
     loss                 forward    2 all-reduces per block of 512 tokens: n maxima of e bytes, and n sums and one value
                                     per block of 4 bytes
 
-With sequence parallelism, each all-reduce [n, h] becomes an all-gather and a reduce-scatter of the same size; the
-recorder counts the message, which is the full [n, h] for both. Once per step, the gradients of parameters between the
-blocks are all-reduced. recompute="layers" repeats the forward of each layer up to its last matmul. Backward needs
-nothing after that, so the last all-reduce isn't repeated unless dropout comes after it.
+With sequence parallelism, each all-reduce [n, h] becomes an all-gather and a reduce-scatter of the same size, because
+the recorder counts the full [n, h] for both. Once per step, the gradients of parameters between the blocks are
+all-reduced. recompute="layers" repeats the forward of each layer up to its last matmul. Backward needs nothing after
+that matmul, so the last all-reduce isn't repeated unless dropout comes after it.
 
 Once per step over dp: the gradients of this rank's parameters, 4 bytes each, in buckets. Over tp: the sum for the norm.
 A dimension with one rank has no traffic. (In float64: 8 bytes instead of 4 and of e.)
@@ -35,7 +35,7 @@ TOKENS_AT_ONCE = 512  # block size of `parallel_linear_cross_entropy`
 
 @dataclass(frozen=True)
 class Part:
-    """The calls of one collective for one purpose, and the bytes of all their messages."""
+    """The calls of one collective for one purpose, and the total bytes of their messages."""
 
     name: str
     kind: str
@@ -44,9 +44,9 @@ class Part:
 
 
 def step_parts(settings: Settings, vocab_size: int | None = None) -> list[Part]:
-    """The traffic of one rank in one training step, in the order of the step.
+    """Return the traffic of one rank in one training step, in the order of the step.
 
-    vocab_size    size of the tokenizer, which may be smaller than in the settings; None: as in the settings
+    vocab_size    size of the tokenizer, which may be smaller than in the settings (None: as in the settings)
     """
     vocab_size = settings.vocab_size if vocab_size is None else vocab_size
     parts = list(_micro_batch(settings)) if settings.tp > 1 else []
@@ -56,12 +56,12 @@ def step_parts(settings: Settings, vocab_size: int | None = None) -> list[Part]:
 
 
 def step_bytes(settings: Settings, vocab_size: int | None = None) -> dict[str, Total]:
-    """Calls and bytes of one rank in one training step by collective, like those of `Record.totals`."""
+    """Return the calls and bytes of one rank in one training step by collective, in the form of `Record.totals`."""
     return totals(step_parts(settings, vocab_size))
 
 
 def totals(parts: Iterable[Part]) -> dict[str, Total]:
-    """Calls and bytes of parts, added up by collective."""
+    """Add up the calls and bytes of parts by collective."""
     found: dict[str, Total] = {}
     for part in parts:
         calls, size = found.get(part.kind, Total(0, 0))
@@ -70,7 +70,7 @@ def totals(parts: Iterable[Part]) -> dict[str, Total]:
 
 
 def _micro_batch(settings: Settings) -> Iterator[Part]:
-    """The traffic over tp in forward and backward of one micro-batch."""
+    """Yield the traffic over tp in the forward and backward of one micro-batch."""
     layers, tokens = settings.num_layers, settings.micro_batch_size * settings.seq_length
     wide, narrow = _sizes(settings)
     whole = tokens * settings.hidden_size  # [n, h]
@@ -106,13 +106,13 @@ def _micro_batch(settings: Settings) -> Iterator[Part]:
 
 
 def _loss(tokens: int, wide: int, narrow: int) -> Iterator[Part]:
-    """The traffic of the loss: maxima in the logits' dtype, sums in at least float32, one more value per block."""
+    """Yield the loss's traffic: maxima in the logits' dtype, sums in at least float32, and one more value per block."""
     blocks = ceil(tokens / TOKENS_AT_ONCE)
     yield Part("loss", "all_reduce", 2 * blocks, tokens * narrow + (tokens + blocks) * wide)
 
 
 def _once(settings: Settings, vocab_size: int) -> Iterator[Part]:
-    """The traffic that a step has once, regardless of the number of micro-batches."""
+    """Yield the traffic that occurs once per step, regardless of the number of micro-batches."""
     parameters, (wide, _) = _parameters(settings, vocab_size), _sizes(settings)
     if settings.tp > 1 and settings.sequence_parallel:
         between = sum(numbers for numbers, cut in parameters if not cut)
@@ -125,13 +125,13 @@ def _once(settings: Settings, vocab_size: int) -> Iterator[Part]:
 
 
 def _sizes(settings: Settings) -> tuple[int, int]:
-    """Bytes per element outside matmuls, and per element of a matmul's output."""
+    """Return the bytes per element outside matmuls, and per element of a matmul's output."""
     wide = 8 if settings.precision == "float64" else 4
     return wide, 2 if settings.precision == "bfloat16" else wide
 
 
 def _parameters(settings: Settings, vocab_size: int) -> list[tuple[int, bool]]:
-    """(elements on this rank, sharded over tp) of every parameter, in the order of the model."""
+    """Return (elements on this rank, sharded over tp) for every parameter, in the order of the model."""
     h, p = settings.hidden_size, settings.tp
     layer = [
         (h, False), (h, False), (3 * h * h // p, True), (3 * h // p, True), (h * h // p, True), (h, False),
@@ -142,7 +142,7 @@ def _parameters(settings: Settings, vocab_size: int) -> list[tuple[int, bool]]:
 
 
 def _buckets(sizes: list[int]) -> int:
-    """The number of buckets that `flat_parameters.in_buckets` makes, from the last parameter to the first."""
+    """Return the number of buckets that `flat_parameters.in_buckets` makes, from the last parameter to the first."""
     buckets, filled = 0, 0
     for size in reversed(sizes):
         if not buckets or filled + size > BUCKET_BYTES:

@@ -1,4 +1,4 @@
-"""The model to train, made of the course's layers, the learner's, torch's own, or plain ones.
+"""Build the model to train from the course's layers, the learner's, torch's built-in ones, or plain ones.
 
     model = build_model(settings, settings.model, mesh=mesh, device=device(), answers=answers)
     backward(model, model(ids, targets))                  instead of loss.backward()
@@ -14,10 +14,10 @@ These five functions handle every kind of model:
     "dtensor"   DTensors              loss_parallel       all-reduces of Partial gradients     tplab.data.grad_norm
     "plain"     full, on one rank     nothing             nothing                              tplab.data.grad_norm
 
-The `.grad` of a DTensor is a DTensor too. `gradients(model)` are this rank's shards of all gradients, as plain tensors.
+The `.grad` of a DTensor is a DTensor, too. `gradients(model)` returns this rank's gradient shards as plain tensors.
 
-Initial weights are drawn the way `ParallelGPT` draws them, in float32 on the CPU. So a seed gives the same model with
-every kind of layers, on any number of ranks, on a GPU, and in float64.
+Initial weights are drawn the way `ParallelGPT` draws them, in float32 on the CPU. A seed therefore gives the same model
+with every kind of layers, on any number of ranks, on a GPU, and in float64.
 """
 
 from collections.abc import Collection
@@ -52,11 +52,11 @@ def build_model(
     device: Device = None,
     answers: Answers | None = None,
 ) -> nn.Module:
-    """Build a model whose `model(ids, targets)` is the mean loss, the same on every rank of a replica.
+    """Build a model. `model(ids, targets)` returns the mean loss, which is the same on every rank of a replica.
 
     config     settings.model, possibly with the vocabulary size of the tokenizer
-    mesh       as `tplab.data.grid.mesh` makes it; None: a single rank has the full model
-    answers    for layers="mine", from `tplab.capstone.own_layers.find.find_answers`
+    mesh       as created by `tplab.data.grid.mesh` (None: a single rank has the full model)
+    answers    the result of `tplab.capstone.own_layers.find.find_answers`, for layers="mine"
 
     The random state of the process doesn't change. Raises ValueError if the layers don't support the settings.
     """
@@ -98,7 +98,7 @@ def _build(
 
 
 def _drawn(settings: Settings, config: GPTConfig, group: ProcessGroup | None) -> nn.Module:
-    """The course's own model on the CPU, with its initial weights."""
+    """Create the course's model on the CPU, with its initial weights."""
     options: dict[str, Any] = {"recompute": settings.recompute, "group": group, "device": "cpu", "dtype": torch.float32}
     options["async_grad_allreduce"] = settings.async_grad_allreduce
     cut = settings.sequence_parallel and settings.layers == "tplab"
@@ -111,7 +111,7 @@ def _drawn(settings: Settings, config: GPTConfig, group: ProcessGroup | None) ->
 
 @torch.no_grad()
 def copy_shards(source: nn.Module, target: nn.Module) -> None:
-    """Copy this rank's parameters, with their shard marks, by name. Raises ValueError if names or shapes differ."""
+    """Copy this rank's parameters and their shard marks by name. Raises ValueError if names or shapes differ."""
     given, own = dict(source.named_parameters()), dict(target.named_parameters())
     if given.keys() != own.keys():
         there, here = sorted(given.keys() - own.keys()), sorted(own.keys() - given.keys())
@@ -137,7 +137,7 @@ def finish_gradients(model: nn.Module) -> None:
 
 
 def clip_gradients(model: nn.Module, max_norm: float, mesh: DeviceMesh | None = None) -> Tensor:
-    """Clip the full gradient to `max_norm`, and return its norm before clipping, the same on every rank."""
+    """Clip the full gradient to `max_norm` and return its norm before clipping, which is the same on every rank."""
     norm = hooks_of(model).norm
     length = norm(mesh) if norm else grad_norm(model.parameters(), mesh)
     clip(gradients(model), length, max_norm)
@@ -145,18 +145,18 @@ def clip_gradients(model: nn.Module, max_norm: float, mesh: DeviceMesh | None = 
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
-    """The shards of all existing gradients on this rank. Writing into them writes into `.grad`."""
+    """Return this rank's shards of all existing gradients. Writing to them modifies `.grad`."""
     return [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The shard of a DTensor on this rank; any other tensor unchanged."""
+    """Return this rank's shard of a DTensor, or any other tensor unchanged."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def for_generation(model: nn.Module) -> ParallelGPT:
-    """A ParallelGPT with the model's current weights, for `tplab.gpt.generation`. It may be a copy: don't store it."""
+    """Return a ParallelGPT with the current weights for `tplab.gpt.generation`. Don't store it: it may be a copy."""
     if isinstance(model, ParallelGPT) and not model.region.sequence_parallel:
         return model
     way, own = hooks_of(model), dict(model.named_parameters())
@@ -176,9 +176,9 @@ def for_generation(model: nn.Module) -> ParallelGPT:
 def used(
     settings: Settings, answers: Answers | None = None, idle: Collection[str] = frozenset()
 ) -> list[dict[str, str]]:
-    """The origin of the model's parts, for the report: rows of "what", "whose", "source" and "why".
+    """Return the origin of the model's parts for the report, as rows of "what", "whose", "source" and "why".
 
-    `idle`: the model's `TrainingHooks.idle`, which are exercises whose answers are never called.
+    `idle` is the model's `TrainingHooks.idle`: the exercises whose answers are never called.
     """
     if settings.layers == "mine":
         if answers is None:
@@ -200,5 +200,5 @@ def used(
 
 
 def hooks_of(model: nn.Module) -> TrainingHooks:
-    """The hooks of a model, even if torch.compile has wrapped it, because the wrapper forwards attributes."""
+    """Return the hooks of a model. Also works for the wrapper of torch.compile, because it forwards attributes."""
     return model.hooks  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""The loss on held-out text, computed from the same batches in each evaluation."""
+"""The loss on held-out text, computed on the same batches in every evaluation."""
 
 import torch
 import torch.distributed as dist
@@ -10,14 +10,14 @@ from tplab.capstone.training.step import Step
 
 
 class Evaluation:
-    """An evaluation on `evaluation_batches` batches of held-out text, which are split over the replicas."""
+    """Evaluates the model on `evaluation_batches` batches of held-out text, which are split over the replicas."""
 
     def __init__(self, tokens: TokenFiles, settings: Settings, ranks: Ranks) -> None:
         self.settings, self.ranks = settings, ranks
         self.batches = Batches(tokens.validation, settings.seq_length, settings.batch_size, seed=0)
 
     def loss(self, step: Step) -> float:
-        """The mean loss in nats per token, the same on every rank. Every rank has to call this."""
+        """Return the mean loss in nats per token, the same on every rank. All ranks have to call this."""
         total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         each = self.settings.micro_batches
         parts = self.settings.evaluation_batches * each

@@ -1,4 +1,4 @@
-"""The log of a run: log.jsonl for programs, log.csv for spreadsheets, and TensorBoard's log on request.
+"""The log of a run: log.jsonl for programs, log.csv for spreadsheets, and a TensorBoard log if requested.
 
     {"kind": "start", "time": .., "settings": {..}, "machine": {..}, "step": 1, "resumed_from": null, ..}
     {"kind": "step", "step": 1, "loss": 7.63, "learning_rate": .., "norm": .., "seconds": .., "sent": [..], ..}
@@ -7,12 +7,12 @@
     {"kind": "checkpoint", "step": 100, "seconds": ..}
     {"kind": "end", "step": 600, "why": "done"}
 
-In the row of a step, `sent` and `memory` list the bytes of each rank, and `communication` the share of time that each
-rank spent waiting (`tplab.capstone.training.meter`); log.csv has the largest of each. Losses are in nats per token.
+In a "step" row, `sent` and `memory` list the bytes of each rank, and `communication` the share of time that each rank
+spent waiting (`tplab.capstone.training.meter`). log.csv has the largest value of each. Losses are in nats per token.
 
-Each row is a line that is written immediately, so a killed run loses at most its last line. When the run resumes, its
-rows continue after a new "start". Steps that the killed run did after its last checkpoint then appear twice, and
-`steps_of` returns the later ones.
+Each row is a line that is written immediately, so killing a run loses at most the last line. When the run resumes, it
+appends a new "start" and further rows. Steps that the killed run did after its last checkpoint then appear twice, and
+`steps_of` returns only the later ones.
 """
 
 import json
@@ -33,12 +33,12 @@ _PART = 1 << 20  # bytes to read at a time
 
 
 class Log:
-    """The log of a run, to which one rank writes rows. Other ranks create it with `writes=False`.
+    """The log of a run. One rank writes its rows, and the other ranks create it with `writes=False`.
 
-    step    the first step of this run; TensorBoard discards what it has about this step and later ones
+    step    the first step of this run; TensorBoard discards existing data from this step on
     tell    called with each row that is written
 
-    Raises ImportError, saying what to install, if TensorBoard is requested but missing.
+    Raises ImportError, saying what to install, if TensorBoard is requested but not installed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Log:
             self._board = _summary_writer(folder / "tensorboard", step)
 
     def write(self, row: Row) -> None:
-        """Write a row. Raises OSError, naming the file, if that fails."""
+        """Write a row. If that fails, raises OSError with the name of the file."""
         if not self.writes:
             return
         _append(self.folder / LOG, json.dumps(row, allow_nan=False) + "\n")
@@ -80,16 +80,16 @@ class Log:
 
 
 def read_log(folder: Path) -> list[Row]:
-    """The rows of a run's log, oldest first, or [] if there is no log. An incomplete last line is ignored.
+    """Return the rows of a run's log, oldest first, or [] if there is no log. An incomplete last line is ignored.
 
-    Raises ValueError for any other line that isn't a row.
+    Raises ValueError if any other line isn't a valid row.
     """
     try:
         lines = (folder / LOG).read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     rows = []
-    for number, line in enumerate(lines[:-1], 1):  # after the last newline comes nothing, or half a row
+    for number, line in enumerate(lines[:-1], 1):  # the last newline is followed by nothing or by half a row
         try:
             rows.append(json.loads(line))
         except ValueError:
@@ -98,7 +98,7 @@ def read_log(folder: Path) -> list[Row]:
 
 
 def steps_of(rows: Sequence[Row], kind: str = "step") -> list[Row]:
-    """The rows of a kind, in the order of their steps, without those that a resumed run has repeated."""
+    """Return the rows of a kind in step order. If a resumed run has repeated a step, only its later row is returned."""
     last: dict[int, Row] = {}
     for row in rows:
         if row["kind"] == "start":
@@ -109,7 +109,7 @@ def steps_of(rows: Sequence[Row], kind: str = "step") -> list[Row]:
 
 
 def check_tensorboard() -> None:
-    """Raise ImportError, saying what to install, if TensorBoard is missing."""
+    """Raise ImportError, saying what to install, if TensorBoard isn't installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: F401
     except ImportError:
@@ -138,7 +138,7 @@ def _to_tensorboard(board: Any, row: Row) -> None:
 
 
 def _cells(row: Row) -> Row:
-    """The columns of a row in log.csv, with the largest of any per-rank values."""
+    """Return the values of a row for log.csv. Of per-rank values, only the largest is kept."""
     if row["kind"] == "evaluation":
         return {"step": row["step"], "evaluation": row["loss"]}
     if row["kind"] != "step":
@@ -152,7 +152,7 @@ def _cells(row: Row) -> Row:
 
 
 def _append(path: Path, text: str) -> None:
-    """Append text in a single write, so that readers see full rows and a kill can only truncate the last one."""
+    """Append text in a single write, so that readers see complete rows and a kill can only truncate the last one."""
     data = text.encode()
     try:
         with open(path, "ab", buffering=0) as file:
@@ -176,7 +176,7 @@ def _drop_cut_off_line(path: Path) -> None:
 
 
 def _whole_lines(file: BinaryIO) -> int:
-    """The size of all complete lines in bytes. It reads from the end, because the log of a long run is long."""
+    """Return the size of all complete lines in bytes. Reads from the end, because the log of a long run is large."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - _PART)

@@ -1,4 +1,4 @@
-"""The log's rows for the start of a run and for a step. (`tplab.capstone.training.log` writes them.)"""
+"""Create the log rows for the start of a run and for a step. (`tplab.capstone.training.log` writes them.)"""
 
 from collections.abc import Collection
 from dataclasses import asdict
@@ -20,10 +20,10 @@ from tplab.memory.config import parameter_count
 def start_row(
     settings: Settings, answers: Any, idle: Collection[str], ranks: Ranks, step: int, resumed_from: int | None
 ) -> Row:
-    """The row for the start of a run.
+    """Return the row for the start of a run.
 
     answers         the learner's code, if it is used
-    idle            the part of it that is never called, `TrainingHooks.idle`
+    idle            exercises whose answers are never called (`TrainingHooks.idle`)
     step            the first step to do
     resumed_from    the step of the checkpoint that was loaded, if any
     """
@@ -45,7 +45,7 @@ def start_row(
 
 
 def step_row(summary: StepSummary, settings: Settings, seconds: float) -> Row:
-    """The row for a step. `seconds` is the mean time per step since the last row.
+    """Return the row for a step. `seconds` is the mean time per step since the last row.
 
     The loss is in nats per token. Lists have one value per rank: bytes for `sent` and `memory`, and shares of the time
     for `communication`, which is empty until a GPU has finished a step (`tplab.capstone.training.meter`).

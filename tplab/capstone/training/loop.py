@@ -6,12 +6,12 @@
     tokens, model, optimizer       created identically on every rank, or loaded from the newest checkpoint
     for each step:
         step                       forward, backward, all-reduces of gradients, clipping, AdamW
-        step_summary               one all-reduce: the mean loss, and whether any rank has a request to stop
+        step_summary               one all-reduce: the mean loss, and whether any rank has been asked to stop
         log, evaluation, sample, checkpoint      when they are due
 
-A step depends only on the weights, the optimizer's state and the number of the step, which determines the sequences
-(`Batches`), the dropout and the learning rate. So a checkpoint contains just these three, and a run that resumes
-continues as if nothing had happened.
+A step depends only on the weights, the optimizer state and the step number, which determines the sequences (`Batches`),
+the dropout and the learning rate. A checkpoint therefore contains only these three, and a resumed run continues as if
+it had never been interrupted.
 """
 
 import math
@@ -42,16 +42,16 @@ from tplab.capstone.training.step import Step
 from tplab.capstone.training.step_summary import StepSummaries, StepSummary
 from tplab.runtime import record
 
-A_SAVE_MAY_TAKE = 60.0  # seconds that a failed rank gives the save in progress
+A_SAVE_MAY_TAKE = 60.0  # seconds that a failed rank waits for the save in progress
 
 
 @dataclass
 class Outcome:
-    """The outcome of a run, the same on every rank.
+    """The outcome of a run, which is the same on every rank.
 
-    step       the last step, done in this run or before it
+    step       the last completed step, whether in this run or before it
     losses     the loss of each step of this run, averaged over the full batch
-    stopped    "done", "stop_after" or "SIGTERM"
+    stopped    the reason why the run stopped: "done", "stop_after" or "SIGTERM"
     folder     the run's folder
     """
 
@@ -62,13 +62,13 @@ class Outcome:
 
 
 def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] | None = None) -> Outcome:
-    """Train, or resume training from the newest checkpoint in the run's folder. Every rank calls this.
+    """Train, or resume training from the newest checkpoint in the run's folder. All ranks call this.
 
     answers    the learner's code from the chapters, for layers="mine"
     tell       called on the first rank with each row of the log
 
-    Raises ValueError if the settings don't match the ranks, or the run in the folder; FloatingPointError if the loss or
-    the gradient norm is no longer finite.
+    Raises ValueError if the settings don't match the ranks or the run in the folder, and FloatingPointError if the loss
+    or the gradient norm is no longer finite.
     """
     ranks = join(settings)
     check_unchanged(settings)
@@ -80,7 +80,7 @@ def train(settings: Settings, answers: Any = None, tell: Callable[[Row], None] |
 
 
 class _Run:
-    """A run on this rank: its model and data, the loop over steps, and the work between steps."""
+    """A run on this rank: its model and data, the training loop, and the work between steps."""
 
     def __init__(self, settings: Settings, answers: Any, ranks: Ranks, stop: Stop) -> None:
         self.settings, self.answers, self.ranks, self.stop = settings, answers, ranks, stop
@@ -128,7 +128,7 @@ class _Run:
         return Outcome(self.done, self.losses, why, settings.folder)
 
     def _steps(self) -> bool:
-        """Train until the last step or until a rank has a request to stop; return whether one had."""
+        """Train until the last step or until a rank has been asked to stop. Return True in the latter case."""
         settings = self.settings
         self.clock.go_on()
         for number in range(self.done + 1, settings.last_step + 1):
@@ -162,7 +162,7 @@ class _Run:
         self.done = number
 
     def _read(self, *, everything: bool) -> bool:
-        """Record the results of steps, as far as they are known; return whether any rank has a request to stop."""
+        """Record the results of all steps known so far. Return True if any rank has been asked to stop."""
         asked = False
         for summary in self.summaries.take(everything=everything):
             self.clock.lap()
@@ -175,7 +175,7 @@ class _Run:
         return asked
 
     def _check(self, summary: StepSummary) -> None:
-        """Raise FloatingPointError if the loss or the norm isn't finite, before that state could be saved."""
+        """Raise FloatingPointError if the loss or the norm isn't finite, before a checkpoint of that state is saved."""
         what = "loss" if not math.isfinite(summary.loss) else "norm of the gradient"
         if math.isfinite(summary.loss) and math.isfinite(summary.norm):
             return
@@ -201,7 +201,7 @@ class _Run:
         self.clock.go_on()
 
     def _keep(self, *, asked: bool = False) -> None:
-        """Save a checkpoint, unless this step has one, or the settings want none and the run isn't `asked` to stop."""
+        """Save a checkpoint if one is due or the run was `asked` to stop, unless this step already has a checkpoint."""
         if self.saved == self.done or not (self.settings.save_every or asked):
             return
         began = time.perf_counter()
@@ -219,7 +219,7 @@ class _Run:
 def compile_layers(model: nn.Module) -> None:
     """Compile each of `model.layers` with torch.compile, in place.
 
-    No names change, so checkpoints don't change either. All models from `build_model` have `layers`.
+    Names don't change, so checkpoints don't change either. All models from `build_model` have `layers`.
     """
     layers: Any = model.layers
     for layer in layers:
@@ -227,5 +227,5 @@ def compile_layers(model: nn.Module) -> None:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to the device. Copying to a GPU from pinned memory doesn't block this rank."""
+    """Copy a tensor to the device. A copy to a GPU uses pinned memory, so it doesn't block this rank."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

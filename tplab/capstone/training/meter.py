@@ -1,12 +1,12 @@
-"""The cost of a step on a rank: time, bytes, memory, and the share of time in which the rank waits for others.
+"""The cost of a step on a rank: time, bytes, memory, and the share of time that the rank waits for others.
 
 The collectives of a step come from the trace (`tplab.record`), which is discarded after each step, because it would
 fill the memory in a run that takes days.
 
-    communication    seconds in which the rank waited for a collective / seconds of the step. It doesn't include what is
-                     hidden behind computation, but it does include waiting for a slower rank. On a GPU, the stream
-                     waits instead of the rank (`tplab.runtime.stream_waits`), a step or two later. So there this is
-                     the share of the newest step that the GPU has finished, and None before the first one
+    communication    seconds in which the rank waited for a collective / seconds of the step. Communication hidden
+                     behind computation doesn't count, but waiting for a slower rank does. On a GPU, the stream waits
+                     instead of the rank (`tplab.runtime.stream_waits`), a step or two later. There, this is the share
+                     of the newest step that the GPU has finished, and None before the first one
     sent             message bytes, as in the trace
     memory           GPU: peak bytes of tensors so far. CPU: resident bytes of the process, including torch and Python
 """
@@ -39,7 +39,7 @@ class Figures(NamedTuple):
 
 
 class Meter:
-    """A meter for the steps of this rank. `figures` are those of the last step."""
+    """Measures the steps of this rank. `figures` contains the measurements of the last step."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -49,7 +49,7 @@ class Meter:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Measure the step that runs inside the block."""
+        """Context manager that measures the step inside the block."""
         began = time.perf_counter()
         with record(keep=False) as section, self._stream():
             yield
@@ -62,7 +62,7 @@ class Meter:
 
     @contextmanager
     def _stream(self) -> Iterator[None]:
-        """Mark the waits on a GPU's stream inside the block."""
+        """Context manager that measures the waits on a GPU's stream inside the block."""
         if self.device.type == "cpu":
             yield
             return
@@ -71,7 +71,7 @@ class Meter:
             yield
 
     def _newest_share(self) -> float | None:
-        """The share of communication in the newest step that the GPU has finished; None if there is none."""
+        """Return the share of communication in the newest step that the GPU has finished, or None if there is none."""
         share = self.figures.communication
         while self._on_the_stream and self._on_the_stream[0].is_over:
             share = self._on_the_stream.popleft().share
@@ -84,13 +84,13 @@ class Meter:
 
 
 class Clock:
-    """A clock for steps, without the time between them (evaluation, checkpoints)."""
+    """Measures the mean time per step, without the time between steps (evaluation, checkpoints)."""
 
     def __init__(self) -> None:
         self._since, self._seconds, self._steps = time.perf_counter(), 0.0, 0
 
     def go_on(self) -> None:
-        """Leave out the time since the last step."""
+        """Exclude the time since the last step."""
         self._since = time.perf_counter()
 
     def lap(self) -> None:
@@ -99,19 +99,19 @@ class Clock:
         self._seconds, self._since, self._steps = self._seconds + now - self._since, now, self._steps + 1
 
     def mean(self) -> float:
-        """Mean seconds per step since the last call."""
+        """Return the mean seconds per step since the last call."""
         mean = self._seconds / max(1, self._steps)
         self._seconds, self._steps = 0.0, 0
         return mean
 
 
 def memory_is(device: torch.device) -> str:
-    """The meaning of the figure for memory, in words."""
+    """Describe what the memory figure measures."""
     return "resident set of the process" if device.type == "cpu" else "peak of tensors on the GPU"
 
 
 def utilisation(config: GPTConfig, tokens_per_second: float, ranks: int, peak: float) -> float:
-    """Model FLOPs utilization: the FLOP/s that the model needs (`cost.flops`) / the peak FLOP/s of `ranks` devices.
+    """Return the model FLOPs utilization: the FLOP/s that the model needs / the peak FLOP/s of `ranks` devices.
 
     peak    FLOP/s of one device in dense 16-bit matmuls
     """
@@ -119,9 +119,9 @@ def utilisation(config: GPTConfig, tokens_per_second: float, ranks: int, peak: f
 
 
 def known_machine(device: torch.device) -> Machine | None:
-    """The published figures of this rank's GPU; None for a CPU, and for a GPU that `tplab.cost.machines` doesn't know.
+    """Return the published figures of this rank's GPU, or None on a CPU and for GPUs not in `tplab.cost.machines`.
 
-    Those figures are for server modules (SXM). Cards with the same chip, and slices of it (MIG), are slower: also None.
+    The figures are for server modules (SXM). PCIe and NVL cards and MIG slices are slower, so they get None, too.
     """
     if device.type != "cuda":
         return None
@@ -132,7 +132,7 @@ def known_machine(device: torch.device) -> Machine | None:
 
 
 def this_machine() -> dict[str, Any]:
-    """A description of this machine for the log and the report."""
+    """Describe this machine for the log and the report."""
     gpus = torch.cuda.device_count()
     return {
         "system": f"{platform.system()} {platform.machine()}",

@@ -1,4 +1,4 @@
-"""AdamW, configured as is usual for language models, and its learning rate.
+"""AdamW as usually configured for language models, and its learning rate schedule.
 
     learning rate     /‾‾\\___
                      /       \\__
@@ -6,8 +6,8 @@
                   warm-up    cosine
 
 Weight decay pulls matrices toward zero. Norms and biases have only one element per column and gain nothing from being
-smaller, so they aren't decayed, as in GPT-3 and Megatron.
-(Loshchilov and Hutter 2019, "Decoupled weight decay regularization"; 2017, "SGDR", the cosine.)
+smaller, so they aren't decayed, as in GPT-3 and Megatron. (Loshchilov and Hutter 2019, "Decoupled weight decay
+regularization"; 2017, "SGDR", the cosine.)
 """
 
 import math
@@ -19,7 +19,7 @@ from tplab.capstone.settings.settings import Settings
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> AdamW:
-    """AdamW for this rank's parameters, with one kernel per parameter group where torch has one (fused)."""
+    """Create AdamW for this rank's parameters, with one kernel per parameter group (fused) where torch has it."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
@@ -35,7 +35,7 @@ def make_optimizer(model: nn.Module, settings: Settings) -> AdamW:
 
 
 def learning_rate(step: int, settings: Settings) -> float:
-    """The learning rate of a step, from 1: linear up to `learning_rate`, then half a cosine to `min_learning_rate`."""
+    """Return the learning rate of a step, from 1: a linear warm-up, then half a cosine down to `min_learning_rate`."""
     if step <= settings.warmup_steps:
         return settings.learning_rate * step / settings.warmup_steps
     rest = max(1, settings.steps - settings.warmup_steps)

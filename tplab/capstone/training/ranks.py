@@ -1,4 +1,4 @@
-"""The place of this rank in the run, and its process groups: tp ranks share a model, and dp replicas share the work.
+"""This rank's position in the run, and its process groups: tp ranks share a model, and dp replicas share the batch.
 
     rank = dp · TP + tp         (as in `tplab.data.grid`, without pipeline stages)
 
@@ -19,13 +19,13 @@ from tplab.runtime import device
 
 @dataclass(frozen=True)
 class Ranks:
-    """A rank's place in the run. Without a process group, it is rank 0 of 1, and mesh, tp and dp are None.
+    """A rank's position in the run. Without a process group, it is rank 0 of 1, and mesh, tp and dp are None.
 
-    rank, size    its rank, and the number of ranks
-    dp_rank       the number of its replica
-    tp_rank       the number of its model shard
-    mesh, tp, dp  the device mesh, and the process groups for communication
-    device        its GPU, if it has one, otherwise the CPU
+    rank, size    the rank, and the number of ranks
+    dp_rank       the index of its replica
+    tp_rank       the index of its model shard
+    mesh, tp, dp  the device mesh and the process groups
+    device        the rank's GPU if it has one, otherwise the CPU
     """
 
     rank: int
@@ -44,7 +44,7 @@ class Ranks:
 
 
 def join(settings: Settings) -> Ranks:
-    """Return this rank's place. Every rank calls this. Raises ValueError if the settings need more or fewer ranks."""
+    """Return this rank's position. All ranks call this. Raises ValueError if the settings need more or fewer ranks."""
     started = dist.get_world_size() if dist.is_initialized() else 1
     check_started(settings, started)
     if not dist.is_initialized():

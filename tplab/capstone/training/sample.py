@@ -1,4 +1,4 @@
-"""Text that the model writes: the prompt, and a continuation."""
+"""Text that the model generates: the prompt and its continuation."""
 
 import torch
 from tokenizers import Tokenizer
@@ -14,10 +14,10 @@ TEMPERATURE, TOP_K = 0.8, 40
 
 
 def write_sample(model: nn.Module, settings: Settings, tokenizer: Tokenizer, ranks: Ranks, step: int) -> str:
-    """The prompt and `sample_tokens` tokens drawn at random, always the same for a step. Every rank calls this.
+    """Return the prompt and `sample_tokens` random tokens, always the same for a given step. All ranks call this.
 
-    The model has positions for `seq_length` tokens. Only the end of a longer prompt is used, with one token after it
-    (or none, if there is only one position).
+    The model has positions for `seq_length` tokens. If the prompt is longer, only its end is used, followed by one
+    token (or by none, if there is only one position).
     """
     prompt = tokenizer.encode(settings.prompt).ids[-max(1, settings.seq_length - 1) :] or [0]
     more = min(settings.sample_tokens, settings.seq_length - len(prompt))

@@ -1,12 +1,12 @@
 """Requests to stop, after which a run saves a checkpoint and ends: SIGTERM, or a file called `stop` in its folder.
 
-Clusters send SIGTERM some time before they take a machine away. It may reach only some of the ranks, or reach them
-during different steps, so a rank just notes it and informs the others in the next all-reduce (`step_summary`).
+Clusters send SIGTERM some time before they take a machine away. The signal may reach only some of the ranks, or reach
+them during different steps, so a rank just notes it and informs the others in the next all-reduce (`step_summary`).
 
-torchrun forwards the signal to its ranks, so these may get it twice within a moment. A later one ends them immediately.
+torchrun forwards the signal, so its ranks may get it twice in quick succession. A later one ends them immediately.
 
-The file is for programs that have no process to send a signal to: a job script, a terminal on a different machine, or
-the program that waits for the ranks. The first rank looks for it after each step.
+The file is for programs that have no process to send a signal to, such as a job script, a terminal on a different
+machine, or the program that waits for the ranks. The first rank looks for the file after each step.
 """
 
 import os
@@ -25,11 +25,11 @@ IMPATIENT = 2.0  # seconds after the first SIGTERM, after which another one ends
 
 
 class Stop:
-    """The requests to stop that this rank receives. `folder`: where it looks for the file; None: nowhere."""
+    """Notes requests to stop on this rank. `folder` is where it looks for the file (None: it doesn't look for one)."""
 
     def __init__(self, folder: Path | None) -> None:
         self._file = None if folder is None else stop_file(folder)
-        self._began = _began()  # an older file belongs to a different run
+        self._began = _began()  # a file that is older belongs to a different run
         self._signal: float | None = None
 
     @property
@@ -54,7 +54,7 @@ class Stop:
 
 @contextmanager
 def stop_requests(folder: Path | None) -> Iterator[Stop]:
-    """Treat SIGTERM as a request inside the block; then restore its old handler and remove the file."""
+    """Treat SIGTERM inside the block as a request to stop. Afterwards, restore the old handler and remove the file."""
     stop = Stop(folder)
     main = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
     before = signal.signal(signal.SIGTERM, stop.receive) if main else None
@@ -68,7 +68,7 @@ def stop_requests(folder: Path | None) -> Iterator[Stop]:
 
 
 def _began() -> float:
-    """The time from which a file belongs to this run: when its ranks were launched. (Their processes may be older.)"""
+    """Return when this run's ranks were launched (processes may be older). Older `stop` files belong to other runs."""
     if _HANDED_ON in os.environ:
         return 0.0  # `hand_on` has removed any older file
     if "TPLAB_RANK" in os.environ:
@@ -80,16 +80,16 @@ def _began() -> float:
 
 
 def stop_file(folder: Path) -> Path:
-    """The path of the file that requests the run in this folder to stop."""
+    """Return the path of the file that asks the run in this folder to stop."""
     return folder / "stop"
 
 
 @contextmanager
 def hand_on(folder: Path) -> Iterator[None]:
-    """Forward a SIGTERM inside the block to the ranks that this program waits for; a second one ends the program.
+    """Forward a SIGTERM inside the block to the ranks that this program waits for. A second one ends the program.
 
-    The file of an earlier run is removed first. Ranks that are started inside the block obey any file that they find,
-    even if it is older than they are. Raises ValueError in any thread but the main thread.
+    The file of an earlier run is removed first. Ranks that are started inside the block obey any `stop` file that they
+    find, even one that is older than the ranks. Raises ValueError in any thread but the main thread.
     """
     first: list[float] = []
 

@@ -1,4 +1,4 @@
-"""One training step on this rank: forward, backward, all-reduces of gradients, clipping, the optimizer.
+"""One training step on this rank: forward, backward, all-reduces of gradients, clipping, optimizer step.
 
     micro-batch 1..m-1   forward, backward             tp inside the layers; gradients accumulate here
     micro-batch m        forward, backward             full buckets of gradients are sent in the background  dp
@@ -9,10 +9,10 @@
 
 All sequences have the same length, so averaging the mean losses of micro-batches and replicas gives the overall mean.
 
-The dropout of each micro-batch has its own seed, computed from the step and the micro-batch's place in the full batch.
-So a resumed run drops the same elements as an uninterrupted one without saving a random state, and it doesn't matter
-which replica computes the micro-batch. A different tp does change which elements are dropped, because each tp rank
-draws those of its shard from its own random state.
+The dropout of each micro-batch has a separate seed, computed from the step and the position of the micro-batch in the
+full batch. A resumed run therefore drops the same elements as an uninterrupted one, without saving a random state, and
+it doesn't matter which replica computes the micro-batch. A different tp does change which elements are dropped, because
+each tp rank draws them for its shard from a separate random state.
 """
 
 import inspect
@@ -42,10 +42,10 @@ class Step:
         self.takes_rng = "rng" in inspect.signature(model.forward).parameters
 
     def run(self, step: int, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Run step number `step` (from 1) on this replica's sequences: ids, targets [B/dp, s]; a target is the next id.
+        """Run step number `step` (from 1) on this replica's ids and targets, [B/dp, s] each. A target is the next id.
 
-        Returns their mean loss in nats per token, as float64, and the norm of the full gradient before clipping. Both
-        are scalars on the device, so the rank doesn't wait for a GPU.
+        Returns the mean loss in nats per token, as float64, and the norm of the full gradient before clipping. Both are
+        scalars on the device, so this rank doesn't wait for the GPU.
         """
         m = self.settings.micro_batches
         self.optimizer.zero_grad()
@@ -66,7 +66,7 @@ class Step:
 
     @torch.no_grad()
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss in nats per token, a float64 scalar, of sequences [b, s], without training on them."""
+        """Return the mean loss of sequences [b, s] in nats per token, a float64 scalar, without training on them."""
         was_training = self.model.training
         self.model.eval()
         try:
@@ -91,7 +91,7 @@ class Step:
 
 
 def lower_precision(settings: Settings, ranks: Ranks) -> AbstractContextManager:
-    """A context manager that runs matmuls in bfloat16, if the settings say so."""
+    """Context manager that runs matmuls in bfloat16 if the settings say so."""
     if settings.precision != "bfloat16":
         return nullcontext()
     return torch.autocast(ranks.device.type, torch.bfloat16)

@@ -1,14 +1,14 @@
-"""One all-reduce per step, after which every rank knows how the step went on all ranks.
+"""One all-reduce per step that tells every rank the results of the step on all ranks.
 
     rank 0    [ loss of its replica | norm | stop request?  | time, bytes, memory of rank 0 |                     ]
     rank 1    [                     |      | stop request?  |                               | .. of rank 1        ]
     sum       [ mean loss           | norm | on any rank?   | of rank 0                     | of rank 1           ]
 
-So all ranks do the same next: they log the same loss, or stop after the same step. A run needs the mean loss over the
-replicas anyway, so the rest is sent in the same message.
+All ranks then make the same decisions: they log the same loss, or stop after the same step. A run needs the mean loss
+over the replicas anyway, so the rest is sent in the same message.
 
-A GPU still computes while its rank moves on, so the results of a step aren't known yet. They are read one step later.
-A caller that needs them immediately (before a checkpoint) takes everything, and waits.
+A GPU is still computing when its rank moves on, so the results of a step aren't known yet and are read one step later.
+A caller that needs them immediately (before a checkpoint, for example) takes everything, and waits.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ _LOSS, _NORM, _STOP, _FIGURES = 0, 1, 2, 3
 
 
 class StepSummary(NamedTuple):
-    """The results of a step, the same on every rank. `figures` has one entry per rank."""
+    """The results of a step, which are the same on every rank. `figures` has one entry per rank."""
 
     step: int
     loss: float
@@ -36,14 +36,14 @@ class StepSummary(NamedTuple):
 
 
 class StepSummaries:
-    """A queue of step summaries. Every rank creates one, posts each step, and takes as often as the other ranks."""
+    """A queue of step summaries. Every rank creates one, and posts and takes summaries as often as the other ranks."""
 
     def __init__(self, ranks: Ranks, replicas: int) -> None:
         self.ranks, self.replicas = ranks, replicas
         self._posted: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
 
     def post(self, step: int, loss: Tensor, norm: Tensor, stop: bool, figures: Figures) -> None:
-        """Send what this rank knows about a step: its replica's loss, the norm, a request to stop, its figures."""
+        """Send this rank's part of the step's summary: its replica's loss, the norm, a request to stop, its figures."""
         width, ranks = len(figures), self.ranks
         mine = torch.zeros(_FIGURES + width * ranks.size, dtype=torch.float64)
         mine[_STOP] = float(stop)
@@ -62,9 +62,9 @@ class StepSummaries:
         self._posted.append((step, *self._on_its_way(sums)))
 
     def take(self, *, everything: bool) -> Iterator[StepSummary]:
-        """Yield the summaries that are known by now, oldest first; with `everything`, all that were posted.
+        """Yield the summaries that are known by now, oldest first. With `everything`, yield all that were posted.
 
-        Each one comes as soon as the GPU has finished its step, so the caller can measure how long the step took.
+        Each is yielded as soon as the GPU has finished its step, so the caller can measure how long the step took.
         """
         on_gpu = self.ranks.device.type == "cuda"
         left = 0 if everything or not on_gpu else 1

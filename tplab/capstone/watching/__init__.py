@@ -1,7 +1,7 @@
 """Views of a run while it trains.
 
-log_tail     the status of the run, read from its growing log
-console      the run as lines in a terminal
-panel        the run as a live view in a notebook or terminal
-panel_view   the look of that view
+log_tail     reads the status of the run from its growing log
+console      prints the run as lines in a terminal
+panel        shows the run as a live view in a notebook or terminal
+panel_view   renders that view
 """

@@ -1,4 +1,4 @@
-"""A run as lines of text, for a terminal or a job's output file: steps every few seconds, and all other events."""
+"""Print a run as lines of text, for a terminal or a job's output file. Steps are printed only every few seconds."""
 
 import time
 from datetime import timedelta
@@ -8,7 +8,7 @@ SECONDS = 5.0  # minimum time between two lines about steps
 
 
 class ConsoleLog:
-    """A callback that prints rows of the log (`tplab.capstone.training.log`), but steps only every few seconds."""
+    """Callback that prints rows of the log (`tplab.capstone.training.log`), but steps only every few seconds."""
 
     def __init__(self, last_step: int) -> None:
         self.last_step = last_step
@@ -50,6 +50,6 @@ class ConsoleLog:
 
 
 def shown(sample: dict[str, Any]) -> str:
-    """The text that the model wrote, from a row of the log, formatted for a terminal."""
+    """Format a sample from the log, which is text that the model generated, for a terminal."""
     text = "\n".join("    " + line for line in sample["text"].splitlines())
     return f"step {sample['step']}   the model writes:\n{text}"

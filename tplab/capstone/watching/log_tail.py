@@ -1,10 +1,10 @@
-"""The status of a run, read from its log while it is still training.
+"""Read the status of a run from its log while it is still training.
 
     tail = LogTail(settings)
     status = tail.look()        # reads only what was written since the last call
 
-A call is as fast after a hundred thousand steps as after ten, because curves are thinned to a few hundred points, each
-of which is the mean of the steps that it represents.
+A call is as fast after a hundred thousand steps as after ten, because curves are reduced to a few hundred points, each
+of which is the mean of several steps.
 """
 
 import json
@@ -18,12 +18,12 @@ from typing import Any
 from tplab.capstone.settings.run_folder import LOG
 from tplab.capstone.settings.settings import Settings
 
-POINTS = 400  # maximum for a curve
+POINTS = 400  # maximum per curve
 RECENT = 20  # steps over which the share of communication is averaged
 
 
 class Curve:
-    """A curve of values over steps, with at most `most` points. If there are more, neighbors merge into their mean."""
+    """A curve of values over steps with at most `most` points. If there are more, neighbors are merged into a mean."""
 
     def __init__(self, most: int = POINTS) -> None:
         self.most, self.every = most, 1
@@ -45,14 +45,14 @@ class Curve:
             self._steps = [self._steps[i + 1] for i in pairs]
 
     def forget(self, step: int) -> None:
-        """Drop the points from this step on, because the run repeats them."""
+        """Discard the points from `step` on, because the resumed run logs these steps again."""
         kept = sum(at < step for at in self._steps)
         self._steps, self._values = self._steps[:kept], self._values[:kept]
         self._open = [point for point in self._open if point[0] < step]
 
     @property
     def points(self) -> list[tuple[int, float]]:
-        """(step, mean), up to the newest step."""
+        """The points of the curve as (step, mean), up to the newest step."""
         rest = [(self._open[-1][0], _mean(part for _, part in self._open))] if self._open else []
         return [*zip(self._steps, self._values, strict=True), *rest]
 
@@ -63,11 +63,11 @@ class RunStatus:
 
     step, last_step             the newest step, and the step after which the run stops
     loss, tokens_per_second     of the newest step
-    seconds_left                at the pace since the run began, including evaluations and checkpoints
-    memory, communication       by rank: bytes; the share of time in collectives over the last steps
+    seconds_left                at the average pace since the run started, including evaluations and checkpoints
+    memory, communication       per rank: bytes, and the share of time in collectives over the last steps
     losses, speeds, evaluations lists of (step, value)
     device                      "cpu" or "cuda"
-    started, ended              whether the run has written its first row; why it stopped
+    started, ended              whether the run has written its first row, and why it stopped
     """
 
     step: int = 0
@@ -91,7 +91,7 @@ class RunStatus:
 
 
 class LogTail:
-    """A reader for the log of a run that is about to begin. Rows that already exist are the past of a resumed run."""
+    """Reads the log of a run that is about to start. Existing rows belong to the run that is being resumed."""
 
     def __init__(self, settings: Settings) -> None:
         self.path, self.last_step = Path(settings.folder, LOG), settings.last_step
@@ -118,7 +118,7 @@ class LogTail:
         self._first: tuple[int, float] | None = None  # the first step seen of this run, and its time
 
     def _new_rows(self) -> Iterable[Any]:
-        """The rows in complete lines that haven't been read yet. A file that became shorter belongs to a new run."""
+        """Yield complete rows that haven't been read yet. If the file has become shorter, it belongs to a new run."""
         try:
             size = self.path.stat().st_size
         except FileNotFoundError:
@@ -136,7 +136,7 @@ class LogTail:
             if line.strip():
                 try:
                     yield json.loads(line)
-                except ValueError:  # a row that a kill truncated; a resumed run continues after it
+                except ValueError:  # a row truncated by a kill; a resumed run continues after it
                     continue
 
     def _take(self, row: dict[str, Any]) -> None:

@@ -3,11 +3,11 @@
     with panel(settings):
         launch(train, settings.ranks, args=(settings,), timeout=None)
 
-In JupyterLab, it is a widget that is redrawn twice a second. When the run ends, a static picture replaces it and is
-saved with the notebook. In a terminal, the panel is a single line. Elsewhere there is no panel, but a notebook without
-a browser still gets the final picture.
+In JupyterLab, the panel is a widget that is redrawn twice a second. When the run ends, it's replaced by a static
+picture, which is saved with the notebook. In a terminal, the panel is a single line. Elsewhere there is no panel, but a
+notebook without a browser still gets the final picture.
 
-The panel only reads the run's log, in the process that waits for the ranks. A failure to draw doesn't affect the run.
+The panel only reads the run's log, in the process that waits for the ranks. If drawing fails, the run isn't affected.
 """
 
 import sys
@@ -31,7 +31,7 @@ SECONDS = 0.5  # between two updates
 
 @contextmanager
 def panel(settings: Settings) -> Iterator[LogTail]:
-    """Show the runs inside the block as they train; yields the reader of their log."""
+    """Context manager that shows the runs inside the block as they train. Yields the reader of their log."""
     tail = LogTail(settings)
     kinds: dict[str, type[_Screen]] = {"page": _Page, "terminal": _Terminal, "nowhere": _Screen}
     screen = kinds[place()](tail)
@@ -46,7 +46,7 @@ def panel(settings: Settings) -> Iterator[LogTail]:
 def run(settings: Settings, answers: Any = None) -> Results:
     """Train with the panel: prepare the tokens, then run `train` on every rank.
 
-    answers    the learner's answers from the chapters, for layers="mine"; None: find them
+    answers    the learner's answers from the chapters, for layers="mine" (None: find them)
     """
     if settings.layers == "mine" and answers is None:
         answers = find_answers(settings.chapters, settings)
@@ -56,23 +56,23 @@ def run(settings: Settings, answers: Any = None) -> Results:
 
 
 class _Screen:
-    """A screen that shows nothing during the run, and the final picture in a notebook."""
+    """Shows nothing during the run, and the final picture in a notebook."""
 
     def __init__(self, tail: LogTail) -> None:
         self.tail = tail
 
     def view(self, see: Callable[[], list[Now]]) -> LiveView:
-        """The view for one call of `launch`."""
+        """Create the view for one call of `launch`."""
         return _View(see, self)
 
     def draw(self, status: RunStatus, ranks: list[Now]) -> None:
         pass
 
     def hide(self) -> None:
-        """Make room for other text that is about to be printed."""
+        """Make room for other text. Called before any text is printed."""
 
     def close(self) -> None:
-        """Finish, however the run has ended."""
+        """Show the final picture. Called no matter how the run has ended."""
         picture = _picture(self.tail.look())
         if picture is not None and _shell() is not None:
             from IPython.display import display
@@ -98,7 +98,7 @@ class _View(LiveView):
 
 
 class _Terminal(_Screen):
-    """The last line of a terminal, on stderr. Its final text stays."""
+    """Shows the panel in the last line of a terminal, on stderr. The final text stays."""
 
     def __init__(self, tail: LogTail) -> None:
         super().__init__(tail)
@@ -118,7 +118,7 @@ class _Terminal(_Screen):
 
 
 class _Page(_Screen):
-    """A widget in the output of a notebook's cell, which the picture replaces when the run ends."""
+    """Shows the panel as a widget in the output of a notebook cell, and replaces it by a picture when the run ends."""
 
     def __init__(self, tail: LogTail) -> None:
         super().__init__(tail)
@@ -138,7 +138,7 @@ class _Page(_Screen):
 
 
 def _picture(status: RunStatus) -> Any:
-    """The final picture of the run's curves; None if there are fewer than two losses."""
+    """Draw the final picture of the run's curves. Returns None if there are fewer than two losses."""
     if not status.started or len(status.losses) < 2:
         return None
     from tplab import viz

@@ -1,4 +1,4 @@
-"""The look of the live panel: pure functions from a run's status to HTML or to a line of text.
+"""Render the live panel: pure functions that turn a run's status into HTML or into a line of text.
 
 ████████████░░░░░░░░   step 312 of 600, 52 %                      2 min 10 s left
 loss 2.31 ⌇⌇⌇⌇⌇        tokens/s 8,912 ⌇⌇⌇⌇⌇
@@ -23,14 +23,14 @@ Points = Sequence[tuple[int, float]]
 
 
 def to_html(status: RunStatus, ranks: Sequence[Now] = ()) -> str:
-    """The panel as HTML, for light and dark pages. It shows what `ranks` are doing until the first step is done."""
+    """Render the panel as HTML for light and dark pages. Until the first step is done, shows what `ranks` are doing."""
     rows = [_progress(status), _curves(status), _ranks(status, ranks)]
     style = f"{_FONT} {_NUMBERS} color: var(--jp-ui-font-color1, currentColor); max-width: 640px; padding: 4px 0;"
     return f'<div style="{style}">{"".join(rows)}</div>'
 
 
 def to_line(status: RunStatus, width: int, ranks: Sequence[Now] = ()) -> str:
-    """The panel as one line of at most `width` characters."""
+    """Render the panel as one line of at most `width` characters."""
     if not status.started or not status.step:
         doing = ", ".join(f"rank {now.rank} {now}" for now in ranks)
         return _cut(f"{_phase(status)}  {doing}", width)
@@ -82,7 +82,7 @@ def _curves(status: RunStatus) -> str:
 def _chart(
     name: str, now: str, points: Points, status: RunStatus, dots: Points = (), *, from_zero: bool = False
 ) -> str:
-    """A curve over all steps of the run, with rings for held-out text; the space on the right is for future steps."""
+    """Draw a curve over all steps of the run, with rings for held-out text. Space on the right is for future steps."""
     shown = [(step, value) for step, value in points if math.isfinite(value)]
     values = [value for _, value in shown] + [value for _, value in dots if math.isfinite(value)]
     low, high = _range(values, from_zero)
