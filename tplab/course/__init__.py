@@ -2,12 +2,12 @@
 
 notebooks   build a chapter's two notebooks from its source
 checks      building blocks of a check: cases, observations, comparisons, questions
-feedback    verdicts as the learner sees them, and hints
+feedback    what the learner sees after a check: the verdict, tracebacks and hints
 chapters    the checks, predictions and symptoms of each chapter
-grading     `tplab check`: run the learner's answers in the reference chapter, using nbval
+grading     `tplab check`: run the learner's answers inside the reference notebook, using nbval
 tools       the `tplab` command
 
-A notebook uses five functions:
+Notebooks call five functions:
 
     check("4.1", answer)         run an exercise's check
     predict("4.a", calls=1)      compare a prediction with the answer
@@ -38,7 +38,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import each function on first use, because `tplab check` reads and merges notebooks without importing torch."""
+    """Import each function on first use, so that `tplab check` can read and merge notebooks without importing torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,11 +1,11 @@
-"""Building blocks for the checks of all chapters. A check imports its vocabulary from here.
+"""Building blocks for the checks of all chapters. Checks import everything they need from here.
 
-exercises          `check("4.1", answer)`, and how a check is registered
+exercises          `check("4.1", answer)`, and the decorator that registers a check
 cases              run one answer in many cases, on 1, 2 and 4 ranks and in groups, and compare it on every rank
 check_vocabulary   random inputs, process groups, and conditions under which to ask a question
-run_answer         run the learner's code; if it fails, report what failed and on which line
-observation        outputs, gradients and traffic of one rank
-verification       compare all ranks with the right values, and ask one question
+run_answer         run the learner's code, and if it fails, report what failed and on which line
+observation        record the outputs, gradients and traffic of one rank
+verification       compare all ranks with the expected values, and ask one question
 differences, mistake_kinds, describe, recorded_traffic   describe in words how a value differs
 ledger             what the running check has compared so far
 predictions, symptoms, failures   predict(), symptoms(), show_failure()

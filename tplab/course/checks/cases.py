@@ -1,13 +1,13 @@
-"""`check_cases`: run one answer in many cases, on 1, 2 and 4 ranks and in groups, and compare it with plain torch.
+"""`check_cases`: run one answer in many cases, on 1, 2 and 4 ranks and in groups, and compare it with plain PyTorch.
 
-A check consists of its cases and four functions; `check_cases` does the rest.
+A check consists of its cases and four functions. `check_cases` does the rest.
 
-    draw    (case, generator, size)        draws the full problem that the `size` ranks of one group work on
-    give    (case, problem, place)         selects what the rank at this place receives of it
-    run     (answer, case, given, group)   runs the answer on a rank; returns the observations
-    expect  (case, problem, place)         computes the right values there, and what known mistakes would give
+    draw    (case, generator, size)        draws the full problem for a group of `size` ranks
+    give    (case, problem, place)         returns the part of the problem that the rank at this place receives
+    run     (answer, case, given, group)   runs the answer on a rank and returns the observations
+    expect  (case, problem, place)         computes the expected values there, and what known mistakes would give
 
-The first case gets its own launch, because its message is the clearest. The others share a second launch.
+The first case gets its own launch because that gives the clearest error message. The others share a second launch.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,21 +41,22 @@ Mistakes = dict[str, dict[str, Any]]  # {observation: {description of the mistak
 class Case:
     """One way to build or call the answer.
 
-    groups: the ranks of each process group, for a case on four ranks; None means all ranks, in the default group
+    groups: the ranks in each process group, for a case on four ranks. None means the default group with all ranks
     """
 
     groups: Groups | None = None
 
     def describe(self, name: str) -> str:
-        """The call as a learner would write it, or a note on what is special about it."""
+        """Return the call as a learner would write it, or a note on what's special about this case."""
         return name
 
 
 @dataclass(frozen=True)
 class Place:
-    """The position of a rank: `index` among the `ranks` of its group, in a run on `world_size` ranks.
+    """The position of a rank in its group: `index` among `ranks`, in a run on `world_size` ranks.
 
-    observed: observations of the group's ranks, by index; set only for `expect`, which may need the masks they drew
+    observed: the observations of the group's ranks, by index. Only `expect` gets them, because it may need the dropout
+              masks that these ranks drew
     """
 
     index: int
@@ -68,17 +69,17 @@ class Place:
         return len(self.ranks)
 
     def traffic(self, *calls: tuple[str, int]) -> Traffic:
-        """The expected traffic of a rank in this group, from (collective, elements) pairs; empty if it is alone."""
+        """Return a rank's expected traffic in this group, from (collective, elements) pairs. Empty if it's alone."""
         return Traffic.expected(self.world_size, *calls, group=self.ranks)
 
     def part(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """The shard of this rank, from a tensor that is split evenly over its group along `dim`."""
+        """Return this rank's shard of a tensor that is split evenly over its group along `dim`."""
         return tensor.chunk(self.size, dim)[self.index]
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The right value of each observation on one rank, and the values that known mistakes would give."""
+    """The expected value of each observation on one rank, and the values that known mistakes would give."""
 
     right: Observed
     mistakes: Mistakes = field(default_factory=dict)
@@ -101,15 +102,15 @@ def check_cases(
     world_sizes: Sequence[int] = WORLD_SIZES,
     tol: float = 1e-9,
 ) -> None:
-    """Run every case at each world size, and raise CheckFailed for the first one that is wrong.
+    """Run every case at each world size, and raise CheckFailed for the first case that is wrong.
 
-    cases:        subclasses of Case, or a function from the world size to them; those in groups run on four ranks only
-    questions:    the first one that fits is asked; may be a function of the case and of all ranks' observations
-    crash:        asked if the answer raises; may be a function of the case
-    stuck:        asked if the ranks wait for each other; may be a function of the case
-    whose_group:  asked if only a case in groups goes wrong: which call didn't receive its group?
+    cases:        subclasses of Case, or a function of the world size that returns them. Grouped cases need four ranks
+    questions:    the first one that fits is asked. May be a function of the case and of all ranks' observations
+    crash:        question to ask if the answer raises. May be a function of the case
+    stuck:        question to ask if the ranks wait for each other. May be a function of the case
+    whose_group:  question to ask if only a grouped case goes wrong: which call didn't receive its group?
     ask_instead:  returns a better question for a failed run if its report suggests one, else None
-    world_sizes:  tried in this order, so the world size that exposes a mistake best comes first
+    world_sizes:  tried in this order, so start with the world size that exposes a mistake best
     tol:          as in `verify`
     """
     name = getattr(answer, "__name__", "the answer")
@@ -151,7 +152,7 @@ def check_cases(
 
 
 def _problems(case: Any, world_size: int, draw: Any, generator: torch.Generator) -> list[tuple[Any, Place]]:
-    """The (problem, place) pair of every rank: the problem that its group works on, and its position in the group."""
+    """Return a (problem, place) pair per rank: the problem its group works on, and its position in the group."""
     members = member_of(world_size, case.groups)
     drawn = [draw(case, generator, len(members[0][1])) for _ in case.groups or (0,)]
     return [(drawn[i], Place(ranks.index(rank), ranks, world_size)) for rank, (i, ranks) in enumerate(members)]

@@ -1,9 +1,9 @@
-"""Vocabulary that the checks of several chapters share, so that no chapter imports from another.
+"""Helpers that the checks of several chapters share, so that no chapter imports from another.
 
 - random inputs: random_tensor
-- two groups within four ranks: GROUPS, IN_GROUPS, member_of, make_group, and group_question for an ignored group
-- when to ask a question: kind_is, has_kind, has_no_gradient, differs, changed; INPUTS_QUESTION for changed inputs
-- values that known mistakes give: Lookalikes, by_name
+- two groups on four ranks: GROUPS, IN_GROUPS, member_of, make_group, and group_question for an ignored group
+- when to ask a question: kind_is, has_kind, has_no_gradient, differs, changed, and INPUTS_QUESTION
+- values that known mistakes would give: Lookalikes, by_name
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ Lookalikes = Mapping[str, Mapping[str, Sequence[Tensor]]]
 
 
 def random_tensor(generator: torch.Generator, *shape: int) -> Tensor:
-    """A CPU tensor of this shape with normally distributed float64 elements."""
+    """Return a float64 CPU tensor of this shape with normally distributed elements."""
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
@@ -28,34 +28,34 @@ IN_GROUPS = "in groups [0, 2] and [1, 3]"
 
 
 def member_of(p: int, groups: Sequence[Sequence[int]] | None) -> list[tuple[int, tuple[int, ...]]]:
-    """The index of each rank's group and the ranks in that group, for ranks 0 to p - 1."""
+    """Return the index of its group and the ranks in that group for each rank from 0 to p - 1."""
     groups = groups or (tuple(range(p)),)
     return [next((i, tuple(g)) for i, g in enumerate(groups) if rank in g) for rank in range(p)]
 
 
 def make_group(groups: Sequence[Sequence[int]] | None) -> Any:
-    """Create every group on this rank, as `new_group` requires, and return the rank's own; None without groups."""
+    """Create every group, as `new_group` requires on each rank, and return this rank's group (None without groups)."""
     made = [dist.new_group(list(ranks)) for ranks in groups or ()]
     return next((group for group, ranks in zip(made, groups or (), strict=True) if dist.get_rank() in ranks), None)
 
 
 def by_name(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, list[Any]]]:
-    """Turn each rank's {name: {description: value}} into {name: {description: [value on rank 0, ...]}}."""
+    """Merge every rank's {name: {description: value}} into one {name: {description: [value on rank 0, ...]}}."""
     return {name: {label: [row[name][label] for row in rows] for label in rows[0][name]} for name in rows[0]}
 
 
 def kind_is(name: str, *kinds: str) -> Callable[[Differences], bool]:
-    """A condition that holds if the observation differs in the same way, one of these, on all ranks that differ."""
+    """Return a predicate that tests whether `name` differs in one of these ways, the same on all ranks that differ."""
     return lambda differences: differences.kind(name) in kinds
 
 
 def has_kind(name: str, *kinds: str) -> Callable[[Differences], bool]:
-    """A condition that holds if the observation differs in one of these ways on some rank."""
+    """Return a predicate that tests whether `name` differs in one of these ways on some rank."""
     return lambda d: any(difference.name == name and difference.kind in kinds for difference in d)
 
 
 def has_no_gradient(*names: str) -> Callable[[Differences], bool]:
-    """A condition that holds if one of these gradients is None or zero somewhere, or the backward pass couldn't run."""
+    """Return a predicate that tests whether any of these gradients is None, zero or not computed on some rank."""
     return lambda d: any(
         difference.name in names and (difference.kind in ("none", "zeros") or difference.kind == "not run")
         for difference in d
@@ -63,12 +63,12 @@ def has_no_gradient(*names: str) -> Callable[[Differences], bool]:
 
 
 def differs(*names: str) -> Callable[[Differences], bool]:
-    """A condition that holds if every one of these observations differs; others may differ too."""
+    """Return a predicate that tests whether all of these observations differ. Others may differ too."""
     return lambda d: set(names) <= d.names
 
 
 def changed(differences: Differences) -> bool:
-    """The condition that the learner's code wrote into one of the caller's tensors."""
+    """Return whether the learner's code wrote into one of the caller's tensors."""
     return "changed" in differences.kinds()
 
 
@@ -76,7 +76,7 @@ _TWO_GROUPS = "Here the four ranks work as two groups of two, each with data of 
 
 
 def ask_about_group(ask: str) -> str:
-    """The question for an answer that is wrong only in groups; `ask` points to the call that wasn't given its group."""
+    """Return the question for an answer that is wrong only in groups. `ask` points to the call that lacks its group."""
     return f"{_TWO_GROUPS} {ask}"
 
 

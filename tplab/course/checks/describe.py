@@ -1,4 +1,4 @@
-"""Descriptions of values that aren't what a check expects: "a tuple of 2 (tensor [3, 4], None)"."""
+"""Describe unexpected values in words: "a tuple of 2 (tensor [3, 4], None)"."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Foreign:
-    """A placeholder for a value that is neither a tensor nor plain data: a work handle, a module, a generator."""
+    """Placeholder for a value that is neither a tensor nor plain data, such as a work handle, module or generator."""
 
     type_name: str
 

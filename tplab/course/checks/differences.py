@@ -1,8 +1,8 @@
-"""Comparison of an observation with the right value, in words that help: "exactly 2 times", not "not close".
+"""Compare an observation with the expected value and say how it differs: "exactly 2 times" instead of "not close".
 
     compare(seen, expected) -> None | (kind, text)
 
-`kind` is one word or phrase that a `Question` can match; `text` is what the learner reads.
+`kind` is a word or phrase that a `Question` can match. `text` is what the learner reads.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ MISSING = object()  # the rank returned no such observation
 
 @dataclass(frozen=True)
 class Difference:
-    """One observation that is wrong on one rank."""
+    """An observation that is wrong on one rank."""
 
     name: str
     rank: int
@@ -33,7 +33,7 @@ class Difference:
 
 
 def compare(seen: Any, expected: Any, context: Context) -> tuple[str, str] | None:
-    """The (kind, text) of the difference, or None if there is none."""
+    """Return the (kind, text) of the difference, or None if the values agree."""
     if isinstance(seen, NotRun):
         return NOT_RUN, f"not run, since {seen.why}"
     if isinstance(seen, Changed):

@@ -1,4 +1,4 @@
-"""Exercises and their checks: the function `check("4.1", ColumnParallelLinear)`, and the pieces that check authors use.
+"""Exercises and their checks: `check("4.1", ColumnParallelLinear)`, and the functions used to write a check.
 
 A check is a function in a module of the chapter's package `tplab/course/chapters/chNN/`:
 
@@ -12,8 +12,8 @@ A check is a function in a module of the chapter's package `tplab/course/chapter
             verify("4.1", p, seen, expected, questions=[Question("dx", "Who adds up the ranks' shares of dx?")])
         return Verdict("with a nonzero bias")
 
-Inputs are random and different on every rank, expected values come from plain torch in float64 in a single process,
-and every observation is compared on every rank before anything is reported.
+Inputs are random and differ between ranks. Expected values are computed by plain PyTorch in float64 in a single
+process. Every observation is compared on every rank before anything is reported.
 """
 
 import importlib
@@ -41,7 +41,7 @@ _exercises: dict[str, Exercise] = {}
 
 
 def exercise(number: str, title: str) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
-    """Register a function as the check of an exercise."""
+    """Return a decorator that registers a function as the check of an exercise."""
 
     def register(function: Callable[..., Verdict]) -> Callable[..., Verdict]:
         _exercises[number] = Exercise(number, title, function)
@@ -51,7 +51,7 @@ def exercise(number: str, title: str) -> Callable[[Callable[..., Verdict]], Call
 
 
 def chapter_module(number: str | int) -> Any:
-    """The package `tplab.course.chapters.chNN` of a chapter or an exercise. Raises ValueError if there is none."""
+    """Import the package `tplab.course.chapters.chNN` of a chapter or exercise. Raises ValueError if there is none."""
     text = str(number).split(".")[0]
     name = f"tplab.course.chapters.ch{int(text):02d}" if text.isdecimal() else ""
     try:
@@ -67,8 +67,8 @@ def chapter_module(number: str | int) -> Any:
 def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
     """Check the learner's answer to an exercise and return the verdict.
 
-    Raises CheckFailed with the explanation, NotImplementedError("exercise 4.1") while the answer is still the stub, or
-    ValueError for an unknown exercise. `seed` repeats the inputs of an earlier failure, whose message names it.
+    Raises CheckFailed if the answer is wrong, NotImplementedError("exercise 4.1") while it's still the stub, and
+    ValueError for an unknown exercise. To repeat a failed check with the same inputs, pass the `seed` from its message.
     """
     chapter_module(number)
     if number not in _exercises:
@@ -94,13 +94,13 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
 
 
 def _name(answer: Any) -> str:
-    """The name of the learner's function or class; "..." for anything that has none."""
+    """Return the name of the learner's function or class, or "..." for anything without a name."""
     name = getattr(answer, "__name__", "")
     return name if name.isidentifier() else "..."
 
 
 def fresh_generator() -> torch.Generator:
-    """A generator of random inputs that are new in every check; a failure's message names the seed."""
+    """Return a generator for random inputs that change with every check. A failure's message gives the seed."""
     ledger = current()
     ledger.generators += 1
     return torch.Generator().manual_seed(ledger.seed * 1000 + ledger.generators)

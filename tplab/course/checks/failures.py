@@ -13,14 +13,14 @@ NOTHING_FAILED = "Nothing failed. This cell is meant to fail: is the program sti
 
 @dataclass
 class Failure:
-    """The exception that was caught; `error` is None if nothing failed."""
+    """The exception that `show_failure` caught. `error` is None if nothing failed."""
 
     error: Exception | None = None
 
 
 @contextmanager
 def show_failure() -> Iterator[Failure]:
-    """Catch whatever the block raises and show its report as normal output.
+    """Context manager that catches any exception raised in the block and shows its report as normal output.
 
     with show_failure():
         launch(a_rank_that_skips_the_all_reduce, 4)

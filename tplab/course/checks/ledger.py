@@ -1,4 +1,4 @@
-"""The ledger of the running check: the seed of its inputs, what it compared, and the world sizes that were right."""
+"""The ledger of the running check: the seed of its inputs, what it has compared, and the world sizes that passed."""
 
 import secrets
 from collections.abc import Iterator
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 class Ledger:
     exercise: str
     seed: int
-    generators: int = 0  # number of random generators that were derived from the seed
-    compared: dict[str, None] = field(default_factory=dict)  # names, in the order in which they were compared
-    claims: dict[str, None] = field(default_factory=dict)  # statements that hold
+    generators: int = 0  # number of random generators derived from the seed
+    compared: dict[str, None] = field(default_factory=dict)  # names, in the order they were compared
+    claims: dict[str, None] = field(default_factory=dict)  # statements that turned out to be true
     passed: list[int] = field(default_factory=list)  # world sizes
     alone: bool = False  # the answers were computed in a single process, for these world sizes
 
     def passed_before(self, p: int | None = None) -> str:
-        """The world sizes that were right before this one, for a failure's headline."""
+        """Return the world sizes that passed before this one, worded for a failure's headline."""
         sizes = ", ".join(str(size) for size in self.passed if size != p)
         return f" (right at p = {sizes})" if sizes else ""
 
     def told(self) -> str:
-        """A sentence for the verdict that lists what was right and at which world sizes."""
+        """Return a sentence for the verdict that lists what was right and at which world sizes."""
         sizes = ", ".join(map(str, sorted(self.passed)))
         where = f", {'for' if self.alone else 'on every rank at'} p = {sizes}" if sizes else ""
         told = f"Right: {', '.join(self.compared)}{where}."
@@ -33,7 +33,7 @@ _running: list[Ledger] = []
 
 
 def current() -> Ledger:
-    """The ledger of the running check, or a fresh throwaway ledger if no check is running."""
+    """Return the ledger of the running check, or a throwaway ledger if no check is running."""
     return _running[-1] if _running else Ledger("", secrets.randbelow(10**6))
 
 

@@ -1,8 +1,8 @@
-"""Guesses at what a wrong tensor is: another rank's part, p times the right one, one term of a sum, or parts reordered.
+"""Guess what a wrong tensor is: another rank's part, p times the right one, one term of a sum, or reordered parts.
 
     tensor_difference(seen, expected, context) -> None | (kind, text)
 
-The guesses go from the most telling to plain numbers, and the learner reads the first one that fits.
+The guesses range from the most informative to plain numbers, and the learner sees the first one that fits.
 """
 
 import itertools
@@ -19,10 +19,10 @@ from tplab.course.feedback.verdict import names
 
 @dataclass(frozen=True)
 class Context:
-    """The context in which one observation of one rank is compared.
+    """What a rank's observation is compared with.
 
-    seen, expected: the observed and the right value on every rank
-    lookalikes:     values that known mistakes give on this rank, by a description that completes "equals ..."
+    seen, expected: the observed and the expected value on every rank
+    lookalikes:     values that known mistakes give on this rank, keyed by a description that completes "equals ..."
     """
 
     p: int
@@ -50,7 +50,7 @@ def tensor_difference(seen: Any, expected: Tensor, context: Context) -> tuple[st
 
 
 def _shape(seen: Tensor, expected: Tensor, context: Context) -> tuple[str, str]:
-    """A (kind, text) guess at what a tensor of the wrong shape is."""
+    """Guess what a tensor of the wrong shape is, and return the guess as (kind, text)."""
     for label, value in context.lookalikes.items():
         if _equal(seen, value, context):
             return label, f"it equals {label}"
@@ -69,7 +69,7 @@ def _shape(seen: Tensor, expected: Tensor, context: Context) -> tuple[str, str]:
 
 
 def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
-    """The (kind, text) guesses at a wrong tensor of the right shape, most telling first; the last gives numbers."""
+    """Yield (kind, text) guesses at a wrong tensor of the right shape, most informative first, plain numbers last."""
     if seen.is_floating_point() and not torch.isfinite(seen).all():
         what = "NaN" if torch.isnan(seen).any() else "infinity"
         count = int((~torch.isfinite(seen)).sum())
@@ -116,7 +116,7 @@ def _multiple(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tupl
 
 
 def _parts(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple[str, str]]:
-    """Guesses that split the tensor into one part per rank, or look at its rows."""
+    """Yield guesses that come from splitting the tensor into one part per rank, or from comparing its rows."""
     p = context.p
     for dim in range(seen.dim()):
         if p > 1 and seen.shape[dim] % p == 0:

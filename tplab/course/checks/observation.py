@@ -1,10 +1,10 @@
-"""Observations that a check makes on each rank: outputs, gradients, traffic, and changes to the caller's tensors.
+"""Record what a check observes on each rank: outputs, gradients, traffic, and changes to the caller's tensors.
 
     def program(layer_class, x, dy):                       # runs on every rank
         layer = layer_class(4, 6)
         return observe(layer, dy, inputs={"x": x}, parameters={"W": layer.weight, "b": layer.bias})
 
-returns out, dx, dW, db, forward traffic, backward traffic and inputs unchanged, by name.
+returns a dict with the keys out, dx, dW, db, forward traffic, backward traffic and inputs unchanged.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,28 +22,28 @@ from tplab.runtime import record
 
 Observed = dict[str, Any]
 
-_side_groups: dict[Any, Any] = {}  # keyed by the default group, because creating one takes ten milliseconds
+_side_groups: dict[Any, Any] = {}  # cached per default group, because creating one takes ten milliseconds
 
 
 class Changed(tuple[str, ...]):
-    """Names of the caller's tensors that were overwritten. `verify` requires it to be empty, even if unexpected."""
+    """The names of the caller's tensors that were overwritten. `verify` requires it to be empty in every check."""
 
     __slots__ = ()
 
 
 class Claim(str):
-    """The reason why the statement that names this observation doesn't hold; empty if it holds.
+    """The reason why a statement isn't true, or "" if it is. The statement itself is the name of the observation.
 
         {"the shard has memory of its own": Claim("" if own else "it is a view of the full tensor")}
 
-    `verify` requires it to be empty, even if it isn't expected. The name is a statement because "Right" lists it.
+    `verify` requires it to be empty in every check. The name is a statement because the message lists it under "Right".
     """
 
     __slots__ = ()
 
 
 class Snapshot:
-    """A copy of some tensors, for checking later whether anything has written into them.
+    """A copy of some tensors, used to find out later whether anything has written into them.
 
     before = Snapshot(x=x, dy=dy)
     ...
@@ -67,7 +67,7 @@ def _same(now: Tensor, before: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class NotRun:
-    """A placeholder for an observation that couldn't be made because something before it went wrong."""
+    """Placeholder for an observation that couldn't be made because an earlier step went wrong."""
 
     why: str
 
@@ -81,14 +81,14 @@ def observe(
 ) -> Observed:
     """Run the learner's code forward and backward on this rank, and record everything that a check compares.
 
-    run:        called as run(*inputs.values()); each input is a fresh leaf that requires grad (if it is floating point)
-    upstream:   gradient of the output, passed as is (strided, expanded, ...); None: that of out.sum(), so expanded;
-                if the output is a tuple, one gradient per element (None: no gradient for that element)
-    parameters: their gradients are recorded as "d" + name
+    run:        called as run(*inputs.values()). Each input is a fresh leaf, which requires grad if it's floating point
+    upstream:   gradient of the output, passed as is (strided, expanded, ...). None stands for the expanded gradient of
+                out.sum(). For a tuple output, pass one gradient per element, or None for an element without gradient
+    parameters: parameters whose gradients are recorded as "d" + name
 
     Returns "out", "d<name>" for each input and parameter, "forward traffic", "backward traffic", and "inputs unchanged"
-    (Changed, which also covers the parameters and the upstream gradient).
-    Either all ranks run the backward pass or none does, so no rank waits for one whose output can't go backward.
+    (a `Changed` that also covers the parameters and the upstream gradient).
+    Either all ranks run the backward pass or none do, so no rank waits for one whose output can't go backward.
     """
     leaves = {name: _leaf(tensor) for name, tensor in inputs.items()}
     watched = {**leaves, **(parameters or {})}
@@ -127,7 +127,7 @@ def _not_run(watched: Mapping[str, Any], why: str) -> Observed:
 
 
 def portable(value: Any) -> Any:
-    """A value that can be sent to the parent: tensors as detached copies, plain data as is, else `Foreign`."""
+    """Make a value safe to send to the parent: copy tensors, keep plain data, replace anything else by `Foreign`."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(
@@ -147,10 +147,10 @@ def portable(value: Any) -> Any:
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    """A new leaf with the same values and strides as the tensor."""
+    """Return a new leaf tensor with the same values and strides."""
     leaf = tensor.detach()
     copy = leaf if _overlaps(leaf) else leaf.clone(memory_format=torch.preserve_format)
-    if not _overlaps(leaf) and copy.stride() != leaf.stride():  # a slice: lay the copy out with the same gaps
+    if not _overlaps(leaf) and copy.stride() != leaf.stride():  # for a slice, leave the same gaps in the copy
         span = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
         copy = torch.zeros(max(span, 0), dtype=leaf.dtype, device=leaf.device).as_strided(leaf.shape, leaf.stride())
         copy.copy_(leaf)
@@ -162,7 +162,7 @@ def _overlaps(tensor: Tensor) -> bool:
 
 
 def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple[list[tuple[Tensor, Tensor]], str]:
-    """The (output, gradient) pairs for the backward pass, and the reason why it can't run, or ""."""
+    """Return the (output, gradient) pairs for the backward pass, and the reason why it can't run ("" if it can)."""
     if isinstance(upstream, Sequence):
         if not isinstance(out, (tuple, list)) or len(out) != len(upstream):
             return [], f"the output is not a tuple of {len(upstream)}"
@@ -184,7 +184,7 @@ def _pairs(out: Any, upstream: Tensor | Sequence[Tensor | None] | None) -> tuple
 
 
 def _side_group() -> Any:
-    """A process group for this module's own votes, so that they don't mix with the learner's collectives."""
+    """Return a process group used only for voting here, so that votes don't mix with the learner's collectives."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     world = dist.group.WORLD

@@ -1,9 +1,10 @@
-"""Predictions: the learner writes down what will happen, then runs it.
+"""Predictions: the learner writes down what will happen, then runs the code.
 
     predict("4.a", calls=1, bytes=96)
 
-looks up `PREDICTIONS["4.a"]` in the chapter's package. It never raises for a wrong or missing answer. A wrong one gets
-a piece of advice, and from the third different try on, the learner can unfold the answer too.
+looks up `PREDICTIONS["4.a"]` in the chapter's package. A field that is still `...` counts as not predicted yet. Nothing
+raises for a wrong answer: it gets some advice, and from the third different attempt on, the learner can unfold the
+right answer too.
 """
 
 from collections.abc import Mapping
@@ -19,11 +20,11 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class Prediction:
-    """A question with a known answer. Backticks in its texts mark code: "`weight` is [o, i]".
+    """A question with a known answer. Backticks in the texts mark code: "`weight` is [o, i]".
 
     answer: the right value of each field
-    why:    shown when all fields are right
-    wrong:  advice for a field ("bytes"), or for a particular wrong value of it (("bytes", 48))
+    why:    explanation shown when all fields are right
+    wrong:  advice for a field ("bytes"), or for a particular wrong value of a field (("bytes", 48))
     """
 
     question: str
@@ -34,7 +35,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Reply:
-    """The reply to a prediction, shown as a box or as text."""
+    """The reply to a prediction, displayed as an HTML box or as text."""
 
     color: str
     mark: str
@@ -57,7 +58,7 @@ _tried: dict[str, list[dict[str, Any]]] = {}
 
 
 def predict(number: str, **values: Any) -> Reply:
-    """Compare the learner's prediction with the answer; `...` means not predicted yet. Raises ValueError, TypeError."""
+    """Compare a prediction with the answer. Raises ValueError for an unknown number, TypeError for an unknown field."""
     predictions: dict[str, Prediction] = getattr(chapter_module(number), "PREDICTIONS", {})
     if number not in predictions:
         raise ValueError(f"there is no prediction {number!r} in this chapter")

@@ -1,4 +1,4 @@
-"""Traffic as checks compare it: which collectives a rank entered, their sizes and groups, but not where or when.
+"""The traffic of one rank as checks compare it: kind, size and group of each collective, but not where or when it ran.
 
 with record() as section:
     y = layer(x)
@@ -17,8 +17,8 @@ from tplab.runtime import Collective
 class Call(NamedTuple):
     """One collective, as checks compare it.
 
-    numel:  elements of the message, counted as in nccl-tests: the tensor for all_reduce, broadcast, reduce, send, recv;
-            all parts together for all_gather, gather, scatter, reduce_scatter
+    numel:  number of elements in the message, as nccl-tests counts them: those of the tensor for all_reduce, broadcast,
+            reduce, send and recv, and those of all parts together for all_gather, gather, scatter and reduce_scatter
     waited: whether anything waited for it to complete
     """
 
@@ -33,9 +33,9 @@ class Call(NamedTuple):
 
 
 class Traffic(tuple[Call, ...]):
-    """The collectives that one rank entered. Two are equal if they contain the same calls, in any order.
+    """The collectives that one rank entered. Two objects are equal if they contain the same calls in any order.
 
-    Collectives in a group of one rank transfer nothing and are left out.
+    Collectives in a group of one rank transfer nothing, so they are left out.
     """
 
     __slots__ = ()
@@ -61,13 +61,13 @@ class Traffic(tuple[Call, ...]):
     def expected(
         p: int, *calls: tuple[str, int], dtype: str = "float64", group: Iterable[int] | None = None
     ) -> "Traffic":
-        """Expected traffic, such as `Traffic.expected(p, ("all_reduce", 96))`; empty if the group has one rank."""
+        """Build expected traffic, as in `Traffic.expected(p, ("all_reduce", 96))`. Empty for a group of one rank."""
         members = tuple(range(p)) if group is None else tuple(group)
         return Traffic(Call(kind, numel, dtype, members) for kind, numel in calls) if len(members) > 1 else Traffic()
 
 
 def traffic(section: Iterable[Collective]) -> Traffic:
-    """The traffic of a `record()` section, or of any collectives of one rank."""
+    """Return the traffic in a `record()` section, or in any sequence of one rank's collectives."""
     return Traffic(
         Call(c.kind, _elements(c), c.dtype, tuple(c.group), c.end is not None) for c in section if len(c.group) > 1
     )

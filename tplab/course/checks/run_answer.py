@@ -1,9 +1,9 @@
-"""Run the learner's code, and if it fails, report what was tried, what it raised, and on which of the learner's lines.
+"""Run the learner's code. If it fails, report what was tried, what it raised, and on which of the learner's lines.
 
 run_ranks    run a program on p ranks
-run_cases    run several cases of a program on p ranks; a failure names the case that fails
-called_as    name a call on a rank in whatever it raises
-calling      name a call in this process in whatever it raises
+run_cases    run several cases of a program on p ranks; a failure names the case that failed
+called_as    add the call to any exception that it raises on a rank
+calling      add the call to any exception that it raises in this process
 must_refuse  require a call in this process to raise
 """
 
@@ -31,7 +31,7 @@ _STUCK = "Does every rank enter the same collectives in the same order, with ten
 
 
 def as_failure(number: str, error: Exception, what: str = "your code raised", question: str | None = None) -> Exception:
-    """The exception that a check raises if the learner's code raised `error` here; a stub's error is kept."""
+    """Convert an exception raised by the learner's code to the one that the check raises. A stub's error is kept."""
     if isinstance(error, CheckFailed):
         return error
     if isinstance(error, NotImplementedError) and _STUB.fullmatch(str(error)):
@@ -51,9 +51,9 @@ def run_ranks(
 ) -> Results:
     """Run a check's program with `launch(program, p, args=args)`: results[r] is what program(*args) returned on rank r.
 
-    A rank that fails raises CheckFailed with the launcher's report and `question`, or `stuck` if the ranks wait for
-    each other; a stub on a rank raises the stub's own NotImplementedError. `note` says in the headline what was tried:
-    "ColumnParallelLinear(12, 8)".
+    If a rank fails, raises CheckFailed with the launcher's report and `question`, or `stuck` if the ranks wait for each
+    other. If a rank reaches a stub, raises the stub's NotImplementedError. `note` is added to the headline to say what
+    was tried, as in "ColumnParallelLinear(12, 8)".
     """
     try:
         return launch(_portable_result, p, args=(program, args))
@@ -85,12 +85,12 @@ def run_cases(
     stuck: Callable[[Any], str | None] = lambda case: None,
     ask_instead: Callable[[CheckFailed], str | None] = lambda failure: None,
 ) -> Iterator[list[Any]]:
-    """Run `program(answer, cases, data)`, which returns a list, on p ranks; yields each case's results on every rank.
+    """Run `program(answer, cases, data)`, which returns a list, on p ranks. Yields each case's results from all ranks.
 
-    All cases share one launch. If the answer fails in it, each case gets its own launch, so that the failure names the
-    case with `note` and asks the `question` that fits it, or `stuck` if the ranks wait for each other. If `ask_instead`
-    derives a question from the failure, that one is asked first. An answer that fails only when the cases run one after
-    another has failed too, so exhaust the iterator.
+    All cases share one launch. If that launch fails, each case gets its own, so that the failure can name the case with
+    `note` and ask its `question`, or `stuck` if the ranks wait for each other. If `ask_instead` derives a question from
+    the failure, that question is asked instead. Exhaust the iterator, because an answer that fails only when the cases
+    run one after another is reported at the end.
     """
 
     def run(some: Sequence[Any], theirs: Sequence[Any], said: str) -> Any:
@@ -113,7 +113,7 @@ def run_cases(
 
 @contextmanager
 def called_as(call: str) -> Iterator[None]:
-    """Add a note to whatever the learner's function raises on a rank, saying how the function was called."""
+    """Context manager that adds a note with the call to any exception that the learner's function raises on a rank."""
     try:
         yield
     except Exception as error:
@@ -124,7 +124,7 @@ def called_as(call: str) -> Iterator[None]:
 
 @contextmanager
 def calling(call: str, question: str | None = None) -> Iterator[None]:
-    """Turn whatever the learner's function raises in this process into a CheckFailed that shows the call as written.
+    """Context manager that turns any exception raised in this process into a CheckFailed that shows the call.
 
     with calling("shard(tensor [5, 24], dim=-1, rank=0, world_size=2)"):
         mine = shard(tensor, -1, 0, 2)
@@ -141,7 +141,7 @@ def _portable_result(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def fail(number: str, what: str, question: str, report: str = "") -> NoReturn:
-    """Raise CheckFailed for a reason that `verify` can't see."""
+    """Raise CheckFailed for a problem that `verify` can't detect."""
     raise CheckFailed(f"Exercise {number}: {what}", question=question, report=report)
 
 
@@ -154,9 +154,9 @@ def must_refuse(
     says: Sequence[object] = (),
     what: str = "this",
 ) -> None:
-    """Require `call` to raise `error` with every item of `says` in its message; otherwise raise CheckFailed.
+    """Raise CheckFailed unless `call` raises `error` with every item of `says` in its message.
 
-    what: the call as the failure's message names it, "divide(10, 4)"
+    what: the call as the failure's message shows it, such as "divide(10, 4)"
     """
     try:
         result = call()

@@ -20,7 +20,7 @@ class Symptom:
 
 
 class Symptoms:
-    """A table of symptoms."""
+    """A table of symptoms, displayed as HTML or as text."""
 
     def __init__(self, symptoms: Sequence[Symptom]) -> None:
         self.rows = [(symptom.see, symptom.cause, symptom.exercise) for symptom in symptoms]
@@ -34,8 +34,8 @@ class Symptoms:
 
 
 def symptoms(chapter: int | str) -> Symptoms:
-    """The table of symptoms that a chapter has collected."""
-    from tplab.course.checks.exercises import chapter_module  # here, since it imports torch
+    """Return a chapter's table of symptoms."""
+    from tplab.course.checks.exercises import chapter_module  # imported here because it imports torch
 
     return Symptoms(getattr(chapter_module(chapter), "SYMPTOMS", ()))
 

@@ -1,4 +1,4 @@
-"""`verify`: compare every rank's observations with the right values, report all differences, and ask one question."""
+"""`verify`: compare every rank's observations with the expected values, report all differences, ask one question."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from tplab.course.feedback.verdict import CheckFailed, ranks_text
 
 
 class Differences(Sequence[Difference]):
-    """All differences after one run on p ranks.
+    """All differences found in one run on p ranks.
 
-    names:       observations that differ on some rank (those that couldn't be made don't count)
-    kind(name):  how it differs, if in the same way on all ranks that differ, else "mixed"; "" if it agrees
-    text(name):  the same in words
+    names:       observations that differ on some rank, not counting those that couldn't be made
+    kind(name):  how the observation differs, "mixed" if ranks differ in different ways, or "" if it agrees
+    text(name):  the difference in words
     ranks(name): the ranks on which it differs
-    malformed:   an output isn't a tensor, or has the wrong structure or dtype, so nothing else can be said about it
+    malformed:   whether an output isn't a tensor or has the wrong structure or dtype, so nothing else can be compared
     """
 
     def __init__(self, p: int, differences: Sequence[Difference], *, alone: bool = False) -> None:
@@ -38,7 +38,7 @@ class Differences(Sequence[Difference]):
         return "mixed" if len(kinds) > 1 else next(iter(kinds), "")
 
     def text(self, name: str) -> str:
-        """A description of the difference on the first rank that differs; "" if the observation agrees."""
+        """Return a description of the difference on the first rank that differs, or "" if there is none."""
         return next((d.text for d in self._all if d.name == name), "")
 
     def kinds(self) -> set[str]:
@@ -48,7 +48,7 @@ class Differences(Sequence[Difference]):
         return [d.rank for d in self._all if d.name == name and d.kind != NOT_RUN]
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
-        """The rows (observations, ranks, text); observations that differ in the same way, or weren't run, share one."""
+        """Yield (observations, ranks, text) rows. Observations with the same difference, or not run, share a row."""
         rows: dict[tuple[str, str], list[str]] = {}  # (ranks, text): names
         for name in dict.fromkeys(d.name for d in self._all if d.kind != NOT_RUN):
             mine = [d for d in self._all if d.name == name and d.kind != NOT_RUN]
@@ -69,8 +69,8 @@ class Differences(Sequence[Difference]):
 class Question:
     """A question to ask when an answer is wrong in a particular way.
 
-    when: names of the observations that differ, all of them and no others: "dx", or ("dx", "backward traffic"); or a
-          function of `Differences`, such as lambda d: d.kind("out") == "p times"
+    when: the observations that differ, "dx" or ("dx", "backward traffic"), which must be all of them and no others; or
+          a predicate on `Differences`, such as lambda d: d.kind("out") == "p times"
     """
 
     when: str | Sequence[str] | Callable[[Differences], bool]
@@ -88,7 +88,7 @@ LATE_QUESTION = Question(
     "The collective was started with async_op=True. From when on may its result be read?",
 )
 
-# Asked if none of the exercise's own questions fits
+# Fallbacks, asked if none of the exercise's questions fits
 _GENERAL = (
     Question(
         lambda d: d.malformed,
@@ -129,17 +129,17 @@ def verify(
     note: str = "",
     alone: bool = False,
 ) -> None:
-    """Compare every rank's observations with the right values, and raise one CheckFailed about all differences.
+    """Compare every rank's observations with the expected values, and raise a single CheckFailed with all differences.
 
-    observed:   one dict per rank, as `run_ranks` returns them; `Changed` and `Claim` values must be empty, even if they
-                aren't expected
-    expected:   one dict per rank: tensors, `Traffic`, numbers, strings, None, and tuples and lists of these
+    observed:   one dict per rank, as returned by `run_ranks`. `Changed` and `Claim` values must be empty, whether or
+                not they are expected
+    expected:   one dict per rank, with tensors, `Traffic`, numbers, strings, None, and tuples and lists of these
     questions:  the first one that fits is asked
-    lookalikes: values of known mistakes, {"dx": {"this rank's part, before the sum": [value on rank 0, ...]}}; the
-                description completes the sentence "dx equals ..." and is the kind that a Question can match
-    tol:        largest allowed difference, relative to the largest expected element (absolute if that is below 1)
-    note:       what is special about this run, shown after p: "with skip_bias_add"
-    alone:      computed once, in a single process, for p ranks: one dict each, and a message that doesn't mention ranks
+    lookalikes: values that known mistakes give, {"dx": {"this rank's part, before the sum": [value on rank 0, ...]}}.
+                The description completes the sentence "dx equals ..." and is the kind that a Question can match
+    tol:        largest allowed difference, relative to the largest expected element, or absolute if that is below 1
+    note:       what is special about this run, shown after p, such as "with skip_bias_add"
+    alone:      whether a single process computed the results for p ranks, so there is one dict each and no rank to name
     """
     count = 1 if alone else p
     current().alone = alone
@@ -195,5 +195,5 @@ def _get(observed: Any, name: str) -> Any:
 
 
 def _is_gradient(name: str) -> bool:
-    """Return whether a name is that of a gradient: "dx", "dW", "db2", but not "dtype" or "device"."""
+    """Return whether this is the name of a gradient: "dx", "dW", "db2", but not "dtype" or "device"."""
     return name.startswith("d") and name not in ("dtype", "dim", "device", "divide")

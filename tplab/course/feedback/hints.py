@@ -1,8 +1,8 @@
-"""The three hints of an exercise: each `tplab hint 4.2` shows one more, and the box of a failed check folds them in.
+"""The three hints of an exercise. `tplab hint 4.2` shows the next one, and a failed check's box contains all three.
 
-The hints are read from the executed solution, whose hints cell nests them (rewrite.fold_hints), so a learner who has
-deleted or changed that cell still gets them. `.tplab/hints.json` beside chapters/ stores the number of the last hint
-shown for each exercise: {"4.2": 1}.
+Hints are read from the executed solution notebook, where the hints cell nests them (see `rewrite.fold_hints`), so a
+learner who has deleted or edited that cell still gets them. `.tplab/hints.json`, next to chapters/, stores the number
+of the last hint shown for each exercise: {"4.2": 1}.
 """
 
 import json
@@ -19,21 +19,21 @@ _OPENING = re.compile(r"<details><summary>Hint \d+</summary>")
 
 
 class NoHint(Exception):  # noqa: N818 (it names what is not there)
-    """The requested hint doesn't exist; the message says what to type instead."""
+    """Raised when the requested hint doesn't exist. The message says what to type instead."""
 
 
 def unfold(text: str) -> list[str]:
-    """The hints inside the <details> of a hints cell, as Markdown; the inverse of rewrite.fold_hints."""
+    """Extract the hints from a hints cell's nested <details> as Markdown. The inverse of `rewrite.fold_hints`."""
     return [re.sub(r"(\s*</details>)+\s*$", "", part).strip() for part in _OPENING.split(text)[1:]]
 
 
 def hints_of(reference: list[Cell]) -> dict[str, list[str]]:
-    """The hints of every exercise of a chapter: {"4.1": ["...", "...", "..."], ...}."""
+    """Return the hints of every exercise in a chapter: {"4.1": ["...", "...", "..."], ...}."""
     return {str(cell.marks["hints"]): unfold(cell.source) for cell in reference if "hints" in cell.marks}
 
 
 def hints_for(number: str, root: Path) -> list[str]:
-    """The hints of exercise `number` in the course at `root`. Raises NoHint, or Unreadable for a broken notebook."""
+    """Return the hints of exercise `number` in the course at `root`. Raises NoHint or Unreadable (broken notebook)."""
     chapter, _, place = number.partition(".")
     if not (chapter.isdecimal() and place.isdecimal()):
         raise NoHint(f"There is no exercise {number!r}. Write its number as in the heading: tplab hint 4.2")
@@ -52,7 +52,7 @@ def hints_for(number: str, root: Path) -> list[str]:
 
 
 def seen(root: Path) -> dict[str, int]:
-    """The number of the last hint shown for each exercise. A missing or damaged file counts as empty."""
+    """Return the number of the last hint shown for each exercise. A missing or damaged file counts as empty."""
     try:
         stored = json.loads((root / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -71,7 +71,7 @@ def remember(root: Path, number: str, step: int) -> None:
 
 
 def choose(number: str, root: Path, *, step: int | None = None, everything: bool = False) -> list[tuple[int, str]]:
-    """Choose the hints to show, the next one, number `step`, or all, as (number, text); records them as seen."""
+    """Return the hints to show as (number, text): the next one, hint `step`, or all. Records them as seen."""
     hints = hints_for(number, root)
     if step is not None and not 1 <= step <= len(hints):
         raise NoHint(f"Exercise {number} has {len(hints)} hints; there is no hint {step}.")
@@ -83,8 +83,8 @@ def choose(number: str, root: Path, *, step: int | None = None, everything: bool
 
 
 def show(number: str, root: Path, *, step: int | None = None, everything: bool = False) -> int:
-    """Print the hints for a `tplab hint 4.2` command. Returns its exit code: 0, or 2 if there is no such hint."""
-    from rich.console import Console  # imported here, since a kernel uses this module too and shows HTML instead
+    """Print the hints for `tplab hint 4.2` and return the exit code: 0, or 2 if they can't be found or read."""
+    from rich.console import Console  # imported here because kernels also use this module, but show HTML instead
     from rich.markdown import Markdown
     from rich.text import Text
 
@@ -106,11 +106,11 @@ def show(number: str, root: Path, *, step: int | None = None, everything: bool =
     return 0
 
 
-# In the box of a failed check
+# Hints inside the box of a failed check
 
 
 def folded(number: str) -> str:
-    """The exercise's hints as nested HTML; "" if they can't be found."""
+    """Return the exercise's hints as nested HTML, or "" if they can't be found."""
     from tplab.course.notebooks.kernels import PACKAGE_ROOT
 
     here = Path.cwd()
@@ -121,7 +121,7 @@ def folded(number: str) -> str:
 
 
 def to_html(hints: list[str]) -> str:
-    """Convert Markdown hints to nested <details>, so that opening one reveals the next. Needs no kernel."""
+    """Convert Markdown hints to nested <details>, so that opening one reveals the next. Works without a kernel."""
     render = _renderer()
     folded = ""
     for place in range(len(hints), 0, -1):
@@ -133,7 +133,7 @@ def to_html(hints: list[str]) -> str:
 
 
 def _renderer() -> Callable[[str], str]:
-    """A Markdown-to-HTML renderer that leaves $...$ for the page to typeset."""
+    """Return a Markdown-to-HTML renderer that leaves $...$ alone, because the page typesets it."""
     from markdown_it import MarkdownIt
     from markdown_it.rules_inline import StateInline
 

@@ -1,4 +1,4 @@
-"""Tracebacks and the launcher's reports, cut down to the learner's own lines."""
+"""Shorten tracebacks and launcher reports to the learner's own lines of code."""
 
 import os
 import re
@@ -8,15 +8,15 @@ import torch
 
 from tplab.runtime.failures import cell_of
 
-# Shape of the tensor with which ranks vote inside `observe`; no learner's message has it, so votes can be recognized
+# Shape of the tensor that ranks vote with inside `observe`. No message of the learner's has this shape.
 VOTE_SHAPE = (1, 1, 1, 1)
 _VOTE = re.compile(r"\(\[1, 1, 1, 1\] uint8, min\)")
-HOUSE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # of the tplab package
+HOUSE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep  # the tplab folder
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 def readable_report(report: str) -> str:
-    """The launcher's report without the frames of tplab and torch, and without the votes that `observe` takes."""
+    """Remove tplab's and torch's stack frames from a launcher report, along with the votes taken inside `observe`."""
     lines: list[str] = []
     skip_source = False
     for line in report.splitlines():
@@ -34,12 +34,12 @@ def readable_report(report: str) -> str:
 
 
 def has_frames(report: str) -> bool:
-    """Return whether a report names any line of code."""
+    """Return whether the report mentions any line of code."""
     return ", line " in report
 
 
 def readable_traceback(error: BaseException) -> str:
-    """The error and its traceback, without the frames of tplab and torch; cells are named as `launch` names them."""
+    """Format an error and its traceback without tplab's and torch's frames, naming cells the way `launch` does."""
     lines = []
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith((HOUSE, _TORCH)):

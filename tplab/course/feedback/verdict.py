@@ -1,7 +1,7 @@
-"""The result of a check and how it is displayed: `Verdict` if it passed, `CheckFailed` if it didn't.
+"""The result of a check and how it's displayed: `Verdict` if it passed, `CheckFailed` if it didn't.
 
 Both have a text form (terminal, nbval, `tplab check`) and an HTML box (notebook). A verdict's text is the same in every
-run, so nbval can compare it. A failure lists what differs, then asks a question that leads to the cause.
+run, so nbval can compare it. A failure lists the differences, then asks a question that points to the cause.
 """
 
 import re
@@ -15,7 +15,7 @@ from textwrap import fill, indent, wrap
 from tplab.course.feedback.hints import folded
 
 _WIDTH = 100
-_NAMES = 34  # maximum width, in characters, of the names column and of the ranks column
+_NAMES = 34  # maximum width of the names column and of the ranks column, in characters
 _BOX = (
     "border-left: 6px solid {color}; padding: 0.4em 0.9em; margin: 0.3em 0; "
     "background: var(--jp-layout-color1, transparent); color: var(--jp-ui-font-color1, inherit); "
@@ -29,12 +29,12 @@ BLUE = "var(--jp-info-color1, #1565c0)"
 
 
 def box(color: str, *parts: str) -> str:
-    """HTML for a box with a colored left border, readable in light and dark themes."""
+    """Return the HTML for a box with a colored left border, readable in light and dark themes."""
     return f'<div style="{_BOX.format(color=color)}">{"".join(parts)}</div>'
 
 
 def heading(text: str) -> str:
-    """HTML for the first line of a box, without its color, since a theme's border colors are too pale for text."""
+    """Return the HTML for a box's first line. It's not colored, since themes' border colors are too pale for text."""
     return f'<div style="font-weight: 600;">{escape(text)}</div>'
 
 
@@ -44,7 +44,7 @@ def paragraph(text: str, strong: bool = False) -> str:
 
 
 def code_html(text: str) -> str:
-    """HTML for a text in which backticks mark code."""
+    """Escape the text for HTML and turn `text in backticks` into <code>."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
@@ -60,7 +60,7 @@ def preformatted(text: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """HTML for a left-aligned table; without a head, its first column is bold."""
+    """Return the HTML for a left-aligned table. Without a header, the first column is bold."""
     cell = (
         'style="text-align: left; vertical-align: top; padding: 0.15em 1.2em 0.15em 0; border: none; background: none;"'
     )
@@ -75,14 +75,14 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def in_notebook() -> bool:
-    """Return whether this process is a notebook's kernel."""
+    """Return whether this code is running in a notebook's kernel."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module else None
     return getattr(shell, "kernel", None) is not None
 
 
 def display_html(html: str, text: str) -> None:
-    """Show the HTML in a notebook and the text anywhere else."""
+    """Display the HTML in a notebook, and print the text anywhere else."""
     if in_notebook():
         from IPython.display import display
 
@@ -98,7 +98,7 @@ def names(items: Sequence[object]) -> str:
 
 
 def ranks_text(ranks: Sequence[int], p: int) -> str:
-    """Name ranks in words: "rank 1", "ranks 0 and 2", "every rank"."""
+    """Describe ranks in words: "rank 1", "ranks 0 and 2", "every rank"."""
     if len(ranks) == p and p > 1:
         return "every rank"
     return ("rank " if len(ranks) == 1 else "ranks ") + names(sorted(ranks))
@@ -106,7 +106,7 @@ def ranks_text(ranks: Sequence[int], p: int) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on an exercise that passed. A check returns `Verdict("a note")`; `check()` fills in the rest."""
+    """The verdict on an exercise that passed. A check returns `Verdict("a note")`, and `check()` fills in the rest."""
 
     note: str = ""
     exercise: str = ""
@@ -126,15 +126,15 @@ class Verdict:
 
 @dataclass(eq=False)
 class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fault of the program)
-    """The failure of an exercise's check. `str()` gives the full explanation.
+    """Raised when an exercise's check fails. `str()` gives the full explanation.
 
-    headline: the exercise, its world size p, and the ranks that are wrong
+    headline: the exercise, the world size p, and the ranks that are wrong
     rows:     one per difference: (observation, ranks, how it differs)
-    right:    the observations that agree
-    report:   a traceback or the launcher's report, if the code didn't run to its end
-    question: leads to the cause
-    footnote: how to get the same inputs again
-    exercise: its number, for finding its hints
+    right:    the observations that agree with the expected values
+    report:   a traceback or the launcher's report, if the code didn't run to completion
+    question: a question that points to the cause
+    footnote: how to repeat the check with the same inputs
+    exercise: the exercise's number, used to look up its hints
     """
 
     headline: str
@@ -175,7 +175,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
         return "\n".join(f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in columns)
 
     def html(self, hints: str = "") -> str:
-        """The failure as an HTML box; `hints` is HTML that goes below the question."""
+        """Return the failure as an HTML box. `hints` is HTML to append at the bottom."""
         parts = [heading("✗ " + self.headline)]
         if self.rows:
             parts.append(table(self.rows))
@@ -192,7 +192,7 @@ class CheckFailed(AssertionError):  # noqa: N818 (it names the verdict, not a fa
         return box(RED, *parts, hints)
 
     def _render_traceback_(self) -> list[str]:
-        """The lines that IPython shows for this exception: one line below the box in a notebook, else the text."""
+        """Return the lines that IPython prints for this exception. In a notebook, also display the failure as a box."""
         if not in_notebook():
             return ["CheckFailed: " + str(self)]
         if not self._shown:  # IPython calls this more than once

@@ -67,7 +67,7 @@ def hand_over(number: str, names: list[str]) -> str:
     vars(builtins).update(_builtins)
     sys.settrace(None)
     sys.setprofile(None)
-    from tplab.runtime import transport  # imported late, since the setup imports torch anyway
+    from tplab.runtime import transport  # imported here because the setup imports torch anyway
 
     namespace = InteractiveShell.instance().user_ns
     known = {name: _answers.get(name, namespace.get(name)) for name in names if name in _answers or name in namespace}

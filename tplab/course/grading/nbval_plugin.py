@@ -239,7 +239,6 @@ class ChapterCell(nbval.IPyNbCell):
 
 
 def result_texts(outputs: list) -> list[str]:
-    """Return the results of a cell as text."""
     return [output["data"].get("text/plain", "") for output in outputs if output["output_type"] == "execute_result"]
 
 

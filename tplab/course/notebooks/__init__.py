@@ -1,10 +1,10 @@
-"""The build of a chapter's two notebooks from its source.
+"""Build a chapter's two notebooks from its source.
 
 source    read solutions/NN_name.py into cells
 rules     the rules that a chapter's source must follow
 rewrite   remove the answers, fold the hints
 kernels   start a kernel that runs a chapter
-outputs   execute a solution, and store its outputs
-build     write both notebooks where they are stale
+outputs   execute a solution and store its outputs
+build     write both notebooks if they are stale
 cells     read a notebook file, whatever state it is in
 """

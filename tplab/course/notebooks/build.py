@@ -1,13 +1,13 @@
-"""The build of a chapter's two notebooks from its source.
+"""Build a chapter's two notebooks from its source.
 
     solutions/NN_name.py  ->  solutions/NN_name.ipynb  (answers in, executed)  ->  chapters/NN_name.ipynb  (answers out)
-    solutions/index.py    ->  the same, for the page that leads to the chapters
+    solutions/index.py    ->  the same for the index, the start page of the course
 
-    tplab build              build what changed; NN ... builds only these chapters, "index" the index
+    tplab build              build whatever has changed, or only the given chapters: NN ..., or "index" for the index
     tplab build --force      execute everything again
     tplab build --check      list stale notebooks (exit code 1 if there are any); needs no kernel
 
-Everything except the execution is a pure function, so two builds from the same outputs are identical byte for byte.
+Everything except execution is a pure function, so two builds from the same outputs are byte-for-byte identical.
 """
 
 import argparse
@@ -39,11 +39,11 @@ METADATA = {
 
 
 class BuildError(Exception):
-    """A notebook can't be written; the message says why."""
+    """Raised when a notebook can't be written. The message says why."""
 
 
 def skeleton(chapter: Chapter, *, blank: bool) -> NotebookNode:
-    """The chapter as a notebook without outputs: with its answers or, if `blank`, as the learner first sees it."""
+    """Return the chapter as a notebook without outputs: with answers or, if `blank`, as the learner first sees it."""
     notebook = nbformat.v4.new_notebook(metadata=copy.deepcopy(METADATA))
     if not (blank or chapter.is_index):
         notebook.metadata["tplab"] = {"checks": fingerprint(chapter.number)}
@@ -58,9 +58,9 @@ def skeleton(chapter: Chapter, *, blank: bool) -> NotebookNode:
 
 
 def fingerprint(number: int) -> str:
-    """A hash of what shapes a chapter's outputs besides its source: its checks, its predictions, and their wording.
+    """Hash what determines a chapter's outputs besides its source: its checks, its predictions, and their wording.
 
-    It is stored in the solution's metadata, so that changing a check's text makes the solution stale.
+    The hash is stored in the solution's metadata, so changing a check's text makes the solution stale.
     """
     digest = hashlib.sha256()
     for path in [
@@ -98,7 +98,7 @@ def _metadata(cell: Cell, titles: dict[str, str]) -> dict:
 
 
 def _cell_id(cell: Cell, taken: set[str]) -> str:
-    """An id that stays the same from build to build, made from the cell's role and number, else from its content."""
+    """Return an id that is stable across builds, made from the cell's role and number, or else from its content."""
     if cell.role:
         name = f"{cell.role}-{cell.number.replace('.', '-')}"
     else:
@@ -120,12 +120,12 @@ def without_outputs(notebook: NotebookNode) -> NotebookNode:
 
 
 def blank_chapter(chapter: Chapter, solution: NotebookNode) -> NotebookNode:
-    """The learner's notebook: no answers, and no outputs except what each check shows once its exercise is solved."""
+    """Return the learner's notebook, without answers. Its only outputs are what each check shows once it passes."""
     notebook = skeleton(chapter, blank=True)
     for cell, solved in zip(notebook.cells, solution.cells, strict=True):
         if "check" in cell.metadata.get("tplab", {}):
             cell.outputs = expected_output(solved.outputs)
-            cell.execution_count = solved.execution_count  # nbval compares only cells that have one
+            cell.execution_count = solved.execution_count  # nbval compares only cells that have a count
     return notebook
 
 
@@ -134,7 +134,7 @@ def to_text(notebook: NotebookNode) -> str:
 
 
 def load(path: Path) -> NotebookNode | None:
-    """A notebook that this build wrote, or None if there is none that can be read."""
+    """Read a notebook that this build wrote. Returns None if it's missing or can't be read."""
     try:
         return nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
     except (OSError, ValueError, nbformat.ValidationError):
@@ -146,7 +146,7 @@ def is_executed_from(solution: NotebookNode | None, chapter: Chapter) -> bool:
 
 
 def stale(chapter: Chapter, root: Path) -> list[str]:
-    """The first of the chapter's notebooks that doesn't match its source, as a list; [] if both do. Runs nothing."""
+    """Return the first of the chapter's notebooks that is stale, as a list, or [] if neither is. Runs no cells."""
     solution = load(root / "solutions" / f"{chapter.stem}.ipynb")
     if solution is None or not is_executed_from(solution, chapter):
         return [f"solutions/{chapter.stem}.ipynb"]
@@ -158,7 +158,7 @@ def stale(chapter: Chapter, root: Path) -> list[str]:
 
 
 def build(chapter: Chapter, root: Path, *, force: bool = False) -> list[str]:
-    """Write the chapter's notebooks where they are stale; returns the names of the files written."""
+    """Write the chapter's notebooks if they are stale, and return the names of the files written."""
     solution_path = root / "solutions" / f"{chapter.stem}.ipynb"
     solution = load(solution_path)
     written = []
@@ -185,7 +185,7 @@ def _write(notebook: NotebookNode, path: Path) -> list[str]:
 
 
 def _name(path: Path) -> str:
-    """The name of a source on the command line: "4", "index"."""
+    """Return the name of a source on the command line, such as "4" or "index"."""
     return path.stem if path.stem == INDEX else str(int(path.stem[:2]))
 
 

@@ -1,6 +1,6 @@
 """Read a notebook file, whatever state it is in, as plain cells.
 
-nbformat would take two seconds to import, and would refuse a notebook for details that don't matter to a check.
+nbformat takes two seconds to import, and it rejects notebooks for details that don't matter to a check.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class Unreadable(Exception):  # noqa: N818 (it names the state of a file)
-    """The file is not a notebook that can be checked; the message says what is wrong and what to do."""
+    """Raised for a file that isn't a notebook we can check. The message says what is wrong and what to do."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Cell:
 
     @property
     def marks(self) -> dict:
-        """The marks that the build left on the cell, such as {"exercise": "4.1"}. They survive where ids get lost."""
+        """The metadata that the build gave the cell, such as {"exercise": "4.1"}. It survives where ids get lost."""
         marks = self.metadata.get("tplab")
         return marks if isinstance(marks, dict) else {}
 
 
 def read_notebook(path: Path) -> list[Cell]:
-    """The cells of a notebook file. Raises Unreadable."""
+    """Read the cells of a notebook file. Raises Unreadable."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -81,7 +81,7 @@ def _cell(raw: dict) -> Cell:
 
 
 def write_notebook(cells: list[Cell], path: Path) -> None:
-    """Write a notebook of code cells that nbval can run."""
+    """Write code cells to a notebook that nbval can run."""
     code = [
         {
             "cell_type": "code",

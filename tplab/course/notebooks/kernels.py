@@ -1,4 +1,4 @@
-"""Kernels that run a chapter: their environment, and retries if one can't start."""
+"""Start kernels that run a chapter: set their environment, and retry if a kernel can't start."""
 
 import os
 from collections.abc import Callable
@@ -8,24 +8,24 @@ from typing import TypeVar
 T = TypeVar("T")
 PACKAGE_ROOT = Path(__file__).resolve().parents[3]  # the folder that contains the tplab package
 CELL_TIMEOUT = 120.0  # seconds for one cell
-STARTS = 3  # attempts, before a kernel counts as one that can't start
+STARTS = 3  # attempts before giving up on a kernel
 DIED = "Kernel died before replying"  # jupyter_client's wording
 
 
 def kernel_environment() -> dict[str, str]:
-    """The environment of a kernel that runs a chapter; it finds the package even if the package isn't installed."""
+    """Return the environment for a chapter's kernel. It makes tplab importable even if it isn't installed."""
     environment = dict(os.environ, PYTHONHASHSEED="0")
-    environment.pop("MPLBACKEND", None)  # a notebook draws inline
+    environment.pop("MPLBACKEND", None)  # notebooks draw inline
     environment.pop("JPY_SESSION_NAME", None)  # no page shows this kernel, even if one shows ours
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     return environment
 
 
 def started(start: Callable[[], T]) -> T:
-    """Call `start` and return its result; retry if its kernel dies before it has run anything.
+    """Call `start` and return its result. Retries if the kernel dies before it has run anything.
 
-    jupyter_client gives a kernel five ports that were free a moment ago. If ranks open their own ports meanwhile, one
-    of the five may be taken (as in 2 of 405 starts next to back-to-back launches), and the kernel may die.
+    jupyter_client gives a kernel five ports that were free a moment ago. If ranks open ports in the meantime, one of
+    the five may be taken (as in 2 of 405 starts next to back-to-back launches), and the kernel may die.
     """
     for _ in range(STARTS - 1):
         try:

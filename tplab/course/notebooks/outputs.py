@@ -1,4 +1,4 @@
-"""Execute a solution notebook and store its outputs, without widget state and without paths of this machine."""
+"""Execute a solution notebook and store its outputs, without widget state and without this machine's paths."""
 
 import base64
 import re
@@ -18,11 +18,11 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ExecutionError(Exception):
-    """A cell of a solution failed; the message names it and shows what it raised."""
+    """Raised when a cell of a solution fails. The message names the cell and shows what it raised."""
 
 
 def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
-    """Run every cell in `folder` and store the outputs; changes the notebook in place and returns it."""
+    """Run every cell in `folder`, store the outputs in the notebook in place, and return it."""
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
@@ -61,7 +61,7 @@ def _has_result(outputs: list) -> bool:
 
 
 def storable(outputs: list, widgets: dict) -> list:
-    """The outputs in the form that is saved: streams merged, widgets replaced by the first picture they show."""
+    """Prepare outputs for saving: merge streams, and replace each widget with the first picture that it shows."""
     kept: list = []
     for output in outputs:
         output.pop("transient", None)
@@ -85,7 +85,7 @@ def storable(outputs: list, widgets: dict) -> list:
 
 
 def still_picture(widgets: dict, reference: str, seen: tuple[str, ...] = ()) -> tuple[dict, dict]:
-    """Data and metadata (the width) of the first picture inside a widget; explore() puts it into an Output widget."""
+    """Return data and metadata (width) of the first picture in a widget. explore() puts it into an Output widget."""
     name = reference.removeprefix("IPY_MODEL_")
     state = widgets.get(name, {}).get("state", {})
     for output in state.get("outputs", []):
@@ -111,9 +111,9 @@ def redact(text: str) -> str:
 
 
 def expected_output(outputs: list) -> list:
-    """The verdict of a solved check, below a label that marks it as the expected output.
+    """Return the verdict of a solved check, below a label that marks it as the expected output.
 
-    The label is a picture without text: nbval compares neither pictures nor their number, so a solved chapter passes
+    The label is a picture without text. nbval compares neither pictures nor their number, so a solved chapter passes
     `pytest --nbval-lax` even before the learner has run its check cells.
     """
     png = base64.b64encode(EXPECTED_LABEL.read_bytes()).decode()

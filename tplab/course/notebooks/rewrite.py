@@ -1,4 +1,4 @@
-"""Rewrite individual cells of a chapter: remove answers, fold hints, add headings to tasks. Text in, text out."""
+"""Rewrite individual cells of a chapter: remove answers, fold hints, add task headings. Text in, text out."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 
 
 class RewriteError(ValueError):
-    """The text of a cell can't be rewritten; the message says what to do."""
+    """Raised when a cell's text can't be rewritten. The message says what to do."""
 
 
 def has_solution_region(text: str) -> bool:
@@ -16,12 +16,12 @@ def has_solution_region(text: str) -> bool:
 
 
 def keep_solution(text: str) -> str:
-    """The cell as it appears in the solution notebook: the answer without its markers."""
+    """Return the cell as it appears in the solution notebook, with the answer but without its markers."""
     return "\n".join(line for line in text.split("\n") if line.strip() not in (BEGIN, END))
 
 
 def blank_exercise(text: str, number: str) -> str:
-    """The cell as the learner first sees it: each solution region becomes a stub that names the exercise."""
+    """Return the cell as the learner first sees it, with a stub in place of each solution region."""
     lines, inside = [], False
     for count, line in enumerate(text.split("\n"), 1):
         marker = line.strip()
@@ -54,7 +54,7 @@ def blank_prediction(text: str) -> str:
 
 
 def task_heading(text: str, number: str, title: str, difficulty: int, minutes: int) -> str:
-    """The text of a task below a heading that shows its difficulty and its duration in minutes."""
+    """Return a task's text below a heading that shows its title, difficulty and duration in minutes."""
     dots = "●" * difficulty + "○" * (5 - difficulty)
     minute = "minute" if minutes == 1 else "minutes"
     return f"### Exercise {number} · {title}\n\n{dots} · about {minutes} {minute}\n\n{text.strip()}"

@@ -1,9 +1,9 @@
-"""The rules that a chapter's source must follow. `validate` raises SourceError for the first rule that is broken.
+"""The rules that a chapter's source must follow. `validate` raises SourceError for the first broken rule.
 
-- An exercise consists of task, exercise, hints and check cells, one directly after another, numbered 4.1, 4.2, ...
-- Its exercise cell contains functions, classes, imports and a docstring, with the answer between the markers.
-- A check cell is one expression, check("4.1", ...); a predict cell is one expression, predict("4.a", ...).
-- A given cell uses no answer before that answer's check; exercises and checks use no given cell except the setup.
+- An exercise consists of task, exercise, hints and check cells, directly after one another, numbered 4.1, 4.2, ...
+- The exercise cell contains only functions, classes, imports and a docstring, with the answer between the markers.
+- A check cell is a single expression, check("4.1", ...), and so is a predict cell, predict("4.a", ...).
+- Given cells use an answer only after its check. Exercises and checks use no given cells except the setup.
 - There are exactly three hints.
 """
 
@@ -25,7 +25,7 @@ from tplab.course.notebooks.source import (
 
 
 def validate(chapter: Chapter) -> None:
-    """Raise SourceError for the first rule that is broken, naming the cell and what to do."""
+    """Raise SourceError for the first broken rule, saying which cell breaks it and what to do."""
     for cell in chapter.cells:
         _validate_form(cell)
     _validate_numbers(chapter)
@@ -70,7 +70,7 @@ def _validate_task(cell: Cell) -> None:
 
 
 def _validate_call(cell: Cell) -> None:
-    """Require a check or predict cell to be exactly one expression: check("4.1", ...) or predict("4.a", ...)."""
+    """Require a check or predict cell to be a single expression: check("4.1", ...) or predict("4.a", ...)."""
     role, body = cell.role, parse_code(cell.text).body
     call = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == role):
@@ -127,7 +127,7 @@ def _validate_numbers(chapter: Chapter) -> None:
 
 
 def _validate_order(chapter: Chapter) -> None:
-    """Require task, exercise, hints and check cells in direct succession, and numbers that count up from 1 or a."""
+    """Require consecutive task, exercise, hints and check cells, and numbers that count up from 1 or a."""
     parts = ("task", "exercise", "hints", "check")
     cells = chapter.cells
     for index, cell in enumerate(cells):
@@ -159,7 +159,7 @@ def _validate_order(chapter: Chapter) -> None:
 
 
 def _validate_given_cells(chapter: Chapter) -> None:
-    """Require given cells to use only checked answers, and answers to use no given cells except the setup."""
+    """Require given cells to use only checked answers, and exercises and checks to use only the setup cells."""
     waiting = {name: cell.number for cell in chapter.of_role("exercise").values() for name in defined_names(cell.text)}
     setup: set[str] = set()
     answers: set[str] = set()

@@ -1,4 +1,4 @@
-"""Read a chapter's source (`solutions/NN_name.py`, jupytext's percent format) and report what is wrong with it.
+"""Read a chapter's source (`solutions/NN_name.py`, jupytext's percent format) and report mistakes in its form.
 
     # %% [markdown] task="4.1" title="Column-parallel forward" difficulty=2 minutes=15
     # %% exercise="4.1"           functions or classes; the answer between ### BEGIN SOLUTION and ### END SOLUTION
@@ -8,8 +8,8 @@
     # %% tags=["setup"]           imports, the only given cells that exercises and checks may depend on
     # %% tags=["explore"]         a widget
 
-`read` turns such a file into a `Chapter` and raises SourceError if its form is wrong; rules.py states what a chapter
-must contain. Nothing here runs the chapter.
+`read` parses such a file into a `Chapter` and raises SourceError if its form is wrong. What a chapter must contain is
+defined in rules.py. Nothing here runs the chapter.
 """
 
 import ast
@@ -27,12 +27,12 @@ TAGS = {"setup", "explore", "raises-exception"}
 
 
 class SourceError(Exception):
-    """The chapter's source breaks a rule; the message says where, and what to do."""
+    """Raised when a chapter's source breaks a rule. The message says where, and what to do."""
 
 
 @dataclass
 class Cell:
-    """One cell of the source, with its role (one of ROLES, or None for prose and given code) and its number."""
+    """One cell of the source, with its number and its role (one of ROLES, or None for prose and given code)."""
 
     code: bool
     text: str
@@ -57,7 +57,7 @@ class Chapter:
 
     @property
     def is_index(self) -> bool:
-        """True for the page that leads to the chapters, which has no number and no exercises."""
+        """Whether this is the index, the course's start page, which has no number and no exercises."""
         return self.stem == INDEX
 
     @property
@@ -69,24 +69,24 @@ class Chapter:
 
 
 def sources(root: Path) -> list[Path]:
-    """The sources of all chapters under `root`, in course order."""
+    """Return the sources of all chapters under `root`, in course order."""
     return sorted((root / "solutions").glob("[0-9][0-9]_*.py"))
 
 
 def pages(root: Path) -> list[Path]:
-    """All sources that notebooks are built from: the index, if there is one, and the chapters."""
+    """Return all sources that notebooks are built from: the index, if there is one, and the chapters."""
     index = root / "solutions" / f"{INDEX}.py"
     return [*([index] if index.exists() else []), *sources(root)]
 
 
 def read(path: Path) -> Chapter:
-    """Read one source file: a chapter, or the index, which has no number. Raises SourceError."""
-    import jupytext  # here, since `tplab check` needs this file but not jupytext
+    """Read a chapter's source file, or that of the index, which has no number. Raises SourceError."""
+    import jupytext  # imported here because `tplab check` doesn't need it
 
     text = path.read_text(encoding="utf-8")
     try:
         notebook = jupytext.reads(text, fmt="py:percent")
-    except Exception as error:  # jupytext and nbformat raise many kinds
+    except Exception as error:  # jupytext and nbformat raise many kinds of errors
         raise SourceError(f"jupytext can't read it as percent format: {error}") from error
     lines = [number for number, line in enumerate(text.splitlines(), 1) if re.match(r"# %%(\s|$)", line)]
     if len(lines) != len(notebook.cells):
@@ -121,7 +121,7 @@ def _cell(raw: Any, where: str) -> Cell:
 
 
 def without_magics(source: str) -> str:
-    """A cell's Python with IPython's magics and shell lines removed, and the number of lines unchanged."""
+    """Return a cell's Python code without IPython magics and shell lines, keeping the number of lines."""
     lines = source.split("\n")
     if lines[0].lstrip().startswith("%%"):
         lines[0] = ""
@@ -129,17 +129,17 @@ def without_magics(source: str) -> str:
 
 
 def parse_code(source: str) -> ast.Module:
-    """The syntax tree of a cell. Raises SyntaxError."""
+    """Parse a cell's code into a syntax tree. Raises SyntaxError."""
     return ast.parse(without_magics(source))
 
 
 def defined_names(source: str) -> set[str]:
-    """The functions and classes that a cell defines at its top level."""
+    """Return the functions and classes that a cell defines at its top level."""
     return {node.name for node in parse_code(source).body if isinstance(node, DEFINITIONS)}
 
 
 def bound_names(source: str) -> set[str]:
-    """Every name that a cell binds at its top level: definitions, imports and assignments."""
+    """Return every name that a cell binds at its top level, by a definition, import or assignment."""
     names = defined_names(source)
     for statement in parse_code(source).body:
         if isinstance(statement, DEFINITIONS):
@@ -153,7 +153,7 @@ def bound_names(source: str) -> set[str]:
 
 
 def used_names(source: str) -> set[str]:
-    """Every notebook name that a cell reads, even inside functions; parameters and local names don't count."""
+    """Return every notebook-level name that a cell reads, even inside functions. Local names don't count."""
     names = set()
     tables = [symtable.symtable(without_magics(source), "cell", "exec")]
     while tables:

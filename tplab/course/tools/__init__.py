@@ -1,11 +1,11 @@
-"""The commands of `tplab`, one file each; cli.py only dispatches to them.
+"""The `tplab` commands, one file each. cli.py only dispatches to them.
 
 A command is a module with two functions:
 
-    add(commands)            adds its parser to argparse's subparsers, with `run` as the default of `run`
+    add(commands)            adds its parser to argparse's subparsers and sets its default run=run
     run(options, console)    runs it and returns the exit code; raises course_files.Misuse with a message for the user
 
-Nothing here imports torch, so a command that needs no ranks answers immediately.
+Nothing here imports torch, so commands that don't need ranks respond immediately.
 
 course_files  the course's folder, its chapters, their files
 check         tplab check

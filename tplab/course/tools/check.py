@@ -1,8 +1,8 @@
-"""`tplab check`: run the learner's answers inside the reference chapter, and print one line per exercise.
+"""`tplab check`: run the learner's answers inside the reference notebook, and print one line per exercise.
 
 tplab check                   every chapter
 tplab check 4                 chapter 4
-tplab check --exercise 4.2    one exercise, running only what it needs
+tplab check --exercise 4.2    one exercise, running only the cells that it needs
 tplab check 4 --notebook copy.ipynb
 """
 
@@ -43,7 +43,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Run the command. Exit code: 0 if all exercises pass, 1 if one doesn't, 2 if a notebook can't be read."""
+    """Run the command. Returns 0 if all exercises pass, 1 if one doesn't, and 2 if a notebook can't be read."""
     passed = total = 0
     code = 0
     jobs = _jobs(options, root_of(options))
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _jobs(options: argparse.Namespace, root: Path) -> list[ChapterFiles]:
-    """The files of the chapters to check. Raises Misuse."""
+    """Return the files of the chapters to check. Raises Misuse."""
     wanted = list(options.chapters)
     if options.exercise:
         first = options.exercise.partition(".")[0]
@@ -85,7 +85,7 @@ def _jobs(options: argparse.Namespace, root: Path) -> list[ChapterFiles]:
 
 
 def _check_chapter(options: argparse.Namespace, console: Console, files: ChapterFiles) -> tuple[int, int]:
-    """Check one chapter, printing each verdict as it arrives; returns the number that pass and the total."""
+    """Check one chapter, print each verdict as it arrives, and return how many exercises pass and the total."""
     path = options.notebook or files.learner
     reference = read_notebook(files.reference)
     numbers = list(exercises_of(reference))

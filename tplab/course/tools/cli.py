@@ -1,7 +1,7 @@
 """The `tplab` command. Each subcommand is a file in tools/, except `tplab build`, which is notebooks/build.py.
 
-Exit code: 0 if all is well, 1 if something isn't (an exercise doesn't pass, a problem was found), 2 if a file can't be
-read or the command is wrong.
+Exit code: 0 on success, 1 if something isn't right (an exercise doesn't pass, a problem was found), 2 if a file can't
+be read or the command is wrong.
 """
 
 import argparse
@@ -19,10 +19,10 @@ COMMANDS = (lab, check, progress, hint, solution, reset, doctor, plan)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line and return its exit code."""
+    """Run a `tplab` command line and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == ["build"]:
-        from tplab.course.notebooks.build import main as build  # here, since it takes seconds to import
+        from tplab.course.notebooks.build import main as build  # imported here because it takes seconds
 
         return build(arguments[1:])
     options = parse(arguments)

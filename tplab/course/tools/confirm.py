@@ -1,4 +1,4 @@
-"""A prompt to confirm an action that a learner may regret."""
+"""Ask the learner to confirm an action that they may regret."""
 
 import sys
 
@@ -9,7 +9,7 @@ from tplab.course.tools.course_files import Misuse
 
 
 def agreed(question: str, yes: bool, console: Console) -> bool:
-    """Ask `question` and return whether the answer is yes; `yes` skips it. Raises Misuse if there is no terminal."""
+    """Ask `question` and return whether the answer is yes. `yes` skips asking. Raises Misuse without a terminal."""
     if yes:
         return True
     if not sys.stdin.isatty():

@@ -12,13 +12,11 @@ NUMBER = re.compile(r"(\d+)\.\d+")
 
 
 class Misuse(Exception):  # noqa: N818 (it names what the user did)
-    """The command can't be run as written; the message says what to do."""
+    """Raised when a command can't be run as written. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class ChapterFiles:
-    """The files of one chapter."""
-
     root: Path
     stem: str
 
@@ -28,7 +26,7 @@ class ChapterFiles:
 
     @property
     def reference(self) -> Path:
-        """The executed solution."""
+        """The executed solution notebook."""
         return self.root / "solutions" / f"{self.stem}.ipynb"
 
     @property
@@ -38,11 +36,11 @@ class ChapterFiles:
 
     @property
     def learner(self) -> Path:
-        """The learner's own notebook."""
+        """The learner's notebook."""
         return self.root / "chapters" / f"{self.stem}.ipynb"
 
     def title(self, reference: list[Cell]) -> str:
-        """The notebook's heading without its number, or else the file's name."""
+        """Return the notebook's heading without its number, falling back to the file name."""
         heading = re.match(r"# +(?:\d+\W+)?(.+)", reference[0].source) if reference else None
         return heading[1].strip() if heading else self.stem[3:].replace("_", " ")
 
@@ -56,7 +54,7 @@ def root_of(options: argparse.Namespace) -> Path:
 
 
 def find_root(start: Path) -> Path:
-    """Find the course's folder: `start`, a folder above it, or the package's folder. Raises Misuse."""
+    """Return the course's folder: `start`, a folder above it, or else the package's folder. Raises Misuse."""
     for folder in (start, *start.parents, PACKAGE_ROOT):
         if (folder / "chapters").is_dir() and any((folder / "solutions").glob("[0-9][0-9]_*.ipynb")):
             return folder
@@ -64,13 +62,13 @@ def find_root(start: Path) -> Path:
 
 
 def all_chapters(root: Path) -> dict[int, ChapterFiles]:
-    """The chapters of the course by number, in order."""
+    """Return the chapters of the course by number, in order."""
     paths = sorted((root / "solutions").glob("[0-9][0-9]_*.ipynb"))
     return {int(path.stem[:2]): ChapterFiles(root, path.stem) for path in paths}
 
 
 def chapter(root: Path, number: int) -> ChapterFiles:
-    """The files of chapter `number`. Raises Misuse."""
+    """Return the files of chapter `number`. Raises Misuse if there is none."""
     known = all_chapters(root)
     if number not in known:
         raise Misuse(f"There is no chapter {number}. There are: {', '.join(map(str, known)) or 'none'}.")
@@ -78,7 +76,7 @@ def chapter(root: Path, number: int) -> ChapterFiles:
 
 
 def chapter_of_exercise(root: Path, exercise: str, example: str) -> ChapterFiles:
-    """The chapter to which an exercise belongs. Raises Misuse, with `example` showing how to write the command."""
+    """Return the files of an exercise's chapter. Raises Misuse, with `example` showing how to write the command."""
     found = NUMBER.fullmatch(exercise)
     if not found:
         raise Misuse(f"There is no exercise {exercise} here. Write it like this: {example}")

@@ -1,8 +1,8 @@
-"""Status of every exercise, from the learner's own notebooks and from the verdicts of `tplab check`.
+"""The status of every exercise, from the learner's notebooks and from the verdicts of `tplab check`.
 
-passed, failed    `tplab check` reached this verdict on exactly this code (see fingerprint.py): verified
-                  or the check cell in the saved notebook shows it: not verified
-to do             the stub is still there, or the code was edited since its check, or it was never checked
+passed, failed    verified if `tplab check` reached this verdict on exactly this code (see fingerprint.py),
+                  not verified if only the check cell in the saved notebook shows it
+to do             the stub is still there, the code was edited since its check, or it was never checked
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ AS_SHOWN = "as the notebook shows it, not verified"
 
 @dataclass(frozen=True)
 class Standing:
-    """The status of one exercise. `minutes` is the chapter's estimate of how long it takes."""
+    """The status of one exercise. `minutes` is the chapter's estimate of how long the exercise takes."""
 
     number: str
     title: str
@@ -45,7 +45,7 @@ class ChapterStanding:
 
     @property
     def shown(self) -> int:
-        """The number of exercises that pass according to the saved notebook but are not verified."""
+        """The number of exercises that pass according to the saved notebook but aren't verified."""
         return sum(exercise.status == "passed" and not exercise.verified for exercise in self.exercises)
 
     @property
@@ -58,14 +58,14 @@ class ChapterStanding:
 
 
 def standings(root: Path, numbers: list[int] | None = None) -> list[ChapterStanding]:
-    """The status of every chapter, or of the chapters in `numbers`. Runs nothing."""
+    """Return the status of every chapter, or of the chapters in `numbers`. Runs no cells."""
     known = all_chapters(root)
     entries = state.load(root)
     return [standing(known[number], entries) for number in numbers or known]
 
 
 def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterStanding:
-    """The status of one chapter. Raises Unreadable if the course's own solution can't be read."""
+    """Return the status of one chapter. Raises Unreadable if the course's solution notebook can't be read."""
     reference = read_notebook(files.reference)
     titles = exercises_of(reference)
     minutes = {str(cell.marks["task"]): int(cell.marks.get("minutes", 0)) for cell in reference if "task" in cell.marks}
@@ -94,14 +94,14 @@ def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterSta
 def _judge(
     number: str, answer: str, now: Fingerprint, entry: state.Entry | None, learner: list[Cell]
 ) -> tuple[str, bool, str]:
-    """The status, whether it is verified, and a note, for an exercise that has an answer."""
+    """Return the status of an exercise that has an answer, whether the status is verified, and a note."""
     if is_stub(answer, number):
         return "to do", False, ""
     if entry and (entry.answer, entry.check) == (now.answer, now.check):
         return entry.status, True, f"checked {entry.checked}"
     if entry and entry.answer == now.answer:
         return "to do", False, "the course's check has changed since; check it again"
-    is_old = entry is not None and entry.output == now.output  # it was already there when different code was checked
+    is_old = entry is not None and entry.output == now.output  # existed when different code was checked
     told = "" if is_old else shown(learner, number)
     if told:
         return told, False, AS_SHOWN

@@ -1,10 +1,10 @@
-"""Fingerprints of what a verdict applies to: the code that ran for an exercise, and what checked it.
+"""Fingerprints of what a verdict depends on: the code that ran for an exercise, and the code that checked it.
 
-answer    the cells that `tplab check --exercise` runs for it (the answer, earlier answers and helper cells that it
-          uses, own cells that change modules, paths or the environment), and Python files beside the notebook.
-          Experiments in cells that the exercise doesn't use change nothing
-check     its cell, the expected result, every file of tplab that the checks of its chapter need, the version
-output    the output of the check's cell in the notebook; decides nothing, but distinguishes old outputs from new ones
+answer    the cells that `tplab check --exercise` runs for it (the answer, the earlier answers and helper cells that it
+          uses, added cells that change modules, paths or the environment), and Python files next to the notebook.
+          Experiments in cells that the exercise doesn't use make no difference
+check     the check cell, the expected result, all tplab files that the chapter's checks need, and tplab's version
+output    the output of the check cell in the notebook, used only to distinguish old outputs from new ones
 
 If the answer or the check changes, an earlier verdict no longer applies.
 """
@@ -34,7 +34,7 @@ class Fingerprint:
 
 
 def fingerprints(reference: list[Cell], learner: list[Cell], files: ChapterFiles) -> dict[str, Fingerprint]:
-    """The fingerprint of every exercise that the learner's notebook contains an answer to."""
+    """Return the fingerprint of every exercise that has an answer in the learner's notebook."""
     merged = merge(reference, learner)
     checker = list(_texts(checker_files(files.number)))
     beside = list(_texts(files.learner.parent.glob("*.py")))
@@ -56,19 +56,19 @@ def fingerprints(reference: list[Cell], learner: list[Cell], files: ChapterFiles
 
 
 def checker_files(chapter: int) -> set[Path]:
-    """The files that make up the checks of a chapter: its package, and everything in tplab that it needs."""
+    """Return the files that make up a chapter's checks: its package, and everything in tplab that it needs."""
     package = PACKAGE_ROOT / "tplab" / "course" / "chapters" / f"ch{chapter:02d}"
     return ImportGraph(PACKAGE_ROOT, "tplab").closure(package.glob("*.py"))
 
 
 def _texts(files: Iterable[Path]) -> Iterator[str]:
-    """The names and contents of files, in order."""
+    """Yield the name and the contents of each file, in sorted order."""
     for path in sorted(path for path in files if path.is_file()):
         yield from (path.name, path.read_bytes().hex())
 
 
 def _hash(parts: Iterable[str]) -> str:
-    """The SHA-256 hash, in hex, of the parts and their lengths."""
+    """Return the SHA-256 hash of the parts and their lengths, in hex."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode()

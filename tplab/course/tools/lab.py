@@ -29,18 +29,18 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Replace this process with JupyterLab, so that JupyterLab receives its signals; returns only if that fails."""
+    """Replace this process with JupyterLab, so that JupyterLab receives its signals. Returns only if that fails."""
     root = root_of(options).resolve()
     page = first_page(root, options.chapter)
     console.print("JupyterLab runs until you stop it with Ctrl-C, twice. No browser here? Copy the URL that it prints.")
     sys.stdout.flush()
-    os.chdir(root)  # JupyterLab shows this folder; as an option, you couldn't override it
+    os.chdir(root)  # the folder that JupyterLab shows, unless an option overrides it
     arguments = command(page, options.rest)
     os.execve(arguments[0], arguments, environment(os.environ))
 
 
 def first_page(root: Path, number: int | None) -> str:
-    """The notebook to open, as a path below `root`. Raises Misuse."""
+    """Return the notebook to open, as a path below `root`. Raises Misuse."""
     if number is None:
         pages = [root / "chapters" / "index.ipynb", *(files.learner for files in all_chapters(root).values())]
         found = next((page for page in pages if page.exists()), root / "README.md")
@@ -55,7 +55,7 @@ def first_page(root: Path, number: int | None) -> str:
 
 
 def command(page: str, more: list[str]) -> list[str]:
-    """The command line that starts JupyterLab with `page` open."""
+    """Return the command line that starts JupyterLab with `page` open."""
     return [
         sys.executable,
         *("-m", "jupyterlab"),
@@ -69,7 +69,7 @@ def command(page: str, more: list[str]) -> list[str]:
 
 
 def environment(outer: Mapping[str, str]) -> dict[str, str]:
-    """The environment of JupyterLab, in which this Python's commands and kernel come first."""
+    """Return an environment for JupyterLab in which this Python's commands and kernel come first."""
     commands, kernels = os.path.dirname(sys.executable), os.path.join(sys.prefix, "share", "jupyter")
     paths = {"PATH": [commands, outer.get("PATH", "")], "JUPYTER_PATH": [kernels, outer.get("JUPYTER_PATH", "")]}
     return {**outer, **{name: os.pathsep.join(filter(None, parts)) for name, parts in paths.items()}}

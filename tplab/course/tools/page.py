@@ -1,4 +1,4 @@
-"""The progress page that `progress()` shows in a notebook, and the sentences that the terminal shows too."""
+"""The progress page that `progress()` shows in a notebook, and the sentences that it shares with the terminal."""
 
 import os
 from html import escape
@@ -19,14 +19,14 @@ _FAINT = "opacity: 0.75; font-size: 88%;"
 
 
 def chapter_summary(chapter: ChapterStanding) -> str:
-    """A chapter's counts in words: "2 of 4 passed, about 25 of 50 min left"."""
+    """Return a chapter's counts in words: "2 of 4 passed, about 25 of 50 min left"."""
     more = f" and {chapter.shown} shown as passed" if chapter.shown else ""
     left = f", about {chapter.minutes_left} of {chapter.minutes} min left" if chapter.minutes_left else ""
     return f"{chapter.passed} of {len(chapter.exercises)} passed{more}{left}"
 
 
 def summary(chapters: list[ChapterStanding]) -> str:
-    """The counts over all chapters, and the next exercise to do."""
+    """Return the counts over all chapters in words, and the next exercise to do."""
     passed, shown = sum(one.passed for one in chapters), sum(one.shown for one in chapters)
     total, minutes = sum(len(one.exercises) for one in chapters), sum(one.minutes_left for one in chapters)
     told = f"{passed} of {total} exercises passed."
@@ -42,7 +42,7 @@ def _time(minutes: int) -> str:
 
 
 class ProgressPage:
-    """The learner's progress as HTML and as text. `folder` is that of the notebook that shows it, for the links."""
+    """The learner's progress as HTML and as text. Links are relative to `folder`, where the notebook is."""
 
     def __init__(self, chapters: list[ChapterStanding], folder: Path) -> None:
         self.chapters, self.folder = chapters, folder
@@ -63,7 +63,7 @@ class ProgressPage:
         return f'<div style="{_FONT} max-width: 62em;"><p><b>{escape(summary(self.chapters))}</b></p>{chapters}</div>'
 
     def _chapter(self, chapter: ChapterStanding) -> str:
-        """A chapter as a foldable block: a line with a progress bar, and the exercises behind it."""
+        """Return the HTML for a chapter: a line with a progress bar, which unfolds to show the exercises."""
         link = quote(os.path.relpath(chapter.path, self.folder).replace(os.sep, "/"))
         share = 100 * chapter.passed / max(1, len(chapter.exercises))
         full = f'<span style="display: block; width: {share:.0f}%; height: 100%; background-color: {GREEN};"></span>'

@@ -1,4 +1,4 @@
-"""`tplab plan`: layouts of a model over a cluster that fit into memory, with predicted step times, fastest first.
+"""`tplab plan`: parallel layouts of a model that fit into a cluster's memory, with predicted step times, fastest first.
 
 tplab plan --params 70e9 --gpus 64 --gpu h100
 tplab plan --model "Llama 3 70B" --gpus 64 --gpu h100 --batch 512
@@ -50,7 +50,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    from tplab.cluster import plan  # imported here, since it takes seconds
+    from tplab.cluster import plan  # imported here because it takes seconds
     from tplab.cost.machines import machine
 
     if bool(options.params) == bool(options.model):
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def heading(name: str | None, config: "GPTConfig", cluster: "Machine", gpus: int, sequences: int) -> str:
-    """Two lines that describe the model and the cluster."""
+    """Return two lines that describe the model and the cluster."""
     from tplab.memory.config import parameter_count
 
     called = f"{name}, " if name else "A GPT of "
@@ -88,7 +88,6 @@ def heading(name: str | None, config: "GPTConfig", cluster: "Machine", gpus: int
 
 
 def table(shown: "list[Plan]") -> Table:
-    """A table with one row per plan."""
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for name, justify in COLUMNS.items():
         grid.add_column(name, justify=justify, no_wrap=True)
@@ -109,7 +108,7 @@ def table(shown: "list[Plan]") -> Table:
 
 
 def footing(shown: "list[Plan]", top: int) -> str:
-    """Two lines that explain the columns and turn the first row into a device mesh."""
+    """Return two lines that explain the columns and give the first row as a device mesh."""
     best = shown[0].layout
     more = f"{len(shown) - top} more with --top {len(shown)}. " if len(shown) > top else ""
     return (

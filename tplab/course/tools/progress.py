@@ -1,9 +1,9 @@
-"""`tplab progress`: every chapter and exercise as passed, failed or to do, from the learner's own notebooks.
+"""`tplab progress`: list every chapter's exercises as passed, failed or to do, from the learner's notebooks.
 
     tplab progress            every chapter
     tplab progress 4 --json   one chapter, for another program
 
-In a notebook, `from tplab.course import progress` and `progress()` show the same as a page.
+In a notebook, call `progress()` from `tplab.course` to see the same as a page.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def _status(exercise: Standing) -> Text:
 
 
 def as_json(chapters: list[ChapterStanding]) -> str:
-    """The chapters' progress as JSON, with the same counts as in the table."""
+    """Return the chapters' progress as JSON, with the same counts as in the table."""
     told = [
         asdict(one)
         | {"path": str(one.path), "passed": one.passed, "shown_passed": one.shown, "minutes_left": one.minutes_left}
@@ -99,5 +99,5 @@ def as_json(chapters: list[ChapterStanding]) -> str:
 
 
 def progress() -> page.ProgressPage:
-    """The progress page for a cell: a table in a notebook, text anywhere else."""
+    """Return the progress page for a cell. It's displayed as a table in a notebook, and as text anywhere else."""
     return page.ProgressPage(standings(find_root(Path.cwd())), Path.cwd())

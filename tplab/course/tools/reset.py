@@ -1,6 +1,6 @@
-"""`tplab reset`: restore a chapter, or one exercise of it, to its original state. Your version is kept as a dated copy.
+"""`tplab reset`: restore a chapter or one of its exercises to the original state. Your version is kept as a dated copy.
 
-    tplab reset 4                  the full chapter, even if its notebook can't be read anymore
+    tplab reset 4                  the full chapter, even if its notebook can no longer be read
     tplab reset --exercise 4.2     one exercise and its check; every other cell stays as it is
 
 Copies go to chapters/kept/ and are never overwritten. The original state is rebuilt from the chapter's source.
@@ -29,7 +29,7 @@ from tplab.course.tools.course_files import (
 )
 from tplab.course.tools.restore import restore
 
-KEPT = "kept"  # the folder in chapters/
+KEPT = "kept"  # folder inside chapters/
 RELOAD = "Is it open in JupyterLab? Then: File, Reload Notebook from Disk."
 
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         before, text = (
             _contents(files.learner),
             _wanted(files, first, number),
-        )  # once more: it may have been saved since
+        )  # again, since it may have been saved meanwhile
         copy = keep(files.learner, before) if before is not None else None
         replace(files.learner, text.encode())
     except OSError as error:
@@ -91,7 +91,7 @@ def _contents(path: Path) -> bytes | None:
 
 
 def _wanted(files: ChapterFiles, first: str, number: str | None) -> str:
-    """The notebook's text after the reset. Raises Unreadable if one exercise is to be reset in a broken notebook."""
+    """Return the notebook's text after the reset. Raises Unreadable for an exercise in a broken notebook."""
     if number is None:
         return first
     try:
@@ -105,7 +105,7 @@ def _wanted(files: ChapterFiles, first: str, number: str | None) -> str:
 
 
 def first_state(files: ChapterFiles) -> str:
-    """The learner's notebook in its original state, built from the chapter's source. Raises Misuse."""
+    """Build the learner's notebook in its original state from the chapter's source. Raises Misuse."""
     from tplab.course.notebooks.build import blank_chapter, load, skeleton, to_text  # slow to import
     from tplab.course.notebooks.source import SourceError, read
 
@@ -120,7 +120,7 @@ def first_state(files: ChapterFiles) -> str:
 
 
 def keep(path: Path, data: bytes) -> Path:
-    """Save a copy of the file, named by the time, and return its path. Existing copies are never overwritten."""
+    """Save `data` as a time-stamped copy of the file and return its path. Existing copies are never overwritten."""
     folder = path.parent / KEPT
     folder.mkdir(exist_ok=True)
     stem = f"{path.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"

@@ -1,4 +1,4 @@
-"""Restore one exercise of a learner's notebook to its original state, and leave every other cell as it is."""
+"""Restore one exercise of a learner's notebook to its original state, and leave every other cell alone."""
 
 import copy
 from typing import Any
@@ -8,11 +8,11 @@ from tplab.course.notebooks.cells import Cell
 
 
 def restore(raw: dict, learner: list[Cell], first: dict, reference: list[Cell], number: str) -> None:
-    """Change `raw`, the notebook's JSON, in place: the exercise cell and its check cell become those of `first`.
+    """Replace the exercise cell and its check cell in `raw`, the notebook's JSON, by those of `first`, in place.
 
-    learner: the same notebook, parsed. first: the JSON of the blank chapter. reference: the solution, for finding
-    cells. Cells are found even if they lost their ids, were turned into text, split or duplicated: the first one is
-    replaced and the others are removed. A missing cell is inserted below the cells that come before it in the chapter.
+    learner: the same notebook, parsed. first: the JSON of the blank chapter. reference: the solution, used to find
+             cells. Cells are found even if they lost their ids, were turned into text, split or duplicated. The first
+             match is replaced and the others are removed. A missing cell is inserted after the cells that precede it.
     """
     owners = find_cells(reference, learner)  # for each of the learner's cells, the id of its reference cell
     cells: list[tuple[str, Any]] = list(zip(owners, raw["cells"], strict=True))

@@ -1,11 +1,11 @@
-"""Results that check cells show in a saved notebook. They are unverified, because the code may have changed since."""
+"""The results that check cells show in a saved notebook, unverified because the code may have changed since."""
 
 from tplab.course.grading.merge import code_cells
 from tplab.course.notebooks.cells import Cell
 
 
 def results(outputs: list) -> list[str]:
-    """The results in a cell's outputs, as text."""
+    """Return the results in a cell's outputs as text."""
     texts = []
     for output in outputs:
         if isinstance(output, dict) and output.get("output_type") == "execute_result":
@@ -16,14 +16,14 @@ def results(outputs: list) -> list[str]:
 
 
 def their_cell(learner: list[Cell], role: str, number: str) -> Cell | None:
-    """The last cell for an exercise (role "exercise") or its check ("check"), by id or metadata; None without one."""
+    """Return an exercise's last cell with this role ("exercise" or "check"), by id or metadata, or None."""
     id = f"{role}-{number.replace('.', '-')}"
     found = [cell for cell in code_cells(learner) if cell.id == id or cell.marks.get(role) == number]
     return found[-1] if found else None
 
 
 def shown(learner: list[Cell], number: str) -> str:
-    """The status that the check cell shows, "passed" or "failed"; "" if it shows neither, or nothing about this code.
+    """Return the status that the check cell shows, "passed" or "failed", or "" if it proves nothing about this code.
 
     A blank chapter shows the output of a passed check below a picture that labels it as expected, which proves nothing.
     Neither does a check that ran before its exercise's cell.
@@ -40,11 +40,11 @@ def shown(learner: list[Cell], number: str) -> str:
 
 
 def _is_label(output: dict) -> bool:
-    """Return whether an output is the label above an expected output, which, unlike a figure, has no text."""
+    """Return whether an output is the label above an expected output. Unlike a figure, the label has no text."""
     data = output.get("data")
     return output.get("output_type") == "display_data" and isinstance(data, dict) and set(data) == {"image/png"}
 
 
 def _runs(cell: Cell) -> int:
-    """A cell's position in the order of runs; a cell that hasn't run since the kernel started comes last."""
+    """Return a cell's position in execution order. Cells that haven't run since the kernel started sort last."""
     return cell.execution_count if isinstance(cell.execution_count, int) else 10**9

@@ -1,7 +1,7 @@
-"""`tplab solution 4.2`: show the answer to an exercise, and explain it. Asks first; changes no file.
+"""`tplab solution 4.2`: show and explain the answer to an exercise. Asks first, and changes no file.
 
-It shows the exercise's cell from the chapter's source, without docstrings and with the given lines dimmed, the three
-hints as an explanation, and what the check reports about it.
+It shows the exercise's cell from the chapter's source, without docstrings and with the given lines dimmed. Then come
+the three hints as an explanation, and what the check reports about the answer.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def exercise_source(path: Path, number: str) -> str:
-    """The source of an exercise's cell in a chapter, with its markers. Raises Misuse."""
+    """Return the source of an exercise's cell in a chapter, with its markers. Raises Misuse."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -86,7 +86,7 @@ def exercise_source(path: Path, number: str) -> str:
 
 
 def without_docstrings(text: str) -> tuple[str, set[int]]:
-    """An exercise's code without markers and docstrings, and the numbers (from 1) of the lines that are the answer."""
+    """Return an exercise's code without markers and docstrings, and the line numbers (from 1) of the answer."""
     lines = text.split("\n")
     dropped: set[int] = set()
     for node in ast.walk(ast.parse(text)):

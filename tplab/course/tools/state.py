@@ -1,10 +1,10 @@
-"""The verdicts of `tplab check`, stored in `.tplab/progress.json` beside chapters/, with one entry per exercise.
+"""The verdicts of `tplab check`, stored in `.tplab/progress.json` next to chapters/, with one entry per exercise.
 
     {"exercises": {"4.2": {"status": "passed", "answer": "9f86...", "check": "0a4d...", "output": "77de...",
                            "checked": "2026-11-21 10:15"}}}
 
-An entry applies only to the code that has exactly these fingerprints (see fingerprint.py). A missing or damaged file
-counts as empty: only the verdicts are lost, and the next check writes them again.
+An entry applies only to code that has exactly these fingerprints (see fingerprint.py). A missing or damaged file counts
+as empty. Only the verdicts are lost then, and the next check writes them again.
 """
 
 import json
@@ -23,7 +23,7 @@ KEPT = ("passed", "failed")
 
 @dataclass(frozen=True)
 class Entry:
-    """The last verdict on one exercise, the fingerprints of the code it applies to, and when it was checked."""
+    """The last verdict on an exercise, the fingerprints of the code it applies to, and when it was checked."""
 
     status: str
     answer: str
@@ -33,7 +33,7 @@ class Entry:
 
 
 def load(root: Path) -> dict[str, Entry]:
-    """The entries by exercise, without those that can't be read."""
+    """Return the stored entries by exercise, skipping those that can't be read."""
     try:
         stored = json.loads((root / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -41,7 +41,7 @@ def load(root: Path) -> dict[str, Entry]:
     exercises = stored.get("exercises") if isinstance(stored, dict) else None
     found = {}
     for number, raw in exercises.items() if isinstance(exercises, dict) else ():
-        with suppress(TypeError):  # not a mapping, or other fields
+        with suppress(TypeError):  # not a mapping, or different fields
             entry = Entry(**raw)
             if entry.status in KEPT and all(isinstance(value, str) for value in asdict(entry).values()):
                 found[number] = entry
@@ -49,9 +49,9 @@ def load(root: Path) -> dict[str, Entry]:
 
 
 def record(root: Path, verdicts: list[Verdict], fingerprints: dict[str, Fingerprint]) -> list[str]:
-    """Store a check's verdicts on the code with these fingerprints; returns notes on anything that went wrong.
+    """Store a check's verdicts on the code with these fingerprints, and return notes on anything that went wrong.
 
-    An undecided exercise (to do, waiting, not run) keeps its entry, which applies to different code.
+    An exercise without a verdict (to do, waiting, not run) keeps its entry, which applies to different code.
     """
     now = time.strftime("%Y-%m-%d %H:%M")
     said = {

@@ -1,6 +1,6 @@
 """Exercises of chapter 00: parameters of a GPT (0.1), bytes of training state (0.2), the smallest p that fits (0.3).
 
-Importing this package registers their checks. It also has the chapter's predictions and its table of symptoms.
+Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
 """
 
 from tplab.course.chapters.ch00 import parameters, smallest_p, state

@@ -1,7 +1,7 @@
-"""Shared parts of this chapter's checks: a GPT in plain torch to count, and a comparison with the counted numbers.
+"""Helpers for this chapter's checks: a GPT in plain PyTorch to count, and a comparison with the counted numbers.
 
-The model is the part that one of p ranks holds. It is built on device "meta", where tensors have shapes but no memory,
-so any size costs nothing.
+The model is one rank's share when there are p ranks. It's built on device "meta", where tensors have shapes but no
+memory, so any size is free.
 """
 
 import math
@@ -17,11 +17,11 @@ from tplab.memory.config import GPTConfig
 from tplab.memory.meter import saved_for_backward
 
 Suspect = tuple[float, str]  # the number that a known mistake gives, rounded, and the question to ask then
-MOST_QUESTIONS = 2  # if several mistakes give the same number
+MOST_QUESTIONS = 2  # asked at most, if several mistakes give the same number
 
 
 class PlainLayer(nn.Module):
-    """One layer of one of p ranks: full heads and an equal share of the MLP; the norms are replicated."""
+    """One rank's share of a layer on p ranks: full heads and an equal share of the MLP. The norms are replicated."""
 
     def __init__(self, c: GPTConfig, p: int = 1) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class PlainLayer(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """The full model, or the part of it that one of p tensor-parallel ranks holds; the vocabulary is padded."""
+    """The full model, or one rank's share of it on p tensor-parallel ranks. The vocabulary is padded."""
 
     def __init__(self, c: GPTConfig, p: int = 1) -> None:
         super().__init__()
@@ -65,13 +65,13 @@ def plain_gpt(config: GPTConfig, p: int = 1) -> PlainGPT:
 
 
 def count(module: nn.Module, *words: str) -> int:
-    """Count the parameters of the module, or only those whose name contains one of the words."""
+    """Count the module's parameters, or only those whose name contains one of the words."""
     named = module.named_parameters()
     return sum(parameter.numel() for name, parameter in named if not words or any(word in name for word in words))
 
 
 def kept_by_layer(config: GPTConfig, p: int, batch: int) -> int:
-    """Bytes that autograd saves for one layer on one of p ranks, in 16-bit elements, without norm statistics."""
+    """Return the bytes autograd saves for one rank's share of a layer, in 16-bit elements, without norm statistics."""
     with torch.device("meta"):
         layer = PlainLayer(config, p).to(torch.bfloat16)
         x = torch.empty(batch, config.seq_length, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
@@ -94,10 +94,10 @@ def expect(
     otherwise: str,
     where: str = "",
 ) -> None:
-    """Raise CheckFailed unless `seen` is the number `right`; suspects that give `seen` ask their questions.
+    """Raise CheckFailed unless `seen` is the number `right`. If suspects explain `seen`, asks their questions.
 
-    call:      how the function was called; name: what it returns; where: what else the learner should know
-    otherwise: the question if no suspect explains the number
+    call:      how the function was called; name: what it returns; where: anything else the learner should know
+    otherwise: the question to ask if no suspect explains the number
     """
     is_number = isinstance(seen, (int, float)) and not isinstance(seen, bool)
     if is_number and abs(seen - right) <= 1e-9 * right:
@@ -113,7 +113,7 @@ def expect(
 
 
 def spelled(config: GPTConfig) -> str:
-    """A configuration as a call, with every way in which it differs from a GPT-2."""
+    """Write a configuration as a call, with its sizes and every option that differs from a GPT-2."""
     sizes = ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_length", "num_kv_heads", "ffn_hidden_size")
     parts = [f"{name}={value}" for name in sizes if (value := getattr(config, name)) is not None]
     parts += ["gated=True"] * config.gated

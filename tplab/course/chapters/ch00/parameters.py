@@ -1,4 +1,4 @@
-"""The check of exercise 0.1: the parameters of a GPT, against plain torch modules that are built and counted."""
+"""The check of exercise 0.1: the parameters of a GPT, against plain PyTorch modules that are built and counted."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -42,7 +42,7 @@ def parameters(parameter_count: Callable[[GPTConfig], int]) -> Verdict:
 
 
 def _configs(generator: torch.Generator) -> Iterator[GPTConfig]:
-    """Yield a GPT-2, then one change at a time, then random mixtures."""
+    """Yield a GPT-2, variants of it with one change each, a Llama, and then random mixtures."""
     llama: dict[str, Any] = {"gated": True, "bias": False, "tied_embedding": False, "learned_positions": False}
     yield _config(generator)
     yield from (_config(generator, **{name: value}) for name, value in llama.items())
@@ -59,7 +59,7 @@ def _config(generator: torch.Generator, fewer_heads: bool = False, other_ffn: bo
     heads = keys * pick(generator, 2, 3)
     h = heads * pick(generator, 3, 6)
     return GPTConfig(
-        num_layers=3 + 2 * pick(generator, 0, 1),  # 2 and 4 could also be bytes
+        num_layers=3 + 2 * pick(generator, 0, 1),  # not 2 or 4, which could also be bytes per element
         hidden_size=h,
         num_heads=heads,
         vocab_size=_VOCABULARIES[pick(generator, 0, 7)],
@@ -71,7 +71,7 @@ def _config(generator: torch.Generator, fewer_heads: bool = False, other_ffn: bo
 
 
 def _made_of(config: GPTConfig) -> str:
-    """A list of the model's weights with their shapes, in which the layers appear once."""
+    """List the model's weights with their shapes, mentioning identical layers only once."""
     lines = []
     for name, parameter in plain_gpt(config).named_parameters():
         if name.startswith("layers.0.") or not name.startswith("layers."):
@@ -81,7 +81,7 @@ def _made_of(config: GPTConfig) -> str:
 
 
 def _suspects(config: GPTConfig, right: int) -> list[Suspect]:
-    """The numbers that known mistakes give, all from counts of the real modules, with their questions."""
+    """Return the numbers that known mistakes give, all counted on the real modules, with their questions."""
     model = plain_gpt(config)
     layer, layers = model.layers[0], config.num_layers
     h, f = config.hidden_size, config.ffn_size

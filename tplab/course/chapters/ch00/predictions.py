@@ -1,4 +1,4 @@
-"""The predictions of chapter 00."""
+"""Prediction questions of chapter 00, with their answers and explanations."""
 
 from tplab.course.checks import Prediction
 

@@ -1,4 +1,4 @@
-"""The check of exercise 0.3: bytes on a tensor-parallel rank, against modules of a rank's size, and the smallest p."""
+"""The check of exercise 0.3: bytes on a tensor-parallel rank, against modules of that size, and the smallest p."""
 
 import re
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tplab.course.checks import Verdict, calling, current, exercise, fail, fresh
 from tplab.course.feedback.verdict import names
 from tplab.memory.config import GPTConfig
 
-STATE = 16  # bytes of each parameter
+STATE = 16  # bytes per parameter
 WHOLE = ("norm", "positions", "out.bias", "down.bias")
 
 RankBytes = Callable[..., int]
@@ -43,7 +43,7 @@ def smallest(rank_bytes: RankBytes, smallest_p: Callable[..., int]) -> Verdict:
 
 
 def measured(config: GPTConfig, p: int, batch: int) -> int:
-    """Bytes that one rank needs: 16 per parameter of its modules, and what autograd saves for its layers."""
+    """Return the bytes that a rank needs: 16 per parameter of its modules, plus what autograd saves for its layers."""
     return STATE * count(plain_gpt(config, p)) + config.num_layers * kept_by_layer(config, p, batch)
 
 
@@ -59,7 +59,7 @@ def _config(generator: torch.Generator, p: int) -> GPTConfig:
 
 
 def _parts(config: GPTConfig, p: int, batch: int) -> tuple[int, int]:
-    """The right bytes of states and of activations on one rank."""
+    """Return the correct number of bytes for states and for activations on one rank."""
     return STATE * count(plain_gpt(config, p)), config.num_layers * kept_by_layer(config, p, batch)
 
 
@@ -78,7 +78,7 @@ def _otherwise(config: GPTConfig, p: int, batch: int) -> str:
 
 
 def _suspects(config: GPTConfig, p: int, batch: int) -> list[Suspect]:
-    """Mistakes in the states with right activations, in the activations with right states, then in both."""
+    """Return what known mistakes give: mistakes in the states only, in the activations only, and in both."""
     states, kept = _parts(config, p, batch)
     rank, whole = plain_gpt(config, p), plain_gpt(config)
     n, layers, h = count(rank), config.num_layers, config.hidden_size
@@ -100,7 +100,7 @@ def _suspects(config: GPTConfig, p: int, batch: int) -> list[Suspect]:
     if p == 1:
         return [suspect for suspect in suspects if suspect[0] != states + kept]
     part, taken = count(rank.embedding), 1 - 1 / p  # taken: the share that a division by p removes
-    extra = {  # parameters that a rank would have too many or too few of
+    extra = {  # how many parameters a rank would have too many (or too few, if negative)
         table - part: "Does every rank hold the whole embedding, or some of its rows?",
         table / p - part: "vocab_size can't be divided by p here. What happens to the last rows?",
         config.vocab_size // p * h - part: "vocab_size is not divided evenly here: is it rounded up or down?",
@@ -143,7 +143,7 @@ def _score_mistakes(config: GPTConfig, p: int, batch: int) -> list[float]:
 
 
 def _check_search(smallest_p: Callable[..., int], config: GPTConfig, batch: int) -> None:
-    """Check the smallest p at the size that just fits and one byte below it, and the refusal if no p fits."""
+    """Check the smallest p with exactly the bytes it needs and with one byte less, and the error if no p fits."""
     largest = 8
     needs = {p: measured(config, p, batch) for p in (1, 2, 3, 4, 6)}  # the divisors of 12 up to 8
     for right, size in needs.items():
@@ -183,7 +183,7 @@ def _check_defaults(smallest_p: Callable[..., int], config: GPTConfig) -> None:
 def _must_refuse(
     smallest_p: Callable[..., int], arguments: tuple[Any, ...], call: str, ask: str, says: tuple[int, int]
 ) -> None:
-    """Require a ValueError whose message contains both numbers, the bytes with or without separators."""
+    """Require a ValueError whose message contains both numbers. The bytes may have thousands separators."""
     told: list[str] = []
 
     def tell() -> Any:

@@ -1,4 +1,4 @@
-"""The check of exercise 0.2: bytes of weights, gradients and optimizer state, against tensors after a real step."""
+"""The check of exercise 0.2: bytes of weights, gradients and optimizer state, against real tensors after a step."""
 
 from collections.abc import Callable, Mapping
 
@@ -48,7 +48,7 @@ def state(state_bytes: Callable[[int, str, bool], Mapping[str, int]]) -> Verdict
 
 
 def measure(rows: int, columns: int, optimizer: str, mixed: bool) -> dict[str, int]:
-    """Bytes of the tensors of a linear layer after one real step, without the optimizer's step counters."""
+    """Measure the tensors of a linear layer in bytes after one real step, without the optimizer's step counters."""
     layer = nn.Linear(rows, columns, dtype=torch.bfloat16 if mixed else torch.float32)
     trained = [parameter.detach().float().requires_grad_() for parameter in layer.parameters()]
     stepper = OPTIMIZERS[optimizer](trained if mixed else list(layer.parameters()))
@@ -82,7 +82,7 @@ def _suspects(part: str, n: int, optimizer: str, mixed: bool, measured: Mapping[
     total = sum(measured.values())
     suspects: list[Suspect] = [(n, "Count bytes, not numbers.")] if right != n else []
     if part == "optimizer" and mixed:
-        suspects.append((total, _GONE))  # which is also the amount with float32 gradients
+        suspects.append((total, _GONE))  # also the amount with float32 gradients
     else:
         suspects.append((total, "That is all three together. This entry is one of them."))
     if part != "optimizer":

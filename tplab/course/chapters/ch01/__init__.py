@@ -1,6 +1,6 @@
-"""Exercises of chapter 01: scatter, gather (1.1), a ring's halves (1.2, 1.3), the full ring (1.4), and its cost (1.5).
+"""Exercises of chapter 01: scatter and gather (1.1), the three collectives of a ring (1.2 to 1.4), cost (1.5).
 
-Importing this package registers their checks. It also has the chapter's predictions and its table of symptoms.
+Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
 """
 
 from tplab.course.chapters.ch01 import all_gather, all_reduce, cost, reduce_scatter, scatter_gather

@@ -63,7 +63,7 @@ _QUESTIONS = (
 
 
 def expect(case: Input, xs: Tensors, place: Place) -> Expected:
-    """The parts of all ranks, stacked, on every rank."""
+    """Expect the parts of all ranks, stacked, on every rank."""
     p, rank, gathered = place.size, place.index, torch.stack(xs)
     mistakes = {
         _COPIES: torch.stack([xs[rank]] * p),
@@ -74,7 +74,7 @@ def expect(case: Input, xs: Tensors, place: Place) -> Expected:
         _ARRIVAL_LAST: torch.stack([xs[rank - 1 - step] for step in range(p)]),
     }
     if p == 2:
-        del mistakes[_NEIGHBOUR]  # with two ranks that is right
+        del mistakes[_NEIGHBOUR]  # with two ranks, this is right
     right = {"out": gathered, "traffic": ring_traffic(place, p - 1, xs[rank].numel())}
     return Expected(right, {"out": mistakes} if p > 1 else {})
 

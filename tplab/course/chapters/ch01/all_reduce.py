@@ -13,12 +13,12 @@ _PART = "this rank's part of the sum, p times"
 
 
 def _whole_tensors(differences: Differences) -> bool:
-    """The condition that the values are right, but a message is larger than it has to be, as if it were all of x."""
+    """Return whether the values are right, but some message is larger than necessary, as if it were all of x."""
     return only_traffic(differences) and any(_largest(row.text) > _largest(row.text, seen=False) for row in differences)
 
 
 def _largest(text: str, seen: bool = True) -> int:
-    """Elements of the largest message in "expected ...; saw ..."."""
+    """Return the number of elements in the largest message of "expected ...; saw ..."."""
     words = text.partition("; saw ")[2 if seen else 0].split()
     sizes = [int(before) for before, word in zip(words, words[1:], strict=False) if word == "elements"]
     return max(sizes, default=0)
@@ -65,7 +65,7 @@ _QUESTIONS = (
 
 
 def expect(case: Input, xs: Tensors, place: Place) -> Expected:
-    """The sum, on every rank, in the shape of x."""
+    """Expect the sum in the shape of x, on every rank."""
     p, rank, total = place.size, place.index, torch.stack(xs).sum(0)
     parts = total.reshape(p, -1)
     mistakes = {

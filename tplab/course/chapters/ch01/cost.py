@@ -1,4 +1,4 @@
-"""The check of exercise 1.5: a line through measured points, and the costs of ring and tree on it. Starts no ranks."""
+"""The check of exercise 1.5: a line fitted to measured points, and the costs of ring and tree. Starts no ranks."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ _LEVEL_MORE = "the cost with one level too many"
 
 
 def both(kind: str) -> Callable[[Differences], bool]:
-    """A condition that holds if both numbers are those of the same other line."""
+    """Return a predicate that tests whether both numbers come from the same wrong line."""
     return lambda d: d.kind("alpha in µs") == d.kind("beta in ps/byte") == kind
 
 
@@ -151,14 +151,14 @@ def _check_fit(fit_line: Fit) -> None:
                 _ROOT: [_number(root[1], 1e12)],
             },
         },
-        tol=1e-5,  # so that no other line looks like one of these by chance
+        tol=1e-5,  # so that no other line is mistaken for one of these by chance
         note="fit_line",
         alone=True,
     )
 
 
 def weighted(points: Points, power: float) -> tuple[float, float]:
-    """The alpha and beta that minimize the sum of ((alpha + beta n - t) / t^power)², by Cramer's rule in float64."""
+    """Find alpha and beta that minimize the sum of ((alpha + beta n - t) / t^power)², by Cramer's rule in float64."""
     weights = [seconds ** (-2 * power) for _, seconds in points]
 
     def total(*factors: Sequence[float]) -> float:
@@ -211,7 +211,7 @@ def _check_costs(ring_seconds: Seconds, tree_seconds: Seconds, p: int) -> None:
 
 
 def _number(value: object, unit: float) -> object:
-    """A float64 tensor of value times unit; anything that isn't a number is returned as is."""
+    """Return a float64 tensor of value times unit. Anything that isn't a number is returned unchanged."""
     if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
         return torch.as_tensor(value, dtype=torch.float64).detach().reshape(()) * unit
     return value

@@ -1,4 +1,4 @@
-"""The predictions of chapter 01. Three of them are about reports that the learner has just read."""
+"""Prediction questions of chapter 01, with their answers. Three are about reports that the learner has just read."""
 
 from tplab.course.checks import Prediction
 

@@ -68,7 +68,7 @@ _QUESTIONS = (
 
 
 def expect(case: Input, xs: Tensors, place: Place) -> Expected:
-    """Row r of the sum, on rank r."""
+    """Expect row r of the sum on rank r."""
     p, rank, total = place.size, place.index, torch.stack(xs).sum(0)
     mistakes = {_WHOLE: total, _NEXT: total[(rank + 1) % p], _LAST: total[rank - 1]}
     for off in range(p):  # the rank whose term is missing, doubled or alone is `off` ranks to the left

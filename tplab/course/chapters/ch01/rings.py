@@ -1,9 +1,9 @@
-"""Checks of the rings in exercises 1.2 to 1.4: on 2, 3, 4 and 1 ranks, against plain sums, message by message.
+"""Run the checks of exercises 1.2 to 1.4, the rings: on 2, 3, 4 and 1 ranks, against plain sums, message by message.
 
 Three ranks are the smallest ring with a direction. A ring that runs to the left is as good as one to the right.
 
-A message that is never waited for can block whatever comes after it, even in the next case. The first case already
-exposes such a message, because it has a launch of its own.
+A message that is never waited for can block whatever comes after it, even in the next case. The first case exposes such
+a message, because it has its own launch.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from torch import Tensor
 from tplab.course import checks
 from tplab.runtime import Deadlock, device, record
 
-ORDER = (2, 3, 4, 1)  # two ranks reveal most about a mistake, three are the first with a left and a right
+ORDER = (2, 3, 4, 1)  # two ranks reveal the most about a mistake; three are the first with a left and a right
 Ring = Callable[[Tensor], Tensor]
 Tensors = list[Tensor]
 TORCHS_OWN = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "gather", "scatter", "reduce")
@@ -24,7 +24,7 @@ TORCHS_OWN = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to
 
 @dataclass(frozen=True)
 class Input(checks.Case):
-    shape: tuple[int, ...]  # of x
+    shape: tuple[int, ...]  # shape of x
 
     def describe(self, name: str) -> str:
         return f"x of shape {list(self.shape)}"
@@ -53,7 +53,7 @@ def check_ring(
     expect: Callable[[Input, Tensors, checks.Place], checks.Expected],
     questions: Sequence[checks.Question],
 ) -> None:
-    """Check a ring with inputs of each of shapes(p); every rank has a different x."""
+    """Check a ring with inputs of each shape in shapes(p). Every rank has a different x."""
     checks.check_cases(
         number, ring, lambda p: [Input(shape) for shape in shapes(p)], draw=draw, give=give, run=run, expect=expect,
         questions=questions, ask_instead=about_messages, world_sizes=ORDER,
@@ -61,7 +61,7 @@ def check_ring(
 
 
 def ring_traffic(place: checks.Place, count: int, numel: int) -> checks.Traffic:
-    """Traffic of `count` messages of `numel` elements to the next rank of the ring, and from the previous one."""
+    """Return the traffic of `count` messages of `numel` elements to the next rank, and from the previous rank."""
     if place.size == 1:
         return checks.Traffic()
     rank, p, step = place.index, place.size, direction(place.observed)
@@ -72,13 +72,13 @@ def ring_traffic(place: checks.Place, count: int, numel: int) -> checks.Traffic:
 
 
 def direction(observed: Sequence[checks.Observed]) -> int:
-    """The direction of the ring: -1 if rank 0 sends to its left neighbor, else 1."""
+    """Return the direction of the ring: -1 if rank 0 sends to its left neighbor, else 1."""
     sends = [call for call in observed[0]["traffic"] if call.kind == "send"]
     p = len(observed)
     return -1 if p > 2 and sends and sends[0].group == (0, p - 1) else 1
 
 
-# Questions for a run that does not end
+# Questions for a run that doesn't end
 
 
 STUCK = (
@@ -94,11 +94,11 @@ TO_ITSELF = (
     "With whom does this rank exchange a message in that line: with itself? What a rank has for itself, it "
     "only copies. Which ranks must not come to that line?"
 )
-_SELF_SAID = ("destination rank should not be the same", "Pair is not connected")  # torch of a send, gloo of a recv
+_SELF_SAID = ("destination rank should not be the same", "Pair is not connected")  # by torch on send, gloo on recv
 
 
 def about_messages(failure: checks.CheckFailed) -> str | None:
-    """A question about sends and receives if ranks wait for each other, or if one of them waits for itself."""
+    """Return a question about sends and receives if ranks wait for each other or a rank waits for itself."""
     if isinstance(failure.__cause__, Deadlock):
         return LOST if failure.report.startswith(("not finished", "a message was lost")) else STUCK
     return TO_ITSELF if any(words in failure.report for words in _SELF_SAID) else None
@@ -108,14 +108,14 @@ def about_messages(failure: checks.CheckFailed) -> str | None:
 
 
 def sent(*words: str) -> Callable[[checks.Differences], bool]:
-    """A condition that holds if the recorded traffic differs on some rank and contains one of these words."""
+    """Return a predicate that tests whether the traffic on some rank is wrong and contains one of these words."""
     return lambda d: any(
         row.name.endswith("traffic") and f" {word}" in row.text.partition("saw")[2] for row in d for word in words
     )
 
 
 def only_traffic(differences: checks.Differences) -> bool:
-    """The condition that the values are right, but arrived in a different way."""
+    """Return whether the values are right and only the traffic differs."""
     return all(name.endswith("traffic") for name in differences.names)
 
 
@@ -160,4 +160,4 @@ ROUNDED = checks.Question(
     "Which step leaves the dtype of x? torch.empty and torch.zeros give float32 unless they are told otherwise.",
 )
 
-COMMON = (NOT_WAITED, TORCH_DID_IT, CHANGED, ROUNDED, SILENT, ZEROS)  # questions that every ring tries first
+COMMON = (NOT_WAITED, TORCH_DID_IT, CHANGED, ROUNDED, SILENT, ZEROS)  # tried first for every ring

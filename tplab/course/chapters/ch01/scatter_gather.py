@@ -1,4 +1,4 @@
-"""The check of exercise 1.1: scatter and gather, by send and recv."""
+"""The check of exercise 1.1: scatter and gather, built from send and recv."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ _BEFORE = "the part of the rank before"
 
 @dataclass(frozen=True)
 class Root(checks.Case):
-    """A scatter from rank `root`, then a gather to it; or only one of the two.
+    """A scatter from rank `root` followed by a gather to it, or only one of the two.
 
-    shape: that of the tensor each rank receives, and of the tensor each rank sends
+    shape: shape of the tensor that each rank receives, and of the tensor that each rank sends
     """
 
     root: int
@@ -94,7 +94,7 @@ def run(answers: tuple[Scatter, Gather], case: Root, given: Given, group: Any) -
 def expect(case: Root, problem: Problem, place: checks.Place) -> checks.Expected:
     parts, rank, p = problem.parts, place.index, place.size
     at_root, numel = rank == case.root, parts[rank].numel()
-    partners = [other for other in range(p) if other != case.root] if at_root else [rank]  # of the root
+    partners = [other for other in range(p) if other != case.root] if at_root else [rank]  # the root's
     right: checks.Observed = {}
     if case.scatters:
         right |= {
@@ -125,7 +125,7 @@ def scatter_and_gather(scatter: Scatter, gather: Gather) -> checks.Verdict:
         checks.check_cases, "1.1", (scatter, gather), draw=draw, give=give, run=run, expect=expect,
         questions=_QUESTIONS, ask_instead=about_messages,
     )  # fmt: skip
-    for case in FIRST:  # each alone, since a message that is never waited for can block what follows
+    for case in FIRST:  # separately, because a message that is never waited for can block what follows
         check([case], world_sizes=ORDER[:1])
     check(cases, world_sizes=ORDER)
     return checks.Verdict("From and to any rank, with p - 1 messages each.")

@@ -1,6 +1,6 @@
 """Exercises of chapter 02: shards (2.1), the column split (2.2), the row split (2.3), GELU and the row split (2.4).
 
-Importing this package registers their checks. It also has the chapter's predictions and its table of symptoms.
+Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
 """
 
 from tplab.course.chapters.ch02 import gelu, products, shards

@@ -1,4 +1,4 @@
-"""The check of exercise 2.4: GELU after and before the sum of a row split."""
+"""The check of exercise 2.4: GELU after the sum of a row split, and before it."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ IN = 8  # divisible by every p
 
 
 def gap(x: Tensor, a: Tensor, p: int, activation: Callable[[Tensor], Tensor] = gelu) -> Tensor:
-    """The signed difference of every entry: GELU of the sum minus the sum of the GELUs, [b, out]."""
+    """Return the signed difference per element, GELU of the sum minus the sum of the GELUs: [b, out]."""
     products = [x_part @ a_part for x_part, a_part in zip(x.chunk(p, -1), a.chunk(p, 0), strict=True)]
     return activation(torch.stack(products).sum(0)) - torch.stack([activation(part) for part in products]).sum(0)
 
@@ -59,7 +59,7 @@ Example = Callable[[], tuple[Tensor, Tensor]]
 
 @checks.exercise("2.4", "GELU after the sum and before it")
 def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> checks.Verdict:
-    for p in (2, 4, 1):  # at p = 1 there is no gap; two ranks reveal most about a mistake
+    for p in (2, 4, 1):  # at p = 1 there is no gap; two ranks reveal the most about a mistake
         generator = checks.fresh_generator()
         large = (
             checks.random_tensor(generator, 5, IN) * 2,
@@ -108,7 +108,7 @@ def gelu_and_the_row_split(gelu_gap: Gap, counter: Example, lucky: Example) -> c
 
 
 def _check_example(name: str, example: Example) -> tuple[Tensor, Tensor]:
-    """Check the form of an example and its gap at p = 2, and return its two tensors."""
+    """Check an example's form and its gap at p = 2, and return its two tensors."""
     with checks.calling(f"{name}()"):
         pair = example()
     form = "x [b, in] and a [in, out], two floating-point tensors of two dimensions with in even"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tplab.course import checks
 
-# Shapes with a dimension that p doesn't divide beside one that it does, and one whose size is p or less
+# Some shapes have a dimension that p doesn't divide next to one that it does, or a dimension of size p or less
 CUTS = [((8,), 0), ((8, 12), 0), ((8, 12), 1), ((3, 8), 1), ((8, 5), 0), ((3, 4, 5), 1), ((2, 3, 8), -1), ((8, 3), -2)]
 REFUSED = [((8, 10), 1, 4), ((10, 8), 0, 4), ((4, 6, 8), -2, 4), ((2,), 0, 4), ((5,), 0, 2)]
 
@@ -80,7 +80,7 @@ def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tenso
 
 
 def _even_cuts(p: int, transposed: bool) -> Iterator[tuple[Tensor, list[Tensor], int]]:
-    """Yield the full tensor, its p equal shards and the dimension, for each of CUTS that p divides."""
+    """Yield the full tensor, its p equal shards and the dimension, for each of CUTS that p divides evenly."""
     generator = checks.fresh_generator()
     for shape, dim in CUTS:
         whole = torch.randn(*shape, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The symptoms of chapter 02, collected at the end of its "Break it" section."""
+"""The table of symptoms and their causes at the end of chapter 02's "Break it" section."""
 
 from tplab.course.checks import Symptom
 

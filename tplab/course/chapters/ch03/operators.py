@@ -1,9 +1,9 @@
-"""The checks of exercises 3.1, f, and 3.2, g, and the machinery that checks any of chapter 03's four operators.
+"""The checks of exercises 3.1, f, and 3.2, g, and the code that checks any of chapter 03's four operators.
 
-Each operator runs alone, on 2, 4 and 1 ranks. Every rank has its own x and its own upstream gradient, even if the
-exercise's docstring says that they are replicated, so that a wrong sum, a wrong slice or a needless broadcast can't
-hide. The plain cases come first. After them come an input that autograd has saved, tensors that aren't contiguous, and
-the expanded gradient of .sum().
+Each operator runs alone, on 2, 4 and 1 ranks. Every rank has a different x and a different upstream gradient, even
+where the exercise's docstring says that they are replicated, so that a wrong sum, a wrong slice or an unnecessary
+broadcast can't go unnoticed. The plain cases come first, followed by an input that autograd has saved, tensors that
+aren't contiguous, and the expanded gradient of .sum().
 """
 
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ class Input(checks.Case):
     """The input of one call of an operator.
 
     leading:  all dimensions except the last
-    layout:   of x and of the upstream gradient in memory: "contiguous", "transposed" or "every second column"
-    expanded: the upstream gradient is that of out.sum()
-    exp:      x is the output of exp, which autograd has saved
+    layout:   memory layout of x and the upstream gradient: "contiguous", "transposed" or "every second column"
+    expanded: whether the upstream gradient is that of out.sum()
+    exp:      whether x is the output of exp, which autograd has saved
     """
 
     note: str
@@ -55,8 +55,8 @@ CASES = (
 class Half(NamedTuple):
     """One direction of an operator.
 
-    right:      the right result on the rank with this index, from the inputs of all ranks
-    collective: the one that it uses, "" for none; its message is as large as the full tensor
+    right:      computes the right result on the rank with this index, from the inputs of all ranks
+    collective: the collective that it uses, or "" for none. Its message is as large as the full tensor
     """
 
     right: Callable[[Sequence[Tensor], int], Tensor]
@@ -90,7 +90,8 @@ Mistakes = dict[str, dict[str, Tensor]]  # {observation: {description of the mis
 class Operator:
     """The forward and backward of one of the four operators.
 
-    mistakes: values that known mistakes give on a rank, from every rank's x and upstream gradient and the rank's index
+    mistakes: computes the values that known mistakes give, from all ranks' x and upstream gradients and the rank's
+              index
     """
 
     forward: Half
@@ -99,7 +100,7 @@ class Operator:
 
 
 class Problem(NamedTuple):
-    """The x and the upstream gradient of every rank."""
+    """Each rank's x and upstream gradient."""
 
     xs: list[Tensor]  # [..., H], or [..., H/p] for an operator that gathers
     upstream: list[Tensor]  # [..., H], or [..., H/p] for an operator that splits
@@ -125,7 +126,7 @@ def run(operator: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) ->
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """The tensor in the memory layout that `layout` names."""
+    """Return the tensor's values in this memory layout."""
     if layout == "transposed":
         return tensor.transpose(0, -1).contiguous().transpose(0, -1)
     if layout == "every second column":
@@ -154,7 +155,7 @@ def expect(operator: Operator, case: Input, problem: Problem, place: checks.Plac
 
 
 def check_operator(number: str, answer: Any, operator: Operator, questions: Sequence[checks.Question]) -> None:
-    """Check the outputs, gradients and traffic of an operator that runs alone, on 2, 4 and 1 ranks."""
+    """Check the outputs, gradients and traffic of an operator by running it alone on 2, 4 and 1 ranks."""
     if not (isinstance(answer, type) and issubclass(answer, Function)):
         checks.fail(
             number,
@@ -164,7 +165,7 @@ def check_operator(number: str, answer: Any, operator: Operator, questions: Sequ
     checks.check_cases(
         number, answer, CASES, draw=partial(draw, operator), give=give, run=run, expect=partial(expect, operator),
         questions=questions, ask_instead=about_report,
-        world_sizes=(2, 4, 1),  # two ranks reveal most about a mistake
+        world_sizes=(2, 4, 1),  # two ranks reveal the most about a mistake
     )  # fmt: skip
 
 
@@ -188,7 +189,7 @@ _ASKED_ABOUT = {  # words in a report: the question
 
 
 def about_report(failure: checks.CheckFailed) -> str | None:
-    """A specific question for a failure that these operators are known for, or None."""
+    """Return a specific question if the failure is one that these operators are known for, else None."""
     return next((question for words, question in _ASKED_ABOUT.items() if words in failure.report), None)
 
 
@@ -196,7 +197,7 @@ def about_report(failure: checks.CheckFailed) -> str | None:
 
 
 def traffic_too(name: str, kind: str, traffic: str) -> Callable[[checks.Differences], bool]:
-    """A condition that holds if `name` is wrong in this way and `traffic` differs as well."""
+    """Return a predicate that tests whether `name` is wrong in this way and `traffic` differs as well."""
     return lambda differences: differences.kind(name) == kind and traffic in differences.names
 
 

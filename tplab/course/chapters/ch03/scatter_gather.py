@@ -106,7 +106,7 @@ def scatter_to_region(operator: Any) -> checks.Verdict:
 
 
 def scatter_unevenly(operator: Any) -> checks.Observed:
-    """Apply the operator to 9 columns on 2 ranks, where it must raise ValueError. Runs on every rank."""
+    """Apply the operator to 9 columns on 2 ranks, which must raise ValueError. Runs on every rank."""
     try:
         part = operator.apply(torch.zeros(4, 9, device=device()))
     except ValueError:

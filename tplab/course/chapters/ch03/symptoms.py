@@ -1,4 +1,4 @@
-"""The symptoms of chapter 03, collected at the end of its "Break it" section."""
+"""The table of symptoms and their causes at the end of chapter 03's "Break it" section."""
 
 from tplab.course.checks import Symptom
 

@@ -1,4 +1,4 @@
-"""The check of exercise 4.3: split a weight into shards, and join shards to the weight. It runs in this process."""
+"""The check of exercise 4.3: split a weight into shards, and join the shards again. It runs in this process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -132,7 +132,7 @@ CRASH = (
 
 
 def memory(mine: Any) -> checks.Claim:
-    """The claim that a shard keeps no memory alive except its own."""
+    """Return the claim that a shard keeps no memory alive except its own."""
     if not isinstance(mine, Tensor):
         return checks.Claim("there is no tensor")
     kept, needed = mine.untyped_storage().nbytes(), mine.numel() * mine.element_size()

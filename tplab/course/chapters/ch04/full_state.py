@@ -1,4 +1,4 @@
-"""The check of exercise 4.5: load a full checkpoint into shards, and save one from them."""
+"""The check of exercise 4.5: load a full checkpoint into shards, and save a full checkpoint from shards."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ GLUED = "the shards put one after another along dimension 0"
 
 
 class SmallModel(nn.Module):
-    """A model with parameters that are sharded in every possible way, and replicated ones, some in nested modules."""
+    """A model with replicated parameters and with parameters sharded in every possible way, some in nested modules."""
 
     shapes: Mapping[str, tuple[tuple[int, ...], Sharding | None]] = {
         "norm": ((6,), None),
@@ -56,7 +56,7 @@ def load_and_save(
     other: Sequence[Mapping[str, Tensor]],
     groups: Sequence[Sequence[int]] | None,
 ) -> list[checks.Observed]:
-    """Run load on one model, and save on another one that was filled by hand. Runs on every rank."""
+    """Run `load` on one model, and `save` on another model that was filled by hand. Runs on every rank."""
     group = checks.make_group(groups)
     q = dist.get_world_size(group)
     mine = other[dist.get_rank()]
@@ -126,10 +126,10 @@ def load_and_save_full(load: Callable[..., Any], save: Callable[..., Any]) -> ch
 def check_load_and_save(
     load: Callable[..., Any], save: Callable[..., Any], p: int, groups: Sequence[Sequence[int]] | None
 ) -> None:
-    """Run both in one launch, then compare what was loaded, then what was saved."""
+    """Run both functions in one launch, then compare first what was loaded and then what was saved."""
     generator = checks.fresh_generator()
     to_load = random_state(generator)
-    to_save = [random_state(generator) for _ in groups or (0,)]  # each group saves a model of its own
+    to_save = [random_state(generator) for _ in groups or (0,)]  # each group saves a different model
     members = checks.member_of(p, groups)
     places = [checks.Place(ranks.index(rank), ranks, p) for rank, (_, ranks) in enumerate(members)]
     loaded = [shards_of(to_load, place) for place in places]
@@ -172,7 +172,7 @@ def random_state(generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def shards_of(state: Mapping[str, Tensor], place: checks.Place) -> dict[str, Tensor]:
-    """The shards of a full state on the rank at this place."""
+    """Return the shards of a full state that belong on the rank at this place."""
 
     def mine(value: Tensor, sharding: Sharding | None) -> Tensor:
         if sharding is None:

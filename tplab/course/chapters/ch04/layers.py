@@ -1,4 +1,4 @@
-"""Shared parts of the checks of the parallel layers, exercises 4.1 and 4.2.
+"""Helpers for the checks of the parallel layers, exercises 4.1 and 4.2.
 
 The reference is a plain linear layer in float64 in a single process.
 """
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tplab.course import checks
 from tplab.runtime import device
 
-IN, OUT = 12, 8  # divisible by every p, and different, so that a mix-up shows
+IN, OUT = 12, 8  # divisible by every p, and different, so that mixing them up is detected
 NO_TRAFFIC = "no traffic"
 NO_BIAS = "the right one without the bias"
 BIAS_TWICE = "the right one with the bias added twice"
@@ -26,7 +26,7 @@ REFUSED = "a size that p does not divide is refused"
 
 @dataclass(frozen=True)
 class Built(checks.Case):
-    """One way to build a layer, and the form of its input."""
+    """One way to build a layer, and the shape and layout of its input."""
 
     leading: tuple[int, ...] = (5,)
     bias: bool = True
@@ -40,7 +40,7 @@ class Built(checks.Case):
 
     @property
     def skipped(self) -> bool:
-        """True if the layer returns its bias instead of adding it."""
+        """Whether the layer returns its bias instead of adding it."""
         return bool(self.options.get("skip_bias_add"))
 
 
@@ -130,7 +130,7 @@ def check_layer(
     odd: tuple[int, int],
     odd_question: checks.Question,
 ) -> None:
-    """Check all cases, and then a layer of `odd` features, which two ranks must refuse."""
+    """Check all cases, and then check that two ranks refuse to build a layer with `odd` features."""
 
     def in_group(case: Built) -> str | None:
         return checks.ask_about_group(GROUP_CRASH) if case.groups else None

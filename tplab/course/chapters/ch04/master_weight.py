@@ -1,4 +1,4 @@
-"""The check of exercise 4.4: the initial values of a shard, which is a slice of a master weight of the full shape."""
+"""The check of exercise 4.4: the initial values of a shard, taken from a master weight of the full shape."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Weight:
     init_method: Callable[[Tensor], Any]
 
     def call(self, param: Tensor) -> str:
-        """The call of the learner's function: "init_from_master(param [4, 6] with ..., (8, 6), ..., group)"."""
+        """Write the learner's call as text: "init_from_master(param [4, 6] with ..., (8, 6), ..., group)"."""
         method = getattr(self.init_method, "__name__", "init_method")
         return f"init_from_master(param {list(param.shape)} with {self.sharding}, {self.full_shape}, {method}, group)"
 
@@ -30,7 +30,7 @@ class Weight:
         return shard(full, self.sharding.dim, index, size, stride=self.sharding.stride)
 
     def draw(self, size: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Initial values in the full shape, or in the shape of a shard on `size` ranks."""
+        """Draw initial values in the full shape, or in the shape of a shard on `size` ranks."""
         sizes = [n // size if dim == self.sharding.dim else n for dim, n in enumerate(self.full_shape)]
         drawn = torch.empty(sizes, dtype=dtype)
         self.init_method(drawn)
@@ -54,7 +54,7 @@ AT_SHARD_SHAPE = "drawn at the shape of the shard"
 
 @dataclass(frozen=True)
 class Drawn(checks.Case):
-    """The case in which all weights are drawn one after another, from one seed."""
+    """All weights are drawn one after another, from one seed."""
 
     def describe(self, name: str) -> str:
         return "float64 parameters" + "," * bool(self.groups)
@@ -94,7 +94,7 @@ def give(case: Drawn, problem: Problem, place: checks.Place) -> int:
 
 
 def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> checks.Observed:
-    """Initialize all weights on the CPU, because its random generator is compared. Runs on every rank."""
+    """Initialize all weights on the CPU, because the CPU's random generator is compared. Runs on every rank."""
     params = {}
     for name, weight in WEIGHTS.items():
         full = torch.full(weight.full_shape, UNTOUCHED, dtype=torch.float64)

@@ -13,13 +13,13 @@ from tplab.runtime import device, record
 from tplab.tensor.sharding import Sharding
 
 NO_SHARD_SENT = "no shard is sent"
-NOT_FINITE = "nan or inf"  # stands for either
+NOT_FINITE = "nan or inf"  # reported for either
 SHARDED_NUMEL = 77  # no other parameter has as many elements, so its collectives can be recognized
 CANCEL = "the differences cancel in the sum"
 
 
 class Part(nn.Module):
-    """A module with two replicated parameters and a shard."""
+    """A module with two replicated parameters and one sharded parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Part(nn.Module):
         self.shard.tensor_parallel = Sharding(0)  # type: ignore[attr-defined]
 
 
-Offsets = dict[str, Sequence[float]]  # parameter -> the offset of its last element, by rank in the group
+Offsets = dict[str, Sequence[float]]  # parameter -> offset of its last element, per rank in the group
 
 SCENES: dict[str, Offsets] = {
     "equal replicas": {},
@@ -47,12 +47,12 @@ SCENES: dict[str, Offsets] = {
 
 
 def offsets_on(scene: Offsets, q: int) -> Offsets:
-    """The scene for q of its four ranks; if the last of these has no offset, it gets the fourth rank's."""
+    """Reduce a scene from four ranks to q. If the last rank then has no offset, it gets the fourth rank's."""
     return {name: [*values[: q - 1], values[q - 1] or values[3]] for name, values in scene.items()}
 
 
 def right_drift(scene: Offsets) -> float | str:
-    """The drift that the detector should report in a scene from `offsets_on`: a float, or NOT_FINITE."""
+    """Return the drift that the detector should report in a scene from `offsets_on`: a float, or NOT_FINITE."""
     replicated = [values for name, values in scene.items() if "shard" not in name]
     if any(math.isnan(value) for values in replicated for value in values):
         return NOT_FINITE
@@ -67,7 +67,7 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
     for note, scene in SCENES.items():
         model = Part()
         model.add_module("inner", Part())
-        generator = torch.Generator().manual_seed(seed)  # the same values within a group, different ones in the other
+        generator = torch.Generator().manual_seed(seed)  # same values within a group, different values in the other
         params = dict(model.named_parameters())
         with torch.no_grad():
             for param in params.values():
@@ -112,7 +112,7 @@ def detector(detect: Callable[..., Any]) -> checks.Verdict:
 
 
 def detector_questions(note: str, drifts: list[Any]) -> list[checks.Question]:
-    """Questions about a wrong drift in one scene, depending on what the ranks returned."""
+    """Return the questions about a wrong drift in one scene, depending on what the ranks returned."""
     rules = [
         (lambda d: NO_SHARD_SENT in d.names, DETECTOR_ASKS["only the shards differ"]),
         (lambda d: any(type(drift) is not float and drift != NOT_FINITE for drift in drifts), DETECTOR_ASKS["type"]),

@@ -1,6 +1,6 @@
 """The checks of exercises 5.1, ParallelMLP, and 5.3, SwiGLU.
 
-An MLP's weights are loaded from a full checkpoint, using its parameters' own sharding. The reference is plain torch in
+Each MLP loads its weights from a full checkpoint, as its parameters' sharding says. The reference is plain PyTorch in
 float64 in a single process.
 """
 
@@ -34,7 +34,7 @@ BIAS_P_TIMES = "the right one with the last bias added p times"
 
 @dataclass(frozen=True)
 class Built(checks.Case):
-    """One way to build an MLP, and the form of its input."""
+    """One way to build an MLP, and the shape and layout of its input."""
 
     leading: tuple[int, ...] = (5,)
     bias: bool = True
@@ -57,9 +57,9 @@ CASES = (
 class Kind:
     """A kind of MLP, plain or gated.
 
-    blocks:     how many matrices are fused in `up`
-    activation: between the two matmuls, [..., blocks·m] to [..., m]
-    mistakes:   activations that known mistakes amount to
+    blocks:     number of matrices fused in `up`
+    activation: applied between the two matmuls, from [..., blocks·m] to [..., m]
+    mistakes:   activations that have the same effect as known mistakes
     """
 
     blocks: int
@@ -109,13 +109,13 @@ GATED = Kind(
 
 
 class Problem(NamedTuple):
-    """An MLP in a single process, with its input and its gradients."""
+    """An MLP in a single process, with its input and gradients."""
 
     x: Tensor  # [..., h]
     full: dict[str, Tensor]  # its weights A, a, B and c, unsharded
     dy: Tensor  # [..., h]
     out: Tensor  # [..., h]
-    gradients: dict[str, Tensor]  # of x and of the weights
+    gradients: dict[str, Tensor]  # gradients of x and the weights
 
 
 def draw(kind: Kind, case: Built, generator: torch.Generator, size: int) -> Problem:
@@ -137,7 +137,7 @@ def forward(activation: Callable[[Tensor], Tensor], x: Tensor, w: Mapping[str, T
 
 
 def shards(kind: Kind, values: Mapping[str, Tensor], place: checks.Place) -> dict[str, Tensor]:
-    """The shards of the weights, or of their gradients, on the rank at this place."""
+    """Return the shards of the weights, or of their gradients, that belong on the rank at this place."""
     cuts = {"A": Sharding(0, kind.blocks), "a": Sharding(0, kind.blocks), "B": Sharding(1)}
 
     def mine(value: Tensor, cut: Sharding | None) -> Tensor:
@@ -209,7 +209,7 @@ def check_mlp(number: str, mlp_class: Any, kind: Kind, questions: Sequence[check
 
 
 def default_size(mlp_class: Any) -> checks.Observed:
-    """The parameter shapes of an MLP with the default inner size. Runs on every rank."""
+    """Observe the parameter shapes of an MLP with the default inner size. Runs on every rank."""
     return {"parameters": shapes(dict(mlp_class(HIDDEN).named_parameters()))}
 
 

@@ -13,7 +13,7 @@ from tplab.tensor.mlp import ParallelMLP
 
 
 def measure(b: int, s: int, h: int, m: int, dtype: torch.dtype) -> dict[str, int]:
-    """Bytes in the collectives of the course's MLP and of the naive one, by direction. Runs on every rank."""
+    """Measure the message sizes of the course's MLP and the naive MLP, per direction. Runs on every rank."""
     mlp = ParallelMLP(h, m, device=device(), dtype=dtype)
     first = ColumnParallelLinear(h, m, gather_output=True, device=device(), dtype=dtype)
     second = RowParallelLinear(m, h, input_is_parallel=False, device=device(), dtype=dtype)
@@ -34,7 +34,7 @@ def measure(b: int, s: int, h: int, m: int, dtype: torch.dtype) -> dict[str, int
 
 
 def answers(formula: Callable[..., Any], b: int, s: int, h: int, m: int, p: int, size: int) -> dict[str, Any]:
-    """Results of the learner's formula, under the names that `measure` uses."""
+    """Call the learner's formula, and return its results under the names that `measure` uses."""
     said = {}
     for name, naive in (("ParallelMLP", False), ("naive", True)):
         with calling(f"mlp_traffic({b}, {s}, {h}, {m}, {p}, bytes_per_number={size}, naive={naive})"):
@@ -53,7 +53,7 @@ def bytes_of_an_mlp(formula: Callable[..., Any]) -> Verdict:
     def pick(low: int, high: int) -> int:
         return int(torch.randint(low, high + 1, (), generator=generator))
 
-    for p in (1, 4, 2):  # 4 before 2, since at 2 a factor of two could be p or two directions
+    for p in (1, 4, 2):  # 4 before 2, because at 2 a factor of two could mean p or two directions
         for size, dtype in ((4, torch.float32), (8, torch.float64)):
             b, s, h, m = pick(2, 3), pick(5, 7), 4 * pick(2, 3), 4 * pick(5, 9)
             m += 4 * (m % h == 0)  # if m is 2h or p·h, different mistakes give the same number
@@ -68,7 +68,7 @@ def bytes_of_an_mlp(formula: Callable[..., Any]) -> Verdict:
 def bytes_questions(
     said: dict[str, Any], measured: dict[str, int], outer: int, inner: int, p: int, size: int
 ) -> list[Question]:
-    """Questions about wrong byte counts; `outer` and `inner` are the bytes of [b, s, h] and of [b, s, m]."""
+    """Return questions about wrong byte counts. `outer` and `inner` are the bytes of [b, s, h] and of [b, s, m]."""
 
     def says(name: str, *values: float) -> bool:
         return said[name] != measured[name] and any(said[name] == value for value in values)

@@ -1,7 +1,7 @@
-"""Shared parts of the checks of exercises 6.2 and 6.4: build a parallel attention, run it, compare it with plain torch.
+"""Helpers for the checks of exercises 6.2 and 6.4: build a parallel attention, run it, compare it with plain PyTorch.
 
-Each attention loads its weights from a full checkpoint, using its parameters' own sharding. Below, n and m are the
-numbers of a rank's Q heads and of its K and V heads; d is the width of a head.
+Each attention loads its weights from a full checkpoint, as its parameters' sharding says. Below, n is the number of Q
+heads on a rank, m is the number of K and V heads on a rank, and d is the width of a head.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ Local = Callable[[Tensor, int, int, bool], Tensor]  # y [b, s, (n + 2m)·d], n, 
 class Attention(checks.Case):
     """One way to build and run an attention with `kv_heads` heads of K and V. Each exercise has its own subclass.
 
-    weight, fused_bias: parameter names of the fused [Wq; Wk; Wv] and of its bias
+    weight, fused_bias: parameter names of the fused [Wq; Wk; Wv] and its bias
     mistakes:           what known mistakes compute on a rank, from its columns of q, k and v to its heads' output
     """
 
@@ -70,7 +70,7 @@ class Attention(checks.Case):
         return f"{name}({', '.join(map(str, arguments))})" + " on a non-contiguous x" * self.transposed
 
     def crash(self, ask: str) -> str:
-        """The question to ask if the attention raises; `ask` is the exercise's own."""
+        """Return the question to ask if the attention raises. `ask` is the question of this exercise."""
         no_bias = "Here the attention was built with bias=False. Which line needs a bias that is None?"
         return ask if self.bias else f"{no_bias} If it is not about that: {ask}"
 
@@ -94,7 +94,7 @@ class Problem(NamedTuple):
     full: dict[str, Tensor]  # Wq, Wk, Wv, Wo and, with a bias, bq, bk, bv, bo
     dy: Tensor  # [b, s, h]
     out: Tensor  # [b, s, h]
-    gradients: dict[str, Tensor]  # of x and of the weights, by their names
+    gradients: dict[str, Tensor]  # gradients of x and the weights, by name
 
 
 def draw(case: Attention, generator: torch.Generator, size: int) -> Problem:
@@ -157,7 +157,7 @@ def expect(case: Attention, problem: Problem, place: checks.Place) -> checks.Exp
 
 
 def built(case: Attention, problem: Problem, place: checks.Place) -> checks.Observed:
-    """The right observations before a rank's attention runs: parameter shapes, and the fused weight's sharding."""
+    """Return the expected observations before the attention runs: parameter shapes, and the fused weight's sharding."""
     held = named(case, held_by(case, problem.full, place.index, place.size))
     return {"parameters": shapes(held), f"sharding of {case.weight}": str(case.sharding)}
 
@@ -167,7 +167,7 @@ def shapes(params: Mapping[str, Any]) -> str:
 
 
 def rows_of(case: Attention, index: int, size: int) -> dict[str, list[int]]:
-    """The rows of Wq, Wk and Wv that rank `index` of `size` ranks must hold: those of its heads."""
+    """Return the rows of Wq, Wk and Wv that rank `index` of `size` ranks must hold: those of its heads."""
     mine = range(index * HEADS // size, (index + 1) * HEADS // size)
     groups = sorted({head * case.kv_heads // HEADS for head in mine})
     heads = {"q": [*mine], "k": groups, "v": groups}
@@ -175,14 +175,14 @@ def rows_of(case: Attention, index: int, size: int) -> dict[str, list[int]]:
 
 
 def held_by(case: Attention, full: Mapping[str, Tensor], index: int, size: int) -> dict[str, Tensor]:
-    """The part of the full weights, or of their gradients, that rank `index` of `size` ranks must hold."""
+    """Return the part of the full weights, or of their gradients, that rank `index` of `size` ranks must hold."""
     rows = rows_of(case, index, size)
     held = {name: value[rows[name[1:]]] if name[1:] in rows else value for name, value in full.items()}
     return held | {"Wo": full["Wo"][:, rows["q"]]}
 
 
 def named(case: Attention, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under the names of the learner's parameters, with those of q, k and v fused."""
+    """Return the weights under the names of the learner's parameters, with q, k and v fused."""
     names = {case.weight: torch.cat([held[f"W{part}"] for part in PARTS]), "out.weight": held["Wo"]}
     if "bo" in held:
         names |= {case.fused_bias: torch.cat([held[f"b{part}"] for part in PARTS]), "out.bias": held["bo"]}
@@ -190,7 +190,7 @@ def named(case: Attention, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def backward_traffic(case: Attention, problem: Problem, place: checks.Place) -> checks.Traffic:
-    """Expected traffic: f for x over the group and, if heads are copied, f for the rows of K and V over the copies."""
+    """Expect f for x over the group and, if heads are copied, f for the rows of K and V over the copies."""
     copies = max(1, place.size // case.kv_heads)
     neighbors = place.ranks[place.index // copies * copies :][:copies]
     sizes = [2 * DIM * HIDDEN, 2 * DIM] if case.bias else [2 * DIM * HIDDEN]
@@ -199,7 +199,7 @@ def backward_traffic(case: Attention, problem: Problem, place: checks.Place) -> 
 
 
 def in_the_same_calls(right: checks.Traffic, seen: Any) -> checks.Traffic:
-    """The right traffic, expressed in the observed calls if these send the same elements in the same groups.
+    """Return the observed calls if they send the same elements in the same groups as `right`, else `right`.
 
     The gradients of K, of V and of their biases may be summed over the copies one by one or together.
     """
@@ -216,7 +216,7 @@ def in_the_same_calls(right: checks.Traffic, seen: Any) -> checks.Traffic:
 
 
 def right_local(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
-    """The output of a rank's heads [b, s, n·d], from its columns of q, k and v [b, s, (n + 2m)·d]."""
+    """Compute the output of a rank's heads [b, s, n·d] from its columns of q, k and v [b, s, (n + 2m)·d]."""
     q, k, v = (split(part) for part in y.split([n * DIM, m * DIM, m * DIM], -1))
     k, v = (part.repeat_interleave(n // m, 1) for part in (k, v))
     return merge(attend(q, k, v, causal))
@@ -227,7 +227,7 @@ def unmasked(y: Tensor, n: int, m: int, causal: bool) -> Tensor:
 
 
 def summand(case: Attention, local: Local, x: Tensor, held: Mapping[str, Tensor]) -> Tensor:
-    """One rank's term of the output sum [b, s, h], before the final bias is added."""
+    """Compute one rank's term of the output sum [b, s, h], without the final bias."""
     n, m = (held[f"W{part}"].shape[0] // DIM for part in "qk")
     weight = torch.cat([held[f"W{part}"] for part in PARTS])
     bias = torch.cat([held[f"b{part}"] for part in PARTS]) if "bq" in held else None
@@ -235,7 +235,7 @@ def summand(case: Attention, local: Local, x: Tensor, held: Mapping[str, Tensor]
 
 
 def lookalikes(case: Attention, problem: Problem, place: checks.Place) -> dict[str, dict[str, Any]]:
-    """The values that known mistakes give on this rank, by observation."""
+    """Return the values that known mistakes give on this rank, by observation."""
     index, size = place.index, place.size
     held = [held_by(case, problem.full, i, size) for i in range(size)]
     bias = problem.full.get("bo", torch.zeros(HIDDEN, dtype=torch.float64))
@@ -262,14 +262,14 @@ def lookalikes(case: Attention, problem: Problem, place: checks.Place) -> dict[s
 
 
 def gradients_of_summand(case: Attention, problem: Problem, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients of one rank's own term of the output with respect to its weights."""
+    """Return the gradients of one rank's term of the output with respect to its weights."""
     leaves = {name: value.clone().requires_grad_() for name, value in held.items()}
     summand(case, right_local, problem.x, leaves).backward(problem.dy)
     return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
 def through_k_and_v(case: Attention, problem: Problem) -> Tensor:
-    """The part of dx that comes through K and V; the rest comes through Q."""
+    """Return the part of dx that comes through K and V. The rest comes through Q."""
     x, w = problem.x.clone().requires_grad_(), problem.full
     q = F.linear(problem.x, w["Wq"], w.get("bq"))
     k, v = (F.linear(x, w[f"W{part}"], w.get(f"b{part}")) for part in "kv")
@@ -335,7 +335,7 @@ REFUSED = "heads that can't be shared out evenly are refused"
 
 
 def refuses(attention_class: Any, sizes: Sequence[tuple[int, ...]]) -> list[checks.Observed]:
-    """Build attentions with heads that p ranks can't divide evenly, which must raise ValueError. Runs on every rank."""
+    """Build attentions whose heads p ranks can't divide evenly, which must raise ValueError. Runs on every rank."""
     seen: list[checks.Observed] = []
     for each in sizes:
         try:
@@ -350,7 +350,7 @@ def refuses(attention_class: Any, sizes: Sequence[tuple[int, ...]]) -> list[chec
 
 
 def check_refusal(number: str, attention_class: Any, p: int, asks: Mapping[tuple[int, ...], str]) -> None:
-    """Check that p ranks refuse the sizes in `asks`, and ask the question beside any that they accept."""
+    """Check that p ranks refuse the sizes in `asks`, and ask the question listed for any size that they accept."""
     name = getattr(attention_class, "__name__", "attention")
     notes = [f"{name}({', '.join(map(str, sizes))})" for sizes in asks]
     runs = checks.run_ranks(refuses, p, attention_class, list(asks), note=" and ".join(notes))

@@ -44,7 +44,7 @@ class Parts(nn.Module):
 
 @dataclass(frozen=True)
 class Cache(checks.Case):
-    """A case of one cache by itself: its memory, and its `append`, called twice and then once too often."""
+    """A cache by itself: its memory, and its `append`, called twice and then once more than there is room for."""
 
     kv_heads: int
 
@@ -58,19 +58,19 @@ class Cache(checks.Case):
 
 @dataclass(frozen=True)
 class Text(Cache):
-    """A case in which an attention uses a cache for a text that comes in pieces."""
+    """An attention that uses a cache for a text that arrives in pieces."""
 
     def describe(self, name: str) -> str:
         return f"an {self.attention}, a text of {sum(PIECES)} tokens in {len(PIECES)} pieces"
 
 
 def draw_tokens(case: Cache, generator: torch.Generator, size: int) -> list[Tensor]:
-    """Random keys and values of five tokens for a rank's heads, [b, m, 5, d] each."""
+    """Draw keys and values of five tokens for a rank's heads, [b, m, 5, d] each."""
     return [checks.random_tensor(generator, BATCH, max(1, case.kv_heads // size), 5, DIM) for _ in "kv"]
 
 
 def room(tokens: Sequence[Tensor]) -> str:
-    """The description that `memory` should give of a cache for such keys and values."""
+    """Return the description that `memory` should give for a cache of these keys and values."""
     shape = f"[{BATCH}, {tokens[0].shape[1]}, {MAX_LENGTH}, {DIM}] float64"
     return f"keys {shape}, values {shape}"
 
@@ -94,7 +94,7 @@ def append(cache_class: Any, case: Cache, tokens: Sequence[Tensor], group: Any) 
         k, v = (t[:, :, start:stop] for t in mine)
         with checks.called_as(f"cache.append(keys {list(k.shape)}, values {list(v.shape)})"):
             returned = cache.append(k, v)
-            returned = tuple(returned) if isinstance(returned, list) else returned  # a list of two is as good
+            returned = tuple(returned) if isinstance(returned, list) else returned  # a list is fine too
         if [cache.keys.data_ptr(), cache.values.data_ptr()] != homes:
             claims[IN_PLACE] = f"after {stop} tokens `cache.keys` or `cache.values` is another tensor"
         if not_views(returned, homes):
@@ -121,7 +121,7 @@ def overflow(cache: Any, mine: Sequence[Tensor]) -> checks.Observed:
 
 
 def filled(cache: Any, mine: Sequence[Tensor]) -> checks.Claim:
-    """Append two more tokens, which just fit, and claim that this works."""
+    """Append two more tokens, which just fit, and return the claim that this works."""
     try:
         cache.append(*(t[:, :, :2] for t in mine))
     except Exception as error:
@@ -133,7 +133,7 @@ def filled(cache: Any, mine: Sequence[Tensor]) -> checks.Claim:
 
 
 def memory(cache: Any) -> str:
-    """A description of the cache's two tensors by shape and dtype."""
+    """Describe the cache's two tensors by shape and dtype."""
     tensors = {name: getattr(cache, name, None) for name in ("keys", "values")}
     keys, values = tensors.values()
     if isinstance(keys, Tensor) and isinstance(values, Tensor) and keys.data_ptr() == values.data_ptr() != 0:
@@ -145,7 +145,7 @@ def memory(cache: Any) -> str:
 
 
 def not_views(returned: Any, homes: Sequence[int]) -> bool:
-    """Return whether the two tensors that append returned start at different addresses than the cache's own."""
+    """Return whether the two tensors from append start at different addresses than the cache's tensors."""
     if not isinstance(returned, tuple) or len(returned) != 2 or not all(isinstance(t, Tensor) for t in returned):
         return False  # another observation reports it
     return [t.data_ptr() for t in returned] != homes
@@ -168,7 +168,7 @@ def expect_tokens(case: Cache, tokens: Sequence[Tensor], place: checks.Place) ->
 
 
 def draw_text(case: Text, generator: torch.Generator, size: int) -> dict[str, Tensor]:
-    """Random full weights by their short names, Wq to bo, and x [b, s, h]."""
+    """Draw full weights under their short names, Wq to bo, and x [b, s, h]."""
     rows = {"q": HIDDEN, "k": case.kv_heads * DIM, "v": case.kv_heads * DIM, "o": HIDDEN}
     full = {f"W{part}": checks.random_tensor(generator, count, HIDDEN) / 3 for part, count in rows.items()}
     full |= {f"b{part}": checks.random_tensor(generator, count) for part, count in rows.items()}
@@ -192,7 +192,7 @@ def generate(answer: tuple[Any, Any], case: Text, problem: dict[str, Tensor], gr
 
 
 KINDS = (("weight", "W"), ("bias", "b"))
-TOKENS = ("tokens 0 to 2", "token 3", "tokens 4 to 5")  # of each piece
+TOKENS = ("tokens 0 to 2", "token 3", "tokens 4 to 5")  # in each piece
 
 
 def expect_text(case: Text, problem: dict[str, Tensor], place: checks.Place) -> checks.Expected:
@@ -237,7 +237,7 @@ STEP_CRASH = (
 
 
 def on_any_out(*kinds: str) -> Callable[[checks.Differences], bool]:
-    """A condition that holds if one of the outputs differs in one of these ways."""
+    """Return a predicate that tests whether any output differs in one of these ways."""
 
     def fits(d: checks.Differences) -> bool:
         return any(checks.has_kind(name, *kinds)(d) for name in d.names if name.startswith("out"))

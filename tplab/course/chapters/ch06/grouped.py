@@ -1,4 +1,4 @@
-"""The check of exercise 6.4, grouped-query attention: fewer heads of K and V than of Q, perhaps fewer than ranks."""
+"""The check of exercise 6.4, grouped-query attention: fewer heads of K and V than of Q, possibly fewer than ranks."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -110,7 +110,7 @@ UNEVEN_COPIES = (
 
 
 def only(*names: str) -> Any:
-    """A condition that holds if these observations differ, or some of them, and no others except the traffic."""
+    """Return a predicate that tests whether some of these observations differ, but no others except the traffic."""
     return lambda d: bool(_numbers(d)) and _numbers(d) <= set(names)
 
 

@@ -1,4 +1,4 @@
-"""The check of exercise 6.1: split into heads, attend, merge. It runs in this process, since heads are independent."""
+"""The check of exercise 6.1: split into heads, attend, merge. It runs in this process because heads are independent."""
 
 from collections.abc import Callable
 from typing import Any
@@ -94,7 +94,7 @@ def check_attend(attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, dy:
 
 
 def gradients(out: Any, leaves: dict[str, Tensor], dy: Tensor) -> dict[str, Any]:
-    """The gradients dq, dk, dv for the upstream gradient dy; None if dy doesn't fit, or if there is no way back."""
+    """Return dq, dk and dv for the upstream gradient dy, or None for each if autograd can't compute them."""
     if not isinstance(out, Tensor) or out.shape != dy.shape or not out.requires_grad:
         return dict.fromkeys(("dq", "dk", "dv"))
     found = torch.autograd.grad(out, list(leaves.values()), dy.to(out.dtype), allow_unused=True)

@@ -1,6 +1,6 @@
-"""Attention in a single process, written out, also for a text in pieces: the right values, and those of known mistakes.
+"""Single-process attention, written out, also for a text in pieces: the right values and those of known mistakes.
 
-It uses einsum and softmax, and none of tplab's own layers. Shapes: q [b, n, s, d], k and v [b, n, t, d].
+It uses einsum and softmax, but none of tplab's layers. Shapes: q [b, n, s, d], k and v [b, n, t, d].
 """
 
 import math
@@ -24,7 +24,7 @@ def merge(y: Tensor) -> Tensor:
 
 
 def hidden(s: int, t: int) -> Tensor:
-    """A mask [s, t] that is True where a query may not look; the queries are the last s of t positions."""
+    """Return a mask [s, t] that is True where a query may not look. The queries are the last s of t positions."""
     return torch.arange(t) > torch.arange(t - s, t)[:, None]  # [s, t]
 
 
@@ -95,7 +95,7 @@ MISTAKES: dict[str, Attend] = {  # those without a mask come first, because they
 
 
 def turn(x: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Apply rotary positions with complex numbers: pair i is x_i + j x_(i + d/2), and a rotation is a product."""
+    """Apply rotary positions with complex numbers. Pair i is x_i + j x_(i + d/2), and a rotation is a product."""
     half = x.shape[-1] // 2
     speeds = 1.0 / base ** (torch.arange(0, 2 * half, 2, dtype=torch.float32) / (2 * half))
     angles = positions[:, None].float() * speeds  # in float32, as in Llama
@@ -117,7 +117,7 @@ def in_pieces(
     remember: bool = True,
     tiled: bool = False,
 ) -> list[Tensor]:
-    """The outputs for x [b, s, h], one per piece of `pieces` tokens, whose queries also see all earlier pieces."""
+    """Return the outputs for x [b, s, h], one per piece of `pieces` tokens. Queries also see all earlier pieces."""
     outs, start = [], 0
     keys: list[Tensor] = []
     values: list[Tensor] = []

@@ -33,7 +33,7 @@ def rows(heads: list[int], first: int, d: int) -> list[int]:
 
 
 def pick(weight: Tensor, a: int, kv: int, d: int, queries: list[int], keys: list[int], values: list[int]) -> Tensor:
-    """The weight's rows for these heads, head by head."""
+    """Return the weight's rows for these heads, one head after another."""
     return weight[rows(queries, 0, d) + rows(keys, a * d, d) + rows(values, (a + kv) * d, d)]
 
 

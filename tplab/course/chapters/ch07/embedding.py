@@ -1,4 +1,4 @@
-"""The check of exercise 7.3: VocabParallelEmbedding, its initial values, its checkpoint, and the ids it must refuse."""
+"""The check of exercise 7.3: VocabParallelEmbedding, its initial values, its checkpoint, and the ids it must reject."""
 
 import re
 from collections.abc import Callable
@@ -22,8 +22,8 @@ from tplab.course.chapters.ch07.tables import (
 from tplab.runtime import device
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 
-SHAPE = (3, 8)  # of the ids
-WRONG_AT = [1, 2]  # the position of the wrong id among them
+SHAPE = (3, 8)  # shape of the ids
+WRONG_AT = [1, 2]  # position of the wrong id among them
 REFUSES = "an id outside the vocabulary is an IndexError that names the id and its position"
 SILENT = "gives no error, but a vector of zeros"
 OTHER_VECTOR = "gives no error, but some other vector"
@@ -32,7 +32,7 @@ NOT_ZERO_AT_FIRST = "first values in which the row of padding_idx is not zeros"
 
 @dataclass(frozen=True)
 class Built(checks.Case):
-    """The arguments with which the embedding is built."""
+    """The arguments that the embedding is built with."""
 
     multiple: int = 1
     padding_idx: int | None = None
@@ -47,7 +47,7 @@ class Built(checks.Case):
         return f"VocabParallelEmbedding({VOCAB}, {HIDDEN}, {', '.join(options)})"
 
     def wrong_ids(self, size: int) -> list[int]:
-        """The vocabulary's size, a padding row if there is one, two negative ids, and one far beyond all rows."""
+        """Return the vocabulary size, a padding row if there is one, two negative ids, and one far beyond all rows."""
         last_row = size * rows_per_rank(size, self.multiple) - 1
         return list(dict.fromkeys([VOCAB, last_row if last_row >= VOCAB else VOCAB + 1, -1, -VOCAB, 10**6]))
 
@@ -62,7 +62,7 @@ CASES = (
 
 
 class Problem(NamedTuple):
-    """A problem; `first` and `unpadded` are the initial values [v, h] for `seed`, with and without padding_idx."""
+    """One problem. `first` and `unpadded` are the initial values [v, h] for `seed`, with and without padding_idx."""
 
     table: Tensor  # [v, h], loaded as a checkpoint
     ids: Tensor
@@ -126,7 +126,7 @@ def run(embedding_class: Any, case: Built, given: dict[str, Any], group: Any) ->
 
 
 def refusal(module: Any, ids: Tensor, wrong: int) -> str:
-    """A description of how the module treats ids with a `wrong` one, or "" if it raises the right IndexError."""
+    """Describe how the module treats ids of which one is `wrong`. Return "" if it raises the right IndexError."""
     ids, what = ids.clone(), f"id {wrong} at {WRONG_AT} of {list(ids.shape)}"
     ids[tuple(WRONG_AT)] = wrong
     try:

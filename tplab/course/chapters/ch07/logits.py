@@ -17,7 +17,7 @@ PARTIAL = "this rank's part of dx, through its own columns of the logits"
 
 @dataclass(frozen=True)
 class Call(checks.Case):
-    """One call of parallel_logits. `cut` passes vocab_size, which drops the padding with gather, else nothing."""
+    """One call of parallel_logits. `cut` passes vocab_size, which drops the padding with gather, else has no effect."""
 
     gather: bool = False
     cut: bool = False
@@ -48,11 +48,11 @@ CASES = (
 class Problem(NamedTuple):
     table: Tensor  # [v, h], padded
     x: Tensor  # [..., h]
-    dlogits: Tensor  # [..., v], of every column
+    dlogits: Tensor  # [..., v], the gradient of every column
 
 
 def columns(case: Call, problem: Problem, place: checks.Place) -> tuple[slice, slice]:
-    """The columns of this rank's rows, and the columns that it returns."""
+    """Return which columns of the logits this rank computes, and which ones it returns."""
     count = len(problem.table) // place.size
     own = slice(place.index * count, (place.index + 1) * count)
     return own, slice(VOCAB if case.cut else None) if case.gather else own

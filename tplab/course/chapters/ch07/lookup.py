@@ -23,7 +23,7 @@ from tplab.course.chapters.ch07.tables import (
 )
 from tplab.runtime import device
 
-SHAPE = (3, 5)  # of the ids
+SHAPE = (3, 5)  # shape of the ids
 NOT_ZEROED = "what comes out when every rank adds a row for every id: the foreign ones are not zeros"
 FIRST_ROW_LOST = "what comes out when the first row of every rank is taken for foreign"
 MAXIMUM = "the largest over the ranks, not the sum"
@@ -35,10 +35,10 @@ FOREIGN_IN_ROW_0 = "the gradient with those of all foreign ids added to row 0"
 
 @dataclass(frozen=True)
 class Lookup(checks.Case):
-    """The ids to look up, as a description and as a function that draws them.
+    """The ids to look up, given by a description and a function that draws them.
 
     padding_idx: the id whose row gets no gradient
-    transposed:  ids is the transpose of a contiguous tensor
+    transposed:  whether ids is the transpose of a contiguous tensor
     """
 
     text: str
@@ -102,7 +102,7 @@ def expect(case: Lookup, problem: Problem, place: checks.Place) -> checks.Expect
     (table, ids, dy), size, rows = problem, place.size, rows_per_rank(place.size)
     vectors = padded(table, size)[ids]  # [..., h]
     shards = [part(table, rank, size) for rank in range(size)]
-    local = [ids - rank * rows for rank in range(size)]  # by rank: the row of its shard, if in range
+    local = [ids - rank * rows for rank in range(size)]  # per rank: the row in its shard, if in range
     inside = [(row >= 0) & (row < rows) for row in local]
     own = inside[place.index].unsqueeze(-1)
     dweight = part(gradient(ids, dy, case.padding_idx), place.index, size)
@@ -123,7 +123,7 @@ def expect(case: Lookup, problem: Problem, place: checks.Place) -> checks.Expect
     if size > 1:
 
         def summed(found: list[Tensor]) -> Tensor:
-            """The sum over the ranks if each of them looks up these rows of its shard."""
+            """Return the sum over the ranks if each of them looks up these rows of its shard."""
             return torch.stack([shard[row] for shard, row in zip(shards, found, strict=True)]).sum(0)
 
         mistakes["out"] |= {
@@ -148,7 +148,7 @@ def masked_lookup(function: Callable[..., Any]) -> checks.Verdict:
 
 
 def crash(case: Lookup) -> str:
-    """The question to ask if the lookup raises."""
+    """Return the question to ask if the lookup raises."""
     if case.draw_ids is last_ranks_ids:
         return FOREIGN_CRASH
     return BORDER_CRASH if case.draw_ids is border_ids else CRASH

@@ -1,4 +1,4 @@
-"""The check of exercise 7.1: the padded size of a vocabulary, and the rows that a rank holds. Plain arithmetic."""
+"""The check of exercise 7.1: the padded size of a vocabulary, and the rows that a rank holds. Simple arithmetic."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from tplab.course import checks
 WHOLE = "both functions give ints"
 
 # (vocabulary, multiple or None for the default), with and without a remainder, larger and smaller than one step. The
-# first pair separates most mistakes, at p = 4, where a multiple of p need not be one of `multiple`
+# first pair distinguishes most mistakes at p = 4, where a multiple of p isn't always a multiple of `multiple`
 SIZES = [(50257, None), (10, 1), (21, 1), (24, 2), (21, 8), (3, 8), (1024, None), (1009, None)]
 
 
@@ -31,7 +31,7 @@ def padding_and_ranges(pad: Callable[..., Any], span: Callable[..., Any]) -> che
 def answers(
     pad: Callable[..., Any], span: Callable[..., Any], size: int, p: int, multiple: int | None
 ) -> checks.Observed:
-    """Results of the learner's functions, and the claim that they are all ints."""
+    """Return the results of the learner's functions, and the claim that they are all ints."""
     given = [] if multiple is None else [multiple]
     text = "" if multiple is None else f", {multiple}"
     with checks.calling(f"pad_vocab_size({size}, {p}{text})"):
@@ -58,7 +58,7 @@ def by_counting(size: int, p: int, multiple: int) -> checks.Observed:
 
 
 def questions(said: checks.Observed, right: checks.Observed, size: int, p: int, multiple: int) -> list[checks.Question]:
-    """Questions about wrong results, depending on the numbers that were returned."""
+    """Return questions about wrong results, depending on the numbers that were returned."""
     step, padded, wanted = multiple * p, said["padded size"], right["padded size"]
     ranges = [tuple(pair) if isinstance(pair, (tuple, list)) else pair for pair in said["ranges"]]
 

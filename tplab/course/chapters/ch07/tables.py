@@ -1,6 +1,6 @@
-"""Shared parts of chapter 07's checks: a vocabulary, the rows of its table on a rank, and ids that expose mistakes.
+"""Helpers for chapter 07's checks: a vocabulary, the rows of its table on a rank, and ids that expose mistakes.
 
-The reference is plain torch in float64 in a single process: it indexes the full table and sums its gradient row by row.
+The reference is plain PyTorch in float64 in one process. It indexes the full table and sums its gradient row by row.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ PADDING_TRAINED = "the gradient with that of the padding row"
 
 
 def rows_per_rank(q: int, multiple: int = 1) -> int:
-    """The number of rows on each of q ranks, found by counting up."""
+    """Return the number of rows on each of q ranks, found by counting up."""
     rows = VOCAB
     while rows % (q * multiple):
         rows += 1
@@ -24,12 +24,12 @@ def rows_per_rank(q: int, multiple: int = 1) -> int:
 
 
 def padded(whole: Tensor, q: int, multiple: int = 1) -> Tensor:
-    """The table [v, h] with rows of zeros appended until all q ranks have the same number of rows."""
+    """Append rows of zeros to the table [v, h] until all q ranks have the same number of rows."""
     return F.pad(whole, (0, 0, 0, q * rows_per_rank(q, multiple) - len(whole)))
 
 
 def part(whole: Tensor, index: int, q: int, multiple: int = 1) -> Tensor:
-    """The shard of rank `index` of q ranks: its rows of the padded table."""
+    """Return the shard of rank `index` of q ranks: its rows of the padded table."""
     rows = rows_per_rank(q, multiple)
     return padded(whole, q, multiple)[index * rows : (index + 1) * rows]
 
@@ -39,21 +39,21 @@ def random_table(generator: torch.Generator) -> Tensor:
 
 
 def inner_ids(generator: torch.Generator, q: int, shape: tuple[int, int]) -> Tensor:
-    """Random ids from every rank, except the first and the last row of each shard."""
+    """Draw ids from every rank, except for the first and the last row of each shard."""
     rows = rows_per_rank(q)
     inner = [i for i in range(VOCAB - 1) if i % rows not in (0, rows - 1)]
     return _with_one_of_each(generator, inner, [rank * rows + 1 for rank in range(q)], shape)
 
 
 def border_ids(generator: torch.Generator, q: int, shape: tuple[int, int]) -> Tensor:
-    """The first and the last id of every rank, in random order, some of them twice."""
+    """Draw the first and the last id of every rank in random order, some of them twice."""
     rows = rows_per_rank(q)
     borders = sorted({i for rank in range(q) for i in (rank * rows, min((rank + 1) * rows, VOCAB) - 1)})
     return _with_one_of_each(generator, borders, borders, shape)
 
 
 def last_ranks_ids(generator: torch.Generator, q: int, shape: tuple[int, int]) -> Tensor:
-    """Random ids whose rows are all on the last rank, in a flat tensor."""
+    """Draw ids whose rows are all on the last rank, as a flat tensor."""
     low = (q - 1) * rows_per_rank(q)
     return torch.randint(low, VOCAB, (shape[0] * shape[1],), generator=generator)
 
@@ -68,7 +68,7 @@ def _with_one_of_each(
 
 
 def gradient(ids: Tensor, dy: Tensor, padding_idx: int | None = None) -> Tensor:
-    """The gradient of the full table [v, h] if the vectors of `ids` [...] have the gradient dy [..., h]."""
+    """Return the gradient of the full table [v, h] if the vectors of `ids` [...] have the gradient dy [..., h]."""
     total = torch.zeros(VOCAB, HIDDEN, dtype=dy.dtype)
     for number, row in zip(ids.reshape(-1).tolist(), dy.reshape(-1, HIDDEN), strict=True):
         if number != padding_idx:

@@ -44,18 +44,18 @@ CASES = (Use(), Use(gather=True), Use(groups=checks.GROUPS), Use(gather=True, gr
 
 
 class Problem(NamedTuple):
-    """The model in a single process, with its table padded for the ranks of a group, and its gradients use by use."""
+    """The model in a single process, with the table padded for a group's ranks, and with separate gradients per use."""
 
     table: Tensor  # [v, h], padded
     body: Tensor  # [h, h]
     ids: Tensor  # [b, s]
     dlogits: Tensor  # [b, s, v]
     logits: Tensor
-    without_body: Tensor  # the logits of the vectors themselves
+    without_body: Tensor  # logits computed directly from the vectors
     dbody: Tensor
     lookup: Tensor  # the table's gradient from the lookup alone
     output: Tensor  # the table's gradient from the output layer alone
-    lookup_through: list[Tensor]  # by rank: `lookup`, but only through that rank's logits
+    lookup_through: list[Tensor]  # per rank: `lookup`, but only through that rank's logits
 
 
 def draw(case: Use, generator: torch.Generator, size: int) -> Problem:
@@ -76,7 +76,7 @@ def draw(case: Use, generator: torch.Generator, size: int) -> Problem:
 
 
 def returned(case: Use, logits: Tensor, place: checks.Place) -> Tensor:
-    """The logits that the rank at this place returns, from the logits [..., v] with padding."""
+    """Return the logits that the rank at this place returns, given the logits [..., v] with padding."""
     return logits[..., :VOCAB] if case.gather else place.part(logits, -1)
 
 
@@ -104,7 +104,7 @@ def run(model_class: Any, case: Use, given: dict[str, Any], group: Any) -> check
         names = ("out", "dE", "dbody", "forward traffic", "backward traffic")
         return seen | dict.fromkeys(names, checks.NotRun("the parameters are others"))
     full = {"embedding.weight": given["table"].to(device()), "body.weight": given["body"].to(device())}
-    load_full_state_dict(model, full, group, strict=False)  # not strict, since a parameter may have a second name
+    load_full_state_dict(model, full, group, strict=False)  # not strict, because a parameter may have a second name
     seen[GIVEN_BODY] = checks.Claim("" if params["body.weight"] is body.weight else "`self.body` is another one")
     ids = given["ids"].to(device())
     watched = {"E": params["embedding.weight"], "body": params["body.weight"]}
@@ -113,7 +113,7 @@ def run(model_class: Any, case: Use, given: dict[str, Any], group: Any) -> check
 
 
 def own_names(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters by name, each of them once, because the output layer may give the table a second name."""
+    """Return each parameter once, by name, because the output layer may give the table a second name."""
     named = dict(model.named_parameters(remove_duplicate=False))
     found: dict[str, nn.Parameter] = {}
     for name in sorted(named, key=lambda name: name not in ("embedding.weight", "body.weight")):

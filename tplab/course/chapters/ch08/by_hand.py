@@ -1,4 +1,4 @@
-"""The check of exercise 8.4: the loss of each token as an autograd function, with its backward by hand."""
+"""The check of exercise 8.4: each token's loss as an autograd function, with its backward written by hand."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def run(answer: Any, case: Logits, given: Sample, group: Any) -> checks.Observed
 
 
 def two_backwards(apply: Any, logits: Tensor, dy: Tensor) -> checks.Observed:
-    """The gradient from a second backward pass, and the claim that forward saves no more than it needs."""
+    """Return the gradient from a second backward pass, and the claim that forward saves no more than it needs."""
     leaf = logits.clone().requires_grad_()
     with saved_for_backward() as kept:
         out = apply(leaf)
@@ -53,13 +53,13 @@ def two_backwards(apply: Any, logits: Tensor, dy: Tensor) -> checks.Observed:
 
 
 def on_context(out: Any) -> list[Tensor]:
-    """The tensors that forward stored as attributes of ctx, without save_for_backward; they are kept alive too."""
+    """Return the tensors that forward stored as attributes of ctx, which are kept alive like saved ones."""
     node = out.grad_fn if isinstance(out, Tensor) else None
     return [value for value in getattr(node, "__dict__", {}).values() if isinstance(value, Tensor)]
 
 
 def one_by_one(traffic: Any, both: int) -> Any:
-    """The traffic with each all-reduce of two elements per token as two of one, as the sums may share a message."""
+    """Split each all-reduce of two elements per token into two of one element, because sums may share a message."""
     calls: list[checks.Call] = []
     for call in traffic:
         halves = call.kind == "all_reduce" and call.numel == both

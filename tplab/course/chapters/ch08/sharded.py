@@ -1,6 +1,7 @@
 """The cases of exercises 8.1 to 8.4: random logits [..., v] whose columns are split over the ranks, COLUMNS on each.
 
-The first case is plain. The others do what real logits do: they are large, differ from rank to rank, or are -inf.
+The first case is plain. In the others, the logits are large, differ from rank to rank, or are -inf, as real ones can
+be.
 """
 
 from dataclasses import dataclass
@@ -20,10 +21,10 @@ class Logits(Case):
     """One kind of logits.
 
     shift:      added to every logit
-    spread:     distance between the ranks' logits; the first rank has the lowest, the last rank the highest
-    climb:      the same for the tokens
-    padded:     the last columns are -inf: one column and, with several ranks, also all columns of the last rank
-    transposed: not contiguous in memory
+    spread:     difference between the logits of the last rank, which has the highest, and those of the first rank
+    climb:      the same between the last token and the first token
+    padded:     whether the last columns are -inf: one column and, with several ranks, also all columns of the last rank
+    transposed: whether they are non-contiguous in memory
     """
 
     note: str = ""
@@ -58,7 +59,7 @@ class Sample(NamedTuple):
 
     @property
     def shards(self) -> tuple[Tensor, ...]:
-        """The logits of each rank, [..., v/p]."""
+        """The logits on each rank, [..., v/p]."""
         return self.logits.split(COLUMNS, -1)
 
     @property
@@ -67,7 +68,7 @@ class Sample(NamedTuple):
         return self.target // COLUMNS
 
     def column_on(self, rank: int) -> Tensor:
-        """The target's position among a rank's columns, or 0 if another rank has it, [...]."""
+        """Return the target's position among a rank's columns, or 0 if another rank has it, [...]."""
         return torch.where(self.owner == rank, self.target % COLUMNS, 0)
 
 
@@ -90,7 +91,7 @@ def draw(case: Logits, generator: torch.Generator, size: int) -> Sample:
 
 
 def give(case: Logits, sample: Sample, place: Place) -> Sample:
-    """The sample with this rank's logits only, [..., v/p]."""
+    """Return the sample with only this rank's logits, [..., v/p]."""
     shard = place.part(sample.logits, -1)
     shard = shard.transpose(0, -1).contiguous().transpose(0, -1) if case.transposed else shard.clone()
     return sample._replace(logits=shard)

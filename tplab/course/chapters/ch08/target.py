@@ -38,7 +38,7 @@ def expect(case: Logits, sample: Sample, place: checks.Place) -> checks.Expected
         owned = torch.stack([torch.where(sample.owner == rank, right, 0) for rank in range(place.size)])
         modulo = torch.stack([shard.gather(-1, target % COLUMNS).squeeze(-1) for shard in sample.shards])
         alike |= {
-            _LARGEST: owned.amax(0),  # before _OWN: with some signs of three tokens, the two are equal
+            _LARGEST: owned.amax(0),  # before _OWN, because with some signs of three tokens the two are equal
             _OWN: owned[place.index],
             _OWN_UNMASKED: found[place.index],
             _UNMASKED: found.sum(0),
@@ -125,7 +125,7 @@ STUCK = (
 
 @dataclass(frozen=True)
 class Outside(checks.Case):
-    """A case of targets that are outside the vocabulary of v ids."""
+    """Targets that are outside the vocabulary of v ids."""
 
     v: int
 
@@ -142,7 +142,7 @@ def draw_any(case: Outside, generator: torch.Generator, size: int) -> Tensor:
 
 
 def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> checks.Observed:
-    """Call the answer with each of the ids, and observe which error it raises. Runs on every rank."""
+    """Call the answer with each of the ids and observe which error it raises. Runs on every rank."""
     seen: checks.Observed = {}
     for name, number in case.ids.items():
         try:

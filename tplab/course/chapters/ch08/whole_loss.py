@@ -37,9 +37,9 @@ COLUMNS, LEADING = 6, (3, 7)  # columns per rank; shape of the tokens
 class Batch(checks.Case):
     """One kind of batch, and how the loss is called for it.
 
-    padding:         how many columns of the last rank that holds ids are padding
-    rank_of_padding: with several ranks, the last rank has only padding, in addition to `padding`
-    ignored:         how many tokens have the target ignore_index
+    padding:         number of padding columns on the last rank that holds ids
+    rank_of_padding: whether, with several ranks, the last rank holds nothing but padding, in addition to `padding`
+    ignored:         number of tokens whose target is ignore_index
     smoothing:       label_smoothing
     shift:           added to every logit
     """
@@ -138,7 +138,7 @@ def loss(case: Batch, sample: Sample, logits: Tensor, **changes: Any) -> Tensor:
 
 
 def lookalikes(case: Batch, sample: Sample, place: checks.Place, right: Tensor) -> dict[str, Tensor]:
-    """The values that known mistakes give in place of the right loss."""
+    """Return the values that known mistakes give instead of the right loss."""
     logits, target, k, _ = sample
     real, epsilon = logits[..., :k], case.smoothing
     counted = target != case.ignore_index
@@ -286,7 +286,7 @@ OUTSIDE = (
 
 @dataclass(frozen=True)
 class Outside(checks.Case):
-    """A case of targets outside the vocabulary; the ranks have `columns` columns in all, two of padding."""
+    """Targets outside the vocabulary. The ranks have `columns` columns in all, two of which are padding."""
 
     columns: int
 
@@ -307,7 +307,7 @@ def draw_any(case: Outside, generator: torch.Generator, size: int) -> Tensor:
 
 
 def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> checks.Observed:
-    """Call the answer with each of the ids, and observe which error it raises. Runs on every rank."""
+    """Call the answer with each of the ids and observe which error it raises. Runs on every rank."""
     seen: checks.Observed = {}
     for name, number in case.ids.items():
         target = torch.tensor([0, number, 1], device=device())

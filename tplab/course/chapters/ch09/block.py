@@ -1,7 +1,7 @@
-"""The check of exercise 9.4: a block with dropout in a sharded place and in a replicated one.
+"""The check of exercise 9.4: a block with dropout in a sharded place and in a replicated place.
 
-The reference is the same block in a single process, in float64. Inside, it drops what each rank drops of its own
-columns. At the end, it drops what all ranks drop.
+The reference is the same block in a single process, in float64. Inside, it drops the elements that each rank drops in
+its columns. At the end, it drops the elements that all ranks drop.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ WRONG_STREAMS = {  # the state that each mask is drawn from: (inside, at the end
 
 
 class Passes(checks.Case):
-    """A case of two training passes, with one in eval mode between them."""
+    """Two training passes, with a pass in eval mode between them."""
 
     def describe(self, name: str) -> str:
         return ""
@@ -56,7 +56,7 @@ class Problem(NamedTuple):
     x: Tensor  # [..., h]
     second: Tensor  # [..., h], the input of the second pass
     dy: Tensor  # [..., h]
-    seed: int  # of the tracker
+    seed: int  # the tracker's seed
 
 
 def draw(case: Passes, generator: torch.Generator, size: int) -> Problem:
@@ -86,7 +86,7 @@ def run(block_class: Any, case: Passes, given: Problem, group: Any) -> checks.Ob
 
 
 def masks(seed: int, group: Any) -> dict[tuple[str, str], list[Tensor]]:
-    """The masks that plain torch draws on this rank, for each choice of states: inside and at the end, pass by pass."""
+    """Draw plain PyTorch's masks on this rank for each choice of states: inside and at the end, pass by pass."""
     index, size = dist.get_rank(group), dist.get_world_size(group)
     inner, outer = (*LEADING, FFN // size), (*LEADING, HIDDEN)
     return {
@@ -98,7 +98,7 @@ def masks(seed: int, group: Any) -> dict[tuple[str, str], list[Tensor]]:
 def forward(
     w: Mapping[str, Tensor], x: Tensor, inner: Tensor | float, outer: Tensor | float, before_gelu: bool = False
 ) -> Tensor:
-    """The block in a single process. inner: the mask of all columns, [..., m]; outer: that of the output, [..., h]."""
+    """Run the block in a single process. inner: mask of all columns, [..., m]; outer: mask of the output, [..., h]."""
     z = F.linear(x, w["A"], w["a"])  # [..., m]
     z = F.gelu(z * inner) if before_gelu else F.gelu(z) * inner
     return x + F.linear(z, w["B"], w["c"]) * outer  # [..., h]
@@ -108,7 +108,7 @@ def expect(case: Passes, problem: Problem, place: checks.Place) -> checks.Expect
     full, x, second, dy, seed = problem
 
     def drawn(streams: tuple[str, str], number: int = 0) -> tuple[Tensor, Tensor]:
-        """The masks of a pass: those of all ranks side by side [..., m], and this rank's [..., h]."""
+        """Return the masks of a pass: those of all ranks side by side [..., m], and this rank's [..., h]."""
         ranks = [seen[MASKS][streams] for seen in place.observed]
         return torch.cat([rank[2 * number] for rank in ranks], -1), ranks[place.index][2 * number + 1]
 

@@ -1,7 +1,7 @@
 """The check of exercise 9.1: a rank draws its own shard, with the standard deviation of the full weight.
 
-The right values are those of a generator with the rank's seed, times Xavier's standard deviation. The current random
-state must not change, nothing may be sent, and no rank may create a tensor as large as the full weight.
+The right values come from a generator with the rank's seed, times Xavier's standard deviation. The current random state
+must not change, nothing may be sent, and no rank may create a tensor as large as the full weight.
 """
 
 import math
@@ -19,7 +19,7 @@ from tplab.runtime import record
 
 
 class Shards(checks.Case):
-    """The case of one shard of each weight, drawn one after another."""
+    """One shard of each weight, drawn one after another."""
 
     def describe(self, name: str) -> str:
         return ""
@@ -30,7 +30,7 @@ WEIGHTS = {  # shape of the full weight [out, in], and the dimension that is sha
     "weight cut by rows": ((48, 20), 0),
     "weight cut by columns": ((24, 64), 1),
 }
-ELSEWHERE = 10**7  # the seed of the current state is this far from the seed of the shards
+ELSEWHERE = 10**7  # distance between the current state's seed and the shards' seed
 AFTERWARDS = "numbers drawn afterwards"
 SMALL = "nobody makes a tensor as large as the whole weight"
 
@@ -49,7 +49,7 @@ FAN_IN = "what is scaled by sqrt(1 / in)"
 
 
 class Largest(TorchDispatchMode):
-    """A mode that records in `numel` the size of the largest tensor created within it, except on device "meta"."""
+    """Dispatch mode that records in `numel` the size of the largest tensor created in it, except on device "meta"."""
 
     numel = 0
 

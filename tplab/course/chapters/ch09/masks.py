@@ -1,4 +1,4 @@
-"""The dropout masks that plain torch draws on a rank, by which the checks of 9.4 and 9.5 multiply.
+"""The dropout masks that plain PyTorch draws on a rank. The checks of 9.4 and 9.5 multiply by them.
 
 They are drawn on the ranks, because a GPU draws different values than a CPU.
 """
@@ -17,7 +17,7 @@ Draw = tuple[str, tuple[int, ...]]  # (stream, shape)
 
 
 def draw_masks(draws: Sequence[Draw], seed: int, index: int, rate: float) -> list[Tensor]:
-    """The masks of all draws, in order, from streams seeded as `seed_all(seed)` seeds them on rank `index`."""
+    """Draw all masks in order, from streams that are seeded as `seed_all(seed)` seeds them on rank `index`."""
     seeds = {CURRENT: seed, REPLICATED: seed + REPLICATED_OFFSET, SHARDED: seed + SHARDED_OFFSET + index}
     masks: list[Tensor] = [torch.empty(0)] * len(draws)
     for stream in dict.fromkeys(name for name, _ in draws):

@@ -1,10 +1,10 @@
 """The check of exercise 9.5: activation checkpointing whose second run drops the same elements as the first.
 
-The function that runs twice drops in three places, from torch's current state and from both states of a tracker:
+The function that runs twice applies dropout in three places, using torch's current state and both states of a tracker:
 
     a = dropout_sharded(w * f(x)),   y = dropout_current(dropout_replicated(g(a))),   out = y²
 
-The right gradients are those of this formula in a single process, with plain torch's masks from the same seeds.
+The right gradients come from this formula in a single process, with plain PyTorch's masks from the same seeds.
 """
 
 import weakref
@@ -32,7 +32,7 @@ MASKS = "masks"
 
 @dataclass(frozen=True, kw_only=True)
 class Scene(checks.Case):
-    """A case with some number of calls before one backward pass, in which x may or may not need a gradient."""
+    """A number of calls before a single backward pass, with an x that may or may not need a gradient."""
 
     title: str
     calls: int = 1
@@ -55,13 +55,13 @@ SCENES = (
 
 class Problem(NamedTuple):
     xs: list[Tensor]  # the input [n] of each call
-    weights: list[Tensor]  # each rank's own weight [n]
-    dy: Tensor  # [n], of every output
-    seed: int  # of the tracker
+    weights: list[Tensor]  # one weight [n] per rank
+    dy: Tensor  # [n], the gradient of every output
+    seed: int  # the tracker's seed
 
 
 class Body:
-    """The function that runs twice; it counts its runs and watches the tensors that it creates."""
+    """The function that runs twice. It counts its runs and keeps track of the tensors that it creates."""
 
     def __init__(self, weight: Tensor, tracker: RNGTracker) -> None:
         self.weight, self.tracker = weight, tracker
@@ -104,20 +104,20 @@ def run(checkpoint: Callable[..., Any], case: Scene, given: Problem, group: Any)
 
 
 def next_masks(tracker: RNGTracker) -> list[Tensor]:
-    """The next masks of the current state, of "replicated" and of "sharded"."""
+    """Draw the next mask from the current state, then from "replicated" and from "sharded"."""
     ones = torch.ones(SIZE, dtype=torch.float64, device=device())
     return [F.dropout(ones, RATE), *(dropout(ones, RATE, sharded=sharded, rng=tracker) for sharded in (False, True))]
 
 
 def masks(seed: int, runs: int) -> list[dict[str, Tensor]]:
-    """The masks that plain torch draws on this rank: the three masks of each run of the function."""
+    """Draw plain PyTorch's masks on this rank: three masks for each run of the function."""
     names = (SHARDED, REPLICATED, CURRENT)
     drawn = draw_masks([(name, (SIZE,)) for name in names] * runs, seed, dist.get_rank(), RATE)
     return [dict(zip(names, drawn[3 * run : 3 * run + 3], strict=True)) for run in range(runs)]
 
 
 def gradients(problem: Problem, call: int, masks: Sequence[Mapping[str, Tensor]], rank: int) -> tuple[Tensor, ...]:
-    """The out and dx of a call and the dw of a rank, each [n], in a single process, from the `masks` of every rank."""
+    """Return a call's out and dx and a rank's dw, each [n], computed in a single process from all ranks' `masks`."""
     x = problem.xs[call].clone().requires_grad_()
     weights = [weight.clone().requires_grad_() for weight in problem.weights]
     a = torch.stack([mine[SHARDED] * weight * x for mine, weight in zip(masks, weights, strict=True)])  # [p, n]
@@ -129,7 +129,7 @@ def expect(case: Scene, problem: Problem, place: checks.Place) -> checks.Expecte
     drawn = [seen[MASKS] for seen in place.observed]  # each rank's masks, run by run
 
     def of_second_run(call: int) -> list[dict[str, Tensor]]:
-        """The masks of the second run. Backward starts with the last call, and resets only torch's own state."""
+        """Return a second run's masks if only torch's state is reset. Backward starts with the last call."""
         return [mine[2 * case.calls - 1 - call] | {CURRENT: mine[call][CURRENT]} for mine in drawn]
 
     calls = range(case.calls)

@@ -1,6 +1,6 @@
 """The check of exercise 9.2: the seeds of a rank's streams, equal where they should be and nowhere else.
 
-Any scheme that follows the exercise's rules is right. It is called on real ranks, then for large numbers of them.
+Any scheme that follows the exercise's rules is right. It's called on real ranks, then for large numbers of ranks.
 """
 
 import builtins
@@ -24,7 +24,7 @@ ALONE = "no two streams have the same seed"
 FOLLOWS = "another seed of the run gives other seeds"
 REPEATED = "the next run has the same seeds"
 
-Key = tuple[Any, ...]  # a stream's name, then the copy and the rank to which it belongs, if any
+Key = tuple[Any, ...]  # a stream's name, then the copy and the rank that it belongs to, if any
 
 
 def ask(stream_seeds: Callable[..., Any], seed: int) -> checks.Observed:
@@ -38,7 +38,7 @@ def ask(stream_seeds: Callable[..., Any], seed: int) -> checks.Observed:
 
 
 def form(said: Any) -> str:
-    """A description of what is wrong with the form of an answer, or ""."""
+    """Describe what is wrong with the form of an answer. Returns "" if nothing is."""
     if not isinstance(said, dict) or set(said) != set(STREAMS):
         return f"it returns {said!r}"[:100]
     wrong = [f"{name}: {value!r}" for name, value in said.items() if type(value) is not int or not 0 <= value < 2**63]
@@ -46,7 +46,7 @@ def form(said: Any) -> str:
 
 
 def clash(answers: dict[tuple[int, int], dict[str, int]]) -> tuple[str, bool]:
-    """Two streams that draw the same numbers, in words, or ""; and whether they do so despite different seeds."""
+    """Describe two streams that draw the same numbers, or return "". Also return whether their seeds differ."""
     owners: dict[int, tuple[Key, int]] = {}
     for (rank, copy), said in answers.items():
         for key in (("init",), ("replicated", copy), ("sharded", copy, rank)):
@@ -63,7 +63,7 @@ def clash(answers: dict[tuple[int, int], dict[str, int]]) -> tuple[str, bool]:
 
 
 def told(key: Key) -> str:
-    """A description of a stream."""
+    """Describe a stream in words."""
     stream, *of = key
     if len(of) == 2:
         return f"{stream} of rank {of[1]}, copy {of[0]}"
@@ -73,7 +73,7 @@ def told(key: Key) -> str:
 def judge(
     answers: dict[tuple[int, int], dict[str, int]], alone: dict[int, dict[str, int]]
 ) -> Iterator[checks.Observed]:
-    """Yield the observations to compare, rank by rank: seeds that must equal one rank's, and claims about all."""
+    """Yield each rank's observations: seeds that must equal those of a single rank, and claims about all ranks."""
     words, _ = clash(answers)
     for rank in sorted({rank for rank, _ in answers}):
         yield {
@@ -109,7 +109,7 @@ def seeds(stream_seeds: Callable[..., Any]) -> checks.Verdict:
 
 
 def check_many(stream_seeds: Callable[..., Any], seed: int) -> None:
-    """Check many ranks and copies in this process, and a different seed."""
+    """Check many ranks and copies in this process, and then a different seed."""
 
     def say(seed: int, rank: int, p: int, copy: int) -> dict[str, int]:
         with checks.calling(f"stream_seeds({seed}, {rank}, {p}, copy={copy})"):
@@ -140,7 +140,7 @@ def check_many(stream_seeds: Callable[..., Any], seed: int) -> None:
 
 @contextmanager
 def other_hashes() -> Iterator[None]:
-    """Change the `hash` of strings within this context, as in the next process that Python starts."""
+    """Context manager that changes the `hash` of strings, as if Python had been restarted."""
     real = builtins.hash
     builtins.hash = lambda value: real(repr(value) + "!") if "'" in repr(value) else real(value)
     try:
@@ -150,7 +150,7 @@ def other_hashes() -> Iterator[None]:
 
 
 def collision(answers: dict[tuple[int, int], dict[str, int]], run: int = -1) -> tuple[checks.Question, ...]:
-    """Questions about two streams with the same seed. run: the seed of the run, if that is what makes them meet."""
+    """Return questions about streams with the same seed. run: the run's seed, if that is what makes them collide."""
     words, wraps = clash(answers)
     if run == 0:
         text = (

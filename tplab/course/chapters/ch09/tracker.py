@@ -1,6 +1,6 @@
-"""The check of exercise 9.3: random states with names, and `fork`.
+"""The check of exercise 9.3: named random states, and `fork`.
 
-Every scene draws dropout masks and compares them, place by place, with those that plain torch draws after
+Every scene draws dropout masks and compares them element by element with those that plain PyTorch draws after
 `torch.manual_seed` with the seed of the name. Outside the forks, torch must draw as if there were no tracker.
 """
 
@@ -35,7 +35,7 @@ STREAMS, IDLE = "what plain torch draws", "what a tracker draws that does nothin
 
 
 class Idle:
-    """A tracker that does nothing, so everything drawn in its forks comes from torch's current state."""
+    """A tracker that does nothing, so all draws in its forks come from torch's current state."""
 
     gives = CURRENT
 
@@ -59,7 +59,7 @@ class IdleAndBack(Idle):
 
 
 def draw(case: Scene, generator: torch.Generator, size: int) -> int:
-    """A random seed for torch's current state; the seeds of the names are near it."""
+    """Draw a seed for torch's current state. The seeds of the names are close to it."""
     return int(torch.randint(1000, 10**6, (), generator=generator))
 
 
@@ -78,7 +78,7 @@ def run(tracker_class: Any, case: Scene, seed: int, group: Any) -> checks.Observ
 
 
 def plain(seed: int) -> list[Tensor]:
-    """The first nine masks that torch draws after a seed."""
+    """Return the first nine masks that torch draws after this seed."""
     torch.manual_seed(seed)
     return [mask() for _ in range(9)]
 

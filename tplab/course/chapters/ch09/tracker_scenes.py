@@ -1,4 +1,4 @@
-"""The scenes of the check of exercise 9.3: programs that use a learner's tracker, and the right order of draws."""
+"""The scenes for the check of exercise 9.3: programs that use a learner's tracker, and the right order of draws."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,7 +150,7 @@ def refused(script: Script) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene(Case):
-    """A program that uses the tracker. order: for each row of masks, the draws of their state that they must equal."""
+    """A program that uses the tracker. order: for each row of masks, which draws of their state they must equal."""
 
     title: str
     program: Callable[[Script], None]

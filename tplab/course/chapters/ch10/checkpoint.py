@@ -1,4 +1,4 @@
-"""The check of exercise 10.3: from a checkpoint in GPT-2's format to each rank's shards."""
+"""The check of exercise 10.3: cutting a checkpoint in GPT-2's format into each rank's shards."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,7 +41,7 @@ def their_name(ours: str) -> str:
 
 
 def in_their_format(whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under GPT-2's names, linear ones as [in, out], with the output layer and the masks of old files."""
+    """Convert weights to GPT-2's format: its names, linear ones as [in, out], an output layer, and old masks."""
     state = {}
     for name, value in whole.items():
         linear = name.startswith("layers.") and value.dim() == 2
@@ -55,7 +55,7 @@ def in_their_format(whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def mistakes(name: str, state: Mapping[str, Tensor], rank: int, p: int, multiple: int) -> dict[str, Tensor]:
-    """The values that known mistakes give a rank for one tensor."""
+    """Return the values that known mistakes give a rank for one tensor."""
     made, whole = {}, state[name]
     if name.startswith("layers.1."):
         made[OTHER_LAYER] = plain.cut(name, state[name.replace("layers.1.", "layers.0.")], rank, p, multiple)
@@ -113,7 +113,7 @@ def gpt2_checkpoint(gpt2_shards: Callable[..., Any]) -> checks.Verdict:
 
 
 def observed(mine: Any, right: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Observations of a rank's dictionary; the other tensors are compared even if a name is missing."""
+    """Observe a rank's dictionary. If a name is missing, the other tensors are still compared."""
     if not isinstance(mine, Mapping):
         return {"result": f"a {type(mine).__name__}"}
     missing = [name for name in right if name not in mine]

@@ -1,7 +1,7 @@
 """The check of exercise 10.4: the best token of a sharded vocabulary, and greedy generation with a cache.
 
-`generate` is called with a model without weights. Its logits depend on every token so far and on its position, so a
-wrong token, a wrong position, or a token that the cache lacks or holds twice changes everything that follows.
+`generate` is called with a model that has no weights. Its logits depend on every token so far and on its position, so a
+wrong token, a wrong position, or a token that is missing from the cache or in it twice changes everything that follows.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ NO_PROMPT = "the new tokens alone, without their prompt"
 TOO_MANY, TOO_FEW = "the text with one token too many", "the text with one token too few"
 FROM_ZERO = "what is written when the places begin at 0 again in each call"
 
-Script = tuple[int, int]  # what the model without weights generates: seed, vocabulary size
+Script = tuple[int, int]  # (seed, vocabulary size), which determines what the model generates
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ CHOICES = tuple(Choice(scene, groups=groups) for groups in (None, checks.GROUPS)
 
 
 def draw_logits(case: Choice, generator: torch.Generator, size: int) -> tuple[Tensor, int]:
-    """The logits [b, v] of all ranks with their padding, and the true size of the vocabulary."""
+    """Draw the logits [b, v] of all ranks, padding included, and return them with the true vocabulary size."""
     full = size * WIDTH
     logits = torch.randn(BATCH, full, generator=generator, dtype=torch.float64)
     if case.scene in (FIRST, LAST, BFLOAT16):
@@ -118,7 +118,7 @@ _PRIME = 2**31 - 1
 
 
 def next_logits(seen: list[tuple[int, int]], script: Script) -> Tensor:
-    """The logits [v] after these (position, token) pairs. All are negative, and some are equal."""
+    """Return the logits [v] after these (position, token) pairs. All are negative, and some are equal."""
     seed, vocab_size = script
     state = seed
     for place, token in seen:
@@ -128,7 +128,7 @@ def next_logits(seen: list[tuple[int, int]], script: Script) -> Tensor:
 
 
 class Scripted:
-    """A stand-in for ParallelGPT, with new_cache, config and group, that records how it is called."""
+    """A stand-in for ParallelGPT, with new_cache, config and group. It records how it is called."""
 
     def __init__(self, script: Script, group: Any) -> None:
         self.script, self.group = script, group
@@ -137,7 +137,7 @@ class Scripted:
             num_layers=1, hidden_size=4, num_heads=2, vocab_size=script[1], seq_length=64, dropout=0.0
         )
         self.caches: list[list] = []
-        self.calls: list[tuple[int, int, bool]] = []  # tokens, past, with the cache
+        self.calls: list[tuple[int, int, bool]] = []  # (tokens, past, whether the cache was passed)
         self.training = False
 
     def new_cache(self, batch_size: int, max_length: int) -> list:
@@ -165,7 +165,7 @@ class Scripted:
         return out[..., self.rank * width : (self.rank + 1) * width].contiguous().to(device())
 
     def wrong_calls(self, length: int, new: int) -> str:
-        """A description of what is wrong with the recorded calls, or ""."""
+        """Describe what is wrong with the recorded calls. Returns "" if nothing is."""
         calls = [call for call in self.calls if call[0] >= 0]
         rooms = [call[1] for call in self.calls if call[0] < 0]
         if not new:
@@ -187,7 +187,7 @@ class Scripted:
 
 
 def greedy(prompt: Tensor, new: int, script: Script, *, restart: bool = False) -> Tensor:
-    """The texts [b, s + new] that one process generates. restart: positions start at 0 again in each call."""
+    """Generate the texts [b, s + new] in a single process. restart: start positions at 0 again in each call."""
     lines = []
     for tokens in prompt.tolist():
         seen = list(enumerate(tokens))
@@ -209,7 +209,7 @@ def text_mistakes(prompt: Tensor, new: int, script: Script) -> dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Text(checks.Case):
-    """One call of generate, for `batch` prompts [length]."""
+    """One call of generate with prompts [batch, length]."""
 
     batch: int
     length: int

@@ -30,7 +30,7 @@ IGNORED_TOO = "what comes out when the ignored token counts in the mean"
 
 @dataclass(frozen=True)
 class Call(checks.Case):
-    """A request to the model: "logits", "loss", "dropout" with a stand-in for the layers, or "cache"."""
+    """One call of the model: "logits", "loss", "dropout" with a stand-in for the layers, or "cache"."""
 
     what: str
     training: bool = True
@@ -56,12 +56,12 @@ CASES = (
 
 
 def stand_in(x: Tensor) -> Tensor:
-    """The function that replaces a layer, [b, s, h] to [b, s, h]."""
+    """Compute something simple in place of a layer, from [b, s, h] to [b, s, h]."""
     return 2 * x.tanh() + x.roll(1, -1)
 
 
 class StandIn(nn.Module):
-    """A layer's stand-in, which records the options of its calls and communicates nothing."""
+    """A stand-in for a layer. It records the options of its calls and communicates nothing."""
 
     def __init__(self, hidden_size: int, num_heads: int, **options: Any) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Problem(NamedTuple):
     targets: Tensor  # [b, s], one of them ignored
     dlogits: Tensor  # [b, s, v]; a rank receives its shard, [b, s, padded v / p]
     dloss: Tensor  # []
-    seed: int  # of the tracker
+    seed: int  # the tracker's seed
 
 
 def draw(case: Call, generator: torch.Generator, size: int) -> Problem:
@@ -93,7 +93,7 @@ def draw(case: Call, generator: torch.Generator, size: int) -> Problem:
 
 
 def padded(logits: Tensor, size: int) -> Tensor:
-    """Logits [..., v] with zeros up to a multiple of 8 columns per rank."""
+    """Pad logits [..., v] with zeros up to a multiple of 8 columns per rank."""
     return F.pad(logits, (0, -VOCAB % (8 * size)))
 
 
@@ -137,7 +137,7 @@ def run(gpt_class: Any, case: Call, given: Problem, group: Any) -> checks.Observ
 
 
 def in_pieces(model: Any, ids: Tensor) -> checks.Observed:
-    """The logits of a text in pieces, with a cache."""
+    """Return the logits of a text that arrives in pieces, computed with a cache."""
     cache, outs, past = model.new_cache(BATCH, LENGTH), [], 0
     with torch.no_grad():
         for piece in ids.split(PIECES, dim=1):

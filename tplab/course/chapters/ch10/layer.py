@@ -34,7 +34,7 @@ ON_THE_SUM = "what comes out when dropout works on the sums, the residuals inclu
 
 @dataclass(frozen=True)
 class Call(checks.Case):
-    """One way to build and run the layer. cached: the text comes in pieces, with a cache."""
+    """One way to build and run the layer. cached: whether the text arrives in pieces, with a cache."""
 
     post: bool = False
     causal: bool = True
@@ -69,7 +69,7 @@ class Problem(NamedTuple):
     full: dict[str, Tensor]  # the unsharded weights, by name
     x: Tensor  # [b, s, h]
     dy: Tensor  # [b, s, h]
-    seed: int  # of the tracker
+    seed: int  # the tracker's seed
 
 
 def draw(case: Call, generator: torch.Generator, size: int) -> Problem:
@@ -100,7 +100,7 @@ def run(layer_class: Any, case: Call, given: Problem, group: Any) -> checks.Obse
 
 
 def in_pieces(layer: Any, x: Tensor, calls: list[dict[str, Any]]) -> checks.Observed:
-    """The layer's output for a text in pieces, with a cache."""
+    """Return the layer's output for a text that arrives in pieces, computed with a cache."""
     layer_cache = layer.new_cache(BATCH, LENGTH)
     with torch.no_grad():
         outs = [layer(piece, cache=layer_cache) for piece in x.split(PIECES, dim=1)]
@@ -134,7 +134,7 @@ def expect(case: Call, problem: Problem, place: checks.Place) -> checks.Expected
 
 
 def before_the_sum(fixed: Mapping[str, Any], x: Tensor, q: int) -> dict[str, Tensor]:
-    """The outputs of q ranks that add the residuals or the final biases before the sum over the ranks."""
+    """Return the outputs if q ranks add the residuals or the final biases before the sum over the ranks."""
     layer = plain.Layer(**fixed)
     normed = layer.norm1(x)
     after = layer.keep(x, normed) + layer.attention(normed)
@@ -150,7 +150,7 @@ def before_the_sum(fixed: Mapping[str, Any], x: Tensor, q: int) -> dict[str, Ten
 
 
 def dropout_mistakes(fixed: Mapping[str, Any], x: Tensor) -> dict[str, Tensor]:
-    """The outputs of layers that drop in the wrong place, with the masks that they should have drawn."""
+    """Return the outputs of layers that drop in the wrong place, with the masks that they should have drawn."""
     layer, bare = plain.Layer(**fixed), plain.Layer(**{**fixed, "masks": (1.0, 1.0)})
     normed = bare.norm1(x)
     first = (bare.keep(x, normed) + bare.attention(normed)) * layer.masks[0]

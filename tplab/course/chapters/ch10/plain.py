@@ -1,7 +1,7 @@
-"""A GPT in a single process, written out in plain torch: the right values, and those of known mistakes.
+"""A single-process GPT, written out in plain PyTorch: the right values and those of known mistakes.
 
 Its weights are a dictionary of full tensors under the names of the chapter's modules, [out, in] as nn.Linear stores
-them. Nothing here is taken from tplab's layers.
+them. Nothing here uses tplab's layers.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from tplab.course.checks import random_tensor
 
 Weights = Mapping[str, Tensor]
-Masks = tuple[Tensor | float, Tensor | float]  # dropout's factors for the outputs of attention and MLP
-LINEAR = {"attention.qkv": (3, 1), "attention.out": (1, 1), "mlp.up": (4, 1), "mlp.down": (1, 4)}  # times h: [out, in]
+Masks = tuple[Tensor | float, Tensor | float]  # dropout masks for the outputs of attention and MLP
+LINEAR = {"attention.qkv": (3, 1), "attention.out": (1, 1), "mlp.up": (4, 1), "mlp.down": (1, 4)}  # [out, in] / h
 
 
 def layer_weights(generator: torch.Generator, h: int) -> dict[str, Tensor]:
-    """Random weights of one layer, in which no bias is zero and every norm has an effect."""
+    """Draw weights for one layer, such that no bias is zero and every norm has an effect."""
     made = {}
     for name, (rows, columns) in LINEAR.items():
         made[f"{name}.weight"] = random_tensor(generator, rows * h, columns * h) * (columns * h) ** -0.5
@@ -40,9 +40,9 @@ def gpt_weights(generator: torch.Generator, layers: int, h: int, vocab_size: int
 
 
 def cut(name: str, whole: Tensor, rank: int, p: int, multiple: int = 8) -> Tensor:
-    """The shard of a tensor that `rank` of p must hold, by the tensor's name.
+    """Return the shard that `rank` of p must hold of the tensor with this name.
 
-    For the fused weight of Q, K and V it is the rank's heads of each; for the table, it is rows with padding.
+    For the fused weight of Q, K and V, the shard consists of the rank's heads of each. For the table, it's padded rows.
     """
     if name.endswith("embedding.weight"):
         rows = -(-len(whole) // (multiple * p)) * multiple * p
@@ -58,7 +58,7 @@ def cut(name: str, whole: Tensor, rank: int, p: int, multiple: int = 8) -> Tenso
 
 @dataclass
 class Layer:
-    """The steps of one layer, which right and wrong layers combine in different orders."""
+    """The steps of one layer. Right and wrong layers combine them in different orders."""
 
     w: Weights
     heads: int
@@ -127,7 +127,7 @@ def _beside(m: Layer, x: Tensor) -> Tensor:
 
 
 def _blocks(first: Callable, second: Callable, m: Layer, x: Tensor) -> Tensor:
-    """Run both blocks, with the norms given as functions."""
+    """Run both blocks with the given functions as norms."""
     normed = first(x)
     x = m.keep(x, normed) + m.attention(normed)
     normed = second(x)
@@ -173,7 +173,7 @@ MISTAKES: dict[str, Callable[[Layer, Tensor], Tensor]] = {
 
 
 def features(w: Weights, ids: Tensor, layers: int, heads: int, *, past: int = 0, positions: bool = True) -> Tensor:
-    """The input of the final norm, [b, s, h]."""
+    """Return the input of the final norm, [b, s, h]."""
     x = w["embedding.weight"][ids]
     if positions:
         x = x + w["positions.weight"][past : past + ids.shape[1]]

@@ -1,7 +1,7 @@
-"""The check of exercise 11.3: a backward pass that computes dW while the all-reduce of dx runs.
+"""The check of exercise 11.3: a backward pass that computes dW while the all-reduce of dx is running.
 
-The check doesn't compare how long anything takes. It compares the order in which the rank does things: the two matmuls
-(recognized by the sizes of their results), the start of the all-reduce, and the wait for it.
+The check doesn't compare how long anything takes. It compares the order in which a rank runs the two matmuls
+(recognized by the sizes of their results), starts the all-reduce, and waits for it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ CASES = (Input(), Input(leading=(2,)), Input(groups=checks.GROUPS))
 
 
 class Watch(TorchDispatchMode):
-    """A mode that records, in order, matmuls with results as large as dx or dW, an all-reduce's start, and its wait."""
+    """Dispatch mode that records, in order, matmuls with results the size of dx or dW, all-reduces, and waits."""
 
     def __init__(self, dx: int, dw: int) -> None:
         super().__init__()
@@ -89,11 +89,11 @@ class Watch(TorchDispatchMode):
 
 
 class Problem(NamedTuple):
-    """The x that all ranks of a group share, and the tensors that belong to one rank each."""
+    """The x that all ranks of a group share, and the tensors that differ between ranks."""
 
     x: Tensor  # [.., h]
-    weights: list[Tensor]  # of each rank, [m/p, h]
-    dys: list[Tensor]  # of each rank, [.., m/p]
+    weights: list[Tensor]  # one per rank, [m/p, h]
+    dys: list[Tensor]  # one per rank, [.., m/p]
 
 
 def draw(case: Input, generator: torch.Generator, size: int) -> Problem:
@@ -163,7 +163,7 @@ STUCK = "Does every rank start the all-reduce of dx, with the same shape, and wa
 
 
 def _order(*parts: str) -> Callable[[checks.Differences], bool]:
-    """A condition that holds if the order differs, and these events directly follow each other in what was observed."""
+    """Return a predicate that tests whether the order is wrong and these events directly follow each other in it."""
     return lambda d: ORDER in d.names and ", ".join(parts) in d.text(ORDER).partition(", right is")[0]
 
 

@@ -60,7 +60,7 @@ _QUESTIONS = (
 
 
 def ring(kind: str, size: float, p: int, alpha: float, beta: float) -> tuple[float, dict[str, float]]:
-    """The right time of a collective in seconds, and the times that known mistakes give."""
+    """Return the right time of a collective in seconds, and the times that known mistakes give."""
     ways = 2 if kind == "all_reduce" else 1
     steps, part, whole = ways * (p - 1), alpha + beta * size / p, alpha + beta * size
     mistakes = {
@@ -77,7 +77,7 @@ def ring(kind: str, size: float, p: int, alpha: float, beta: float) -> tuple[flo
 
 
 def in_microseconds(seconds: Any) -> Any:
-    """A number of seconds as a float64 tensor in microseconds; anything that isn't a number is returned as is."""
+    """Convert seconds to a float64 tensor in microseconds. Anything that isn't a number is returned unchanged."""
     if isinstance(seconds, bool):
         return seconds
     if isinstance(seconds, (int, float)) or (isinstance(seconds, Tensor) and seconds.numel() == 1):
@@ -86,7 +86,7 @@ def in_microseconds(seconds: Any) -> Any:
 
 
 def lookalikes(rows: Mapping[str, tuple[float, dict[str, float]]]) -> dict[str, dict[str, list[Any]]]:
-    """The times that known mistakes give for each collective, in the form that `verify` expects."""
+    """Return the times that known mistakes give for each collective, in the form that `verify` expects."""
     return {
         kind: {label: [in_microseconds(value)] for label, value in wrong.items()} for kind, (_, wrong) in rows.items()
     }

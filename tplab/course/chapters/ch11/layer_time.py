@@ -114,7 +114,7 @@ _QUESTIONS = (
 
 
 def compute_times(b: int, s: int, h: int, p: int, rate: float, recompute: bool) -> tuple[float, dict[str, float]]:
-    """The right compute time in seconds, over all of the layer's matmuls, and the times that known mistakes give."""
+    """Return the right compute time in seconds for all the layer's matmuls, and the times that known mistakes give."""
     tokens = b * s
     attention = 2 * tokens * h * 3 * h + 2 * tokens * h * h
     mlp = 2 * tokens * h * 4 * h * 2
@@ -140,7 +140,7 @@ def compute_times(b: int, s: int, h: int, p: int, rate: float, recompute: bool) 
 def communication_times(
     b: int, s: int, h: int, p: int, link: Link, recompute: bool, width: int
 ) -> tuple[float, dict[str, float]]:
-    """The right communication time in seconds, and those that known mistakes give. width: bytes per number."""
+    """Return the right communication time in seconds, and the times that mistakes give. width: bytes per number."""
 
     def ring(size: float) -> float:
         return 2 * (p - 1) * (link.alpha + link.beta * size / p)

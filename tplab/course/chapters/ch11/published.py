@@ -1,7 +1,7 @@
-"""Published measurements with which to compare the cost model. The model doesn't use them; the tests and chapter 11 do.
+"""Published measurements to compare the cost model with. The model doesn't use them, but the tests and chapter 11 do.
 
-Each row names its configuration and what was measured. Every GPT here has a vocabulary of 51,200, padded so that 8
-ranks share it in multiples of 128, dropout 0.1, a tied embedding and learned positions, as in the papers.
+Each row gives its configuration and what was measured. Every GPT here has a vocabulary of 51,200 (padded so that 8
+ranks share it in multiples of 128), dropout 0.1, a tied embedding and learned positions, as in the papers.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ def gpt(num_layers: int, hidden_size: int, num_heads: int, seq_length: int = 204
 
 @dataclass(frozen=True)
 class Run:
-    """A measured training run: its layout, and what it achieved."""
+    """A measured training run: its layout, and the performance that it achieved."""
 
     name: str
     config: GPTConfig
@@ -68,7 +68,7 @@ NARAYANAN_TABLE_1 = tuple(map(_narayanan, _TABLE_1))
 
 @dataclass(frozen=True)
 class Scaling:
-    """A row of a weak-scaling table on DGX-2H, where the model grows with the GPUs that share it."""
+    """A row of a weak-scaling table on DGX-2H, where the model grows with the number of GPUs that share it."""
 
     parameters: float
     config: GPTConfig
@@ -87,7 +87,7 @@ SHOEYBI_FIGURE_5 = (
 )
 SHOEYBI_TFLOPS = 39.0
 
-# The same, table 8: speedup of the first row's 1.2 billion parameters, batch 8, on more and more GPUs.
+# The same paper, table 8: speedup of the first row's 1.2 billion parameters, batch 8, as the number of GPUs grows.
 SHOEYBI_TABLE_8 = {1: 1.0, 2: 1.64, 4: 2.34, 8: 2.98}
 
 # Shoeybi et al. 2020, "MegatronLM's supercharged V1.0", nv-adlr.github.io/MegatronLMV1: the 1.2 billion parameters on
@@ -97,7 +97,7 @@ MEGATRON_V1_TFLOPS = 62.4
 
 @dataclass(frozen=True)
 class LayerRow:
-    """Milliseconds per layer of the 22-billion-parameter model, micro-batch 4, tp 8."""
+    """Milliseconds per layer of the 22-billion-parameter model, with micro-batch 4 and tp 8."""
 
     name: str
     sequence_parallel: bool
@@ -120,7 +120,7 @@ KORTHIKANTI_TABLE_4 = (
 
 @dataclass(frozen=True)
 class Iteration:
-    """Seconds per iteration without data parallelism, with full recomputation of every layer and with less."""
+    """Seconds per iteration without data parallelism, with every layer fully recomputed and with less recomputation."""
 
     name: str
     config: GPTConfig
@@ -132,7 +132,7 @@ class Iteration:
     hfu: float
 
 
-# The same, tables 3 and 5. Three chunks for 175B and 530B (section 6).
+# The same paper, tables 3 and 5. Three chunks for 175B and 530B (section 6).
 def _korthikanti(row: tuple) -> Iteration:
     name, config, pp, batch, micro_batch, chunks, again, present, mfu, hfu = row
     layout = Layout(8, pp, 1, micro_batch, batch // micro_batch, sequence_parallel=True, recompute="attention")

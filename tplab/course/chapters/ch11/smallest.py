@@ -15,7 +15,7 @@ _NAME = "hidden size"
 
 @dataclass(frozen=True)
 class Case:
-    """A layer that takes h²/p for its matmuls and, on more than one rank, `sent`·h + `fixed` for communication."""
+    """A layer that needs time h²/p for its matmuls and, on more than one rank, `sent`·h + `fixed` for communication."""
 
     p: int
     efficiency: float
@@ -31,7 +31,7 @@ class Case:
         return self.seconds(h, 1) / (p * self.seconds(h, p)) >= target
 
     def first(self, reaches: Callable[[int], bool], step: int | None = None) -> int | None:
-        """The first multiple of `step` up to `most` that satisfies `reaches`, or None."""
+        """Return the first multiple of `step` up to `most` that satisfies `reaches`, or None."""
         sizes = range(step or self.step, self.most + 1, step or self.step)
         return next((h for h in sizes if reaches(h)), None)
 
@@ -39,7 +39,7 @@ class Case:
         return self.first(lambda h: self.reaches(h, self.p, self.efficiency))
 
     def wrong(self) -> list[tuple[int | None, str]]:
-        """The sizes that known mistakes give, and the questions to ask then."""
+        """Return the sizes that known mistakes give, with the questions to ask about them."""
         right, step = self.right(), self.step
 
         def above(h: int) -> bool:
@@ -97,7 +97,7 @@ _TYPE = "A whole number is wanted, a hidden size, or None. What does your last l
 
 
 def cases(generator: torch.Generator) -> list[Case]:
-    """Sizes drawn so that different mistakes give different results, followed by borderline cases."""
+    """Return cases with sizes drawn so that different mistakes give different results, and borderline cases."""
     draw = torch.rand(6, generator=generator, dtype=torch.float64).tolist()
     return [
         Case(p=8, efficiency=0.8, step=96, sent=111 + 20 * draw[0], fixed=1e5 * draw[1]),

@@ -1,8 +1,8 @@
 """The check of exercise 12.2: a block that holds s/p tokens wherever no matrix needs all of them.
 
-The middle of the block is the check's own: two matrices, split by columns and by rows, without any communication. The
-reference is the same block in a single process, in plain torch, in which each rank's tokens go through their own copy
-of the norm's weights and of the bias. So the gradient of a copy is the one that this rank must hold.
+The check provides the middle of the block: two matrices, split by columns and by rows, without any communication. The
+reference is the same block in a single process, in plain PyTorch, where each rank's tokens go through a separate copy
+of the norm's weights and of the bias. The gradient of a copy is therefore the one that this rank must hold.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,8 +46,6 @@ Weights = Mapping[str, Tensor]  # up [f, h], down [h, f], norm.weight, norm.bias
 
 @dataclass(frozen=True)
 class Setting(checks.Case):
-    """One way to run the block."""
-
     rate: float = 0.0
     training: bool = True
 
@@ -61,7 +59,7 @@ WITH_DROPOUT = (Setting(rate=RATE), Setting(rate=RATE, training=False))
 
 
 class Inner(nn.Module):
-    """A module from all tokens [b, s, h] to this rank's term of the sum [b, s, h], which records its input."""
+    """Maps all tokens [b, s, h] to this rank's term of the sum [b, s, h], and records its input."""
 
     def __init__(self, up: Tensor, down: Tensor) -> None:
         super().__init__()
@@ -75,12 +73,12 @@ class Inner(nn.Module):
 
 
 class Problem(NamedTuple):
-    """The shared problem of the ranks in one group."""
+    """The problem shared by the ranks of one group."""
 
     x: Tensor  # [b, s, h]
     dy: Tensor  # [b, s, h]
     weights: dict[str, Tensor]  # unsharded
-    seed: int  # of the tracker
+    seed: int  # the tracker's seed
 
 
 def draw(case: Setting, generator: torch.Generator, size: int) -> Problem:
@@ -122,7 +120,7 @@ def run(block_class: Any, case: Setting, given: Problem, group: Any) -> checks.O
 
 
 def draw_masks(seed: int, group: Any) -> dict[str, Tensor]:
-    """The masks [b, s/p, h] that dropout should draw first from each of the tracker's two states, on this rank."""
+    """Draw the masks [b, s/p, h] that dropout on this rank should draw first from each of the tracker's two states."""
     tracker, masks = seed_all(seed, group), {}
     ones = torch.ones(B, S // dist.get_world_size(group), H, device=device(), dtype=torch.float64)
     for state in ("sharded", "replicated"):
@@ -132,7 +130,7 @@ def draw_masks(seed: int, group: Any) -> dict[str, Tensor]:
 
 
 def plain_block(x: Tensor, w: dict[str, Tensor], parts: Sequence[dict[str, Tensor]], mask: Tensor | float) -> Tensor:
-    """The block in a single process, [b, s, h] -> [b, s, h]. parts: each rank's own copy of the norm and the bias."""
+    """Run the block in a single process, [b, s, h] -> [b, s, h]. parts: each rank's copy of the norm and the bias."""
     tokens = x.chunk(len(parts), 1)
     normed = [F.layer_norm(t, (H,), own["norm.weight"], own["norm.bias"]) for t, own in zip(tokens, parts, strict=True)]
     y = F.linear(F.gelu(F.linear(torch.cat(normed, 1), w["up"])), w["down"])  # [b, s, h]
@@ -149,7 +147,7 @@ def inner(y: Tensor, w: Weights) -> Tensor:
 
 
 def mistakes(x: Tensor, w: Weights, p: int) -> dict[str, Tensor]:
-    """The outputs, for all tokens, of a block without dropout that misses, doubles or misplaces a step."""
+    """Return the outputs, for all tokens, of blocks without dropout that omit, repeat or misplace a step."""
     y = inner(normed(x, w), w)
     wrong = {
         NO_BIAS: x + y,
@@ -170,7 +168,7 @@ def mistakes(x: Tensor, w: Weights, p: int) -> dict[str, Tensor]:
 
 
 def dropout_mistakes(x: Tensor, w: Weights, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The outputs, for all tokens, of a block that drops at a different place or draws from a different state."""
+    """Return the outputs, for all tokens, of blocks that drop in the wrong place or draw from the wrong state."""
     y, mask = inner(normed(x, w), w), masks["sharded"]
     return {
         NO_DROPOUT: x + y + w["bias"],
@@ -183,7 +181,7 @@ def dropout_mistakes(x: Tensor, w: Weights, masks: Mapping[str, Tensor]) -> dict
 
 def expect(case: Setting, problem: Problem, place: checks.Place) -> checks.Expected:
     x, dy, weights, _ = problem
-    masks = {  # of all tokens, [b, s, h]
+    masks = {  # masks for all tokens, [b, s, h]
         state: torch.cat([seen[MASKS][state].cpu() for seen in place.observed], 1)
         for state in ("sharded", "replicated")
     }

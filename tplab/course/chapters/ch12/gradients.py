@@ -1,4 +1,4 @@
-"""The check of exercise 12.3: sum, in one all-reduce, the gradients of parameters that saw only this rank's tokens."""
+"""The check of exercise 12.3: sum the gradients of parameters that saw only this rank's tokens, in one all-reduce."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +16,11 @@ UNMARKED = {"up.weight": (3, 4), "down.weight": (2, 5), "said_no.weight": (3,)}
 WITHOUT = "unused.weight"  # marked, but without a gradient
 OWN, MEAN, TWICE = "this rank's own term", "the mean over the ranks", "what a second sum over the ranks gives"
 
-Gradients = dict[str, Tensor]  # of the parameters, by name
+Gradients = dict[str, Tensor]  # gradients by parameter name
 
 
 class Ranks(checks.Case):
-    """A case in which all ranks, or the ranks of each group, sum their gradients."""
+    """All ranks, or the ranks of each group, sum their gradients."""
 
     def describe(self, name: str) -> str:
         return ""
@@ -39,7 +39,7 @@ def give(case: Ranks, problem: list[Gradients], place: checks.Place) -> Gradient
 
 
 def build(gradients: Gradients) -> nn.Module:
-    """A module whose parameters have these gradients; one of them, a table, is transposed in memory."""
+    """Build a module whose parameters have these gradients. One of them, a table, is transposed in memory."""
     model = nn.Module()
     for name, shape in {**MARKED, **UNMARKED, WITHOUT: (2,)}.items():
         *path, last = name.split(".")

@@ -1,8 +1,8 @@
 """The check of exercise 12.1: gather and reduce-scatter along the sequence, each tested alone.
 
-Every rank has its own x and its own upstream gradient, so that no wrong sum, slice or order can hide. The plain cases
-come first. After them come an input that autograd has saved, tensors that aren't contiguous, and the gradient of
-.sum().
+Every rank has a different x and a different upstream gradient, so that no wrong sum, slice or order goes unnoticed. The
+plain cases come first, followed by an input that autograd has saved, tensors that aren't contiguous, and the gradient
+of .sum().
 """
 
 from collections.abc import Callable, Sequence
@@ -36,9 +36,9 @@ ALONG_BATCH = "the sum cut along dimension 0, which is the batch"
 class Input(checks.Case):
     """The input of one call of a mapping: x [batch, s, *rest], or [batch, s/p, *rest] for a gather.
 
-    layout:   of x and of the upstream gradient in memory: "contiguous", "sequence first" or "every second column"
-    expanded: the upstream gradient is that of out.sum()
-    exp:      x is the output of exp, which autograd has saved
+    layout:   memory layout of x and the upstream gradient: "contiguous", "sequence first" or "every second column"
+    expanded: whether the upstream gradient is that of out.sum()
+    exp:      whether x is the output of exp, which autograd has saved
     """
 
     note: str
@@ -68,8 +68,8 @@ Mistakes = dict[str, dict[str, Tensor]]  # {observation: {description of the mis
 class Half(NamedTuple):
     """One direction of a mapping.
 
-    right:      the right results on all ranks, from the inputs of all ranks
-    collective: the one that it uses; its message is as large as the full tensor [b, s, ..]
+    right:      computes the right results on all ranks, from the inputs of all ranks
+    collective: the collective that it uses. Its message is as large as the full tensor [b, s, ..]
     """
 
     right: Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -77,7 +77,7 @@ class Half(NamedTuple):
 
 
 def all_tokens(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Gather [b, s/p, ..] of each rank into [b, s, ..] on every rank."""
+    """Gather [b, s/p, ..] from each rank into [b, s, ..] on every rank."""
     return [torch.cat(list(parts), 1)] * len(parts)
 
 
@@ -93,7 +93,8 @@ TOGETHER, ADD_UP = Half(all_tokens, "all_gather"), Half(parts_of_sum, "reduce_sc
 class Mapping:
     """The forward and backward of one of the two mappings.
 
-    mistakes: values that known mistakes give on a rank, from every rank's x and upstream gradient and the rank's index
+    mistakes: computes the values that known mistakes give, from all ranks' x and upstream gradients and the rank's
+              index
     """
 
     name: str
@@ -104,7 +105,7 @@ class Mapping:
 
 
 class Problem(NamedTuple):
-    """The x and the upstream gradient of every rank."""
+    """Each rank's x and upstream gradient."""
 
     xs: list[Tensor]  # [b, s, ..], or [b, s/p, ..] for the gather
     upstream: list[Tensor]  # [b, s, ..], or [b, s/p, ..] for the reduce-scatter
@@ -131,7 +132,7 @@ def run(operator: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) ->
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """The tensor in the memory layout that `layout` names."""
+    """Return the tensor's values in this memory layout."""
     if layout == "sequence first":
         return tensor.transpose(0, 1).contiguous().transpose(0, 1)
     if layout == "every second column":
@@ -197,7 +198,7 @@ def mappings(gather: Any, reduce_scatter: Any) -> checks.Verdict:
         checks.check_cases(
             "12.1", answer, CASES, draw=partial(draw, mapping), give=give, run=run, expect=partial(expect, mapping),
             questions=mapping.questions, ask_instead=about_report,
-            world_sizes=(2, 4, 1),  # two ranks reveal most about a mistake
+            world_sizes=(2, 4, 1),  # two ranks reveal the most about a mistake
         )  # fmt: skip
     return checks.Verdict("Each is the other's backward. Together they send what one all-reduce sends.")
 
@@ -213,7 +214,7 @@ _ASKED_ABOUT = {  # words in a report: the question
 
 
 def about_report(failure: checks.CheckFailed) -> str | None:
-    """A specific question for a failure that these mappings are known for, or None."""
+    """Return a specific question if the failure is one that these mappings are known for, else None."""
     return next((question for words, question in _ASKED_ABOUT.items() if words in failure.report), None)
 
 

@@ -1,4 +1,4 @@
-"""The predictions of chapter 12."""
+"""Prediction questions of chapter 12, with their answers and explanations."""
 
 from tplab.course.checks import Prediction
 

@@ -1,9 +1,9 @@
 """The checks of exercises 13.1, GPipe, and 13.2, 1F1B, as lists of actions.
 
-A list is judged by its properties: it is complete, no actions wait for each other in a cycle, it takes the right time,
-and no more micro-batches are live than should be. Nothing here comes from `tplab.pipeline.schedules` except the class
-Action. The time is the longest path through the graph of dependencies; a cycle in this graph is a schedule that never
-ends.
+A list is judged by its properties: it must be complete, no actions may wait for each other in a cycle, it must take the
+right time, and no more micro-batches may be live than necessary. Nothing here comes from `tplab.pipeline.schedules`
+except the class Action. The time is the longest path through the dependency graph, and a cycle in that graph is a
+schedule that never ends.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ TIME = "units of time"
 
 
 def items(number: str, call: str, rows: Any, p: int) -> list[list[Item]]:
-    """The learner's lists as plain pairs. Raises CheckFailed if they aren't a list of p lists of actions F and B."""
+    """Convert the learner's lists to plain pairs. Raises CheckFailed unless they are p lists of actions F and B."""
     if not isinstance(rows, (list, tuple)):
         fail(number, f"{call} gave {describe(rows)}, not a list of {p} lists.", FORM)
     if len(rows) != p or not all(isinstance(row, (list, tuple)) for row in rows):
@@ -51,7 +51,7 @@ def actions(lists: Lists) -> list[list[Action]]:
 
 
 def not_once(row: Sequence[Item], m: int) -> str:
-    """A description of missing, repeated or nonexistent micro-batches in a rank's list, or ""."""
+    """Describe missing, repeated or nonexistent micro-batches in a rank's list. Returns "" if there are none."""
     counts, wanted = Counter(row), [(kind, k) for kind in "FB" for k in range(m)]
     said = [f"{kind}{k} is not there" for kind, k in wanted if not counts[kind, k]]
     said += [f"{kind}{k} is there {count} times" for (kind, k), count in counts.items() if count > 1]
@@ -60,7 +60,7 @@ def not_once(row: Sequence[Item], m: int) -> str:
 
 
 def peak(row: Iterable[Item]) -> int:
-    """The largest number of micro-batches that are between their F and their B at the same time."""
+    """Return the largest number of micro-batches that are between their F and their B at the same time."""
     most = count = 0
     for kind, _ in row:
         count += 1 if kind == "F" else -1
@@ -69,14 +69,14 @@ def peak(row: Iterable[Item]) -> int:
 
 
 def needed(rank: int, kind: str, k: int, p: int) -> list[Place]:
-    """The actions, on the same rank and its neighbors, that an action depends on."""
+    """Return the actions, on the same rank and its neighbors, that an action depends on."""
     if kind == "F":
         return [(rank - 1, "F", k)] if rank else []
     return [(rank, "F", k)] + ([(rank + 1, "B", k)] if rank < p - 1 else [])
 
 
 def before(lists: Lists) -> dict[Place, list[Place]]:
-    """The actions that must precede each action: those that it depends on, and the one before it in its list."""
+    """Return the actions that must precede each action: its dependencies, and the previous action in its list."""
     graph = {}
     for rank, row in enumerate(lists):
         for place, (kind, k) in enumerate(row):
@@ -86,7 +86,7 @@ def before(lists: Lists) -> dict[Place, list[Place]]:
 
 
 def ends(lists: Lists, lasts: Callable[[Place], float]) -> dict[Place, float]:
-    """The time at which each action ends. Raises CycleError if some wait for each other."""
+    """Return the time at which each action ends. Raises CycleError if some wait for each other."""
     graph = before(lists)
     end: dict[Place, float] = {}
     for place in TopologicalSorter(graph).static_order():
@@ -99,19 +99,19 @@ def total_time(lists: Lists, forward: float, backward: float) -> float:
 
 
 def idle_share(lists: Lists, forward: float, backward: float) -> float:
-    """The idle time of all ranks together, divided by their working time."""
+    """Return the idle time of all ranks together, divided by their working time."""
     working = sum(forward if kind == "F" else backward for row in lists for kind, _ in row)
     return len(lists) * total_time(lists, forward, backward) / working - 1
 
 
 def circle(error: CycleError) -> str:
-    """The cycle in words: "F1 on rank 0 waits for B0 on rank 0, which waits for B0 on rank 1, ..."."""
+    """Describe the cycle: "F1 on rank 0 waits for B0 on rank 0, which waits for B0 on rank 1, ..."."""
     chain = [f"{kind}{k} on rank {rank}" for rank, kind, k in reversed(error.args[1])]
     return f"{chain[0]} waits for " + ", which waits for ".join(chain[1:])
 
 
 def random_lists(p: int, m: int, generator: torch.Generator) -> list[list[Item]]:
-    """Random lists that can run, in an order that no one would choose."""
+    """Return random lists that can run, in an order that no one would choose."""
     rows: list[list[Item]] = [[] for _ in range(p)]
     left = {(rank, kind, k) for rank in range(p) for kind in "FB" for k in range(m)}
     while left:
@@ -123,7 +123,7 @@ def random_lists(p: int, m: int, generator: torch.Generator) -> list[list[Item]]
 
 
 def observed(lists: Lists, m: int, p: int) -> list[Observed]:
-    """Observations of each rank's list; the time is that of all ranks, with F = 1 and B = 2."""
+    """Observe each rank's list. The time is that of all ranks, with F = 1 and B = 2."""
     missing = [not_once(row, m) for row in lists]
     try:
         span: Any = total_time(lists, 1, 2) if not any(missing) else NotRun("an action is missing or there twice")
@@ -136,7 +136,7 @@ def observed(lists: Lists, m: int, p: int) -> list[Observed]:
 
 
 def expected(p: int, m: int, peaks: Sequence[int]) -> list[Mapping[str, Any]]:
-    """The right observations of each rank, for p ranks and m micro-batches, with F = 1 and B = 2."""
+    """Return the right observations of each rank, for p ranks and m micro-batches, with F = 1 and B = 2."""
     return [{PEAK: peaks[rank], TIME: (m + p - 1) * 3.0} for rank in range(p)]
 
 
@@ -189,7 +189,7 @@ ONE_F_ONE_B_SIZES = ((2, 3), (4, 8), (1, 3), (4, 4), (4, 2), (3, 1), (8, 11))  #
 
 
 def one_f_one_b_questions(peaks: Sequence[int], p: int, m: int) -> list[Question]:
-    """Questions about lists whose ranks have at most `peaks` live micro-batches."""
+    """Return questions about lists whose ranks have at most `peaks` live micro-batches."""
     right = [min(m, p - rank) for rank in range(p)]
 
     def holds(*wanted: Sequence[int]) -> Callable[[Differences], bool]:

@@ -108,7 +108,7 @@ def reading(peak_live: Callable[..., Any], bubble: Callable[..., Any]) -> checks
 def _ask(
     peak_live: Callable[..., Any], bubble: Callable[..., Any], lists: Lists, forward: float, backward: float
 ) -> checks.Observed:
-    """Call the learner's functions on these lists and observe their results."""
+    """Call the learner's functions with these lists and observe their results."""
     rows, others = actions(lists), actions(lists)
     with no_endless_loop("peak_live(a list of actions)", "Does every loop of yours come to its end?"):
         with checks.calling("peak_live(a list of actions)"):
@@ -125,7 +125,7 @@ def _ask(
 
 
 def _scalar(value: Any) -> Any:
-    """A number as a tensor, which is compared with a tolerance; anything else as is."""
+    """Convert a number to a tensor, which is compared with a tolerance. Anything else is returned unchanged."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -133,14 +133,14 @@ def _scalar(value: Any) -> Any:
 
 
 def _all(values: Sequence[Any]) -> Any:
-    """The ranks' numbers as one tensor, or as they are if one of them isn't a number."""
+    """Stack the ranks' numbers into one tensor, or return them unchanged if one of them isn't a number."""
     scalars = [_scalar(value) for value in values]
     plain = all(isinstance(value, torch.Tensor) for value in scalars)
     return torch.stack(scalars) if plain else list(values)
 
 
 def _telling_lists(p: int, m: int, generator: torch.Generator) -> tuple[Lists, float, float]:
-    """Random lists and times of F and B for which every known mistake gives its own bubble (except at p = 1)."""
+    """Draw lists and times of F and B such that every known mistake gives a different bubble (except at p = 1)."""
     while True:
         lists = random_lists(p, m, generator)
         forward, backward = (int(torch.randint(low, low + 100, (), generator=generator)) / 100 for low in (100, 250))
@@ -164,7 +164,7 @@ def _mistaken(lists: Lists, forward: float, backward: float) -> dict[str, float]
 
 
 def _lookalikes(lists: Lists, forward: float, backward: float) -> dict[str, dict[str, Sequence[Any]]]:
-    """The values that known mistakes give, without those that happen to be right."""
+    """Return the values that known mistakes give, without those that happen to be right."""
     p, m, share = len(lists), len(lists[0]) // 2, idle_share(lists, forward, backward)
     first = [next(place for place, (kind, _) in enumerate(row) if kind == "B") for row in lists]
     peaks = {_LEFT: [0] * p, _BEFORE_B: first, _ALL: [m] * p}
@@ -177,12 +177,12 @@ def _lookalikes(lists: Lists, forward: float, backward: float) -> dict[str, dict
 
 
 class _Endless(BaseException):
-    """The exception raised in the learner's code when it has computed for too long."""
+    """Raised in the learner's code when it has been computing for too long."""
 
 
 @contextmanager
 def no_endless_loop(what: str, question: str) -> Iterator[None]:
-    """Fail the check if the code inside computes forever. Works only in the main thread; elsewhere it does nothing."""
+    """Context manager that fails the check if the code inside computes forever. Works only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
 """The check of exercise 13.4: one pipeline stage, run on real ranks, against the full chain in a single process.
 
-A message that is never waited for can block whatever comes after it. The first case exposes it, because that case has
-a launch of its own.
+A message that is never waited for can block whatever comes after it. The first case exposes such a message, because it
+has its own launch.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ LAST_ONLY_OVER_M = "the gradient of the last micro-batch alone, over m"
 
 @dataclass(frozen=True)
 class Schedule(checks.Case):
-    """The case of a schedule: the lists of all ranks, for m micro-batches."""
+    """A schedule: the lists of all ranks, for m micro-batches."""
 
     name: str
     lists: Lists
@@ -49,7 +49,7 @@ def all_forwards_first(p: int, m: int, order: Sequence[int]) -> Lists:
 
 
 def in_turn(p: int, m: int) -> Lists:
-    """1F1B, derived from a rank's limit: forward while fewer than p - rank micro-batches are live, else backward."""
+    """Return 1F1B's lists: a rank goes forward while fewer than p - rank micro-batches are live, else backward."""
     rows: list[list[Item]] = []
     for rank in range(p):
         row: list[Item] = []
@@ -78,7 +78,7 @@ def schedules(p: int) -> list[Schedule]:
 class Problem(NamedTuple):
     """The full chain and its micro-batches."""
 
-    weights: Tensor  # of all stages, [p, h, h + 1], with the bias in the last column
+    weights: Tensor  # weights of all stages, [p, h, h + 1], with the bias in the last column
     inputs: Tensor  # micro-batches [m, b, h]
     targets: Tensor  # [m, b, h]
 
@@ -92,18 +92,18 @@ def draw(case: Schedule, generator: torch.Generator, size: int) -> Problem:
 
 
 def through(stages: Tensor, x: Tensor) -> Tensor:
-    """The result [.., h] of passing x [.., h] through these stages, whose weights are [stages, h, h + 1]."""
+    """Pass x [.., h] through these stages, whose weights are [stages, h, h + 1]. Returns [.., h]."""
     for weight in stages:
         x = torch.tanh(F.linear(x, weight[:, :-1], weight[:, -1]))
     return x
 
 
 class WatchedStage(nn.Module):
-    """A stage y = tanh(x W^T + b), x [b, h], that records what it does.
+    """A stage y = tanh(x W^T + b), with x [b, h], that records what it does.
 
     weight     [h, h + 1], with the bias in the last column
-    flow       the expected inputs: x for each micro-batch, [m, b, h]; they identify a micro-batch
-    events     the actions so far, "F0", "B0", ...; "F of something else" for an x that is none of these
+    flow       the expected x of each micro-batch, [m, b, h], used to recognize the micro-batch
+    events     the actions so far, "F0", "B0", ..., or "F of something else" for an x that is none of these
     most_live  the largest number of graphs for a backward pass that were alive at the same time
     """
 
@@ -122,7 +122,7 @@ class WatchedStage(nn.Module):
         return torch.tanh(_Watch.apply(F.linear(x, self.weight, self.bias), self, name))
 
     def out_of_step(self, right: Sequence[str]) -> str:
-        """A description of the first action that differs from the right one; "" if there is none."""
+        """Describe the first action that differs from the right one. Returns "" if there is none."""
         for place, (mine, wanted) in enumerate(zip(self.events, right, strict=False)):
             if mine != wanted:
                 return f"action {place} was {mine}, and should be {wanted}"
@@ -133,7 +133,7 @@ class WatchedStage(nn.Module):
 
 
 class _Token:
-    """A token that lives as long as the graph of one micro-batch."""
+    """An object that lives as long as the graph of one micro-batch."""
 
     def __init__(self, stage: WatchedStage) -> None:
         self.stage = stage
@@ -145,7 +145,7 @@ class _Token:
 
 
 class _Watch(Function):
-    """An identity whose graph node records the backward of a micro-batch and holds a token."""
+    """Identity function whose graph node records the backward of a micro-batch and holds a token."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, stage: WatchedStage, name: str) -> Tensor:
@@ -162,7 +162,7 @@ class _Watch(Function):
 
 @cache
 def channels_of(world: Any) -> Channels:
-    """The channels of this rank, shared by all its cases, because process groups are slow to create."""
+    """Return this rank's channels, which all its cases share because process groups are slow to create."""
     return Channels()
 
 
@@ -201,7 +201,7 @@ def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: An
 
 
 def scalar(loss: Any) -> Any:
-    """A loss as a float64 tensor []; anything that isn't a single number is returned as is."""
+    """Convert a loss to a float64 tensor []. Anything that isn't a single number is returned unchanged."""
     if isinstance(loss, float):
         return torch.tensor(loss, dtype=torch.float64)
     return loss.reshape(()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
@@ -211,7 +211,7 @@ def expect(case: Schedule, problem: Problem, place: checks.Place) -> checks.Expe
     weights = problem.weights.clone().requires_grad_()
     outputs = through(weights, problem.inputs)
     losses = torch.stack([F.mse_loss(*pair) for pair in zip(outputs, problem.targets, strict=True)])
-    last = losses[case.lists[-1][-1][1]]  # of the micro-batch whose backward is last
+    last = losses[case.lists[-1][-1][1]]  # loss of the micro-batch whose backward is last
     (gradient,) = torch.autograd.grad(losses.mean(), weights, retain_graph=True)
     (of_last,) = torch.autograd.grad(last, weights)
     losses, mine, mine_of_last = losses.detach(), gradient[place.index], of_last[place.index]
@@ -231,7 +231,7 @@ def expect(case: Schedule, problem: Problem, place: checks.Place) -> checks.Expe
 
 
 def messages(place: checks.Place, m: int) -> checks.Traffic:
-    """Expected traffic: m outputs to the next rank and m gradients back, and the same with the previous rank."""
+    """Expect m outputs to the next rank and m gradients back, and the same with the previous rank."""
     rank = place.index
     neighbors = [other for other in (rank - 1, rank + 1) if 0 <= other < place.size]
     calls = [call for other in neighbors for call in (("send", (rank, other)), ("recv", (other, rank)))] * m

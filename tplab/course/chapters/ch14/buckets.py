@@ -1,4 +1,4 @@
-"""The check of exercise 14.1: gradients summed bucket by bucket while the backward pass runs."""
+"""The check of exercise 14.1: gradients summed bucket by bucket while the backward pass is running."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Step(checks.Case):
-    """One step of a model with a bucket size, after the steps before it.
+    """One step of a model with this bucket size, after all earlier steps.
 
-    buckets: the number of elements in each bucket
-    number:  counted from 1
+    buckets: number of elements in each bucket
+    number:  number of the step, counted from 1
     """
 
     bucket_size: int
@@ -63,20 +63,20 @@ class Net(nn.Module):
 
 
 def summed_loss(w: Weights, x: Tensor) -> Tensor:
-    """A loss, summed over the tokens of x [tokens, 4]."""
+    """Compute a loss that is summed over the tokens of x [tokens, 4]."""
     inner = torch.tanh(torch.tanh(x @ w["W1"].T + w["b1"]) @ w["W2"].T + w["b2"])  # [tokens, 5]
     return (inner @ w["W3"].T + w["b3"]).square().sum()
 
 
 class Problem(NamedTuple):
     weights: Weights
-    batches: list[list[Tensor]]  # by rank: x [tokens, 4] of every step; the number of tokens differs by rank
-    gradients: list[Weights]  # of each rank's last batch, summed over its tokens
+    batches: list[list[Tensor]]  # per rank: x [tokens, 4] of every step; the number of tokens differs by rank
+    gradients: list[Weights]  # gradients of each rank's last batch, summed over its tokens
 
 
 class Given(NamedTuple):
     weights: Weights
-    batches: list[Tensor]  # of this rank
+    batches: list[Tensor]  # this rank's batches
 
 
 def draw(case: Step, generator: torch.Generator, size: int) -> Problem:
@@ -99,7 +99,7 @@ def give(case: Step, problem: Problem, place: checks.Place) -> Given:
 
 
 def run(parallel_class: Callable[..., Any], case: Step, given: Given, group: Any) -> checks.Observed:
-    """The gradients after the last step, and the traffic during it."""
+    """Return the gradients after the last step, and the traffic during it."""
     model = Net(given.weights)
     with checks.called_as(f"DataParallel(model, {case.bucket_size}, group)"):
         parallel = parallel_class(model, case.bucket_size, group)
@@ -156,7 +156,7 @@ def gradients_in_buckets(parallel_class: Callable[..., Any]) -> checks.Verdict:
         "14.1", parallel_class, CASES, draw=draw, give=give, run=run, expect=expect,
         questions=lambda case, observed: QUESTIONS if case.number == 1 else (SECOND, *QUESTIONS),
         stuck=STUCK, whose_group=WHOSE_GROUP,
-        world_sizes=(2, 1, 4),  # 2 first, since on one rank different mistakes give the same values
+        world_sizes=(2, 1, 4),  # 2 first, because on one rank different mistakes give the same values
     )  # fmt: skip
     return checks.Verdict(
         "Every token counts the same, however many a rank has, and the messages start during backward."

@@ -1,7 +1,7 @@
-"""The check of exercise 14.5: a layout for a cluster, judged by its requirements and by its predicted time.
+"""The check of exercise 14.5: a layout for a cluster, judged by its requirements and its predicted time.
 
 Any layout is right if it uses every GPU, divides everything evenly, keeps the tensor-parallel ranks in one node, fits
-into memory, and is hardly slower than the best one, according to the `seconds` that the answer receives.
+into memory, and is hardly slower than the best layout, according to the `seconds` that the answer receives.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,9 +25,9 @@ FAST = "it is about as fast as the fastest"
 class Cluster:
     """A model on a cluster, with the costs that make up the predicted time.
 
-    per_layer   seconds for one micro-batch in one layer, on a single GPU
-    tensor      seconds for the messages of one micro-batch in one layer, times (tp - 1) / tp
-    data        seconds per billion parameters on a GPU, times (dp - 1) / dp
+    per_layer   seconds per micro-batch in one layer, on a single GPU
+    tensor      seconds for the messages of one micro-batch in one layer, to be multiplied by (tp - 1) / tp
+    data        seconds per billion parameters on a GPU, to be multiplied by (dp - 1) / dp
     """
 
     name: str
@@ -41,7 +41,7 @@ class Cluster:
     data: float
 
     def seconds(self, layout: Layout) -> float:
-        """Predicted time of a step: compute with its bubble, and the messages of tensor and data parallelism."""
+        """Predict the time of a step: compute with its bubble, and the messages of tensor and data parallelism."""
         layers, m = self.config.num_layers / layout.pp, layout.steps
         compute = (m + layout.pp - 1) * layers * self.per_layer / layout.tp
         tensor = (m + layout.pp - 1) * layers * self.tensor * (layout.tp - 1) / layout.tp
@@ -79,7 +79,7 @@ def even(c: Cluster, dp: int, pp: int, tp: int) -> bool:
 
 
 def possible(c: Cluster) -> Iterator[Layout]:
-    """Every layout that satisfies all requirements."""
+    """Yield every layout that satisfies all requirements."""
     for tp in range(1, c.gpus + 1):
         for pp in range(1, c.gpus // tp + 1):
             dp = c.gpus // tp // pp
@@ -90,7 +90,7 @@ def possible(c: Cluster) -> Iterator[Layout]:
 
 
 def judged(c: Cluster, said: Layout, best: Layout) -> dict[str, Claim]:
-    """Claims about a layout that say in words what doesn't hold."""
+    """Return claims about a layout, which say in words what doesn't hold."""
     dp, pp, tp = said.dp, said.pp, said.tp
     spelled = f"dp = {dp}, pp = {pp}, tp = {tp}"
     claims = {ALL_GPUS: "" if dp * pp * tp == c.gpus else f"{spelled} are {dp * pp * tp} of {c.gpus} GPUs"}

@@ -1,4 +1,4 @@
-"""The check of exercise 14.3: a rank's position in a (dp, pp, tp) mesh, and the ranks with which it shares a group."""
+"""The check of exercise 14.3: a rank's position in a (dp, pp, tp) mesh, and the ranks that it shares a group with."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +16,7 @@ Size = tuple[int, int, int]
 AXES = ("dp", "pp", "tp")
 SMALL = [(2, 2, 2), (1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)]
 LARGER = [(3, 2, 4), (4, 3, 2), (2, 4, 8)]
-ON_RANKS: dict[int, tuple[Size, tuple[str, ...]]] = {  # few, since creating a group takes time
+ON_RANKS: dict[int, tuple[Size, tuple[str, ...]]] = {  # few, because creating a group takes time
     1: ((1, 1, 1), ("tp",)),
     2: ((1, 2, 1), ("pp",)),
     4: ((2, 1, 2), ("tp", "dp")),
@@ -27,12 +27,12 @@ BY_ALL = "all ranks make the same groups in the same order"
 
 
 def right_coordinates(size: Size) -> list[dict[str, int]]:
-    """The coordinates of all ranks, by counting: dp changes slowest, tp fastest."""
+    """Return the coordinates of all ranks, found by counting. dp changes slowest and tp fastest."""
     return [dict(zip(AXES, place, strict=True)) for place in product(*map(range, size))]
 
 
 def right_groups(axis: str, size: Size) -> list[list[int]]:
-    """Ranks whose other two coordinates agree, in the order of the axis; sorted by their first rank."""
+    """Return the ranks that agree in the other two coordinates, in axis order. Groups are sorted by first rank."""
     places = right_coordinates(size)
     rest = [name for name in AXES if name != axis]
     groups: dict[tuple[int, ...], list[int]] = {}
@@ -66,7 +66,7 @@ def arithmetic(coordinates: Callable[..., Any], axis_groups: Callable[..., Any],
 
 
 def as_lists(value: Any) -> Any:
-    """Tuples and ranges as lists, tensors as nested lists of numbers, anything else as is."""
+    """Convert tuples and ranges to lists, and tensors to nested lists. Anything else is returned unchanged."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, (list, tuple, range)):
@@ -88,7 +88,7 @@ def wrong_form(said: checks.Observed) -> str:
 
 
 def question(said: checks.Observed, size: Size) -> checks.Question:
-    """The question about wrong results of `coordinates` and `axis_groups`."""
+    """Return the question about wrong results of `coordinates` and `axis_groups`."""
     if said[FORM]:
         return FORM_QUESTION
     dp, pp, tp = size
@@ -140,7 +140,7 @@ OTHER_RANKS = checks.Question(
 
 
 def meet(my_group: Callable[..., Any], size: Size, axes: tuple[str, ...]) -> list[checks.Observed]:
-    """Observe, for each axis, the groups that this rank creates, its own group, and the sum of its ranks."""
+    """Observe, for each axis, the groups that this rank creates, the group it is in, and a sum over that group."""
     seen = []
     for axis in axes:
         made = asked_for(my_group, axis, size)
@@ -163,7 +163,7 @@ def meet(my_group: Callable[..., Any], size: Size, axes: tuple[str, ...]) -> lis
 
 
 def asked_for(my_group: Callable[..., Any], axis: str, size: Size) -> list[list[int]]:
-    """The ranks of all groups that it requests from dist.new_group, except local ones; creates none of them."""
+    """Return the ranks of the groups that `my_group` asks dist.new_group for, except local ones. Creates none."""
     made: list[list[int]] = []
     real = dist.new_group
 

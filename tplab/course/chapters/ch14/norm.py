@@ -1,4 +1,4 @@
-"""The check of exercise 14.4: the gradient's norm over a mesh, with every parameter counted once."""
+"""The check of exercise 14.4: the norm of the gradient over a mesh, with every parameter counted once."""
 
 import math
 from collections.abc import Callable
@@ -26,13 +26,11 @@ NO_ROOT = "the square of the right one"
 SUM_OF_NORMS = "the sum of the norms of all ranks"
 SHARD_KINDS = (OWN_SHARDS, f"{OWN_SHARDS} ", f"{OWN_SHARDS}  ", SHARDS_OF_0)
 
-CUTS = {"up": 0, "down": 1, "table": 0}  # the dimension along which each is split; "norm" is replicated
+CUTS = {"up": 0, "down": 1, "table": 0}  # dimension along which each is split; "norm" is replicated
 
 
 @dataclass(frozen=True)
 class Mesh(checks.Case):
-    """A case with a mesh of these sizes."""
-
     dp: int
     pp: int
     tp: int
@@ -41,11 +39,11 @@ class Mesh(checks.Case):
         return f"dp = {self.dp}, pp = {self.pp}, tp = {self.tp}"
 
     def stage_and_shard(self, rank: int) -> tuple[int, int]:
-        """The position of a rank on the axes of pp and tp."""
+        """Return the position of a rank on the pp and tp axes."""
         return rank // self.tp % self.pp, rank % self.tp
 
     def groups_of(self, axis: str) -> list[list[int]]:
-        """The ranks of every group of "tp" or "pp"."""
+        """Return the ranks of every "tp" group or every "pp" group."""
         grid = torch.arange(self.dp * self.pp * self.tp).view(self.dp, self.pp, self.tp)
         return (grid if axis == "tp" else grid.transpose(1, 2)).flatten(0, 1).tolist()
 
@@ -58,7 +56,7 @@ MESHES = {
 
 
 class Problem(NamedTuple):
-    """The gradients of all replicas, unsharded."""
+    """The unsharded gradients, which are the same for all replicas."""
 
     stages: list[dict[str, Tensor]]
     table: Tensor  # shared by the first and the last stage
@@ -68,7 +66,7 @@ class Held(NamedTuple):
     """A gradient that one rank holds."""
 
     gradient: Tensor
-    second_copy: bool = False  # of the table
+    second_copy: bool = False  # whether this is the table's second copy
 
 
 def draw(case: Mesh, generator: torch.Generator, size: int) -> Problem:
@@ -78,7 +76,7 @@ def draw(case: Mesh, generator: torch.Generator, size: int) -> Problem:
 
 
 def held_by(case: Mesh, problem: Problem, i: int, t: int) -> dict[str, Held]:
-    """The gradients of shard t of stage i."""
+    """Return the gradients of shard t of stage i."""
 
     def shard(name: str, value: Tensor) -> Tensor:
         return value.chunk(case.tp, CUTS[name])[t].contiguous() if name in CUTS else value
@@ -127,7 +125,7 @@ def expect(case: Mesh, problem: Problem, place: checks.Place) -> checks.Expected
 
 
 def known_mistakes(case: Mesh, problem: Problem, place: checks.Place, right: Tensor) -> dict[str, Tensor]:
-    """The norms that known mistakes give on this rank; NaN, which equals nothing, if a mistake gives the right norm."""
+    """Return the norms that known mistakes give on this rank, with NaN for a mistake that gives the right norm."""
     dp, pp, tp = case.dp, case.pp, case.tp
     i, t = case.stage_and_shard(place.index)
     replicated = [square(stage["norm"]) for stage in problem.stages]
@@ -138,7 +136,7 @@ def known_mistakes(case: Mesh, problem: Problem, place: checks.Place, right: Ten
         return sum(square(gradient) for gradient, second_copy in held if not second_copy)
 
     def counted(i: int, t: int) -> float:
-        """A rank's squared norm, with replicated parameters counted on the first tensor-parallel rank only."""
+        """Return a rank's squared norm, counting replicated parameters on the first tensor-parallel rank only."""
         return of_rank(i, t) - (replicated[i] if t else 0)
 
     mistakes = {

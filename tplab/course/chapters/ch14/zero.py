@@ -26,10 +26,10 @@ Flat = list[Tensor]  # one tensor for each parameter
 
 @dataclass(frozen=True)
 class Step(checks.Case):
-    """One step of an optimizer, after the steps before it.
+    """One step of an optimizer, after all earlier steps.
 
-    kept:   number of tensors as large as a parameter in the optimizer's state
-    number: counted from 1
+    kept:   number of parameter-sized tensors in the optimizer's state, per parameter
+    number: number of the step, counted from 1
     """
 
     optimizer: type[Optimizer]
@@ -57,12 +57,12 @@ CASES = tuple(
 
 class Problem(NamedTuple):
     weights: Flat
-    gradients: list[list[Flat]]  # by rank and step
+    gradients: list[list[Flat]]  # per rank and step
 
 
 class Given(NamedTuple):
     weights: Flat
-    gradients: list[Flat]  # of this rank, by step
+    gradients: list[Flat]  # this rank's gradients, per step
 
 
 def draw(case: Step, generator: torch.Generator, size: int) -> Problem:
@@ -77,7 +77,7 @@ def give(case: Step, problem: Problem, place: checks.Place) -> Given:
 
 
 def run(zero_class: Callable[..., Any], case: Step, given: Given, group: Any) -> checks.Observed:
-    """The weights and traffic of the last step, and the size of the optimizer's state after it."""
+    """Return the weights and traffic of the last step, and the size of the optimizer's state after it."""
     params = [nn.Parameter(value.clone().to(device())) for value in given.weights]
     options = dict(case.options)
     with checks.called_as(f"ZeRO1(parameters, {case.optimizer.__name__}, group, **{options})"):
@@ -100,13 +100,13 @@ def one_step(zero: Any, params: list[nn.Parameter], gradients: Flat) -> checks.O
 
 
 def held(optimizer: Optimizer) -> int:
-    """The number of elements in the tensors of the optimizer's state, without the step counts."""
+    """Count the elements in the tensors of the optimizer's state, except for step counts."""
     values = [value for state in optimizer.state.values() for value in state.values()]
     return sum(value.numel() for value in values if isinstance(value, Tensor) and value.dim() > 0)
 
 
 def plain(case: Step, weights: Flat, gradients: Sequence[Flat]) -> Flat:
-    """The weights after all steps of the optimizer in a single process."""
+    """Return the weights after all steps of the optimizer in a single process."""
     params = [nn.Parameter(value.clone()) for value in weights]
     options: dict[str, Any] = dict(case.options)
     optimizer = case.optimizer(params, **options)
@@ -118,7 +118,7 @@ def plain(case: Step, weights: Flat, gradients: Sequence[Flat]) -> Flat:
 
 
 def summed(parts: Sequence[Sequence[Flat]], factor: float = 1.0) -> list[Flat]:
-    """The sum of the ranks' gradients, times a factor, for each step and parameter."""
+    """Sum the ranks' gradients for each step and parameter, and multiply the sums by a factor."""
     return [
         [factor * torch.stack(of_ranks).sum(0) for of_ranks in zip(*steps, strict=True)]
         for steps in zip(*parts, strict=True)
@@ -126,12 +126,12 @@ def summed(parts: Sequence[Sequence[Flat]], factor: float = 1.0) -> list[Flat]:
 
 
 def part_length(p: int) -> int:
-    """Elements in each rank's part of the flat parameters, with padding."""
+    """Return the number of elements in each rank's part of the flat parameters, padding included."""
     return -(-NUMBERS // p)
 
 
 def own_part_only(start: Flat, after: Flat, place: checks.Place) -> Flat:
-    """The new values in this rank's part of the flat parameters, and the old ones elsewhere."""
+    """Return the new values in this rank's part of the flat parameters, and the old values elsewhere."""
     old, new = (torch.cat([value.flatten() for value in values]) for values in (start, after))
     mine = torch.arange(NUMBERS) // part_length(place.size) == place.index
     mixed = torch.where(mine, new, old)

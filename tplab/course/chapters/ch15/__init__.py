@@ -1,6 +1,6 @@
-"""Exercises of chapter 15: learning rate (15.1), a replica's windows (15.2), a step (15.3), saving (15.4), MFU (15.5).
+"""Exercises of chapter 15: learning rate (15.1), data order (15.2), a training step (15.3), saving (15.4), MFU (15.5).
 
-Importing this package registers their checks. It also has the chapter's predictions and its table of symptoms.
+Importing this package registers their checks. It also provides the chapter's predictions and table of symptoms.
 """
 
 from tplab.course.chapters.ch15 import learning_rate, saving, training_step, utilisation, windows

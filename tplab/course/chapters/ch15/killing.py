@@ -1,9 +1,9 @@
-"""Kill a process at a chosen moment of its work with files: before it opens one for writing, renames, removes, ...
+"""Kill a process at a chosen file operation: before it opens a file for writing, renames, removes, ...
 
-    killed_at(5, folder, work)         work() in a child process, ended by SIGKILL before its fifth such step
+    killed_at(5, work)         runs work() in a child process, and ends it by SIGKILL before its fifth such operation
 
-One of Python's audit hooks counts the steps, because it is called before every one of them, whatever library it comes
-from. A file that is being written can die in its middle: its writer calls `halfway()` there.
+A Python audit hook counts the operations, because it's called before each of them, no matter which library it comes
+from. To make it possible to die in the middle of a file, its writer calls `halfway()` there.
 """
 
 import os
@@ -28,7 +28,7 @@ IN_WORDS = {
 
 
 class Countdown:
-    """An audit hook that ends this process by SIGKILL at step `place` of its file work, and reports that step."""
+    """Audit hook that reports file operation number `place` and then ends this process by SIGKILL."""
 
     def __init__(self, place: int, said: int) -> None:
         self.left, self.said = place, said
@@ -48,7 +48,7 @@ def opens_for_writing(args: tuple[Any, ...]) -> bool:
 
 
 class _OwnStepsOnly:
-    """An audit hook that refuses to start another program. Hooks can't be removed, but this one can be off."""
+    """Audit hook that refuses to start another program. Hooks can't be removed, but this one can be turned off."""
 
     installed = on = False
 
@@ -65,7 +65,7 @@ _own_steps_only = _OwnStepsOnly()
 
 @contextmanager
 def in_this_process() -> Iterator[None]:
-    """Refuse to start any other program within this context."""
+    """Context manager that refuses to start any other program."""
     if not _own_steps_only.installed:
         sys.addaudithook(_own_steps_only)
         _own_steps_only.installed = True
@@ -77,12 +77,12 @@ def in_this_process() -> Iterator[None]:
 
 
 def halfway() -> None:
-    """Signal, between the two halves of a file, that it is half written."""
+    """Signal that a file is half written. A writer calls this between the two halves."""
     sys.audit("halfway")
 
 
 def killed_at(place: int, work: Callable[[], object]) -> str:
-    """Kill a child that does `work` at step `place`; return what it was about to do, or "" if it finished first.
+    """Kill a child process at file operation `place` of `work`. Returns the operation, or "" if it finished first.
 
     Raises RuntimeError if the child ended in a different way.
     """

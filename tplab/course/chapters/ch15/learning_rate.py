@@ -1,4 +1,4 @@
-"""The check of exercise 15.1: a learning rate that rises linearly and falls in a cosine. It starts no ranks."""
+"""The check of exercise 15.1: a learning rate that rises linearly and falls along a cosine. It starts no ranks."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tplab.course.checks import Differences, Question, Verdict, calling, exercis
 
 @dataclass(frozen=True)
 class Case:
-    """A run: its steps, how many of them are warm-up, and the two rates."""
+    """A run: its number of steps, how many of them are warm-up, and the highest and lowest learning rates."""
 
     steps: int
     warmup: int
@@ -24,7 +24,7 @@ class Case:
         return f"{self.steps} steps, {self.warmup} of them warm-up, {self.lowest:.3g} to {self.highest:.3g}"
 
     def asked(self) -> dict[str, list[int]]:
-        """The steps to check, by part of the run."""
+        """Return the steps to check, by part of the run."""
         asked = {
             "warm-up": range(1, min(self.warmup, self.steps - 1) + 1),
             "cosine": range(self.warmup + 1, self.steps),
@@ -55,7 +55,7 @@ STAYS_HIGH = "the highest rate"
 
 
 def right(case: Case, step: int) -> float:
-    """The right learning rate at a step, computed as the exercise describes it."""
+    """Return the right learning rate at a step, computed the way the exercise describes it."""
     if step <= case.warmup:
         return case.highest * step / case.warmup
     if step > case.steps:
@@ -65,7 +65,7 @@ def right(case: Case, step: int) -> float:
 
 
 def mistakes(case: Case) -> dict[str, Callable[[int], float]]:
-    """The learning rates that known mistakes give, in any part of the run."""
+    """Return functions from a step to the learning rates that known mistakes give, in any part of the run."""
     c = case
 
     def cosine(part: float, low: float = c.lowest, height: float | None = None) -> float:

@@ -1,4 +1,4 @@
-"""The predictions of chapter 15."""
+"""Prediction questions of chapter 15, with their answers and explanations."""
 
 from tplab.course.checks import Prediction
 

@@ -1,8 +1,8 @@
-"""The check of exercise 15.4: checkpoints that are complete after a kill, whenever it comes.
+"""The check of exercise 15.4: checkpoints that are complete after a kill, no matter when it happens.
 
-A child process saves, and is killed before each of its steps on the disk in turn, and in the middle of each file.
-After each kill, every directory with the name of a checkpoint must be complete, `newest_checkpoint` must find the
-newest of them, and the next save must work.
+A child process saves a checkpoint, and is killed before each of its disk operations in turn and in the middle of each
+file. After each kill, every directory that is named like a checkpoint must be complete, `newest_checkpoint` must find
+the newest of them, and the next save must work.
 """
 
 import os
@@ -27,9 +27,9 @@ OTHERS = "other files in the folder are left alone"
 KILLS = "each of the kills"
 
 FILES = {"model.bin": 3000, "optimizer.bin": 5000, "about.txt": 20}  # file name: bytes
-MOST = 120  # moments at which a save is killed
+MOST = 120  # maximum number of moments at which a save is killed
 KEEP = 2
-NOTES = ("notes.txt", "step-notes.txt")  # files of others in the checkpoint folder
+NOTES = ("notes.txt", "step-notes.txt")  # other files in the checkpoint folder
 
 
 def content(name: str, step: int) -> bytes:
@@ -37,7 +37,7 @@ def content(name: str, step: int) -> bytes:
 
 
 class Writer:
-    """The `write` argument of the learner's function, which fills a directory with the files of a step."""
+    """The `write` argument for the learner's function. It fills a directory with the files of a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -63,13 +63,13 @@ def name_of(step: int) -> str:
 
 
 def step_of(path: Any) -> int | None:
-    """The step in a path with the name of a checkpoint, or None."""
+    """Return the step in a path that is named like a checkpoint, or None."""
     last = Path(path).name.removeprefix("step-") if isinstance(path, (str, Path)) else ""
     return int(last) if last.isdecimal() and name_of(int(last)) == Path(path).name else None
 
 
 def damage(path: Path, step: int) -> str:
-    """A description of what is wrong with a checkpoint, or ""."""
+    """Describe what is wrong with a checkpoint. Returns "" if nothing is."""
     if not path.is_dir():
         return f"{path.name} is not a directory"
     there = {entry.name for entry in path.iterdir()}
@@ -84,12 +84,12 @@ def damage(path: Path, step: int) -> str:
 
 
 class Folder:
-    """A folder of checkpoints, the learner's two functions, and what they did to it."""
+    """A folder of checkpoints, the learner's two functions, and what they did to the folder."""
 
     def __init__(self, path: Path, save: Callable[..., Any], newest: Callable[..., Any]) -> None:
         self.path, self._save, self._newest = path, save, newest
         self.given: list[Path] = []
-        self.in_the_way = ""  # of the last save
+        self.in_the_way = ""  # what was in the way of the last save
 
     def save(self, step: int, keep: int) -> None:
         writer = Writer(step)
@@ -109,11 +109,11 @@ class Folder:
         return next(filter(None, (damage(self.path / name_of(step), step) for step in self.steps())), "")
 
     def steps(self) -> list[int]:
-        """The steps of all entries with the name of a checkpoint."""
+        """Return the steps of all entries that are named like a checkpoint."""
         return [step for name in self.names() if (step := step_of(name)) is not None]
 
     def not_newest(self, step: int | None) -> str:
-        """A description of how `newest_checkpoint` is wrong if `step` (None: nothing) is the newest, or ""."""
+        """Describe how `newest_checkpoint` is wrong if `step` is the newest (None: there is none), or return ""."""
         found = self.newest()
         if step is None:
             return "" if found is None else f"{describe(str(found))} where there is none yet"
@@ -132,8 +132,8 @@ class Folder:
 
 
 def without_kills(folder: Folder) -> dict[str, str]:
-    """Test saves one after another: names, order, cleanup. Later claims are made only if the earlier ones hold."""
-    said = {FOUND: folder.not_newest(None)}  # there is no folder
+    """Test consecutive saves: names, order, cleanup. Later claims are made only if the earlier ones hold."""
+    said = {FOUND: folder.not_newest(None)}  # there is no folder yet
     folder.path.mkdir()
     for name in NOTES:
         (folder.path / name).write_text("other files may lie here")
@@ -160,7 +160,7 @@ def without_kills(folder: Folder) -> dict[str, str]:
 
 
 def with_kills(base: Folder, before: Sequence[int]) -> tuple[dict[str, str], int]:
-    """Kill the next save, which keeps one, before each of its steps on the disk; returns faults and number of kills."""
+    """Kill the next save, which keeps one, before each disk operation. Returns faults and the number of kills."""
     step = before[-1] + 10 if before else 10
     for place in range(1, MOST + 1):
         path = base.path.with_name(f"killed-{place}")

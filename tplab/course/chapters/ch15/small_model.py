@@ -1,10 +1,10 @@
 """The model of exercise 15.3, on a grid of ranks and in a single process.
 
-Of its four parameters, W1 and W2 are split over tp; scale and shift are replicated on each of its ranks:
+Of its four parameters, W1 and W2 are split over tp, and scale and shift are replicated on every tensor-parallel rank:
 
     x [b, s, 4] · scale -> W1 [8, 4] -> tanh -> W2 [3, 8] -> + shift -> mean square of the distance from y [b, s, 3]
 
-With sequence parallelism, each rank scales and shifts its own tokens only, so scale and shift are marked.
+With sequence parallelism, each rank scales and shifts only its own tokens, so scale and shift are marked.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from tplab.tensor.mappings import copy_to_region, reduce_from_region
 from tplab.tensor.sharding import Sharding
 
 PARAMETERS = {"scale": (4,), "W1": (8, 4), "W2": (3, 8), "shift": (3,)}
-CUTS = {"W1": 0, "W2": 1}  # the dimension along which each is split
-BATCH, TOKENS = 2, 4  # of a micro-batch
+CUTS = {"W1": 0, "W2": 1}  # dimension along which each is split
+BATCH, TOKENS = 2, 4  # size of a micro-batch
 LR = 0.2  # for plain SGD, which hides no factor
 
 Weights = dict[str, Tensor]
@@ -31,7 +31,7 @@ MicroBatch = tuple[Tensor, Tensor]  # x [b, s, 4] and y [b, s, 3]
 
 
 class SmallModel(nn.Module):
-    """A model such that model(x, y) is the mean loss of a micro-batch, the same on every rank of `group`."""
+    """A model where model(x, y) is the mean loss of a micro-batch, the same on every rank of `group`."""
 
     def __init__(self, weights: Weights, group: Any, *, sequence_parallel: bool) -> None:
         super().__init__()
@@ -59,13 +59,13 @@ class SmallModel(nn.Module):
 
 
 def messages_of_model(tp: int, *, sequence_parallel: bool) -> int:
-    """Elements that a micro-batch sends over tp, as counted by `reduced`."""
+    """Return the number of elements that a micro-batch sends over tp, as counted by `reduced`."""
     both = BATCH * TOKENS * (4 + 3)  # the input of W1 and the output of W2
     return 0 if tp == 1 else both + sequence_parallel
 
 
 def reduced(section: Any, group: Any) -> int:
-    """Elements in a group's messages. Reduce-scatters and all-gathers count half, since an all-reduce is both."""
+    """Count elements in a group's messages. Reduce-scatters and all-gathers count half, as an all-reduce is both."""
     ranks = dist.get_process_group_ranks(group)
     count = 0.0
     for call in section:
@@ -83,12 +83,12 @@ def random_micro_batch(generator: torch.Generator) -> MicroBatch:
 
 
 def shards_of(weights: Weights, t: int, tp: int) -> Weights:
-    """The shards on tensor-parallel rank t."""
+    """Return the shards on tensor-parallel rank t."""
     return {n: v.chunk(tp, CUTS[n])[t].contiguous() if n in CUTS else v for n, v in weights.items()}
 
 
 def loss_and_gradients(weights: Weights, micro_batch: MicroBatch) -> tuple[float, Weights]:
-    """The mean loss of a micro-batch and its gradients, in plain torch."""
+    """Return the mean loss of a micro-batch and its gradients, computed in plain PyTorch."""
     x, y = micro_batch
     w = {name: value.clone().requires_grad_() for name, value in weights.items()}
     inner = torch.tanh((x * w["scale"]) @ w["W1"].T)  # [b, s, 8]
@@ -97,7 +97,7 @@ def loss_and_gradients(weights: Weights, micro_batch: MicroBatch) -> tuple[float
 
 
 def summed(parts: Sequence[Weights], factor: float) -> Weights:
-    """The sum of several gradients, times a factor."""
+    """Sum several gradients, and multiply the sum by a factor."""
     return {name: factor * torch.stack([part[name] for part in parts]).sum(0) for name in PARAMETERS}
 
 
@@ -106,6 +106,6 @@ def norm_of(gradient: Weights) -> float:
 
 
 def stepped(weights: Weights, gradient: Weights, max_norm: float) -> Weights:
-    """The weights after a step with this gradient, clipped to max_norm."""
+    """Return the weights after a step with this gradient, clipped to max_norm."""
     factor = min(1.0, max_norm / (norm_of(gradient) + 1e-6))
     return {name: weights[name] - LR * factor * gradient[name] for name in weights}

@@ -1,4 +1,4 @@
-"""The symptoms of chapter 15, collected after its experiments."""
+"""The table of symptoms and their causes that follows the experiments of chapter 15."""
 
 from tplab.course.checks import Symptom
 

@@ -55,17 +55,17 @@ TWO = "two numbers come out"
 TENSORS = "what comes out are plain floats"
 MARKED_ONCE = "of the gradients only the marked ones travel over tp"
 
-Batch = list[list[MicroBatch]]  # by replica
+Batch = list[list[MicroBatch]]  # per replica
 Values = dict[str, float | Tensor]  # by observation
 
 
 @dataclass(frozen=True)
 class Step(checks.Case):
-    """One step on a grid of ranks, after the steps before it.
+    """One step on a grid of ranks, after all earlier steps.
 
-    m:        micro-batches of each replica
-    max_norm: the longest gradient that is not clipped
-    number:   counted from 1
+    m:        number of micro-batches per replica
+    max_norm: largest gradient norm that isn't clipped
+    number:   number of the step, counted from 1
     """
 
     tp: int
@@ -97,7 +97,7 @@ def cases(world_size: int) -> list[Step]:
 
 class Problem(NamedTuple):
     weights: Weights  # before the first step
-    batches: list[Batch]  # of every step
+    batches: list[Batch]  # one per step
     before: Weights  # the weights before the last step
 
 
@@ -122,7 +122,7 @@ def give(case: Step, problem: Problem, place: checks.Place) -> Given:
 
 
 def run(step: Callable[..., Any], case: Step, given: Given, group: Any) -> checks.Observed:
-    """The loss, norm, weights and traffic of the last step."""
+    """Return the loss, norm, weights and traffic of the last step."""
     grid = mesh(dp=case.dp, tp=case.tp)
     model = SmallModel(given.weights, grid.get_group("tp"), sequence_parallel=case.sequence_parallel)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
@@ -156,7 +156,7 @@ def one_step(step: Callable[..., Any], model: Any, optimizer: Any, own: Any, gri
 
 
 def number(said: Any) -> Any:
-    """A single number as a float64 scalar; anything else as is."""
+    """Convert a single number to a float64 scalar tensor. Anything else is returned unchanged."""
     if isinstance(said, Tensor) and said.numel() == 1:
         return said.detach().cpu().double().reshape(())
     return scalar(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else said
@@ -205,7 +205,7 @@ def expect(case: Step, problem: Problem, place: checks.Place) -> checks.Expected
 
 
 def by_observation(mistakes: dict[str, Values], right: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The mistakes as {observation: {mistake: value}}, with NaN, which equals nothing, if a mistake changes nothing."""
+    """Regroup the mistakes as {observation: {mistake: value}}, with NaN for a mistake that changes nothing."""
     turned: dict[str, dict[str, Tensor]] = {name: {} for name in right}
     for label, values in mistakes.items():
         for name, given in values.items():
@@ -219,7 +219,7 @@ def scalar(value: float) -> Tensor:
 
 
 def micro_steps(case: Step, weights: Weights, batch: Batch) -> Weights:
-    """The weights after a step of the optimizer for each micro-batch."""
+    """Return the weights if the optimizer takes a step after each micro-batch."""
     for k in range(case.m):
         parts = [loss_and_gradients(weights, own[k])[1] for own in batch]
         weights = stepped(weights, summed(parts, 1 / len(parts) / case.m), case.max_norm)
@@ -248,7 +248,7 @@ def weights_are(*kinds: str) -> Callable[[checks.Differences], bool]:
 
 
 def seen(*kinds: str) -> Callable[[checks.Differences], bool]:
-    """A condition that holds if the weights or the norm differ in one of these ways."""
+    """Return a predicate that tests whether the weights or the norm differ in one of these ways."""
     return lambda d: weights_are(*kinds)(d) or checks.has_kind("norm", *kinds)(d)
 
 

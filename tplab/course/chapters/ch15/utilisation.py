@@ -16,7 +16,7 @@ MODEL, HARDWARE = "model FLOPs", "hardware FLOPs"
 
 
 class Layer(nn.Module):
-    """A plain transformer layer whose matmuls are written out, so that each one is counted."""
+    """A plain transformer layer with its matmuls written out, so that each one is counted."""
 
     def __init__(self, h: int, heads: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Layer(nn.Module):
 
 
 def counted_flops(config: GPTConfig, again: bool, b: int = 2) -> float:
-    """FLOPs per token, forward and backward, as torch counts them in a model of these sizes."""
+    """Return the FLOPs per token, forward and backward, that torch counts in a model of these sizes."""
     h, s = config.hidden_size, config.seq_length
     table = nn.Embedding(config.vocab_size, h)
     layers = [Layer(h, config.num_heads) for _ in range(config.num_layers)]
@@ -80,7 +80,7 @@ VISIBLE = "the share with those scores only that the mask leaves"
 
 
 def lookalikes(run: Run) -> dict[str, dict[str, list[Tensor]]]:
-    """The utilizations that known mistakes give."""
+    """Return the utilizations that known mistakes give."""
     c = run.config
     h, s, layers, v = c.hidden_size, c.seq_length, c.num_layers, c.vocab_size
     weights, scores, logits = 24.0 * layers * h * h, 4.0 * layers * s * h, 2.0 * h * v

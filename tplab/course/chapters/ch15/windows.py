@@ -1,7 +1,7 @@
 """The check of exercise 15.2: the windows of the text that a replica takes in a step, as a pure function.
 
-Any shuffle is right. The check compares the properties that it must have: each window once per epoch, the same batch
-for any number of replicas, and nothing remembered from call to call or taken from the rank's random numbers.
+Any shuffle is right. The check tests the properties that it must have: each window comes once per epoch, the batch is
+the same for any number of replicas, and nothing is remembered between calls or taken from the rank's random state.
 """
 
 import random
@@ -37,7 +37,7 @@ Batch = list[int]
 
 @dataclass(frozen=True)
 class Case:
-    """A run: the windows of its text, the sequences per step, the number of steps to check, and its seed."""
+    """A run: the number of windows in its text, sequences per step, number of steps to check, and seed."""
 
     windows: int
     batch: int
@@ -49,7 +49,7 @@ class Case:
 
 
 def ask(function: Callable[..., Any], cases: Sequence[Case], disorder: int) -> list[checks.Observed]:
-    """Call the learner's function, as replica number `rank`, for every step in order and out of order, on each rank."""
+    """Call the learner's function, as replica `rank`, for every step in order and out of order. Runs on every rank."""
     rank, p = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(disorder + rank)
     random.seed(disorder + rank)
@@ -78,7 +78,7 @@ def ask(function: Callable[..., Any], cases: Sequence[Case], disorder: int) -> l
 
 
 def beginnings(function: Callable[..., Any]) -> list[tuple[int, int, Any]]:
-    """The (seed, epoch, first batch) triples of seeds whose epochs may coincide if they are combined too simply."""
+    """Return (seed, epoch, first batch) for seeds whose epochs may coincide if the two are combined too simply."""
     found = []
     for seed in APART_SEEDS:
         for epoch in range(APART_EPOCHS):
@@ -89,13 +89,13 @@ def beginnings(function: Callable[..., Any]) -> list[tuple[int, int, Any]]:
 
 
 def epoch_of(own: Callable[..., Any], case: Case, seed: int, epoch: int) -> list[Any]:
-    """The windows that one replica takes in an epoch of complete batches."""
+    """Return the windows that a replica takes in an epoch of complete batches."""
     per_epoch = case.windows // case.batch
     return [own(step, seed=seed) for step in range(epoch * per_epoch, (epoch + 1) * per_epoch)]
 
 
 def plain(said: Any) -> Any:
-    """A list of ints, also from a tuple or range of them; anything else in portable form."""
+    """Convert a list, tuple or range of ints to a list. Anything else is returned in portable form."""
     if isinstance(said, (list, tuple, range)):
         numbers = list(said)
         if all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
@@ -134,7 +134,7 @@ def check_form(of_ranks: list[list[Any]], case: Case, p: int) -> None:
 
 
 def claims(case: Case, ranks: list[checks.Observed], together: list[Batch], alone: list[Batch]) -> dict[str, str]:
-    """Claims that say in words what doesn't hold; each is made only if the claims before it allow it."""
+    """Return claims that say in words what doesn't hold. A claim is made only if the claims before it allow it."""
     wrong = [w for batch in together for w in batch if not 0 <= w < case.windows]
     found = {RANGE: f"window {wrong[0]} of 0 to {case.windows - 1}" if wrong else ""}
     found[PURE] = impure(ranks)
@@ -163,7 +163,7 @@ def claims(case: Case, ranks: list[checks.Observed], together: list[Batch], alon
 
 
 def shared(orders: Sequence[tuple[int, int, list[Any]]]) -> str:
-    """A description of an epoch that one seed shares with another seed, or ""."""
+    """Describe an epoch that one seed shares with another seed. Returns "" if there is none."""
     had: dict[str, tuple[int, int]] = {}
     for seed, epoch, order in orders:
         first = had.setdefault(str(order), (seed, epoch))
@@ -173,7 +173,7 @@ def shared(orders: Sequence[tuple[int, int, list[Any]]]) -> str:
 
 
 def neighbours_again(epochs: Sequence[list[Batch]]) -> str:
-    """A description of an epoch that repeats over half of the first one's neighbors (by chance: 1 in 23), or ""."""
+    """Describe an epoch that repeats over half of the first one's neighbors (by chance: 1 in 23), or return ""."""
     pairs = []
     for batches in epochs:
         order = [window for batch in batches for window in batch]
@@ -201,7 +201,7 @@ def unlike(together: list[Batch], alone: list[Batch]) -> str:
 
 
 def not_once(case: Case, together: list[Batch]) -> str:
-    """A description of two windows whose counts differ by more than one after some step, or ""."""
+    """Describe two windows whose counts differ by more than one after some step, or return ""."""
     counts = Counter(dict.fromkeys(range(case.windows), 0))
     for step, batch in enumerate(together):
         counts.update(batch)

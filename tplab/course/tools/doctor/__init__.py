@@ -4,10 +4,10 @@
     software   Python, packages, PyTorch, JupyterLab, the kernel
     gpus       GPUs, their links, the backend
     machine    cores, memory, shared memory, loopback
-    trial      a real launch of two ranks and an all-reduce
+    trial      a real launch of two ranks with an all-reduce
     chapters   whether each chapter will run, and how
 
-Exit code 0 if nothing is wrong, 1 if something is.
+Exit code: 0 if nothing is wrong, 1 if something is.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from tplab.course.tools.doctor import chapters, gpus, machine, probe, software, 
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
 
 LOOK = {GOOD: ("✓", "green"), NOTE: ("!", "yellow"), BAD: ("✗", "red")}
-_NAME = 13  # columns for the name of what was examined
+_NAME = 13  # width of the name column, in characters
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def examine(root: Path) -> Iterator[Finding]:
-    """Yield every finding as soon as it is made."""
+    """Yield each finding as soon as it is available."""
     seen = probe.ask_torch()
     found = [*software.look(seen), *gpus.look(seen), *machine.look(len(seen.gpus))]
     yield from found
@@ -81,7 +81,7 @@ def show(console: Console, finding: Finding) -> None:
 
 
 def summary(found: list[Finding]) -> str:
-    """The last line, which sums up the findings."""
+    """Return the last line, which sums up the findings."""
     bad = [finding.what for finding in found if finding.state == BAD and not finding.what.startswith("chapter")]
     notebooks = [finding.what for finding in found if finding.state == BAD and finding.what.startswith("chapter")]
     if bad:

@@ -1,4 +1,4 @@
-"""Findings about each chapter: whether it will run here, and which ranks use NCCL and which use gloo."""
+"""Findings about each chapter: whether it will run here, and on how many ranks it uses NCCL or gloo."""
 
 import re
 from pathlib import Path
@@ -14,18 +14,18 @@ EVERYTHING = ("Python", "PyTorch", "packages", "kernel", "memory", "shared memor
 WITHOUT_RANKS = ("Python", "PyTorch", "packages", "kernel")
 _STARTS = re.compile(r"\b(launch|run_ranks|check_cases)\(|^%%ranks\b", re.MULTILINE)
 _NUMBERS = re.compile(r"\blaunch\(\w+, *(\d+)|^%%ranks +(\d+)", re.MULTILINE)
-CHECKED = {1, 2, 4}  # the numbers of ranks on which every check runs an answer
+CHECKED = {1, 2, 4}  # the world sizes that every check uses
 
 
 def ranks_of(texts: list[str]) -> set[int]:
-    """The world sizes that a chapter launches, found in its code; empty for a chapter that starts no ranks."""
+    """Return the world sizes that a chapter launches, according to its code. Empty if it starts no ranks."""
     if not any(_STARTS.search(text) for text in texts):
         return set()
     return CHECKED | {int(a or b) for text in texts for a, b in _NUMBERS.findall(text)}
 
 
 def how(ranks: set[int], gpus: int) -> str:
-    """A phrase for how a chapter runs: "runs; ranks: 1, 2 over NCCL; 4 over gloo"."""
+    """Describe how a chapter runs: "runs; ranks: 1, 2 over NCCL; 4 over gloo"."""
     if not ranks:
         return "runs in the notebook itself, without ranks"
     ways = (("NCCL", {p for p in ranks if p <= gpus}), ("gloo", {p for p in ranks if p > gpus}))
@@ -34,7 +34,7 @@ def how(ranks: set[int], gpus: int) -> str:
 
 
 def judge(name: str, ranks: set[int], gpus: int, bad: list[str], unreadable: str, number: int) -> Finding:
-    """The finding about one chapter. bad: faults of this machine, by name; unreadable: the notebook's fault, or ""."""
+    """Return the finding about a chapter. bad: the machine's faults; unreadable: the notebook's fault, or ""."""
     needed = EVERYTHING if ranks else WITHOUT_RANKS
     if blocked := [what for what in bad if what in needed]:
         return Finding(name, BAD, f"will not run: first mend {', '.join(blocked)}")
@@ -44,7 +44,7 @@ def judge(name: str, ranks: set[int], gpus: int, bad: list[str], unreadable: str
 
 
 def look(root: Path, seen: Torch, findings: list[Finding]) -> list[Finding]:
-    """Examine every chapter of the course."""
+    """Return a finding for every chapter of the course."""
     bad = [finding.what for finding in findings if finding.state == BAD]
     gpus = len(seen.gpus) if seen.nccl else 0
     return [

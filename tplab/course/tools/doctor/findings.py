@@ -7,9 +7,9 @@ GOOD, NOTE, BAD = "good", "note", "bad"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was examined.
+    """The result of examining one thing.
 
-    state: "good"; "note", worth knowing, but the course still runs; "bad", something won't work
+    state: "good"; "note" if it's worth knowing, but the course still runs; "bad" if something won't work
     mend:  the command or the sentence that fixes it
     """
 

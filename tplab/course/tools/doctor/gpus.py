@@ -1,4 +1,4 @@
-"""GPUs, the links between them, and the backend that ranks will use. A machine without GPUs is fine too."""
+"""Findings about GPUs, their links, and the backend that ranks will use. A machine without GPUs is fine too."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from tplab.course.tools.doctor.findings import GOOD, NOTE, Finding
 from tplab.course.tools.doctor.probe import Torch
 
 CHOOSE = "PyTorch's own command for this machine: https://pytorch.org/get-started/locally/"
-# Meanings of the links in `nvidia-smi topo -m`, according to its own legend
+# Meanings of the links in `nvidia-smi topo -m`, from its legend
 PATHS = {
     "PIX": "PCIe, one switch",
     "PXB": "PCIe, several switches",
@@ -22,7 +22,7 @@ PATHS = {
 
 
 def devices(seen: Torch, on_machine: list[str], visible: str | None) -> Finding:
-    """The finding about PyTorch's GPUs. on_machine: the GPUs in nvidia-smi's list; visible: CUDA_VISIBLE_DEVICES."""
+    """Return the finding about GPUs. on_machine: GPUs that nvidia-smi lists; visible: CUDA_VISIBLE_DEVICES."""
     if seen.gpus:
         each = (f"{place}: {gpu.name}, {size(gpu.total)}, {size(gpu.free)} free" for place, gpu in enumerate(seen.gpus))
         return Finding("GPUs", GOOD, "; ".join(each))
@@ -36,7 +36,7 @@ def devices(seen: Torch, on_machine: list[str], visible: str | None) -> Finding:
 
 
 def links(peers: list[list[bool]], topology: str) -> Finding | None:
-    """The finding about links between two or more GPUs, else None. topology: output of `nvidia-smi topo -m`, or ""."""
+    """Return the finding about GPU links, or None below two GPUs. topology: output of `nvidia-smi topo -m`, or ""."""
     if len(peers) < 2:
         return None
     kinds: dict[str, list[str]] = {}
@@ -57,7 +57,7 @@ def links(peers: list[list[bool]], topology: str) -> Finding | None:
 
 
 def parse_topology(text: str) -> list[list[str]]:
-    """The table of `nvidia-smi topo -m`: [a][b] is the link from GPU a to GPU b. [] if there is no such table."""
+    """Parse the table of `nvidia-smi topo -m`. [a][b] is the link from GPU a to GPU b. Returns [] without a table."""
     rows = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
     head = next((row for row in rows if row[:1] == ["GPU0"] and "X" not in row), [])
     number = sum(bool(re.fullmatch(r"GPU\d+", word)) for word in head)
@@ -67,13 +67,13 @@ def parse_topology(text: str) -> list[list[str]]:
 
 
 def link_name(word: str) -> str:
-    """A link in words: "NV18" is "NVLink, 18 links"."""
+    """Spell out the name of a link: "NV18" becomes "NVLink, 18 links"."""
     wires = re.fullmatch(r"NV(\d+)", word)
     return f"NVLink, {count(int(wires[1]), 'link')}" if wires else PATHS.get(word, word)
 
 
 def backend(seen: Torch) -> Finding:
-    """The finding about the backend with which `launch` will connect ranks here."""
+    """Return the finding about the backend that `launch` will connect ranks with."""
     number = len(seen.gpus)
     if not number or not seen.nccl:
         why = "" if not number else ": this PyTorch was built without NCCL"
@@ -87,7 +87,7 @@ def backend(seen: Torch) -> Finding:
 
 
 def nvidia_smi(*arguments: str) -> str:
-    """The output of nvidia-smi; "" if there is no such program or if it fails."""
+    """Return the output of nvidia-smi, or "" if it isn't installed or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
@@ -106,7 +106,7 @@ def nvidia_smi(*arguments: str) -> str:
 
 
 def look(seen: Torch) -> list[Finding]:
-    """Examine the GPUs of this machine."""
+    """Return the findings about this machine's GPUs."""
     names = [line.strip() for line in nvidia_smi("--query-gpu=name", "--format=csv,noheader").splitlines() if line]
     topology = nvidia_smi("topo", "-m") if len(seen.gpus) > 1 else ""
     found = [

@@ -1,6 +1,6 @@
-"""Cores, memory, shared memory, and the loopback interface.
+"""Findings about cores, memory, shared memory, and the loopback interface.
 
-Every function takes what it judges as an argument; `look` fetches the real values.
+Every function takes the values that it judges as arguments. `look` fetches the real ones.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ def cores(number: int) -> Finding:
 
 
 def memory(available: float, total: float) -> Finding:
-    """The finding about main memory. available: bytes that are free for a new program; total: all bytes."""
+    """Return the finding about main memory. available: bytes that are free for a new program; total: all bytes."""
     told = f"{size(available)} free of {size(total)}"
     if available >= NEEDED:
         return Finding("memory", GOOD, told)
@@ -39,7 +39,7 @@ def memory(available: float, total: float) -> Finding:
 
 
 def shared_memory(total: float | None, gpus: int) -> Finding:
-    """The finding about /dev/shm. total: its bytes, None if the system has none. gpus: how many PyTorch sees."""
+    """Return the finding about /dev/shm. total: its bytes, or None without it; gpus: how many GPUs PyTorch sees."""
     if total is None:
         return Finding("shared memory", GOOD, "no /dev/shm here, and none needed")
     told = f"/dev/shm holds {size(total)}"
@@ -52,7 +52,7 @@ def shared_memory(total: float | None, gpus: int) -> Finding:
 
 
 def loopback(interfaces: list[str], talk: Callable[[], None]) -> Finding:
-    """The finding about the interface that ranks use. interfaces: names; talk: tries it, and may raise OSError."""
+    """Return the finding about loopback. interfaces: names; talk: tries to send a byte, and may raise OSError."""
     name = next((name for name in interfaces if name in ("lo", "lo0")), "")
     mend = f"as root: ip link set {name or 'lo'} up"
     if not name:
@@ -71,7 +71,7 @@ def loopback(interfaces: list[str], talk: Callable[[], None]) -> Finding:
 
 
 def talk_to_itself() -> None:
-    """Send a byte over 127.0.0.1 to this same process. Raises OSError."""
+    """Send a byte over 127.0.0.1 to this process. Raises OSError."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(5)
         with socket.create_connection(server.getsockname(), timeout=5) as sender:
@@ -83,7 +83,7 @@ def talk_to_itself() -> None:
 
 
 def memory_of(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
-    """Free and total bytes of the machine, or of the container if that has less."""
+    """Return the free and total bytes of the machine, or of the container if its limit is lower."""
     import psutil
 
     machine = psutil.virtual_memory()
@@ -98,7 +98,6 @@ def memory_of(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[float, float]:
 
 
 def look(gpus: int) -> list[Finding]:
-    """Examine this machine."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shared = shutil.disk_usage(SHARED).total if sys.platform == "linux" and SHARED.is_dir() else None
     return [

@@ -1,4 +1,4 @@
-"""PyTorch's view of this machine, from a separate process, because an import that crashes must not end the doctor."""
+"""Ask PyTorch about this machine in a separate process, because an import that crashes must not end the doctor."""
 
 import json
 import os
@@ -35,7 +35,7 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. total, free: bytes of memory"""
+    """A GPU, with its total and free memory in bytes."""
 
     name: str
     total: int
@@ -46,8 +46,8 @@ class Gpu:
 class Torch:
     """PyTorch's report on itself and on the GPUs.
 
-    error: why it can't be imported; the rest is empty then. cuda: the version it was built for, "" for none
-    complaint: its warning while it looked for GPUs, or "". peers[a][b]: whether GPU a can access GPU b's memory
+    error: why it can't be imported, in which case the rest is empty. cuda: the CUDA version of the build, "" for none
+    complaint: its warning while looking for GPUs, or "". peers[a][b]: whether GPU a can access GPU b's memory
     """
 
     error: str = ""
@@ -61,7 +61,7 @@ class Torch:
 
 
 def ask_torch(code: str = _ASK, timeout: float = PATIENCE) -> Torch:
-    """Ask PyTorch for its report; a failure, or no answer after `timeout` seconds, becomes its `error`."""
+    """Ask PyTorch for its report. A failure, or no answer within `timeout` seconds, is reported as its `error`."""
     try:
         told = ask(code, timeout)
     except RuntimeError as error:
@@ -71,7 +71,7 @@ def ask_torch(code: str = _ASK, timeout: float = PATIENCE) -> Torch:
 
 
 def ask(code: str, timeout: float) -> dict:
-    """Run code in a separate process; returns the JSON of its last line. Raises RuntimeError with a sentence."""
+    """Run code in a separate process and return the JSON on its last line. Raises RuntimeError with the reason."""
     path = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     try:
         done = subprocess.run(

@@ -1,6 +1,7 @@
-"""Python, the packages, PyTorch, and the kernel that notebooks run in.
+"""Findings about Python, the packages, PyTorch, and the kernel that notebooks run in.
 
-Every function takes what it judges as an argument, so a test can present any fault; `look` fetches the real values.
+Every function takes the values that it judges as arguments, so tests can simulate any fault. `look` fetches the real
+ones.
 """
 
 import importlib.metadata
@@ -30,9 +31,9 @@ def python(version: tuple[int, ...], executable: str) -> Finding:
 
 
 def packages(requirements: Iterable[Requirement], version_of: Callable[[str], str]) -> Finding:
-    """The finding about the versions of all packages that the course needs, except torch, which has its own.
+    """Return the finding about the versions of all packages that the course needs, except torch, which has its own.
 
-    version_of: the installed version of a package; raises PackageNotFoundError
+    version_of: returns a package's installed version, or raises PackageNotFoundError
     """
     wrong = []
     looked_at = 0
@@ -53,7 +54,7 @@ def packages(requirements: Iterable[Requirement], version_of: Callable[[str], st
 
 
 def torch(seen: Torch, wanted: Requirement) -> Finding:
-    """The finding about PyTorch: whether it can be imported, its version, and its backends."""
+    """Return the finding about PyTorch: whether it can be imported, its version, and its backends."""
     if seen.error:
         return Finding("PyTorch", BAD, f"it can't be imported: {seen.error}", INSTALL)
     if not wanted.specifier.contains(seen.version, prereleases=True):
@@ -64,7 +65,7 @@ def torch(seen: Torch, wanted: Requirement) -> Finding:
 
 
 def kernel(argv: list[str] | None, executable: str) -> Finding:
-    """The finding about the kernel "python3", which must run this Python. argv: its command line, or None."""
+    """Return the finding about the "python3" kernel, which must run this Python. argv: its command line, or None."""
     if argv is None:
         return Finding("kernel", BAD, "Jupyter knows no kernel called python3", KERNEL)
     named = argv[0] if argv else ""
@@ -76,7 +77,7 @@ def kernel(argv: list[str] | None, executable: str) -> Finding:
 
 
 def _same_environment(one: str, other: str) -> bool:
-    """Return whether two Pythons share a folder. The files themselves are links to the same file everywhere."""
+    """Return whether two Pythons share a folder. Their files prove nothing, because they link to the same one."""
     return os.path.realpath(os.path.dirname(one)) == os.path.realpath(os.path.dirname(other))
 
 
@@ -90,10 +91,10 @@ def jupyterlab(version: str | None) -> Finding:
 
 
 def requirements() -> list[Requirement]:
-    """The requirements in pyproject.toml, or those of the installed package if that file isn't there."""
+    """Return the requirements in pyproject.toml, falling back to those of the installed package."""
     path = PACKAGE_ROOT / "pyproject.toml"
     if path.exists() and sys.version_info >= OLDEST:
-        import tomllib  # imported here, because an older Python lacks it but must get its finding
+        import tomllib  # imported here because an older Python lacks it
 
         texts = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["dependencies"]
     else:
@@ -102,7 +103,7 @@ def requirements() -> list[Requirement]:
 
 
 def kernel_argv() -> list[str] | None:
-    """The command line of the kernel that `tplab lab` would start."""
+    """Return the command line of the kernel that `tplab lab` would start, or None if there is none."""
     from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
     folders = environment(os.environ)["JUPYTER_PATH"].split(os.pathsep)
@@ -115,7 +116,6 @@ def kernel_argv() -> list[str] | None:
 
 
 def look(seen: Torch) -> list[Finding]:
-    """Examine this Python."""
     needed = requirements()
     wanted = next(requirement for requirement in needed if requirement.name == "torch")
     try:

@@ -1,6 +1,6 @@
-"""Proof that ranks can be started here and can communicate: an all-reduce by `tplab.launch`, in a separate process.
+"""Test that ranks can start and communicate here, with an all-reduce by `tplab.launch` in a separate process.
 
-`python -m tplab.course.tools.doctor.trial` shows the launcher's full report when it fails.
+If it fails, `python -m tplab.course.tools.doctor.trial` shows the launcher's full report.
 """
 
 import json
@@ -26,12 +26,12 @@ class Trial:
 
 
 def sizes(gpus: int) -> list[int]:
-    """The world sizes to try: 2, and another one that checks use if it runs over a different backend."""
+    """Return the world sizes to try: 2, and another one that checks use if it runs over a different backend."""
     return sorted({2} | ({1} if gpus == 1 else set()) | ({4} if 2 <= gpus < 4 else set()))
 
 
 def attempt(ranks: list[int]) -> list[Trial]:
-    """Launch each of these numbers of ranks, one after another."""
+    """Launch each of these world sizes, one after another."""
     try:
         told = ask(_TRY.format(ranks), PATIENCE * 2)
     except RuntimeError as error:
@@ -40,7 +40,6 @@ def attempt(ranks: list[int]) -> list[Trial]:
 
 
 def judge(trials: list[Trial]) -> Finding:
-    """The finding from these trials."""
     for trial in trials:
         name = f"{trial.ranks} rank{'' if trial.ranks == 1 else 's'}"
         if trial.error:
@@ -55,7 +54,7 @@ def judge(trials: list[Trial]) -> Finding:
 
 
 def add_up() -> tuple[float, str]:
-    """Return the sum of 1, 2, ... over the ranks, and the backend. Runs on every rank."""
+    """All-reduce the numbers 1, 2, ... over the ranks, and return the sum and the backend. Runs on every rank."""
     import torch
     import torch.distributed as dist
 
@@ -67,7 +66,7 @@ def add_up() -> tuple[float, str]:
 
 
 def main(ranks: list[int]) -> None:
-    """Try every number of ranks, and print the results as JSON."""
+    """Try each world size, and print the results as JSON."""
     import time
 
     from tplab import launch
