@@ -1,10 +1,10 @@
 """Chapter 10: save a model on p ranks and load it on any other number of ranks.
 
 files       the directory of a checkpoint, written by torch.distributed.checkpoint
-pieces      which chunk of which full tensor a rank holds
+pieces      which chunks of each full tensor a rank has
 replicas    check that replicated tensors are identical on all ranks
 optimizer   the optimizer's state, by parameter name
-sharded     save and load all of it
+sharded     save and load model, optimizer and random states
 """
 
 from tplab.checkpoint.replicas import compare_replicas

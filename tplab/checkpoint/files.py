@@ -1,13 +1,13 @@
-"""Chapter 10: the directory of a checkpoint, written by `torch.distributed.checkpoint` (DCP) and read with suspicion.
+"""Chapter 10: the checkpoint directory, written by `torch.distributed.checkpoint` (DCP) and read without trusting it.
 
     step-1000/.metadata          an index of the tensors; written last, when everything else is complete
     step-1000/__0_0.distcp       the tensors of rank 0, each as torch.save writes it
     step-1000/__1_0.distcp       the tensors of rank 1
 
 The `.metadata` is a pickle, and DCP's own reader unpickles it, so anyone who can write that file can run any program on
-the machine that loads it. `SafeReader` builds only the few classes that belong in it and refuses a file that asks for
-anything else. Tensors are read with `weights_only=True`, and `PieceLoader` makes sure that other values are, too.
-(Python's documentation of pickle, "Restricting Globals".)
+the machine that loads it. `SafeReader` creates only the few classes that belong in it and rejects a file that refers to
+anything else. Tensors are read with `weights_only=True`, and `PieceLoader` does the same for other values. (Python's
+documentation of pickle, "Restricting Globals".)
 """
 
 import math
@@ -52,7 +52,7 @@ _PLAIN = {
     "torch.serialization": {"_get_layout"},
     "torch": {"Size"},
 }
-_PATHS = {"PosixPath": PurePosixPath, "WindowsPath": PureWindowsPath}  # pure: they name files without opening any
+_PATHS = {"PosixPath": PurePosixPath, "WindowsPath": PureWindowsPath}  # pure paths can't access the file system
 
 
 def make_directory(path: Path) -> None:
@@ -71,9 +71,9 @@ def check_is_shared(path: Path) -> None:
 
 
 class TyingWriter(dcp.FileSystemWriter):
-    """A writer that stores a tensor with two names once and lists it under both. ties: flat names, {second: first}.
+    """Storage writer that stores a tied tensor once and lists it under both names. ties: {second name: first name}.
 
-    If the disk has no room for all ranks' files, nothing is written, and an OSError gives the space needed and free.
+    If the disk doesn't have room for the files of all ranks, it writes nothing and raises OSError with the sizes.
     """
 
     def __init__(self, path: Path, ties: Mapping[str, str], **options: Any) -> None:
@@ -103,10 +103,10 @@ class TyingWriter(dcp.FileSystemWriter):
 
 
 class SafeReader(dcp.FileSystemReader):
-    """DCP's reader, but it runs nothing that a file asks for, and notices missing files before anything is loaded.
+    """DCP's reader, but it runs no code from the files and detects missing files before anything is loaded.
 
-    `read_metadata` raises FileNotFoundError for a missing, unfinished or incomplete checkpoint, and ValueError for a
-    file that isn't metadata.
+    `read_metadata` raises FileNotFoundError for a missing, unfinished or incomplete checkpoint, and ValueError if the
+    file isn't metadata.
     """
 
     _read: Metadata | None = None
@@ -130,7 +130,7 @@ class SafeReader(dcp.FileSystemReader):
 
 
 def names_under(metadata: Metadata, *first: str) -> dict[str, Key]:
-    """The names in a checkpoint whose keys start with `first`, and the keys: {"extra.step": ("extra", "step")}."""
+    """Return {name: key} of all entries whose key starts with `first`, such as {"extra.step": ("extra", "step")}."""
     keys = metadata.planner_data or {name: (name,) for name in metadata.state_dict_metadata}
     return {name: key for name, key in keys.items() if key[: len(first)] == first}
 
@@ -149,7 +149,7 @@ def check_names(saved: Iterable[str], own: Iterable[str]) -> None:
 
 
 def together(step: Callable[[], T], group: ProcessGroup | None) -> T:
-    """Run step() on every rank; return its result. If it raises on one rank, all raise, so no rank waits in vain."""
+    """Run step() on every rank and return its result. If any rank raises, all ranks raise, so none of them hangs."""
     result, failed = None, None
     try:
         result = step()
@@ -168,9 +168,9 @@ def together(step: Callable[[], T], group: ProcessGroup | None) -> T:
 
 @contextmanager
 def dcp_run(trouble: str) -> Iterator[None]:
-    """Turn DCP's exception, which no `except Exception` catches, into a RuntimeError; for p = 1, silence its warning.
+    """Turn DCP's exception, which isn't an `Exception`, into a RuntimeError, and silence its warning for p = 1.
 
-    The warning stays off, because restoring the filters would change them for other threads.
+    The warning stays silenced, because restoring the filters would affect other threads.
     """
     if not dist.is_initialized():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
@@ -204,7 +204,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 def _file_bytes(plan: SavePlan) -> int:
-    """Estimate the bytes that a rank writes; torch.save and .metadata add nearly 2 KiB per piece."""
+    """Estimate how many bytes a rank writes. torch.save and .metadata add nearly 2 KiB per chunk."""
     tensors = [item.tensor_data for item in plan.items if item.tensor_data]
     numbers = sum(math.prod(tensor.chunk.sizes) * tensor.properties.dtype.itemsize for tensor in tensors)
     return numbers + 2048 * len(plan.items)
@@ -215,7 +215,7 @@ def _numbers_told(what: str, path: Any) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        own_words = error.__context__  # the disk's error, which torch.save replaces with its own
+        own_words = error.__context__  # the original OSError, which torch.save replaces with its own error
         reason = own_words if isinstance(own_words, OSError) else error
         raise OSError(
             f"{what} could not be written; {shutil.disk_usage(path).free:,} bytes are free on its disk, if no quota or "
@@ -224,7 +224,7 @@ def _numbers_told(what: str, path: Any) -> Iterator[None]:
 
 
 def _entries(names: Iterable[str]) -> Counter[str]:
-    """The number of entries in each nn.ModuleList, judging by the names inside it: {"blocks": 12}."""
+    """Return the number of entries in each nn.ModuleList, judging by the parameter names: {"blocks": 12}."""
     found = {match[0] for name in names if (match := re.match(r"(?:.*?\.)?\d+(?=\.)", name))}  # blocks.0, blocks.1, ..
     return Counter(entry.rpartition(".")[0] for entry in found)
 

@@ -1,14 +1,14 @@
-"""Chapter 10: the state of an optimizer by parameter name, so that it can be sharded like the parameters.
+"""Chapter 10: the optimizer's state by parameter name, so that it can be sharded like the parameters.
 
-`optimizer.state_dict()` numbers the parameters by their order in the optimizer. A checkpoint for any number of ranks
-holds what `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` returns for the unsharded model:
+`optimizer.state_dict()` numbers the parameters in the optimizer's order. A checkpoint that works for any number of
+ranks contains what `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` returns for the unsharded model:
 
     {"state": {"up.weight": {"exp_avg": .., "exp_avg_sq": .., "step": ..}, ..},
      "param_groups": [{"lr": 0.001, .., "params": ["up.weight", ..]}]}
 
 A tensor with the shape of its parameter, such as Adam's averages or SGD's momentum, is sharded if the parameter is. A
-scalar, such as the step, is the same on all ranks. Anything else, such as Adafactor's averages over rows and over
-columns, mixes values from several ranks, so it can't be sharded.
+scalar, such as the step, is the same on all ranks. Anything else, such as Adafactor's averages over rows and columns,
+mixes values from several ranks, so it can't be sharded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ GROUPS, STATE = ("optimizer", "param_groups"), ("optimizer", "state")
 
 
 def optimizer_content(optimizer: Optimizer, model: nn.Module, rank: int, world_size: int) -> dict[str, Any]:
-    """The optimizer state to save, in the format above, with this rank's `Pieces` in place of tensors.
+    """Return the optimizer state to save, in the format above, with this rank's `Pieces` in place of tensors.
 
-    Raises ValueError for a parameter that isn't the model's, or a tensor that can't be sharded.
+    Raises ValueError for a parameter that isn't in the model, or a tensor that can't be sharded.
     """
     groups, packed, parameters = _groups(optimizer, model), optimizer.state_dict(), dict(model.named_parameters())
     names = list(chain(*groups))
@@ -50,12 +50,12 @@ def optimizer_content(optimizer: Optimizer, model: nn.Module, rank: int, world_s
 
 
 def group_places(metadata: Metadata) -> dict[str, Pieces | None]:
-    """Placeholders for the saved `param_groups`: hyperparameters such as the learning rate, and parameter names."""
+    """Return placeholders for the saved `param_groups`: parameter names, and hyperparameters such as `lr`."""
     return {name: blank(metadata, name) for name in names_under(metadata, *GROUPS)}
 
 
 def saved_groups(metadata: Metadata, loaded: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The saved `param_groups`, read from the filled placeholders."""
+    """Return the saved `param_groups`, given the filled placeholders."""
     groups: dict[str | int, dict[str, Any]] = {}
     for name, (*_, number, key) in names_under(metadata, *GROUPS).items():
         groups.setdefault(number, {})[str(key)] = value_of(loaded[name])
@@ -80,7 +80,7 @@ def check_groups(groups: Sequence[Mapping[str, Any]], optimizer: Optimizer, mode
 
 
 def state_places(metadata: Metadata, model: nn.Module, rank: int, world_size: int) -> dict[str, Pieces | None]:
-    """Placeholders for the saved state of each parameter, sharded as this rank needs it."""
+    """Return placeholders for the saved state of each parameter, sharded the way this rank needs it."""
     places, parameters = {}, dict(model.named_parameters())
     for name, (*_, parameter_name, key) in names_under(metadata, *STATE).items():
         saved, parameter = metadata.state_dict_metadata[name], parameters[str(parameter_name)]
@@ -102,9 +102,9 @@ def load_optimizer(
     groups: Sequence[Mapping[str, Any]],
     loaded: Mapping[str, Any],
 ) -> None:
-    """Load the optimizer's state from the filled placeholders through its own `load_state_dict`.
+    """Load the optimizer's state from the filled placeholders, using its own `load_state_dict`.
 
-    Implementation choices (`fused`, `foreach`, `capturable`) keep their current values: they aren't part of the run.
+    Implementation choices (`fused`, `foreach`, `capturable`) aren't loaded: they keep their current values.
     """
     own = _groups(optimizer, model)
     numbers = {name: number for number, name in enumerate(chain(*own))}
@@ -137,7 +137,7 @@ def _groups(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
 def _sharding_of(
     name: str, key: str, shape: Sequence[int], parameter: nn.Parameter, parameter_shape: Sequence[int]
 ) -> Sharding | None:
-    """The sharding of a state tensor: that of its parameter, or None for a scalar. ValueError if the shapes differ."""
+    """Return the sharding of a state tensor: its parameter's, or None for a scalar. ValueError if the shapes differ."""
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
     if sharding is None or len(shape) == 0:
         return None

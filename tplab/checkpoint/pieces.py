@@ -1,13 +1,13 @@
-"""Chapter 10: chunks of full tensors, as `torch.distributed.checkpoint` (DCP) asks for them.
+"""Chapter 10: chunks of full tensors, as `torch.distributed.checkpoint` (DCP) uses them.
 
 DCP asks a planner what each rank has. The planner answers with chunks, each described by its offset in the full tensor
-and its sizes. To load, DCP compares the chunks that a rank wants with those in the files, and reads where they overlap:
+and its sizes. When loading, DCP compares the chunks that a rank wants with those in the files, and reads the overlaps:
 
     saved on 2 ranks       [ 0 1 2 3 4 5 | 6 7 8 9 10 11 ]
     loaded on 3 ranks      [ 0 1 2 3 | 4 5 6 7 | 8 9 10 11 ]       rank 1 reads 4 5 from one file, 6 7 from the other
 
-A DTensor, torch's own sharded tensor, is one chunk per rank, and it knows its offset. A shard of a fused tensor is
-several chunks (see `runs`).
+A DTensor, torch's own sharded tensor, is one chunk per rank, and it knows its offset. A shard of a fused tensor
+consists of several chunks (see `runs`).
 """
 
 import copy
@@ -45,7 +45,7 @@ from tplab.tensor.sharding import Sharding
 
 @dataclass(frozen=True)
 class Pieces:
-    """A rank's pieces of a tensor: views into its `shard`, each with its offset in the full tensor."""
+    """A rank's chunks of a tensor: views into its `shard`, each with its offset in the full tensor."""
 
     shard: Tensor
     whole_shape: torch.Size
@@ -59,17 +59,17 @@ class Pieces:
         return self.views[index.offset]
 
     def padded(self) -> bool:
-        """True if the shard contains padding, that is, elements that don't belong to the full tensor."""
+        """Return True if the shard contains padding, that is, elements that don't belong to the full tensor."""
         return sum(view.numel() for view in self.views.values()) < held(self.shard).numel()
 
     def copied(self) -> "Pieces":
-        """A copy in separate CPU memory, ready to be saved; of the shard itself, only the dtype is kept."""
+        """Return a copy in separate CPU memory for saving. Of the shard itself, only the dtype is kept."""
         views = {offset: _copied(view) for offset, view in self.views.items()}
         return Pieces(torch.empty(0, dtype=self.shard.dtype, device="cpu"), self.whole_shape, views)
 
 
 def pieces(tensor: Tensor, sharding: Sharding | None, rank: int, world_size: int) -> Pieces:
-    """The pieces that `rank` holds if `tensor` is its shard; without a `sharding`, the full tensor as a single piece.
+    """Return the `Pieces` of `rank`, given its shard. Without a `sharding`, the full tensor is a single chunk.
 
     A DTensor knows its own offset, but a given `sharding` takes precedence, because it knows about padding and blocks.
     """
@@ -89,16 +89,16 @@ def pieces(tensor: Tensor, sharding: Sharding | None, rank: int, world_size: int
 
 
 def held(tensor: Tensor) -> Tensor:
-    """The local shard of a DTensor; any other tensor unchanged."""
+    """Return the local shard of a DTensor, and any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def runs(sharding: Sharding, size: int, rank: int, world_size: int) -> list[tuple[int, int, int]]:
-    """(offset in the full tensor, offset in the shard, length) of each contiguous run of `size` entries on `rank`.
+    """Return (offset in the full tensor, offset in the shard, length) of each contiguous run of entries on `rank`.
 
-    To find the runs, we shard the numbers 1 to size, so zeros are padding. A run also ends where a block ends.
-    Otherwise a rank with the last head of Q and the only head of K would hold them as a single piece, which would
-    overlap with the other ranks' pieces of K without matching any of them.
+    To find the runs among `size` entries, shard the numbers 1 to size, so that zeros are padding. A run also ends where
+    a block ends. Otherwise, a rank with the last head of Q and the only head of K would have both in a single chunk,
+    which would overlap with other ranks' chunks of K without matching any of them.
     """
     mine = replace(sharding, dim=0).shard(torch.arange(1, size + 1, device="cpu"), rank, world_size)
     places = mine.nonzero().flatten()
@@ -113,7 +113,7 @@ def runs(sharding: Sharding, size: int, rank: int, world_size: int) -> list[tupl
 
 @dataclass(frozen=True)
 class Plain:
-    """A value saved as is, even a dict. Raises TypeError if it couldn't be loaded with `weights_only=True`."""
+    """A value that is saved as is, even a dict. Raises TypeError if it couldn't be loaded with `weights_only=True`."""
 
     value: object
 
@@ -129,7 +129,7 @@ class Plain:
 
 
 def blank(metadata: Metadata, name: str) -> Pieces | None:
-    """A placeholder for what was saved under `name`: a new full tensor, or None for anything else."""
+    """Return a placeholder for the entry `name`: a new full tensor, or None if the entry isn't a tensor."""
     saved = metadata.state_dict_metadata[name]
     if not isinstance(saved, TensorStorageMetadata):
         return None
@@ -137,7 +137,7 @@ def blank(metadata: Metadata, name: str) -> Pieces | None:
 
 
 def copied(content: Any) -> Any:
-    """An independent copy of a nested dict of `Pieces`, tensors and values, with all tensors on the CPU.
+    """Deep-copy a nested dict of `Pieces`, tensors and values, with all tensors moved to the CPU.
 
     Copies from a GPU go to pinned memory asynchronously, so synchronize before you read them.
     """
@@ -156,12 +156,12 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def value_of(leaf: object) -> Any:
-    """The content of a filled placeholder."""
+    """Return the content of a filled placeholder."""
     return leaf.shard if isinstance(leaf, Pieces) else leaf
 
 
 class PieceSaver(dcp.DefaultSavePlanner):
-    """A planner that saves a nested dict of `Pieces`, full tensors and values; the lowest rank writes replicas."""
+    """Save planner for a nested dict of `Pieces`, full tensors and values. The lowest rank writes replicated data."""
 
     def __init__(self) -> None:
         super().__init__(flatten_sharded_tensors=False, dedup_save_to_lowest_rank=True)
@@ -176,7 +176,7 @@ class PieceSaver(dcp.DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         items = [item for name, leaf in self.state_dict.items() for item in _write_items(name, leaf)]
-        self.plan = SavePlan(items, planner_data=self.mappings)  # flat names, and the keys they stand for
+        self.plan = SavePlan(items, planner_data=self.mappings)  # maps flat names to the original keys
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Any:
@@ -187,7 +187,7 @@ class PieceSaver(dcp.DefaultSavePlanner):
 
 
 class PieceLoader(dcp.DefaultLoadPlanner):
-    """A planner that fills the `Pieces` of a flat dict in place and replaces every other value with the saved one."""
+    """Load planner that fills the `Pieces` of a flat dict in place and replaces other values with the saved ones."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)

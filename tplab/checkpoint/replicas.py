@@ -1,8 +1,8 @@
-"""Chapter 10: are replicated parameters identical? Norms, final biases, and copies of K and V heads must be.
+"""Chapter 10: check that replicated parameters are identical: norms, final biases, and copies of K and V heads.
 
-If a gradient was forgotten, or a dropout mask differed between ranks, replicas drift apart, and neither the output nor
-the loss shows it (chapter 05). A checkpoint keeps only one replica, so this is the place to check: each rank computes
-checksums of what other ranks hold, too, and the ranks compare them, which costs a few bytes per tensor.
+If a gradient wasn't summed, or a dropout mask differed between ranks, replicas drift apart, and neither the output nor
+the loss shows it (chapter 05). A checkpoint keeps only one replica, so this is a good time to check. Each rank computes
+checksums of the data that other ranks have, too, and the ranks compare them. That costs a few bytes per tensor.
 """
 
 import zlib
@@ -18,14 +18,14 @@ from tplab.checkpoint.pieces import pieces
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.sharding import Sharding
 
-Piece = tuple[str, tuple[int, ...]]  # the name of a tensor, and the offset of this piece in the full tensor
+Piece = tuple[str, tuple[int, ...]]  # the name of a tensor, and the offset of this chunk in the full tensor
 Checksums = dict[Piece, int]
 
 
 def compare_replicas(model: nn.Module, group: ProcessGroup | None = None) -> None:
-    """Raise ValueError on all ranks if ranks differ in a parameter or buffer that should be identical.
+    """Raise ValueError on all ranks if a parameter or buffer that should be identical differs between ranks.
 
-    All ranks of the group must call it. Replicas have to match bit by bit, as they do if they are computed identically.
+    All ranks of the group must call it. Replicas must match bit by bit, as they do if they are computed identically.
     """
     rank, world_size = rank_and_size(group)
     if world_size == 1:
@@ -44,7 +44,7 @@ def compare_replicas(model: nn.Module, group: ProcessGroup | None = None) -> Non
 
 
 def _checksums(model: nn.Module, rank: int, world_size: int) -> Checksums:
-    """Checksums of everything that this rank and at least one other rank hold."""
+    """Return checksums of all data that this rank shares with at least one other rank."""
     found: Checksums = {}
     for name, value in model.state_dict(keep_vars=True).items():
         sharding = getattr(value, "tensor_parallel", None)
@@ -63,9 +63,9 @@ def _checksum(tensor: Tensor) -> int:
 
 
 def _differences(of_ranks: list[Checksums]) -> dict[str, list[str]]:
-    """{name: ["0 and 1", "0 and 3"]}: the ranks whose pieces differ from those of the first rank that holds them."""
+    """Return {name: ["0 and 1", "0 and 3"]}: the ranks whose chunks differ from those of the first owner."""
     first: dict[Piece, int] = {}
-    differ: dict[str, list[str]] = {name: [] for name, _ in of_ranks[0]}  # each rank holds a piece of each tensor
+    differ: dict[str, list[str]] = {name: [] for name, _ in of_ranks[0]}  # each rank has a chunk of each tensor
     for rank, checksums in enumerate(of_ranks):
         for piece, checksum in checksums.items():
             holder = first.setdefault(piece, rank)

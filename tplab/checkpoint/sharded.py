@@ -1,8 +1,8 @@
-"""Chapter 10: save on p ranks, each its own shards, and load on any other number of ranks.
+"""Chapter 10: each of p ranks saves its own shards, and any other number of ranks can load them.
 
-`full_state_dict` gathers the full model on every rank, where a large one doesn't fit. Here nothing is gathered. Each
-rank writes its shards and notes where in the full tensors they belong. If several ranks hold the same data, the first
-of them writes it. Rows that only pad a vocabulary aren't written at all:
+`full_state_dict` gathers the full model on every rank, where a large model doesn't fit. Here nothing is gathered. Each
+rank writes its shards, along with their offsets in the full tensors. If several ranks have the same data, the first of
+them writes it. Rows that only pad a vocabulary aren't written at all:
 
     in the checkpoint                    rank 0    rank 1    rank 2    rank 3
     embedding [10, h], rows              0 1 2     3 4 5     6 7 8     9 . .
@@ -10,11 +10,11 @@ of them writes it. Rows that only pad a vocabulary aren't written at all:
          2 heads of K, and 2 of V        0         (0)       1         (1)            ( )  present, but not written
     norm [h], the step of Adam           all       (all)     (all)     (all)
 
-So the checkpoint holds the full tensors of the unsharded model, and nothing in it depends on p. Each rank that loads
-it, 1 rank or 8, asks for the rows that it needs, wherever they are stored (see `tplab.checkpoint.pieces`).
+So the checkpoint contains the full tensors of the unsharded model, and nothing in it depends on p. Whether it is loaded
+on 1 rank or 8, each rank asks for the rows that it needs, wherever they are stored (see `tplab.checkpoint.pieces`).
 
 The optimizer's state is saved the same way. Adam's averages have the shape of their parameter, so they are sharded like
-it. They are saved under its name, because its number in the optimizer means little.
+it. They are saved under its name, because its number in the optimizer isn't stable.
 
 The format is that of `torch.distributed.checkpoint` (DCP), with the names that torch uses on a single process:
 
@@ -75,16 +75,16 @@ def save_sharded(
     check_replicas: bool = True,
     group: ProcessGroup | None = None,
 ) -> None:
-    """Save model, optimizer, random states and `extra` to the new directory `path`, on a disk that all ranks share.
+    """Save model, optimizer, random states and `extra` to a new directory `path` on a disk that all ranks share.
 
-    All ranks of the model's group must call it. Several groups side by side save to separate paths; it's enough to save
-    one of several data-parallel replicas. extra: numbers, strings, tensors, dicts and lists of them, such as the step
-    or `scheduler.state_dict()`; rank 0's is saved.
+    All ranks of the model's group must call it. Several groups save to separate paths. Of several data-parallel
+    replicas, only one has to be saved. extra: numbers, strings, tensors, dicts and lists of them, such as the step or
+    `scheduler.state_dict()`; rank 0's is saved.
 
-    Replicated data is saved once. Raises ValueError, naming the data and the ranks, if the replicas differ;
-    check_replicas=False saves the lowest rank's replica anyway.
-    Raises FileExistsError if `path` exists, because an interrupted overwrite would leave you without any checkpoint.
-    Save each checkpoint to its own directory (step-1000), and delete the previous one afterwards.
+    Replicated data is saved once. If the replicas differ, ValueError names the data and the ranks; check_replicas=False
+    saves the lowest rank's replica anyway. Raises FileExistsError if `path` exists, because an interrupted overwrite
+    would leave you without any checkpoint. Save each checkpoint to its own directory (step-1000), and delete the
+    previous one afterwards.
     """
     staged = stage_sharded(model, optimizer=optimizer, rng=rng, extra=extra, check_replicas=check_replicas, group=group)
     write_sharded(path, staged, group=group)
@@ -92,14 +92,14 @@ def save_sharded(
 
 @dataclass(frozen=True)
 class Staged:
-    """The data that this rank has to save: views of its tensors, until they are `copied`. ties: as in `TyingWriter`."""
+    """The data that this rank has to save. Tensors are views until they are `copied`. ties: as in `TyingWriter`."""
 
     content: dict[str, Any]
     ties: dict[str, str]
     is_copy: bool = False
 
     def copied(self) -> "Staged":
-        """A copy in separate CPU memory, so that training can continue while it is written."""
+        """Return a copy in separate CPU memory, so that training can continue while it is written."""
         staged = Staged(copied(self.content), self.ties, is_copy=True)
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
@@ -124,14 +124,14 @@ def stage_sharded(
 
 
 def write_sharded(path: str | PathLike, staged: Staged, *, group: ProcessGroup | None = None) -> None:
-    """Do the second half of `save_sharded`. A thread can write a copy if no other thread uses the group (a gloo group).
+    """Do the second half of `save_sharded`. A thread may write a copy if no other thread uses the group (a gloo group).
 
-    (`dcp.async_save` works the same way: a copy on the CPU, and `dcp.save` in a thread.)
+    (`dcp.async_save` works the same way: it makes a copy on the CPU and runs `dcp.save` in a thread.)
     """
     path, rank = Path(path), rank_and_size(group)[0]
     together(lambda: make_directory(path) if rank == 0 else None, group)
     together(lambda: check_is_shared(path), group)
-    ahead = {"per_thread_copy_ahead": 0} if staged.is_copy else {}  # otherwise the thread would use some GPU's stream
+    ahead = {"per_thread_copy_ahead": 0} if staged.is_copy else {}  # otherwise the thread would use a GPU stream
     with dcp_run(f"{path} could not be saved"):
         writer = TyingWriter(path, staged.ties, **ahead)
         dcp.save(staged.content, storage_writer=writer, planner=PieceSaver(), process_group=group)
@@ -145,16 +145,16 @@ def load_sharded(
     rng: RNGTracker | None = None,
     group: ProcessGroup | None = None,
 ) -> dict[str, Any]:
-    """Load in place what `save_sharded` saved on any number of ranks; return its `extra`.
+    """Load in place what `save_sharded` saved on any number of ranks, and return its `extra`.
 
-    All ranks of the model's group must call it. Without `optimizer` or `rng`, their saved states are ignored. Loaded
-    values take the model's dtypes and devices.
+    All ranks of the model's group must call it. Without `optimizer` or `rng`, their saved states are ignored. Values
+    are converted to the model's dtypes and devices.
 
-    rng: streams that are the same on all ranks continue everywhere; each saved rank's own random state goes to the rank
+    rng: all ranks restore the streams that are the same on all ranks. A rank's own random state is restored on the rank
     with the same number. Ranks beyond those that were saved keep the state that `seed_all` gave them.
 
     Raises FileNotFoundError if the checkpoint is missing or incomplete, and ValueError if it is of a different model or
-    optimizer; nothing has changed then. RuntimeError if a file is damaged or can't be read; part of it may be loaded.
+    optimizer; then nothing has changed. Raises RuntimeError if a file can't be read; then it may be partially loaded.
     """
     rank, world_size = rank_and_size(group)
     reader = SafeReader(path)
@@ -191,7 +191,7 @@ def _content(
     rank: int,
     world_size: int,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The content to save, and the second names of tied tensors: {"model.head.weight": "model.table.weight"}."""
+    """Return the content to save, and the names of tied tensors: {"model.head.weight": "model.table.weight"}."""
     _check_group(model, world_size)
     state, first = model.state_dict(keep_vars=True), _first_names(model)
     content: dict[str, Any] = {"model": {}}
@@ -211,14 +211,14 @@ def _content(
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
-    """The first name of the same tensor for each name in the state_dict; the two names differ for a tied weight."""
+    """Map each name in the state_dict to the first name of the same tensor. The two differ only for tied weights."""
     seen: dict[int, str] = {}
     state = model.state_dict(keep_vars=True)
     return {n: seen.setdefault(id(value), n) if isinstance(value, Tensor) else n for n, value in state.items()}
 
 
 def _model_places(metadata: Metadata, model: nn.Module, rank: int, world_size: int) -> dict[str, Any]:
-    """The model's tensors as placeholders. Raises ValueError if the checkpoint is of a different model."""
+    """Return the model's tensors as placeholders. Raises ValueError if the checkpoint is of a different model."""
     _check_group(model, world_size)
     state = model.state_dict(keep_vars=True)
     check_names([name.removeprefix("model.") for name in names_under(metadata, "model")], state)
@@ -239,7 +239,7 @@ def _model_places(metadata: Metadata, model: nn.Module, rank: int, world_size: i
 
 
 def _finish_model(model: nn.Module, loaded: Mapping[str, Any]) -> None:
-    """Trigger what modules do when they are loaded, such as set_extra_state. The tensors are already filled."""
+    """Run the hooks that modules have for loading, such as set_extra_state. The tensors are already filled."""
     model.load_state_dict({name: value_of(loaded[f"model.{first}"]) for name, first in _first_names(model).items()})
 
 

@@ -1,11 +1,11 @@
-"""Chapter 14: every layout of a model over a cluster, with the memory that it needs and the time that a step takes.
+"""Chapter 14: every layout of a model over a cluster, with the memory that it needs and its predicted step time.
 
     n GPUs = tp · pp · dp          tp divides heads and MLP, dp · micro-batch the sequences; each stage has a layer
 
-We try every such factorization of n with every micro-batch that is a power of two, with and without sequence
-parallelism, and with nothing, the attention or full layers recomputed. We keep what fits into a GPU's memory
-(`tplab.memory.bill`), fastest first (`tplab.cost.step.step_time`). A tenth of the memory is left free for what the bill
-doesn't count, such as library buffers and memory fragments. `python -m tplab plan` prints the same.
+We try every such factorization of n with every micro-batch size that is a power of two, with and without sequence
+parallelism, and with nothing, attention or full layers recomputed. We keep layouts that fit into a GPU's memory
+(`tplab.memory.bill`) and sort them by step time (`tplab.cost.step.step_time`). A tenth of the memory is left free for
+what the bill doesn't count, such as library buffers and fragmentation. `python -m tplab plan` prints the same.
 """
 
 import math
@@ -25,7 +25,7 @@ SMALLEST, LARGEST = 1e6, 1e14  # parameters of a GPT that `gpt_shape` can design
 
 
 class NothingFits(ValueError):  # noqa: N818 (it names what was found)
-    """The error for a cluster on which no layout fits; its message says what the smallest layout would need."""
+    """Raised if no layout fits into memory. The message says how much memory the smallest layout would need."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ def plans(
     sequences: int | None = None,
     shard_optimizer: bool = False,
 ) -> list[Plan]:
-    """Every layout of the model over `gpus` GPUs that fits into their memory, fastest first.
+    """Return every layout of the model over `gpus` GPUs that fits into their memory, fastest first.
 
-    sequences         per step, over all replicas; None: `default_sequences`
+    sequences         number of sequences per step, over all replicas; None: `default_sequences`
     shard_optimizer   each replica keeps 1/dp of the optimizer's state (ZeRO-1)
     Raises ValueError if no layout divides the model and the batch, NothingFits if none fits into memory.
     """
@@ -77,7 +77,7 @@ def plans(
 
 
 def best_of_each_split(found: list[Plan]) -> list[Plan]:
-    """The fastest plan for each (tp, pp, dp), in the given order; the rest differ in micro-batch and recomputation."""
+    """Keep only the fastest plan for each (tp, pp, dp), whatever its micro-batch and recomputation, in input order."""
     best: dict[tuple[int, int, int], Plan] = {}
     for plan in found:
         best.setdefault((plan.layout.tp, plan.layout.pp, plan.layout.dp), plan)
@@ -85,9 +85,9 @@ def best_of_each_split(found: list[Plan]) -> list[Plan]:
 
 
 def layouts(config: GPTConfig, gpus: int, sequences: int) -> Iterator[Layout]:
-    """Every layout over `gpus` GPUs in which tp divides heads and MLP, and dp · micro-batch divides the sequences.
+    """Yield all layouts over `gpus` GPUs in which tp divides heads and MLP, and dp · micro-batch the sequences.
 
-    If pp doesn't divide the layers, the first stages have an extra one (`tplab.memory.memory_bill.layers_of_stage`).
+    If pp doesn't divide the layers, the first stages have one more each (`tplab.memory.memory_bill.layers_of_stage`).
     """
     for tp in tensor_parallel_sizes(config, min(gpus, config.num_heads)):  # each rank takes at least one head
         for pp in _divisors(gpus // tp, config.num_layers) if gpus % tp == 0 else ():
@@ -99,21 +99,21 @@ def layouts(config: GPTConfig, gpus: int, sequences: int) -> Iterator[Layout]:
                 steps = sequences // (dp * micro_batch)
                 for sequence_parallel in (False, True) if tp > 1 and config.seq_length % tp == 0 else (False,):
                     for recompute in get_args(Recompute):
-                        if recompute != "attention" or not config.flash_attention:  # that saves no scores anyway
+                        if recompute != "attention" or not config.flash_attention:  # flash attention saves no scores
                             yield Layout(tp, pp, dp, micro_batch, steps, sequence_parallel, recompute)
 
 
 def default_sequences(config: GPTConfig, gpus: int) -> int:
-    """Sequences per step, for about `TOKENS` tokens; a multiple of the number of GPUs, so that every dp divides it."""
+    """Return the number of sequences for about `TOKENS` tokens, a multiple of `gpus`, so that every dp divides it."""
     return max(1, round(TOKENS / config.seq_length / gpus)) * gpus
 
 
 def gpt_shape(parameters: float, *, seq_length: int = 4096, vocab_size: int = 51200) -> GPTConfig:
-    """A GPT with about `parameters` parameters: heads of 128, an MLP of 4h, h about 128 times the number of layers.
+    """Return a GPT with about `parameters` parameters: head size 128, MLP size 4h, h about 128 times num_layers.
 
-    Below 1e8, heads have size 16. From 1e9 on, heads are multiples of 8 and layers of 4, so that they divide well. It
-    uses FlashAttention, no dropout, and rotary positions. Raises ValueError below a million parameters and above a
-    hundred trillion.
+    Below 1e8, the head size is 16. From 1e9 on, the number of heads is a multiple of 8 and that of layers a multiple of
+    4, so that they divide well. It uses FlashAttention, no dropout, and rotary positions. Raises ValueError below a
+    million parameters and above a hundred trillion.
     """
     if not SMALLEST <= parameters <= LARGEST:
         raise ValueError(f"{parameters:.3g} parameters are no GPT that this can make up: give from 1e6 to 1e14")
@@ -138,9 +138,9 @@ def gpt_shape(parameters: float, *, seq_length: int = 4096, vocab_size: int = 51
 
 
 def model(name: str) -> GPTConfig:
-    """The configuration called `name` in `tplab.memory.config.PRESETS`; case, spaces and hyphens don't matter.
+    """Return the configuration called `name` in `tplab.memory.config.PRESETS`, ignoring case, spaces and hyphens.
 
-    Raises ValueError, with the known names, if there is none.
+    Raises ValueError, listing the known names, if there is none.
     """
 
     def plain(text: str) -> str:
@@ -153,7 +153,7 @@ def model(name: str) -> GPTConfig:
 
 
 def _bill(config: GPTConfig, layout: Layout, shard_optimizer: bool) -> Bill:
-    """The bill of the fullest GPU: one in the first stage (most micro-batches) or in the last stage (logits)."""
+    """Return the bill of the fullest GPU, which is in the first stage (most micro-batches) or the last (logits)."""
     of_stages = (bill(config, layout, stage=stage) for stage in {0, layout.pp - 1})
     if shard_optimizer:
         of_stages = (replace(one, optimizer=-(-one.optimizer // layout.dp)) for one in of_stages)

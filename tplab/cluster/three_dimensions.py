@@ -1,4 +1,4 @@
-"""Chapter 14: a GPT trained with data, pipeline and tensor parallelism at once.
+"""Chapter 14: a GPT trained with data, pipeline and tensor parallelism at the same time.
 
     step:   ids, targets of the full batch -> this replica's sequences -> m micro-batches
             tokens_of_all                      the number of tokens, over all replicas        dp
@@ -7,10 +7,10 @@
             clip_grad_norm                     one norm for the full model                    tp, pp
             optimizer.step()                   each rank updates its own parameters
 
-The loss of each token is divided by the number of tokens in the full batch, so we only ever have to add, over
-micro-batches and over replicas, and never take a mean of means. The model matches that of a single-process run up to
-the order of additions. With `zero`, the optimizer's state is sharded over the replicas, too (ZeRO-1).
-(Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters": PTD-P.)
+The loss of each token is divided by the number of tokens in the full batch. So losses and gradients are only ever added
+up, over micro-batches and replicas, and we never take a mean of means. The model matches that of a single-process run
+up to the order of additions. With `zero`, the optimizer's state is sharded over the replicas, too (ZeRO-1). (Narayanan
+et al. 2021, "Efficient large-scale language model training on GPU clusters": PTD-P.)
 """
 
 from typing import Any
@@ -38,15 +38,15 @@ SEEDS_APART = 10_000  # see `tplab.tensor.rng.seed_all`
 
 
 class Training3D:
-    """A rank's part of a GPT training run on a grid of ranks; every rank creates it with the same arguments.
+    """One rank of a GPT training run on a grid of ranks. Every rank creates it with the same arguments.
 
-    micro_batches       per replica and step
+    micro_batches       number of micro-batches per replica and step
     max_norm            the norm to which gradients are clipped; None: no clipping
     zero                shard the optimizer's state over the replicas
     defaults            options of the optimizer
 
-    `norm` is the gradient norm of the last step before clipping, None without `max_norm`.
-    Raises ValueError if the grid doesn't match the ranks or the model.
+    `norm` is the gradient norm of the last step before clipping, or None without `max_norm`. Raises ValueError if the
+    grid doesn't match the ranks or the model.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Training3D:
         self.norm: Tensor | None = None
 
     def step(self, ids: Tensor, targets: Tensor) -> float:
-        """Train one step on the full batch [B, s], the same on all ranks; return its mean loss on every rank.
+        """Train one step on the full batch [B, s], which is the same on all ranks. Returns its mean loss on every rank.
 
         Raises ValueError unless B = dp · micro_batches · micro_batch_size.
         """
@@ -140,7 +140,7 @@ class Training3D:
         clip(gradients, self.norm, self.max_norm)
 
     def _everywhere(self, loss: Tensor | None) -> float:
-        """The full loss on every rank: the sum of the replicas' parts, which their last stages hold."""
+        """Return the full loss on every rank, by summing the parts that the replicas' last stages have."""
         total = torch.zeros((), dtype=torch.float64, device=device())
         if loss is not None:
             total += loss.detach()

@@ -1,7 +1,7 @@
 """Chapter 01: collectives built from send and receive, and what a message costs.
 
 by_hand   scatter, gather, and all-reduce as a ring and as a tree
-links     the time of a message as alpha + beta · bytes, measured and published
+links     message time modeled as alpha + beta · bytes, with measured and published values
 """
 
 from tplab.collectives.by_hand import (

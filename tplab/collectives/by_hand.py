@@ -1,24 +1,24 @@
 """Chapter 01: collectives, built by hand from send and receive.
 
-The ranks form a ring: rank r sends to r + 1 and receives from r - 1. A tensor of N elements is split along its first
-dimension into p parts. In p - 1 steps, each part goes around the ring once, and every rank adds its share on the way:
+The ranks form a ring, in which rank r sends to r + 1 and receives from r - 1. A tensor of N elements is split along its
+first dimension into p parts. In p - 1 steps, each part is passed around the ring once, and each rank adds its values:
 
     ring reduce-scatter, p = 3      step 0               step 1               step 2: complete
                       rank 0    part 2: x0          part 1: x2 + x0      part 0: x1 + x2 + x0
                       rank 1    part 0: x1          part 2: x0 + x1      part 1: x2 + x0 + x1
                       rank 2    part 1: x2          part 0: x1 + x2      part 2: x0 + x1 + x2
 
-A second round without additions brings every part to every rank: the all-gather. The two together are an all-reduce in
-2(p-1) steps of N/p elements. Each rank sends 2(p-1)/p N elements, hardly more for many ranks than for a few. A tree
-takes only 2 log2(p) steps, but each has N elements, and the rank at its root sends log2(p) N.
-(Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"; NCCL's Ring and Tree.)
+A second round without additions, the all-gather, brings every part to every rank. The two together are an all-reduce in
+2(p-1) steps of N/p elements. Each rank sends 2(p-1)/p N elements, which hardly depends on p. A tree takes only 2
+log2(p) steps, but each step sends N elements, and the rank at the root sends log2(p) N. (Patarasuk and Yuan 2009,
+"Bandwidth optimal all-reduce algorithms for clusters of workstations"; NCCL's Ring and Tree.)
 
 Why doesn't any rank wait forever? If every rank sent first and then received, all of them could get stuck in send,
-because a send may take until its receiver is ready (gloo's always does, NCCL's if the message is large). `exchange`
-starts both at once and then waits for both. It is a *batch* because NCCL runs the messages between two GPUs in the
+because a send may block until its receiver is ready (gloo's always does, NCCL's if the message is large). `exchange`
+starts both at once and then waits for both. It uses a *batch* because NCCL runs the messages between two GPUs in the
 order of the calls: separate isend and irecv calls, in the same order on both ranks, would deadlock.
 
-Nothing here writes into its inputs (except the tensor that `scatter` fills, as torch's does), whatever their strides.
+Nothing here modifies its inputs (except the tensor that `scatter` fills, as torch's does), whatever their strides.
 Results are new, contiguous tensors in the input's dtype. Without a process group, there is a single rank.
 """
 
@@ -32,7 +32,7 @@ from torch.distributed import ProcessGroup
 
 
 def rank_and_size(group: ProcessGroup | None = None) -> tuple[int, int]:
-    """The rank of this process in the group, and the number of ranks: (0, 1) if no process group was ever initialized.
+    """Return this process's rank in the group and the group's size, or (0, 1) if no process group was initialized.
 
     Raises ValueError on a rank that isn't a member of the group.
     """
@@ -47,10 +47,10 @@ def rank_and_size(group: ProcessGroup | None = None) -> tuple[int, int]:
 def scatter(
     tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, group_src: int = 0, group: ProcessGroup | None = None
 ) -> Tensor:
-    """Fill `tensor` [..] with this rank's tensor from `scatter_list`, p tensors [..] on `group_src` only; return it.
+    """Fill `tensor` with this rank's entry of `scatter_list`, p tensors that only `group_src` passes, and return it.
 
-    The source sends p - 1 messages; every other rank receives one. `group_src` is a rank within the group.
-    Raises ValueError on the source unless there are p tensors of the shape and dtype of `tensor`.
+    The source sends p - 1 messages, and every other rank receives one. `group_src` is a rank within the group. Raises
+    ValueError on the source unless there are p tensors with the shape and dtype of `tensor`.
     """
     rank, p = rank_and_size(group)
     _check_root(group_src, p)
@@ -70,7 +70,7 @@ def scatter(
 
 
 def gather(tensor: Tensor, group_dst: int = 0, group: ProcessGroup | None = None) -> list[Tensor] | None:
-    """The tensors [..] of all ranks, in rank order, on `group_dst`; None on the others.
+    """Return the tensors [..] of all ranks, in rank order, on `group_dst`, and None on all other ranks.
 
     Every rank except `group_dst` sends one message. `group_dst` is a rank within the group.
     """
@@ -88,7 +88,7 @@ def gather(tensor: Tensor, group_dst: int = 0, group: ProcessGroup | None = None
 
 
 def ring_reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Sum x [n, ..] over the ranks; return this rank's part [n/p, ..] of the sum, as `part_sizes` splits it.
+    """Sum x [n, ..] over the ranks and return this rank's part of the sum, [n/p, ..], split as in `part_sizes`.
 
     Takes p - 1 steps, in which each rank sends all of x except its own part.
     """
@@ -97,13 +97,13 @@ def ring_reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 
 
 def reduce_scatter_steps(x: Tensor, group: ProcessGroup | None = None) -> Iterator[tuple[int, Tensor]]:
-    """Yield (part, its sum so far) on this rank before the first step and after each of the p - 1 steps: p pairs.
+    """Yield (part, its sum so far) on this rank, before the first step and after each of the p - 1 steps.
 
-    The last pair is this rank's own part, complete.
+    The last of the p pairs is this rank's own part, complete.
     """
     rank, p = rank_and_size(group)
     parts = x.tensor_split(p)  # p of about [n/p, ..], views
-    index = (rank - 1) % p  # it has p - 1 steps to go until it arrives at its owner
+    index = (rank - 1) % p  # this part takes p - 1 steps to reach its owner
     running = parts[index].clone(memory_format=torch.contiguous_format)
     yield index, running
     for _ in range(p - 1):
@@ -115,11 +115,11 @@ def reduce_scatter_steps(x: Tensor, group: ProcessGroup | None = None) -> Iterat
 
 
 def ring_all_gather(part: Tensor, group: ProcessGroup | None = None, *, size: int | None = None) -> Tensor:
-    """The parts [n/p, ..] of all ranks, concatenated in rank order: [n, ..].
+    """Concatenate the parts [n/p, ..] of all ranks in rank order. Returns [n, ..] on every rank.
 
-    size: n, for parts as `part_sizes(n, p)` splits them; None: all parts have the shape of this rank's part.
-    Takes p - 1 steps, in which each rank sends all parts except its right neighbor's.
-    Raises ValueError if this rank's part doesn't have the size that `part_sizes` gives it.
+    size: n, for parts split as in `part_sizes(n, p)`; None: all parts have the shape of this rank's part. Takes p - 1
+    steps, in which each rank sends all parts except its right neighbor's. Raises ValueError if this rank's part doesn't
+    have the size that `part_sizes` gives it.
     """
     *_, (_, whole) = all_gather_steps(part, group, size=size)
     return whole
@@ -128,13 +128,13 @@ def ring_all_gather(part: Tensor, group: ProcessGroup | None = None, *, size: in
 def all_gather_steps(
     part: Tensor, group: ProcessGroup | None = None, *, size: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield (part that came last, the full tensor so far) before the first step and after each of the p - 1 steps."""
+    """Yield (last part received, the full tensor so far), before the first step and after each of the p - 1 steps."""
     rank, p = rank_and_size(group)
     sizes = part_sizes(part.shape[0] * p if size is None else size, p)
     if part.shape[0] != sizes[rank]:
         raise ValueError(f"rank {rank} holds {part.shape[0]} of {size} rows; of {p} ranks it should hold {sizes[rank]}")
     whole = part.new_zeros(sum(sizes), *part.shape[1:])
-    parts = whole.split(sizes)  # views: each received part lands in its place
+    parts = whole.split(sizes)  # views, so that each part is received in place
     parts[rank].copy_(part)
     yield rank, whole
     for index in range(rank, rank - p + 1, -1):
@@ -143,16 +143,16 @@ def all_gather_steps(
 
 
 def ring_all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """The sum of x [..] over the ranks, in a new tensor [..]: a reduce-scatter, then an all-gather."""
+    """Return the sum of x [..] over the ranks in a new tensor, by a reduce-scatter and then an all-gather."""
     flat = x.reshape(-1)  # [N]
     return ring_all_gather(ring_reduce_scatter(flat, group), group, size=len(flat)).view(x.shape)
 
 
 def tree_all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """The sum of x [..] over the ranks, in a new tensor [..]: up a binomial tree to rank 0, and down again.
+    """Return the sum of x [..] over the ranks in a new tensor, by a reduce up a binomial tree and a broadcast down.
 
-    Takes 2 ceil(log2 p) steps of x's size. On the way up, in the step of distance d = 1, 2, 4, .., every rank that is
-    an odd multiple of d sends its sum to rank - d. No ranks wait in a circle, so plain send and recv are enough.
+    Takes 2 ceil(log2 p) steps, each sending all of x. On the way up, for each distance d = 1, 2, 4, .., every rank that
+    is an odd multiple of d sends its sum to rank - d. Ranks never wait in a cycle, so plain send and recv work.
     """
     rank, p = rank_and_size(group)
     total = x.clone(memory_format=torch.contiguous_format)
@@ -173,9 +173,9 @@ def tree_all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
 
 
 def exchange(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = None) -> None:
-    """Send `outgoing` to the right neighbor and receive `incoming` from the left neighbor; both must be contiguous.
+    """Send `outgoing` to the right neighbor and receive `incoming` from the left neighbor. Both must be contiguous.
 
-    Empty tensors aren't sent, because both sides know the sizes. All ranks of the group take part, or none.
+    Empty tensors aren't sent, because both sides know the sizes. Either all ranks of the group call it, or none.
     """
     rank, p = rank_and_size(group)
     messages = []
@@ -187,18 +187,18 @@ def exchange(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = No
         request.wait()
 
 
-# How much is sent: closed formulas, in elements (times the element size), exact even if p doesn't divide n
+# How much is sent: closed formulas, in elements, which are exact even if p doesn't divide n
 
 
 def part_sizes(n: int, p: int) -> list[int]:
-    """Sizes of the p parts of n rows, as `Tensor.tensor_split` makes them: equal, or the first ones larger by one."""
+    """Return the sizes of the p parts of n rows in `Tensor.tensor_split`, of which the first may be larger by one."""
     return [n // p + (rank < n % p) for rank in range(p)]
 
 
 def ring_sent(shape: Sequence[int], rank: int, p: int, kind: str = "all_reduce") -> int:
-    """Elements that `rank` sends in a ring for a full tensor of `shape`. If p divides its first dimension, they are
+    """Return the number of elements that `rank` sends in a ring collective of a full tensor of `shape`.
 
-    (p-1)/p N for "reduce_scatter" and "all_gather", 2(p-1)/p N for "all_reduce" (which splits the flat tensor).
+    If p divides its first dimension: (p-1)/p N for "reduce_scatter" and "all_gather", 2(p-1)/p N for "all_reduce".
     """
     if kind == "all_reduce":
         flat = (prod(shape),)
@@ -209,14 +209,14 @@ def ring_sent(shape: Sequence[int], rank: int, p: int, kind: str = "all_reduce")
 
 
 def tree_sent(shape: Sequence[int], rank: int, p: int) -> int:
-    """Elements that `rank` sends in a tree all-reduce: N to its parent, and N to each child."""
+    """Return the elements that `rank` sends in a tree all-reduce: N to its parent, and N to each child."""
     distances = [2**k for k in range(tree_depth(p))]
     below = sum(rank % (2 * d) == 0 and rank + d < p for d in distances)
     return prod(shape) * (below + (rank > 0))
 
 
 def tree_depth(p: int) -> int:
-    """ceil(log2 p): the number of steps from the farthest leaf of a binomial tree of p ranks to its root."""
+    """Return ceil(log2 p), the number of steps from the deepest leaf of a binomial tree of p ranks to its root."""
     return (p - 1).bit_length()
 
 

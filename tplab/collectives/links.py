@@ -1,14 +1,14 @@
-"""Chapter 01: the cost of a message. The time is linear in its size: t(n) = alpha + beta n.
+"""Chapter 01: the cost of a message. Its time is modeled as linear in its size: t(n) = alpha + beta n.
 
     alpha   latency: seconds that any message takes, however small
     beta    seconds per additional byte; 1/beta is the bandwidth
 
-With this model, an all-reduce of N bytes over p ranks costs (if additions are free and every link is idle)
+In this model, an all-reduce of N bytes over p ranks takes (if additions are free and no other traffic uses the links)
 
     ring    2(p-1) (alpha + beta N/p)
     tree    2 ceil(log2 p) (alpha + beta N)
 
-so a tree wins where alpha dominates, that is for small N and many ranks, and a ring wins where beta does.
+So a tree is faster where alpha dominates, that is, for small N and many ranks. A ring is faster where beta dominates.
 (Hockney 1994, "The communication challenge for MPP"; Thakur, Rabenseifner and Gropp 2005, "Optimization of collective
 communication operations in MPICH".)
 """
@@ -24,7 +24,7 @@ from torch.distributed import ProcessGroup
 from tplab.collectives.by_hand import tree_depth
 from tplab.runtime import device
 
-Point = tuple[int, float]  # bytes of a message, seconds that it took
+Point = tuple[int, float]  # message size in bytes, time in seconds
 
 
 @dataclass(frozen=True)
@@ -37,24 +37,24 @@ class Link:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second in one direction, for messages so large that alpha doesn't matter."""
+        """Bytes per second in one direction, for messages large enough that alpha doesn't matter."""
         return 1 / self.beta
 
     @property
     def half_size(self) -> float:
-        """The size in bytes of a message that takes 2 alpha, and so reaches half of the bandwidth."""
+        """The message size in bytes that takes 2 alpha, and so reaches half of the bandwidth."""
         return self.alpha / self.beta
 
     def seconds(self, size: float) -> float:
-        """Time of a message of `size` bytes."""
+        """Return the time of a message of `size` bytes."""
         return self.alpha + self.beta * size
 
     def ring_all_reduce(self, size: float, p: int) -> float:
-        """Time of an all-reduce of `size` bytes over p ranks in a ring."""
+        """Return the time of an all-reduce of `size` bytes over p ranks in a ring."""
         return 2 * (p - 1) * self.seconds(size / p)
 
     def tree_all_reduce(self, size: float, p: int) -> float:
-        """Time of an all-reduce of `size` bytes over p ranks along a binomial tree."""
+        """Return the time of an all-reduce of `size` bytes over p ranks along a binomial tree."""
         return 2 * tree_depth(p) * self.seconds(size)
 
 
@@ -65,8 +65,8 @@ def _published(microseconds: float, gigabytes: float, source: str) -> Link:
     return Link(microseconds * 1e-6, 1 / (gigabytes * 1e9), f"{source}; {_STEP}")
 
 
-# Bandwidth in GB/s (10^9 bytes) per GPU and direction; vendors quote NVLink for both directions combined. Alpha is
-# what NCCL itself assumes for one step of a ring with the protocol that reaches the full bandwidth: 3.4 us over NVLink,
+# Bandwidth in GB/s (10^9 bytes) per GPU and direction; vendors quote the sum of both directions for NVLink. Alpha is
+# what NCCL assumes for one ring step with the protocol that reaches the full bandwidth: 3.4 us over NVLink,
 # 5.7 over PCIe, 14 over the network. (Its LL protocol takes 0.6, 1.0, 2.7 us, at a quarter of the bandwidth.)
 PUBLISHED = {
     "NVLink 4": _published(3.4, 450, "900 GB/s in both directions: NVIDIA H100 architecture whitepaper"),
@@ -79,13 +79,13 @@ PUBLISHED = {
 
 
 def fit(points: Iterable[Point]) -> Link:
-    """The link whose line fits the measured (bytes, seconds) best by relative error.
+    """Fit a link to measured (bytes, seconds), minimizing the relative error.
 
     Minimizes the sum of ((alpha + beta n - t) / t)^2, a linear problem in alpha and beta. The error is relative because
-    the times span decades, and so do their errors. In plain least squares, a 10 % error in the largest message
-    outweighs all small messages together, although only those say anything about alpha (with such errors and sizes from
-    4 B to 16 MiB, alpha is then off by 33 % at the median, but by 1.5 % here). Neither result is ever negative. Raises
-    ValueError for fewer than two different sizes, a time that isn't positive, or times that don't grow.
+    times span several orders of magnitude, and so do their errors. In plain least squares, a 10 % error in the largest
+    message outweighs all small messages together, although only these determine alpha (with such errors and sizes from
+    4 B to 16 MiB, alpha is then off by 33 % at the median, but by 1.5 % here). alpha and beta are never negative.
+    Raises ValueError for fewer than two different sizes, a time that isn't positive, or times that don't grow.
     """
     points = list(points)
     sizes = torch.tensor([size for size, _ in points], dtype=torch.float64)
@@ -111,12 +111,12 @@ _IN_A_ROW = 4
 
 
 def measure_link(sizes: Sequence[int] = SIZES, *, rounds: int = 10, group: ProcessGroup | None = None) -> list[Point]:
-    """(bytes, seconds) of messages between the first two ranks of the group; every rank of it must call this.
+    """Measure (bytes, seconds) of messages between the first two ranks of the group. All its ranks must call this.
 
-    Each time is half of a round trip, the shortest of many, because other work on the machine can only add time. A
-    round goes through all sizes, so a busy moment spoils no size for good. It sends each size a few times in a row,
-    because the first messages after a large one take longer. Rank 0 measures, and all ranks return its points. Raises
-    ValueError for a group of one rank.
+    Each time is half of a round trip, the shortest of many, because other work on the machine can only make it longer.
+    Each round covers all sizes, so that a busy moment doesn't affect all measurements of one size. It sends each size a
+    few times in a row, because the first messages after a large one are slower. Rank 0 measures, and all ranks return
+    its results. Raises ValueError for a group of one rank.
     """
     rank, p = dist.get_rank(group), dist.get_world_size(group)
     if p < 2:
@@ -143,7 +143,7 @@ def _half_round_trip(message: torch.Tensor, rank: int, group: ProcessGroup | Non
 
 
 def now() -> float:
-    """The current time in seconds, after the GPU (if there is one) has finished all pending work."""
+    """Return the current time in seconds, after the GPU (if there is one) has finished all pending work."""
     if torch.cuda.is_available() and device().type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

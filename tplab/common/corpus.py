@@ -3,8 +3,8 @@
     text = python_sources(200_000)
     for inputs, targets in byte_batches(text, context=64, batch_size=8, steps=100, seed=0): ...
 
-Each byte is a token (vocabulary 256), and its target is the next byte. The text is the same in every run on the same
-Python, and all ranks that use the same seed get the same batches.
+Each byte is a token (vocabulary 256), and its target is the next byte. The text is the same in every run with the same
+Python version, and all ranks that use the same seed get the same batches.
 """
 
 import sysconfig
@@ -19,7 +19,7 @@ _SKIPPED = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__pyc
 
 
 def python_sources(limit_bytes: int | None = None) -> bytes:
-    """The standard library's .py files, concatenated in order of their paths; the first `limit_bytes` bytes of that."""
+    """Return the standard library's .py files, concatenated in path order, up to `limit_bytes` bytes."""
     if limit_bytes is not None and limit_bytes < 0:
         raise ValueError(f"limit_bytes={limit_bytes} is negative")
     text = bytearray()
@@ -33,7 +33,7 @@ def python_sources(limit_bytes: int | None = None) -> bytes:
 def files_below(
     folder: Path, wanted: Callable[[Path], bool], unreadable: Callable[[Path, OSError], None] | None = None
 ) -> Iterator[Path]:
-    """Yield the files in and below a folder, in the same order everywhere: by name, files and folders mixed.
+    """Yield the files in and below a folder, sorted by name at each level, so the order is the same on every machine.
 
     wanted        returns True to yield a file, or to search a folder; it isn't called for `folder` itself
     unreadable    called for folders that can't be listed; None: these raise OSError
@@ -67,7 +67,7 @@ def _is_source_or_folder(path: Path) -> bool:
 
 
 def byte_batches(text: bytes, context: int, batch_size: int, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """`steps` pairs (inputs, targets), [batch_size, context] int64, from random positions; targets are one byte ahead.
+    """Yield `steps` random (inputs, targets), [batch_size, context] int64. Targets are shifted by one byte.
 
     Raises ValueError if the text is too short for one context and its target.
     """

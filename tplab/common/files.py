@@ -1,4 +1,4 @@
-"""Files that a crash can't corrupt: they are replaced in one step, and written by one process at a time."""
+"""Files that a crash can't corrupt: they are replaced atomically, and only one process at a time writes them."""
 
 import errno
 import os
@@ -13,10 +13,10 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write a file in one step: a concurrent reader sees either the old content or the new, never a part of it.
+    """Write a file atomically. A concurrent reader sees either the old content or the new content, never a mixture.
 
-    The file keeps its mode, and a link keeps pointing to the file that is replaced. Raises OSError; the old content is
-    still there then.
+    The file keeps its mode. If `path` is a link, its target is replaced. If this raises OSError, the old content is
+    unchanged.
     """
     path = path.resolve()
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
@@ -33,10 +33,10 @@ def replace(path: Path, data: bytes) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Wait until no other process holds this lock file; create its folder if necessary.
+    """Context manager that waits until it can lock a lock file, whose folder is created if necessary.
 
-    Yields False on a file system without locks (some network folders), where several processes may be inside. The
-    operating system releases a lock when its process ends, so a killed process leaves nothing to clean up.
+    Yields False on file systems without locks (some network folders), where several processes may be inside. The
+    operating system releases a lock when its process ends, so nothing has to be cleaned up after a killed process.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)

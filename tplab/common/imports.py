@@ -1,10 +1,10 @@
-"""The dependencies of a module: the modules of this project that it imports, directly or not, read from the sources.
+"""Find the modules of this project that a module depends on, directly or indirectly, by reading the source files.
 
     graph = ImportGraph(Path("."), "tplab")
     graph.closure([Path("tplab/tensor/linear.py")])       # the file itself and every file of tplab that it needs
 
-Nothing is imported or run. Imports inside functions count, too, and importing a package counts as importing its
-`__init__` with everything that it imports.
+Nothing is imported or run. Imports inside functions count, too. Importing a package counts as importing its `__init__`
+with everything that it imports.
 """
 
 import re
@@ -16,7 +16,7 @@ from pathlib import Path
 class ImportGraph:
     """The imports among the Python files of some packages in one folder.
 
-    packages: names of the packages, folders in `root`
+    packages: names of the packages, which are folders in `root`
     mentions: in this folder, any dotted name counts as an import, because tests start programs by name:
               `subprocess.run([..., "-m", "tplab.capstone"])`
     """
@@ -30,7 +30,7 @@ class ImportGraph:
         self.imports = cache(self._imports)
 
     def closure(self, files: Iterable[Path]) -> set[Path]:
-        """These files and all files that they need, directly or indirectly."""
+        """Return these files and all files that they import, directly or indirectly."""
         found: set[Path] = set()
         waiting = list(files)
         while waiting:
@@ -58,7 +58,7 @@ class ImportGraph:
         return path.with_suffix(".py") if path.with_suffix(".py").is_file() else None
 
     def _file_of_longest(self, name: str) -> Path | None:
-        """The file of the longest prefix of `name` that is a module: tplab.viz.table for `tplab.viz.table.head`."""
+        """Find the file of the longest prefix of `name` that is a module: tplab.viz.table for tplab.viz.table.head."""
         while name:
             if found := self._file(name):
                 return found

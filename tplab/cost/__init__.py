@@ -1,6 +1,6 @@
 """Chapter 11: formulas that predict the time of a collective, a layer and a training step.
 
-machines     how fast a GPU computes, and what connects two of them
+machines     how fast a GPU computes, and how fast its links are
 flops        the FLOPs of a GPT
 collective   the time of each collective
 layer        the time of one transformer layer on one of its tp ranks

@@ -9,10 +9,10 @@
     all_to_all                (p-1) (alpha + beta N/p)               (p-1)/p N
     send                      alpha + beta N                         N
 
-N is the full tensor: the argument of an all-reduce or a broadcast, the result of an all-gather, and each rank's
-argument of a reduce-scatter or an all-to-all. We assume that additions are free, every link is idle, and all ranks
-start together, so real collectives take longer. With a single rank, nothing is sent.
-(Hockney 1994; Thakur, Rabenseifner and Gropp 2005, sections 3 and 4; Chan et al. 2007.)
+N is the size of the full tensor: the argument of an all-reduce or a broadcast, the result of an all-gather, and each
+rank's argument of a reduce-scatter or an all-to-all. We assume that additions are free, there is no other traffic, and
+all ranks start together, so real collectives take longer. With a single rank, nothing is sent. (Hockney 1994; Thakur,
+Rabenseifner and Gropp 2005, sections 3 and 4; Chan et al. 2007.)
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Algorithm = Literal["ring", "tree"]
 
 
 def all_reduce(link: Link, size: float, p: int, algorithm: Algorithm = "ring") -> float:
-    """Seconds for an all-reduce of a tensor of `size` bytes over p ranks."""
+    """Return the seconds for an all-reduce of a tensor of `size` bytes over p ranks."""
     _check(size, p)
     if algorithm not in ("ring", "tree"):
         raise ValueError(f"algorithm={algorithm!r} is neither 'ring' nor 'tree'")
@@ -33,31 +33,31 @@ def all_reduce(link: Link, size: float, p: int, algorithm: Algorithm = "ring") -
 
 
 def all_gather(link: Link, size: float, p: int) -> float:
-    """Seconds for a ring all-gather after which every rank has `size` bytes."""
+    """Return the seconds for a ring all-gather whose result has `size` bytes."""
     _check(size, p)
     return (p - 1) * link.seconds(size / p)
 
 
 def reduce_scatter(link: Link, size: float, p: int) -> float:
-    """Seconds for a ring reduce-scatter of `size` bytes, of which every rank gets 1/p."""
+    """Return the seconds for a ring reduce-scatter of `size` bytes, after which every rank has 1/p of them."""
     _check(size, p)
     return (p - 1) * link.seconds(size / p)
 
 
 def broadcast(link: Link, size: float, p: int) -> float:
-    """Seconds until all p ranks have the `size` bytes of one rank, along a binomial tree."""
+    """Return the seconds to broadcast `size` bytes from one rank to all p ranks along a binomial tree."""
     _check(size, p)
     return tree_depth(p) * link.seconds(size)
 
 
 def all_to_all(link: Link, size: float, p: int) -> float:
-    """Seconds for an all-to-all in which every rank sends out `size` bytes, 1/p to each rank, one partner at a time."""
+    """Return the seconds for an all-to-all in which each rank sends `size`/p bytes to each rank, one after another."""
     _check(size, p)
     return (p - 1) * link.seconds(size / p)
 
 
 def send(link: Link, size: float, p: int = 2) -> float:
-    """Seconds for a message of `size` bytes. p matches the collectives' argument: 2, or 1 if nothing is sent."""
+    """Return the seconds for a message of `size` bytes. p is 2, or 1 if nothing is sent, as for the collectives."""
     _check(size, p)
     return link.seconds(size) if p > 1 else 0.0
 

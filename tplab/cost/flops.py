@@ -1,4 +1,4 @@
-"""Chapter 11: the FLOPs of a GPT. A matmul of [m, k] and [k, n] takes 2mkn: mkn multiplications, mkn additions.
+"""Chapter 11: the FLOPs of a GPT. A matmul of [m, k] and [k, n] takes 2mkn: mkn multiplications and mkn additions.
 
 For one token, forward, in a layer with hidden size h, keys and values of size kv, and an MLP of inner size f:
 
@@ -15,10 +15,10 @@ for each factor's). For B sequences of s tokens, l layers and a vocabulary of V,
       "layers"        96 B s l h^2 (1 + s/(6h) + V/(16 l h))       Narayanan et al. 2021, equation 3
 
 For "attention", Korthikanti et al. say that recomputation adds 4 B s^2 h per layer, as it does here, but their equation
-8 has s/(3h) instead of our 2s/(9h). That adds 12 B s^2 h, because it counts a backward pass of the recomputed part,
-too. (2 B s^2 h would be enough: P V isn't needed again, and torch's checkpointing stops before it.)
+8 has s/(3h) instead of our 2s/(9h). That adds 12 B s^2 h, because it also counts a backward pass of the recomputed
+part. (2 B s^2 h would be enough: P V isn't needed again, and torch's checkpointing stops before it.)
 
-We count all matmuls, and nothing else. Like these papers, we count all scores, although half of them are masked and
+We count all matmuls and nothing else. Like these papers, we count all scores, although half of them are masked and
 kernels such as FlashAttention skip that half (`tplab.cost.layer` takes that into account).
 """
 
@@ -26,34 +26,34 @@ from tplab.memory.config import GPTConfig, Recompute
 
 
 def layer_products(config: GPTConfig) -> int:
-    """FLOPs of the matmuls with one layer's weights, per token, forward."""
+    """Return the FLOPs of the matmuls with one layer's weights, per token, forward."""
     return column_products(config)["Q, K and V"] + column_products(config)["MLP"] + _row_products(config)
 
 
 def column_products(config: GPTConfig) -> dict[str, int]:
-    """The `layer_products` of column-parallel weights, by name; the gradients of their inputs are summed over ranks."""
+    """Return the `layer_products` of column-parallel weights, by name. Their input gradients are summed over ranks."""
     h, kv = config.hidden_size, config.kv_heads * config.head_dim
     return {"Q, K and V": 2 * h * (h + 2 * kv), "MLP": 2 * h * config.ffn_size * (2 if config.gated else 1)}
 
 
 def layer_scores(config: GPTConfig) -> int:
-    """FLOPs of Q K^T and P V in one layer, per token, forward, with seq_length keys."""
+    """Return the FLOPs of Q K^T and P V in one layer, per token, forward, with seq_length keys."""
     return 4 * config.seq_length * config.hidden_size
 
 
 def logits(config: GPTConfig) -> int:
-    """FLOPs of the output layer, per token, forward."""
+    """Return the FLOPs of the output layer, per token, forward."""
     return 2 * config.hidden_size * config.vocab_size
 
 
 def model_flops(config: GPTConfig, sequences: int = 1) -> int:
-    """FLOPs that a step over `sequences` sequences needs, forward and backward, not counting recomputation."""
+    """Return the FLOPs of a step over `sequences` sequences, forward and backward, not counting recomputation."""
     layers = config.num_layers * (layer_products(config) + layer_scores(config))
     return 3 * sequences * config.seq_length * (layers + logits(config))
 
 
 def hardware_flops(config: GPTConfig, sequences: int = 1, recompute: Recompute = "nothing") -> int:
-    """FLOPs of a step including what is recomputed for the backward pass: the scores, or every layer."""
+    """Return the FLOPs of a step, including the scores or layers that are recomputed in the backward pass."""
     again = {
         "nothing": 0,
         "attention": layer_scores(config),

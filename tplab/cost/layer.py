@@ -19,13 +19,13 @@ With T = b s tokens (sequence parallelism shards [T, h] along the sequence), S =
     sequence parallel                      2 all-gather,                 2 reduce-scatter, 2 all-gather, and the inputs
                                            2 reduce-scatter              gathered again: 2 all-gather beside a matmul
 
-Without dropout, its masks and passes disappear. With `overlap`, the input gradient of a column-parallel weight is
+Without dropout, these masks and passes are left out. With `overlap`, the input gradient of a column-parallel weight is
 summed while the weight gradient is computed, and each such pair takes as long as the slower of the two.
 
 Every real layer is slower, because the formulas leave things out: matmuls of shards are smaller than the large ones
 whose rate we use, kernels take time to launch, overlapping operations slow each other down, and ranks wait for the
-slowest. On A100s, published layers and steps take 15 to 30 % longer than predicted, small layers even more.
-(The collectives: Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2, and 6.2 for the overlap.)
+slowest. On A100s, published layers and steps take 15 to 30 % longer than predicted, small layers even more. (The
+collectives: Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2, and 6.2 for the overlap.)
 """
 
 from dataclasses import dataclass, fields
@@ -39,7 +39,7 @@ from tplab.memory.memory_bill import layer_activations
 
 @dataclass(frozen=True)
 class Pass:
-    """Seconds of one pass through a layer, or through several, by category."""
+    """Seconds of one pass through a layer, or through several layers, by category."""
 
     products: float = 0.0
     elementwise: float = 0.0
@@ -52,7 +52,7 @@ class Pass:
 
     @property
     def exposed(self) -> float:
-        """The communication that isn't hidden."""
+        """Seconds of communication that aren't hidden."""
         return self.communication - self.hidden
 
     @property
@@ -73,7 +73,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Seconds of one layer for one micro-batch; `recompute` is the part of the forward pass that backward repeats."""
+    """Seconds of one layer for one micro-batch. `recompute` is the part of the forward pass that backward repeats."""
 
     forward: Pass
     recompute: Pass
@@ -90,7 +90,7 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class Overlap:
-    """The backward pass of one column-parallel weight: two operations that can overlap, in seconds."""
+    """Two operations that can overlap in the backward pass of one column-parallel weight, in seconds."""
 
     name: str
     communication: float  # summing the gradient of the input over ranks
@@ -102,7 +102,7 @@ class Overlap:
 
     @property
     def share(self) -> float:
-        """The share of the communication that is hidden; 1 with a single rank, which doesn't communicate."""
+        """The fraction of the communication that is hidden, or 1 with a single rank, which doesn't communicate."""
         return self.hidden / self.communication if self.communication else 1.0
 
 
@@ -116,13 +116,13 @@ def layer_time(
     recompute: Recompute = "nothing",
     overlap: bool = False,
 ) -> LayerTime:
-    """Seconds of one layer with `micro_batch` sequences on tp adjacent ranks, starting with the first of a node.
+    """Return the time of one layer for `micro_batch` sequences on tp adjacent ranks, starting at the first of a node.
 
     recompute, sequence_parallel: as in `tplab.memory.memory_bill.layer_activations`; overlap: as `async_grad_allreduce`
     Raises ValueError if tp doesn't fit the model or the sequence.
     """
     check_tensor_parallel(config, tp)
-    layer_activations(config, micro_batch, tp, sequence_parallel=sequence_parallel, recompute=recompute)  # its checks
+    layer_activations(config, micro_batch, tp, sequence_parallel=sequence_parallel, recompute=recompute)  # validates
     tokens = micro_batch * config.seq_length
     weights = tokens * layer_products(config) / tp / machine.rate
     scores, scores_backward = score_time(config, machine, tokens, tp)
@@ -146,10 +146,10 @@ def layer_time(
 
 
 def score_time(config: GPTConfig, machine: Machine, tokens: int, tp: int) -> tuple[Pass, Pass]:
-    """Q K^T, softmax, dropout and P V of one layer: (forward, backward).
+    """Return the (forward, backward) time of Q K^T, softmax, dropout and P V of one layer.
 
     FlashAttention computes only the unmasked half of the scores and keeps none in GPU memory. Its backward pass takes
-    five matmuls for the forward pass's two (Dao 2023, "FlashAttention-2", section 4.1).
+    five matmuls for the two of the forward pass (Dao 2023, "FlashAttention-2", section 4.1).
     """
     products = tokens * layer_scores(config) / tp / machine.rate
     if config.flash_attention:
@@ -163,7 +163,7 @@ def score_time(config: GPTConfig, machine: Machine, tokens: int, tp: int) -> tup
 def overlap_saving(
     config: GPTConfig, machine: Machine, *, micro_batch: int = 1, tp: int = 1, sequence_parallel: bool = False
 ) -> list[Overlap]:
-    """The operations that can overlap in the backward pass of a layer, for each column-parallel weight."""
+    """Return the operations that can overlap in the backward pass of a layer, for each column-parallel weight."""
     tokens = micro_batch * config.seq_length
     link, size = machine.link(tp), 2 * tokens * config.hidden_size
     summing = reduce_scatter(link, size, tp) if sequence_parallel else all_reduce(link, size, tp)
@@ -183,7 +183,7 @@ def efficiency(
     recompute: Recompute = "nothing",
     overlap: bool = False,
 ) -> float:
-    """t(1) / (tp t(tp)) of one layer: the share of tp GPUs' time that a single GPU would have needed."""
+    """Return t(1) / (tp t(tp)) of one layer, its parallel efficiency on tp GPUs compared with a single GPU."""
     alone = layer_time(config, machine, micro_batch=micro_batch, recompute=recompute).total
     shared = layer_time(
         config, machine, micro_batch=micro_batch, tp=tp, sequence_parallel=sequence_parallel, recompute=recompute,
@@ -193,6 +193,6 @@ def efficiency(
 
 
 def _between_bytes(config: GPTConfig, tokens: int) -> tuple[int, int]:
-    """Bytes that two norms and two dropouts with their residuals read and write: (forward, backward)."""
+    """Return the bytes that two norms and two dropouts with their residuals read and write: (forward, backward)."""
     forward, backward = (4 + 7, 6 + 11) if config.dropout else (4 + 6, 6 + 6)
     return 2 * forward * tokens * config.hidden_size, 2 * backward * tokens * config.hidden_size

@@ -1,14 +1,14 @@
-"""Chapter 11: machines to predict times for: the speed of a single GPU, and the links between GPUs.
+"""Chapter 11: the machines whose times we predict: the speed of a single GPU, and the links between GPUs.
 
     matmuls             FLOPs / (flops · fraction)        fraction: share of the theoretical peak that large ones reach
     all other work      bytes read and written / bandwidth of the GPU's own memory
     a message           a Link: alpha + beta · bytes, one for GPUs in one node, one for GPUs in different nodes
 
-A group of p ranks that spans nodes, with k of its members in each, has k network adapters per node. So its ring can
-cross between nodes in k places at once, each with 1/k of the bytes: see `Machine.link`.
+If a group of p ranks spans several nodes, with k of its ranks in each, it has k network adapters per node. So its ring
+can cross between nodes in k places at once, each with 1/k of the bytes: see `Machine.link`.
 
-`MACHINES` are published figures, each with its source. `measure_machine` measures the same figures on the machine that
-it runs on.
+`MACHINES` contains published figures, each with its source. `measure_machine` measures the same figures on the machine
+that it runs on.
 """
 
 from collections.abc import Callable
@@ -33,9 +33,9 @@ class Machine:
     fraction        share of this peak that large matmuls reach
     memory          bytes per GPU
     bandwidth       bytes per second between that memory and the GPU's cores
-    gpus_per_node   GPUs that share a node
-    inside          from one GPU to another in its node, in one direction
-    between         from a GPU to one in another node, in one direction, when all GPUs of the node send
+    gpus_per_node   number of GPUs per node
+    inside          link between two GPUs of a node, in one direction
+    between         link between GPUs of different nodes, in one direction, when all GPUs of the node send
     sources         the source of each figure
     """
 
@@ -64,12 +64,12 @@ class Machine:
         return self.flops * self.fraction
 
     def link(self, p: int, stride: int = 1) -> Link:
-        """The link between neighbors in a ring of p ranks that are `stride` GPUs apart; nodes are filled one by one.
+        """Return the link between neighbors in a ring of p ranks that are `stride` GPUs apart, filling node after node.
 
         Within one node, it is `inside`. Over several nodes with k of the ranks in each, the ring crosses between nodes
-        in k places at once: `between` with k times its bandwidth, but no faster than `inside`. (NCCL builds such rings,
-        one per adapter.) Alpha is that of `between` for every step, which overstates the steps inside a node. Raises
-        ValueError for less than one rank, or a stride below 1.
+        in k places at once, so the link is `between` with k times its bandwidth, but no faster than `inside`. (NCCL
+        builds such rings, one per adapter.) Every step has the alpha of `between`, which overestimates the steps inside
+        a node. Raises ValueError for less than one rank, or a stride below 1.
         """
         if p < 1 or stride < 1:
             raise ValueError(f"a group has p >= 1 ranks that stand stride >= 1 GPUs apart, got {p=}, {stride=}")
@@ -151,9 +151,9 @@ MACHINES: dict[str, Machine] = {
 
 
 def machine(name: str) -> Machine:
-    """The machine in `MACHINES` whose name starts with `name`, ignoring case: "h100" is "H100 DGX".
+    """Return the machine in `MACHINES` whose name starts with `name`, ignoring case: "h100" is "H100 DGX".
 
-    Raises ValueError, with the known names, unless exactly one machine matches.
+    Raises ValueError, listing the known names, unless exactly one machine matches.
     """
     found = [known for key, known in MACHINES.items() if name and key.lower().startswith(name.strip().lower())]
     if len(found) != 1:
@@ -172,12 +172,12 @@ def measure_machine(
     dtype: torch.dtype | None = None,
     group: ProcessGroup | None = None,
 ) -> Machine:
-    """The machine that the group's ranks run on, one node, as measured; every rank calls this and gets the same result.
+    """Measure the machine that the group's ranks run on, a single node. All ranks call this and get the same result.
 
-    Rate and bandwidth are those of the slowest rank while all are busy, as they are in a layer. `flops` is the rate
-    that matmuls reached, so `fraction` is 1; the theoretical peak isn't known. Matmuls are in `dtype`; None: bfloat16
-    on a GPU, float32 on a CPU. `between` is the same as `inside`, because there is no other node. Other work on the
-    machine makes every figure worse. Raises ValueError for a group of one rank, which has no link.
+    Rate and bandwidth are those of the slowest rank while all ranks are busy, as they are in a layer. `flops` is the
+    rate that matmuls reached, so `fraction` is 1, because the theoretical peak isn't known. Matmuls are in `dtype`;
+    None: bfloat16 on a GPU, float32 on a CPU. `between` is the same as `inside`, because there is no other node. Other
+    work on the machine makes every figure worse. Raises ValueError for a group of one rank, which has no link.
     """
     p = dist.get_world_size(group)
     link = fit(measure_link(SIZES, rounds=rounds, group=group))
@@ -195,9 +195,9 @@ def measure_machine(
 
 
 def matrix_rate(side: int | None = None, seconds: float = 0.2, *, dtype: torch.dtype | None = None) -> float:
-    """FLOP/s that this rank's device reaches in square matmuls: the best of those run within `seconds`.
+    """Measure the FLOP/s that this rank's device reaches in square matmuls, the best of those run within `seconds`.
 
-    side     rows and columns; None: 8192 on a GPU, 1024 on a CPU
+    side     number of rows and columns; None: 8192 on a GPU, 1024 on a CPU
     dtype    of the matrices; None: bfloat16 on a GPU, float32 on a CPU
     """
     on_gpu = device().type == "cuda"
@@ -208,7 +208,7 @@ def matrix_rate(side: int | None = None, seconds: float = 0.2, *, dtype: torch.d
 
 
 def memory_rate(size: int | None = None, seconds: float = 0.1) -> float:
-    """Bytes per second that this rank's device reads and writes to copy `size` bytes: the best of several copies."""
+    """Measure how many bytes per second this rank's device reads and writes when copying `size` bytes, at best."""
     size = size or (2**30 if device().type == "cuda" else 2**26)
     source = torch.zeros(size, dtype=torch.uint8, device=device())
     target = torch.empty_like(source)

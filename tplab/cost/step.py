@@ -9,15 +9,15 @@ one micro-batch, forward and backward (`tplab.cost.layer`), the step is the sum 
     data parallel              all-reduce of one GPU's gradients, in 16 bits, over dp ranks
     optimizer                  (gradient + 2 state + weight) bytes per parameter / memory bandwidth
 
-The positions of a group's GPUs decide which link it communicates over. Ranks are numbered as in the mesh (dp, pp, tp):
-tp is innermost, so its ranks are adjacent; stages are tp GPUs apart; replicas are tp pp GPUs apart.
+The positions of a group's GPUs determine which link it uses. Ranks are numbered as in the mesh (dp, pp, tp): tp is
+innermost, so its ranks are adjacent; stages are tp GPUs apart; replicas are tp pp GPUs apart.
 
     achieved FLOP/s per GPU       hardware FLOPs of the step / seconds / GPUs
     model-FLOPs utilization       model FLOPs of the step / seconds / GPUs / peak FLOP/s       (MFU)
 
-The step leaves out what `tplab.cost.layer` leaves out, the data loader, the all-reduce of a tied embedding's gradient
-between the first and last stages, and waiting for slower GPUs, which grows with their number.
-(Narayanan et al. 2021, section 3; Korthikanti et al. 2022, section 6.3; Chowdhery et al. 2022, "PaLM", for the MFU.)
+The model leaves out what `tplab.cost.layer` leaves out, the data loader, the all-reduce of a tied embedding's gradient
+between the first and last stages, and waiting for slower GPUs, which grows with their number. (Narayanan et al. 2021,
+section 3; Korthikanti et al. 2022, section 6.3; Chowdhery et al. 2022, "PaLM", for the MFU.)
 """
 
 from dataclasses import dataclass, fields
@@ -82,14 +82,14 @@ class StepTime:
 
     @property
     def limit(self) -> str:
-        """The name of the most expensive part besides the matmuls."""
+        """The name of the most expensive category besides the matmuls."""
         beside = {name: seconds for name, seconds in self.parts().items() if name != "matrix products"}
         return max(beside, key=lambda name: beside[name])
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """The throughput of a step: `hardware` and `model` in FLOP/s per GPU, `hfu` and `mfu` as shares of its peak."""
+    """The throughput of a step: `hardware` and `model` in FLOP/s per GPU, `hfu` and `mfu` as fractions of its peak."""
 
     seconds: float
     hardware: float
@@ -101,7 +101,7 @@ class Throughput:
 def step_time(
     config: GPTConfig, layout: Layout, machine: Machine, program: Program = Program(), recipe: Recipe = ADAM
 ) -> StepTime:
-    """Seconds of one step. Raises ValueError if the layout doesn't fit the model, or the chunks its stages."""
+    """Return the time of one step. Raises ValueError if the layout doesn't fit the model, or the chunks its stages."""
     m, v = layout.steps, program.chunks
     _check_chunks(config, layout, v)
     layer = layer_time(
@@ -131,22 +131,22 @@ def step_time(
 def throughput(
     config: GPTConfig, layout: Layout, machine: Machine, program: Program = Program(), recipe: Recipe = ADAM
 ) -> Throughput:
-    """The throughput of a step that `step_time` predicts for the layout on the machine."""
+    """Return the throughput that follows from the `step_time` of the layout on the machine."""
     return achieved(config, layout, machine, step_time(config, layout, machine, program, recipe).total)
 
 
 def achieved(config: GPTConfig, layout: Layout, machine: Machine, seconds: float) -> Throughput:
-    """The throughput of a step that takes `seconds`, predicted or measured."""
+    """Return the throughput of a step that takes `seconds`, whether predicted or measured."""
     hardware = hardware_flops(config, layout.sequences, layout.recompute) / layout.gpus / seconds
     model = model_flops(config, layout.sequences) / layout.gpus / seconds
     return Throughput(seconds, hardware, model, hardware / machine.flops, model / machine.flops)
 
 
 def output_time(config: GPTConfig, machine: Machine, micro_batch: int, tp: int) -> Pass:
-    """Seconds of the output layer and its loss, forward and backward, with the vocabulary sharded over tp ranks.
+    """Return the time of the output layer and its loss, forward and backward, for a vocabulary sharded over tp ranks.
 
     Bytes per logit: the forward pass writes it, reads it, writes it in float32 and reads that (12); the backward pass
-    reads it, writes it in 16 bits, and reads it for two matmuls (10). The loss's sums over ranks are left out.
+    reads it, writes it in 16 bits, and reads it for two matmuls (10). The all-reduces of the loss are left out.
     """
     tokens = micro_batch * config.seq_length
     products = 3 * tokens * logits(config) / tp / machine.rate
@@ -155,7 +155,7 @@ def output_time(config: GPTConfig, machine: Machine, micro_batch: int, tp: int) 
 
 
 def _stage_time(config: GPTConfig, layout: Layout, machine: Machine, layer: LayerTime, stage: int) -> Pass:
-    """Seconds of one micro-batch on one stage, forward and backward."""
+    """Return the seconds of one micro-batch on one stage, forward and backward."""
     time = layer.whole * layers_of_stage(config.num_layers, layout.pp, stage)
     if stage == 0:  # the embedding's output is summed over ranks
         size = 2 * layout.micro_batch * config.seq_length * config.hidden_size
@@ -164,7 +164,7 @@ def _stage_time(config: GPTConfig, layout: Layout, machine: Machine, layer: Laye
 
 
 def _send_time(config: GPTConfig, layout: Layout, machine: Machine, scatter_gather: bool) -> float:
-    """Seconds to send one micro-batch to the next stage; over the network if the stages are in several nodes."""
+    """Return the time to send a micro-batch to the next stage, over the network if the stages are in several nodes."""
     if layout.pp == 1:
         return 0.0
     link = machine.inside if layout.tp * layout.pp <= machine.gpus_per_node else machine.between

@@ -1,11 +1,11 @@
 """Chapter 14: data parallelism, from plain replicas to ZeRO 3.
 
-grid              which rank plays which role when data, pipeline and tensor parallelism meet
-flat_parameters   parameters in one flat vector that p ranks can share evenly
+grid              the coordinates of each rank on a grid of data, pipeline and tensor parallelism
+flat_parameters   parameters concatenated into a flat vector that p ranks can split evenly
 data_parallel     gradients summed over the replicas, in buckets, during the backward pass
 grad_norm         the norm of a gradient that is spread over many ranks
 zero, zero3       ZeRO 1, 2 and 3
-zero_cost         what each stage of ZeRO stores and sends
+zero_cost         the memory and traffic of each ZeRO stage
 """
 
 from tplab.data.data_parallel import DataParallel, tokens_of_all

@@ -1,17 +1,17 @@
-"""Chapter 14: data parallelism: every rank has the full model and trains it on its own sequences.
+"""Chapter 14: data parallelism: every rank has the full model and trains it on different sequences.
 
     rank 0   x_0 -> forward -> backward -> dW_0 -+                 +-> optimizer: W
     rank 1   x_1 -> forward -> backward -> dW_1 -+- all-reduce / p +-> optimizer: W, the same
 
-Equal weights and equal gradients give equal weights again, so that is all it takes. The remaining problem is waiting.
-Backward computes the gradients from the last layer to the first. We put them into buckets in that order, and send a
-full bucket immediately, while backward goes on:
+If the ranks start with equal weights and use equal gradients, their weights stay equal, so this is all we need. The
+remaining problem is waiting. Backward computes the gradients from the last layer to the first. We put them into buckets
+in that order and send each bucket as soon as it is full, while backward continues:
 
     compute      [ backward of layer 3 ][ of layer 2 ][ of layer 1 ]
     network                            [ bucket 0: 3 ][ bucket 1: 2 ][ bucket 2: 1 ]  finish()
 
-We use buckets because a message per bias would be all latency, and a single message couldn't leave before the end. They
-leave in a fixed order, no matter which one is full first; otherwise two ranks might add up different buckets.
+We use buckets because one message per bias would be dominated by latency, and a single message couldn't be sent before
+the end. Buckets are sent in a fixed order, whichever is full first. Otherwise, two ranks might sum different buckets.
 
 The mean over ranks of means over tokens is the mean over all tokens only if every rank has the same number of tokens.
 If some have fewer (padding, -100), divide the sum of the losses by the tokens of all ranks, and sum the gradients:
@@ -19,9 +19,8 @@ If some have fewer (padding, -100), divide the sum of the losses by the tokens o
     data = DataParallel(model, average=False)
     loss = F.cross_entropy(logits, target, reduction="sum") / tokens_of_all(count)
 
-A step sends Ψ elements through an all-reduce, which is 2(p-1)/p Ψ per rank on a ring.
-(Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training"; torch:
-DistributedDataParallel.)
+Each step all-reduces Ψ elements, for which each rank of a ring sends 2(p-1)/p Ψ. (Li et al. 2020, "PyTorch Distributed:
+Experiences on Accelerating Data Parallel Training"; torch: DistributedDataParallel.)
 """
 
 from collections.abc import Iterator
@@ -38,7 +37,7 @@ from tplab.runtime import device
 
 
 def tokens_of_all(count: int, group: ProcessGroup | None = None) -> int:
-    """The number of tokens on all ranks together, given this rank's `count`: an all-reduce of one number."""
+    """Return the total number of tokens on all ranks, given this rank's `count`, by an all-reduce of one number."""
     if rank_and_size(group)[1] == 1:
         return count
     total = torch.tensor(count, device=device())
@@ -47,26 +46,26 @@ def tokens_of_all(count: int, group: ProcessGroup | None = None) -> int:
 
 
 class DataParallel:
-    """The gradient reduction of a replicated model. It doesn't wrap the model, which is called as usual.
+    """Reduces the gradients of a replicated model. It doesn't wrap the model, which you call as usual.
 
         data = DataParallel(model)
-        loss.backward()             # full buckets leave
-        data.finish()               # the rest leaves, and all of them have arrived
+        loss.backward()             # sends full buckets
+        data.finish()               # sends the rest and waits for all buckets
         optimizer.step()
 
-    bucket_bytes    as in `in_buckets`: smaller buckets leave earlier but cost more calls (DDP's `bucket_cap_mb`)
-    average         the mean over the ranks; False: the sum (then zero the gradients before each step, or the result of
-                    an earlier `finish` would be summed again)
-    reduce_dtype    sum in this dtype; None: the gradients' own. For bfloat16 models, whose sum over many ranks loses
-                    digits that float32 keeps (Megatron's `grad_reduce_in_fp32`)
+    bucket_bytes    as in `in_buckets`: smaller buckets are sent earlier but need more calls (DDP's `bucket_cap_mb`)
+    average         compute the mean over the ranks; False: the sum. Then zero the gradients before each step, or the
+                    result of an earlier `finish` is summed again
+    reduce_dtype    sum in this dtype; None: the gradients' dtype. float32 avoids losing digits when the gradients of a
+                    bfloat16 model are summed over many ranks (Megatron's `grad_reduce_in_fp32`)
     group           the ranks with the same part of the model, and no others
 
     A parameter that no rank used in a step gets a gradient of zero, so an optimizer's momentum and weight decay still
-    move it; `requires_grad_(False)` freezes it.
+    change it. To freeze it, use `requires_grad_(False)`.
 
-    The constructor copies rank 0's parameters and buffers to all ranks. `buckets` are lists of parameters, and
-    `started` counts those that have left since the last `finish`. Once a bucket has left, its gradients are None until
-    `finish`, so nothing can use a gradient that isn't reduced yet. Another backward before `finish` raises ValueError.
+    The constructor copies rank 0's parameters and buffers to all ranks. `buckets` is a list of lists of parameters, and
+    `started` counts the buckets sent since the last `finish`. After a bucket is sent, its gradients are None until
+    `finish`, so that nothing can use unreduced gradients. Another backward before `finish` raises ValueError.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class DataParallel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only accumulate gradients in the backward passes inside; the next one outside, or `finish`, sends the sum."""
+        """Context manager in which backward only accumulates gradients. The next backward, or `finish`, sends them."""
         before, self._sync = self._sync, False
         try:
             yield
@@ -104,7 +103,7 @@ class DataParallel:
             self._sync = before
 
     def finish(self) -> None:
-        """Put the reduced gradients of all buckets into `.grad`. Call it on every rank once per step."""
+        """Wait for all buckets and put the reduced gradients into `.grad`. Call it on every rank once per step."""
         while self.started < len(self.buckets):
             self._start(self.buckets[self.started])
         for bucket, (vector, work) in zip(self.buckets, self._travelling, strict=True):
@@ -116,7 +115,7 @@ class DataParallel:
         self._arrived, self._travelling = set(), []
 
     def _gradient_is_there(self, parameter: nn.Parameter) -> None:
-        """Start all complete buckets. Backward calls this hook for each parameter whose gradient is complete."""
+        """Send all complete buckets. Backward calls this hook for each parameter whose gradient is complete."""
         if not self._sync:
             return
         if self._place[parameter] < self.started:
@@ -129,7 +128,7 @@ class DataParallel:
             self._start(self.buckets[self.started])
 
     def _start(self, bucket: list[nn.Parameter]) -> None:
-        """Send a bucket: its gradients in one vector, with zeros for those that this rank doesn't have."""
+        """Send a bucket as one vector of gradients, with zeros for parameters that have no gradient on this rank."""
         gradients = []
         for parameter in bucket:
             gradients.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)

@@ -1,13 +1,13 @@
-"""Chapter 14: parameters in one vector, which p ranks can share evenly.
+"""Chapter 14: parameters in one flat vector, which p ranks can split evenly.
 
-Layers have all kinds of sizes, and few are divisible by p. So we concatenate their parameters, append zeros, and split
-the vector into p equal shards, wherever the boundaries fall:
+Layers have all kinds of sizes, few of which are divisible by p. So we concatenate their parameters, append zeros, and
+split the vector into p equal shards, wherever the boundaries fall:
 
     [ weight 0 ................ | bias 0 | weight 1 ............... | bias 1 | 0 0 ]
     [ shard of rank 0 ......... | shard of rank 1 ......... | shard of rank 2 .... ]        p = 3
 
-Adam and SGD treat each element separately, so an optimizer can work on a shard without knowing the boundaries.
-(FSDP 1: FlatParameter; DeepSpeed: flattened partitions; Megatron: the distributed optimizer's grad buffer.)
+Adam and SGD treat each element separately, so an optimizer can work on a shard without knowing the boundaries. (FSDP 1:
+FlatParameter; DeepSpeed: flattened partitions; Megatron: the distributed optimizer's grad buffer.)
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,9 +24,9 @@ BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
 
 
 class Piece(NamedTuple):
-    """The part of a parameter's gradient on this rank: `values` [k], from element `start` on.
+    """This rank's part of a parameter's gradient: `values` [k], starting at element `start` of the flattened parameter.
 
-    shape    of the full parameter, which may not have it itself (ZeRO-3 frees it)
+    shape    the full parameter's shape, which the parameter itself may not have (ZeRO-3 frees it)
     """
 
     parameter: nn.Parameter
@@ -36,11 +36,11 @@ class Piece(NamedTuple):
 
 
 class Flat:
-    """The layout of some parameters of one dtype in a vector [p n], of which each rank of a group holds a shard [n].
+    """Layout of parameters of the same dtype in a vector [p n], of which each rank of a group has a shard [n].
 
     numel           the number of elements in all parameters
     shard_numel     n, the number of elements per rank; p n is `numel` rounded up
-    Raises ValueError for parameters of several dtypes, or for none.
+    Raises ValueError if the parameters have several dtypes, or if there are none.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], group: ProcessGroup | None = None) -> None:
@@ -55,7 +55,7 @@ class Flat:
         self.shard_numel = -(-self.numel // self.world_size)
 
     def flatten(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """A new vector [p n] with one tensor per parameter; zeros for None."""
+        """Return a new vector [p n] that contains one tensor per parameter, with zeros for None."""
         vector = torch.zeros(self.world_size * self.shard_numel, dtype=self.dtype, device=self.device)
         for view, tensor in zip(self.views(vector), tensors, strict=True):
             if tensor is not None:
@@ -63,16 +63,16 @@ class Flat:
         return vector
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """Views of the vector [p n] in the shapes of the parameters."""
+        """Return views of the vector [p n] in the shapes of the parameters."""
         numbers = vector[: self.numel].split([shape.numel() for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(numbers, self.shapes, strict=True)]
 
     def parts(self, vector: Tensor) -> list[Tensor]:
-        """The shards of all ranks, p of [n], as views of the vector [p n]."""
+        """Return the shards of all ranks, p of [n], as views of the vector [p n]."""
         return list(vector.split(self.shard_numel)) if self.shard_numel else [vector] * self.world_size
 
     def shard(self, vector: Tensor) -> Tensor:
-        """The shard [n] of this rank, as a view of the vector [p n]."""
+        """Return this rank's shard [n], as a view of the vector [p n]."""
         return self.parts(vector)[self.rank]
 
     def reduce_scatter(self, vector: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Flat:
             dist.all_gather(self.parts(vector), shard, group=self.group)
 
     def pieces(self, shard: Tensor) -> list[Piece]:
-        """The pieces of this rank's shard [n], split at parameter boundaries; parameters outside of it are left out."""
+        """Split this rank's shard [n] at parameter boundaries. Parameters that aren't in the shard are left out."""
         first, stop, found, begin = self.rank * self.shard_numel, (self.rank + 1) * self.shard_numel, [], 0
         for parameter, shape in zip(self.parameters, self.shapes, strict=True):
             end = begin + shape.numel()
@@ -103,10 +103,10 @@ class Flat:
 
 
 def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> list[list[nn.Parameter]]:
-    """The trainable parameters, last one first, in buckets of one dtype and at most `bucket_bytes` bytes.
+    """Group the trainable parameters, last one first, into buckets of one dtype and at most `bucket_bytes` bytes.
 
     Backward reaches the last layers first, so the first bucket is the first to fill up. A parameter that is larger than
-    a bucket gets its own bucket. Raises ValueError for bucket_bytes below 1.
+    `bucket_bytes` gets a separate bucket. Raises ValueError for bucket_bytes below 1.
     """
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds one byte at least")
@@ -124,7 +124,7 @@ def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BY
 
 
 def broadcast(tensors: Iterable[Tensor], group: ProcessGroup | None = None) -> None:
-    """Copy the values of the group's rank 0 to all ranks, in place, with one broadcast per tensor."""
+    """Copy tensors from rank 0 of the group to all ranks, in place, with one broadcast per tensor."""
     if rank_and_size(group)[1] == 1:
         return
     for tensor in tensors:

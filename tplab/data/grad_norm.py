@@ -1,20 +1,20 @@
 """Chapter 14: the norm of a gradient that is spread over many ranks.
 
-Clipping needs the norm of the full gradient, all parameters in one vector. On a mesh, no rank sees all of it, and parts
-of it are there several times. Each element must count exactly once:
+Clipping needs the norm of the full gradient, with all parameters in one vector. On a mesh, no rank has all of it, and
+several ranks have copies of some of it. Each element must be counted exactly once:
 
     sharded over tp                  every rank counts its shard
     replicated over tp               tp rank 0 counts it
     K, V heads on c ranks each       the first of the c counts them
     tied table, on two stages        the first stage counts it
-    replicas (dp)                    have the same gradients: each counts for itself
-    shards of ZeRO, over dp          every rank counts its own
+    replicas (dp)                    have the same gradients, so each one computes its norm separately
+    shards of ZeRO, over dp          every rank counts its shard
 
     sum of squares here -> all-reduce over tp -> over pp (-> over dp) -> square root
 
-Sharded parameters are marked as such (`tplab.tensor.sharding`). If replicated parameters counted p times, the norm
-would be too large and the steps too small. Without the sum, each rank would clip by a different factor, and replicas
-would drift apart. (Megatron: clip_grad_norm_fp32, param_is_not_tensor_parallel_duplicate.)
+Sharded parameters are marked as such (`tplab.tensor.sharding`). If replicated parameters were counted p times, the norm
+would be too large and the steps too small. Without the all-reduce, each rank would clip by a different factor, and
+replicas would drift apart. (Megatron: clip_grad_norm_fp32, param_is_not_tensor_parallel_duplicate.)
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,11 +32,11 @@ from tplab.tensor.sharding import Sharding
 def grad_norm(
     parameters: Iterable[nn.Parameter], mesh: DeviceMesh | None = None, *, tied: nn.Parameter | None = None
 ) -> Tensor:
-    """The 2-norm of the full model's gradients, the same on every rank of a replica.
+    """Return the 2-norm of the full model's gradient. It is the same on all ranks of a replica.
 
-    parameters    this rank's; a parameter without a gradient counts as 0
+    parameters    this rank's parameters; those without a gradient count as 0
     mesh          from `tplab.data.grid.mesh`; None: this process has the full model
-    tied          the table that the first and last stages share, as in `Pipeline`
+    tied          the embedding table that the first and last stages share, as in `Pipeline`
     Traffic: an all-reduce of one number for tp, and one for pp.
     """
     own = [parameter for parameter in dict.fromkeys(parameters) if parameter.grad is not None]
@@ -47,7 +47,7 @@ def grad_norm(
 def grad_norm_of_pieces(
     pieces: Iterable[Piece], mesh: DeviceMesh | None = None, *, tied: nn.Parameter | None = None
 ) -> Tensor:
-    """`grad_norm` for the gradients that ZeRO shards over dp (`zero.pieces()`), with one more all-reduce, for dp."""
+    """Like `grad_norm`, but for gradients that ZeRO shards over dp (`zero.pieces()`). Adds one all-reduce over dp."""
     return _norm(list(pieces), mesh, ("tp", "pp", "dp"), tied)
 
 
@@ -58,9 +58,9 @@ def clip_grad_norm(
     *,
     tied: nn.Parameter | None = None,
 ) -> Tensor:
-    """Scale the full gradient down to `max_norm` if it is longer; return its norm before that.
+    """Scale gradients down so that their total norm is at most `max_norm`. Returns the norm before clipping.
 
-    Works like `torch.nn.utils.clip_grad_norm_` for a model on a single process.
+    This corresponds to `torch.nn.utils.clip_grad_norm_` on a single process.
     """
     parameters = list(dict.fromkeys(parameters))
     norm = grad_norm(parameters, mesh, tied=tied)
@@ -70,14 +70,14 @@ def clip_grad_norm(
 
 @torch.no_grad()
 def clip(gradients: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
-    """Multiply each gradient by max_norm / norm, in place, if that is below 1."""
+    """Multiply each gradient by min(1, max_norm / norm) in place."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for dtype, alike in _by_dtype(gradients).items():
         torch._foreach_mul_(alike, factor.to(dtype))  # one kernel for many tensors
 
 
 def counted(parameter: nn.Parameter, shape: Sequence[int], tp_rank: int, tp_size: int) -> Tensor:
-    """Booleans that broadcast to a parameter's `shape` on this rank: True where this rank counts its gradient."""
+    """Return a bool mask that broadcasts to `shape`. It is True for the elements that this rank counts in the norm."""
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
     if sharding is None:
         return torch.tensor(tp_rank == 0)
@@ -122,7 +122,7 @@ def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
 
 
 def _place(mesh: DeviceMesh | None, name: str) -> tuple[int, int]:
-    """(index of this rank, size) in a dimension of the mesh; (0, 1) if the mesh doesn't have it."""
+    """Return (index of this rank, size) in a dimension of the mesh, or (0, 1) if the mesh doesn't have it."""
     if mesh is None or name not in (mesh.mesh_dim_names or ()):
         return 0, 1
     return mesh.get_local_rank(name), mesh.size((mesh.mesh_dim_names or ()).index(name))

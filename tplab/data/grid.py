@@ -11,9 +11,9 @@ Every rank has three coordinates. Ranks are numbered along tp first, then pp, th
                           pp 1    6      7
 
 tp is innermost because it communicates most: several all-reduces per layer, which nothing hides. Its ranks have
-consecutive numbers, so they share a node and its fast links. dp communicates once per step and hides it behind
-backward, so it is outermost.
-(Narayanan et al. 2021, section 3; Megatron: parallel_state.initialize_model_parallel, which numbers dp before pp.)
+consecutive numbers, so they are on the same node and use its fast links. dp is outermost because it communicates only
+once per step, overlapped with backward. (Narayanan et al. 2021, section 3; Megatron:
+parallel_state.initialize_model_parallel, which numbers dp before pp.)
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)  # outermost first
 
 
 class Place(NamedTuple):
-    """The coordinates of a rank: which replica, which stage, which shard."""
+    """Coordinates of a rank: the indices of its replica, pipeline stage and tensor-parallel shard."""
 
     dp: int
     pp: int
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid of dp replicas of pp stages of tp ranks each. Pure arithmetic: no process group is needed.
+    """A grid of dp replicas of pp stages of tp ranks each. It only computes indices and needs no process group.
 
     Raises ValueError for a size below 1, a rank or a place outside the grid, or an unknown dimension.
     """
@@ -54,35 +54,35 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
+        """The number of ranks in the grid."""
         return self.dp * self.pp * self.tp
 
     def place(self, rank: int) -> Place:
-        """The coordinates of a rank."""
+        """Return the coordinates of a rank."""
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} isn't one of the {self.size} ranks of {self}: they are 0 to {self.size - 1}")
         return Place(rank // (self.pp * self.tp), rank // self.tp % self.pp, rank % self.tp)
 
     def rank(self, dp: int = 0, pp: int = 0, tp: int = 0) -> int:
-        """The rank at these coordinates; the inverse of `place`."""
+        """Return the rank at these coordinates, as the inverse of `place`."""
         for name, index in zip(DIMENSIONS, (dp, pp, tp), strict=True):
             if not 0 <= index < getattr(self, name):
                 raise ValueError(f"there is no {name} {index} in {self}: they are 0 to {getattr(self, name) - 1}")
         return (dp * self.pp + pp) * self.tp + tp
 
     def group(self, rank: int, dimension: Dimension) -> list[int]:
-        """The ranks in the group of `rank` along a dimension, including itself: all other coordinates are the same."""
+        """Return the group of `rank` along a dimension: all ranks with the same other coordinates, including itself."""
         here = self.place(rank)._asdict()
         return [self.rank(**{**here, dimension: index}) for index in range(self._size_of(dimension))]
 
     def groups(self, dimension: Dimension) -> list[list[int]]:
-        """All groups of a dimension. Together they contain every rank once."""
+        """Return all groups of a dimension. Every rank is in exactly one of them."""
         self._size_of(dimension)
         firsts = [rank for rank in range(self.size) if getattr(self.place(rank), dimension) == 0]
         return [self.group(rank, dimension) for rank in firsts]
 
     def nodes(self, dimension: Dimension, gpus_per_node: int) -> int:
-        """The number of nodes spanned by the widest group of a dimension; ranks fill one node after another."""
+        """Return how many nodes the widest group of a dimension spans, if ranks fill one node after another."""
         if gpus_per_node < 1:
             raise ValueError(f"gpus_per_node={gpus_per_node}: a node has one GPU at least")
         return max(len({rank // gpus_per_node for rank in group}) for group in self.groups(dimension))
@@ -97,10 +97,10 @@ class Grid:
 
 
 def mesh(dp: int = 1, pp: int = 1, tp: int = 1) -> DeviceMesh:
-    """The process groups of a grid, as torch's `DeviceMesh`: `.get_group("tp")`, `.get_local_rank("tp")`.
+    """Create the process groups of a grid and return them as a `DeviceMesh`, with `.get_group("tp")` and so on.
 
-    Every rank must call it with the same sizes, because creating a process group takes all of them.
-    Raises ValueError without a process group, or if the sizes don't multiply to the number of ranks.
+    Every rank must call it with the same sizes, because creating a process group is collective. Raises ValueError
+    without a process group, or if the product of the sizes isn't the number of ranks.
     """
     grid = Grid(dp, pp, tp)
     if not dist.is_initialized():

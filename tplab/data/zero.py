@@ -1,4 +1,4 @@
-"""Chapter 14: ZeRO 1 and 2: replicas that don't all store, and compute, the same things.
+"""Chapter 14: ZeRO 1 and 2, which shard the optimizer state and the gradients over the replicas.
 
 With plain data parallelism, p ranks keep p identical copies of everything. ZeRO shards these over the same ranks:
 
@@ -8,13 +8,14 @@ With plain data parallelism, p ranks keep p identical copies of everything. ZeRO
     ZeRO-2          full      shard       shard         2Ψ + (2 + 12)Ψ/p
     ZeRO-3          shard     shard       shard         (2 + 2 + 12)Ψ/p
 
-An optimizer that owns a shard of the weights needs only that shard of the summed gradients: a reduce-scatter replaces
-the all-reduce. An all-gather then gives all ranks the new weights. Both together send what the all-reduce did, 2Ψ.
+An optimizer that updates a shard of the weights needs only that shard of the summed gradients, so a reduce-scatter
+replaces the all-reduce. An all-gather then gives all ranks the new weights. Together, they send 2Ψ, like the
+all-reduce.
 
     gradients [p n] -> reduce-scatter -> shard [n] -> optimizer -> shard of W [n] -> all-gather -> W [p n]
 
-ZeRO-1 reduces after backward. ZeRO-2 reduces each bucket as soon as it is full and frees the full gradients; with m
-backward passes per step, that is mΨ elements instead of Ψ. ZeRO-3 is in `zero3`, the formulas are in `zero_cost`.
+ZeRO-1 reduces after backward. ZeRO-2 reduces each bucket as soon as it is full and frees the full gradients. With m
+backward passes per step, that sends mΨ elements instead of Ψ. ZeRO-3 is in `zero3`, the formulas are in `zero_cost`.
 (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"; torch:
 ZeroRedundancyOptimizer, fully_shard; DeepSpeed; Megatron: the distributed optimizer.)
 """
@@ -37,9 +38,9 @@ Parameters = Iterable[nn.Parameter] | Iterable[Mapping[str, Any]]
 class Unit:
     """A set of parameters whose gradients are reduced together and whose weights are gathered together.
 
-    weights     [p n], the memory that the parameters are views of
+    weights     [p n], the flat vector that the parameters are views of
     shard       [n], this rank's shard of the weights
-    master      [n], what the optimizer updates: the shard, or a copy in `master_dtype`
+    master      [n], the parameter that the optimizer updates: the shard, or a copy in `master_dtype`
     gradient    [n], this rank's shard of the reduced gradients, or None
     """
 
@@ -60,7 +61,7 @@ class Unit:
         self.gradient: Tensor | None = None
 
     def has_gradients(self) -> bool:
-        """True if there are full gradients that haven't been reduced."""
+        """Return True if there are full gradients that haven't been reduced yet."""
         return any(parameter.grad is not None for parameter in self.parameters)
 
     def reduce(self) -> None:
@@ -74,11 +75,11 @@ class Unit:
         self.gradient = part if self.gradient is None else self.gradient.add_(part)
 
     def before_step(self) -> None:
-        """Give the optimizer this rank's gradient, in the dtype of its weights."""
+        """Set the gradient that the optimizer uses: this rank's shard, in the dtype of the master weights."""
         self.master.grad = None if self.gradient is None else self.gradient.to(self.master.dtype)
 
     def after_step(self) -> None:
-        """Take the shard that the optimizer updated, and give all ranks the full weights."""
+        """Copy the shard that the optimizer updated, and all-gather the full weights."""
         if self.master.dtype != self.shard.dtype:
             self.shard.copy_(self.master.detach())
             self.master.grad = None
@@ -86,23 +87,23 @@ class Unit:
 
 
 class ZeRO1:
-    """An optimizer whose state is sharded over the ranks: `ZeRO1(model.parameters(), torch.optim.AdamW, lr=1e-3)`.
+    """Optimizer whose state is sharded over the ranks: `ZeRO1(model.parameters(), torch.optim.AdamW, lr=1e-3)`.
 
         loss.backward()
-        zero.finish()           # full gradients -> shards; only needed by code that reads gradients, such as clipping
+        zero.finish()           # reduces full gradients to shards; only needed before you read gradients, e.g. to clip
         zero.step()
         zero.zero_grad()
 
-    parameters         as for torch's optimizers: parameters, or groups of them with their own options
-    optimizer_class    any that treats each element separately: AdamW and SGD do, LAMB and Adafactor don't
-    bucket_bytes       the most bytes to reduce, or gather, at once
-    average            the mean of the ranks' gradients; False: the sum
-    master_dtype       the optimizer works on a copy of its shard in this dtype: float32 for bfloat16 weights
+    parameters         as for torch's optimizers: parameters, or param groups with their own options
+    optimizer_class    any optimizer that works element by element, such as AdamW and SGD, but not LAMB or Adafactor
+    bucket_bytes       the maximum number of bytes to reduce or gather in one call
+    average            compute the mean of the ranks' gradients; False: the sum
+    master_dtype       the optimizer updates a copy of its shard in this dtype: float32 for bfloat16 weights
     defaults           options of the optimizer
 
     The constructor copies rank 0's weights to all ranks, but not its buffers (see `flat_parameters.broadcast`).
-    `optimizer` is an ordinary one, so schedulers work, too. All ranks must use the same parameters. An unused parameter
-    that shares a bucket with a used one has a gradient of 0.
+    `optimizer` is an ordinary optimizer, so you can use schedulers. All ranks must use the same parameters. An unused
+    parameter gets a gradient of 0 if it shares a bucket with a used one.
     """
 
     def __init__(
@@ -127,14 +128,14 @@ class ZeRO1:
         self.optimizer = optimizer_class(groups, **defaults)
 
     def finish(self) -> None:
-        """Reduce the gradients that haven't been reduced yet. Every rank takes part; a second call does nothing."""
+        """Reduce the gradients that haven't been reduced yet. All ranks must call it; calling it again does nothing."""
         for unit in self.units:
             if unit.has_gradients():
                 unit.reduce()
 
     @torch.no_grad()
     def step(self) -> None:
-        """Run the optimizer's step on this rank's shards; afterwards, all ranks have the new weights."""
+        """Update this rank's shards with the optimizer, and all-gather the new weights."""
         self.finish()
         for unit in self.units:
             unit.before_step()
@@ -149,11 +150,11 @@ class ZeRO1:
                 parameter.grad = None
 
     def pieces(self) -> list[Piece]:
-        """The reduced gradients on this rank, in pieces of parameters."""
+        """Return this rank's reduced gradients, split at parameter boundaries."""
         return [piece for unit in self.units if unit.gradient is not None for piece in unit.flat.pieces(unit.gradient)]
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the tensors on this rank now: weights, gradients, and everything that the optimizer needs."""
+        """Return the bytes currently used on this rank for weights, gradients, and all tensors of the optimizer."""
         gradients = chain.from_iterable([unit.gradient, *(w.grad for w in unit.parameters)] for unit in self.units)
         masters = [unit.master for unit in self.units if unit.master.dtype != unit.shard.dtype]
         return {
@@ -173,7 +174,7 @@ class ZeRO2(ZeRO1):
 
 
 def reduce_when_full(unit: Unit) -> None:
-    """Reduce a unit during backward, as soon as all its parameters have gradients."""
+    """Register hooks that reduce a unit during backward, as soon as all its parameters have gradients."""
 
     def gradient_is_there(parameter: nn.Parameter) -> None:
         if all(other.grad is not None for other in unit.parameters):

@@ -4,15 +4,15 @@
     backward    all-gather W of layer 3, run it backward, reduce-scatter dW, free both;  layer 2;  layer 1
     step        the optimizer, on this rank's shards; nothing to send
 
-So a step sends 3Ψ elements, half as many again as plain data parallelism. A rank holds 1/p of everything, plus one or
-two full layers. Parameters outside the layers (embedding, final norm) form another unit, which stays gathered from the
-model's first line to its last.
+So a step sends 3Ψ elements, half as many again as plain data parallelism. A rank stores 1/p of everything, plus one or
+two full layers. Parameters outside the layers (embedding, final norm) form another unit, which stays gathered during
+the model's entire forward pass.
 
-Two things make it work. Autograd has saved the weights, or views of them, for backward. So when we free a weight, we
-shrink its storage to nothing under these views (`resize_(0)`), and gathering fills the same storage before backward.
-And each unit has hooks: before and after its forward, before its backward (a hook on the gradient of its output), and
-after its backward, when the last of its parameters has a gradient. (Rajbhandari et al. 2020, section 5.3; Zhao et al.
-2023, "PyTorch FSDP", whose flat parameters do the same; torch: fully_shard.)
+This takes two tricks. First, autograd has saved the weights, or views of them, for backward. So to free a weight, we
+resize its storage to 0 (`resize_(0)`), which keeps these views valid, and gathering fills the same storage before
+backward. Second, each unit has hooks: before and after its forward, before its backward (a hook on the gradient of its
+output), and after its backward, when the last of its parameters has a gradient. (Rajbhandari et al. 2020, section 5.3;
+Zhao et al. 2023, "PyTorch FSDP", whose flat parameters do the same; torch: fully_shard.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ from tplab.data.zero import Unit, ZeRO1, reduce_when_full
 
 
 class ShardedUnit(Unit):
-    """A unit that keeps only its shard. `gather` fills in the full parameters, and `free` empties them."""
+    """A unit that stores only its shard. `gather` fills in the full parameters, and `free` releases them."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ShardedUnit(Unit):
 
     @torch.no_grad()
     def gather(self) -> None:
-        """All-gather the weights unless they are already here."""
+        """All-gather the weights unless they are already gathered."""
         if self.gathered_bytes:
             return
         self.weights.untyped_storage().resize_(self.weights.numel() * self.weights.element_size())
@@ -81,15 +81,15 @@ class ShardedUnit(Unit):
 
 
 class ZeRO3(ZeRO1):
-    """ZeRO 1 with sharded weights and gradients, too: `ZeRO3(model, model.layers, torch.optim.AdamW, lr=1e-3)`.
+    """ZeRO 1 that also shards weights and gradients: `ZeRO3(model, model.layers, torch.optim.AdamW, lr=1e-3)`.
 
-    layers           modules of the model, none inside another; each is gathered separately. Other parameters, and those
-                     that several layers share, form one more unit, gathered while the model runs
-    peak_gathered    the most bytes of full weights that were here at any gather since the last step
+    layers           modules of the model, not nested; each is gathered separately. All other parameters, and those that
+                     several layers share, form one more unit, which is gathered while the model runs
+    peak_gathered    maximum bytes of full weights at any gather since the last step
 
-    You must call model and layers as modules, `layer(x)`, because that triggers the hooks. Between the calls,
-    parameters are empty; inside `with zero.gathered():` they are complete. Other arguments as in ZeRO1. Raises
-    ValueError for a layer that isn't the model's, or that is inside another layer.
+    You must call the model and its layers as modules, `layer(x)`, because that triggers the hooks. Between these calls,
+    parameters are empty, except inside `with zero.gathered():`. Other arguments are as in ZeRO1. Raises ValueError for
+    a layer that isn't in the model, or that is inside another layer.
     """
 
     units: list[ShardedUnit]  # type: ignore[assignment]
@@ -116,7 +116,7 @@ class ZeRO3(ZeRO1):
     def finish(self) -> None:
         super().finish()
         for unit in self.units:
-            unit.free()  # a unit with an unused parameter is still waiting for its gradient
+            unit.free()  # a unit with an unused parameter hasn't been freed yet
 
     def step(self) -> None:
         super().step()
@@ -124,7 +124,7 @@ class ZeRO3(ZeRO1):
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Gather the full weights on every rank to read, save or load them; each rank keeps its shard of changes."""
+        """Context manager that gathers the full weights for reading, saving or loading. Changes to them are kept."""
         for unit in self.units:
             unit.gather()
             unit.stays_whole = True
@@ -162,7 +162,7 @@ class ZeRO3(ZeRO1):
 
 
 def _by_unit(model: nn.Module, layers: Sequence[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
-    """The trainable parameters, grouped by the only layer that uses them, or else by the model."""
+    """Group the trainable parameters by layer. Those that are in no layer, or in several, belong to the model."""
     inside: dict[nn.Module, nn.Module] = {}
     for layer in layers:
         for module in layer.modules():

@@ -6,9 +6,9 @@
     2       Ψ         Ψ/p         Ψ/p         (m + 1)Ψ    reduce-scatter in each backward; all-gather of the weights
     3       Ψ/p       Ψ/p         Ψ/p         3mΨ         all-gather in each forward and backward, reduce-scatter
 
-Ψ is the number of parameters. An all-reduce is a reduce-scatter and an all-gather, so it counts as 2. On a ring, a rank
-sends (p-1)/p of each Ψ counted here. Weights are gathered, and gradients reduced, in their own dtype.
-(Rajbhandari et al. 2020, section 3 and figure 1 for the memory, section 7 for the traffic with m = 1.)
+Ψ is the number of parameters. An all-reduce is a reduce-scatter and an all-gather, so it counts as 2. In a ring, each
+rank sends (p-1)/p of each Ψ in the table. Weights and gradients are sent in their own dtypes. (Rajbhandari et al. 2020,
+section 3 and figure 1 for the memory, section 7 for the traffic with m = 1.)
 """
 
 from fractions import Fraction
@@ -19,7 +19,7 @@ STAGES = (0, 1, 2, 3)
 
 
 def zero_memory(stage: int, parameters: int, dp: int, recipe: Recipe = ADAM) -> dict[str, float]:
-    """Bytes on each of dp ranks, by category; stage 0 is plain data parallelism."""
+    """Return the bytes on each of dp ranks, by category. Stage 0 is plain data parallelism."""
     _check(stage, dp)
     whole = {"weights": recipe.weights, "gradients": recipe.gradients, "optimizer": recipe.optimizer}
     cut_from = {"weights": 3, "gradients": 2, "optimizer": 1}
@@ -27,7 +27,7 @@ def zero_memory(stage: int, parameters: int, dp: int, recipe: Recipe = ADAM) -> 
 
 
 def zero_traffic(stage: int, parameters: int, micro_batches: int = 1) -> dict[str, int]:
-    """Elements that go through each kind of collective per step, counted as `tplab.record` counts messages."""
+    """Return the elements per step for each kind of collective, counted the way `tplab.record` counts messages."""
     _check(stage, 1)
     return {
         0: {"all_reduce": parameters},
@@ -38,7 +38,7 @@ def zero_traffic(stage: int, parameters: int, micro_batches: int = 1) -> dict[st
 
 
 def ring_volume(traffic: dict[str, int], p: int) -> Fraction:
-    """Elements that each of p ranks sends on a ring, exactly: (p-1)/p of each message, twice that for an all-reduce."""
+    """Return the elements that each rank sends in a ring: (p-1)/p of each message, twice that for an all-reduce."""
     return sum(
         (Fraction((2 if kind == "all_reduce" else 1) * n * (p - 1), p) for kind, n in traffic.items()), Fraction()
     )

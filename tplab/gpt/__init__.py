@@ -2,8 +2,8 @@
 
 transformer    ParallelTransformerLayer: attention and MLP with norms, dropout and residuals around them
 model          ParallelGPT, from token ids to the loss
-generation     the next token, from logits that are sharded over the ranks
-hugging_face   GPT-2 and Llama checkpoints, to our parameter names and back
+generation     choose the next token from logits that are sharded over the ranks
+hugging_face   convert GPT-2 and Llama checkpoints from and to Hugging Face's parameter names
 """
 
 from tplab.gpt.generation import candidates, generate

@@ -1,13 +1,13 @@
-"""Chapter 10: text generation, token by token, from logits of which each rank has v/p.
+"""Chapter 10: text generation, token by token, from logits that are sharded over the vocabulary.
 
-Choosing a token doesn't take all logits. The k best of the full vocabulary are among the k best of each rank, so the
-ranks exchange p k candidates, and every rank chooses among those:
+Choosing a token doesn't require all logits. The k best tokens of the full vocabulary are among the k best of each rank,
+so the ranks exchange p k candidates, and each rank chooses from those:
 
     rank 0   best of ids 0 .. v/p - 1        (logit, id)  \\
     rank 1   best of ids v/p .. 2 v/p - 1    (logit, id)  -> all-gather -> the best of p, on every rank
 
-With a cache, each step computes a single token, whose keys and values are added to those of the rank's heads.
-Traffic per token for b texts: 2 L + 1 all-reduces of b h elements, all-gathers of 2 p b k.
+With a KV cache, each step computes a single token and appends its keys and values to those of the rank's heads. Traffic
+per token for b texts: 2 L + 1 all-reduces of b h elements, all-gathers of 2 p b k.
 """
 
 from collections.abc import Sequence
@@ -32,16 +32,16 @@ def generate(
     stop_id: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Continue the prompts [b, s]; return the texts [b, s + max_new_tokens], the same on every rank.
+    """Continue the prompts [b, s]. Returns the texts [b, s + max_new_tokens], the same on every rank.
 
-    prompt_lengths    of each text, if they differ: what comes after them is overwritten
+    prompt_lengths    length of each prompt if they differ; the tokens after it are overwritten
     temperature       0: always the best token (greedy); else sample from softmax(logits / temperature)
-    top_k             sample from the k best only
-    stop_id           after this token, a text is filled up with it; once all texts are, the result ends there
-    generator         the generator that rank 0 samples with, for all ranks; None: torch's current state
+    top_k             sample only from the k best tokens
+    stop_id           fill a text up with this token after its first occurrence; return early once all texts have it
+    generator         the generator that rank 0 samples with on behalf of all ranks; None: torch's default
 
-    All ranks of the model's group must call it with the same prompt. Dropout is off during generation.
-    Raises ValueError for invalid arguments.
+    All ranks of the model's group must call it with the same prompt. Dropout is disabled during generation. Raises
+    ValueError for invalid arguments.
     """
     lengths = _check(prompt, max_new_tokens, prompt_lengths, temperature, top_k)
     b, s = prompt.shape
@@ -77,7 +77,7 @@ def choose(
     top_k: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The next token of each text [b], the same on every rank, given this rank's logits [b, v/p]."""
+    """Return the next token of each text [b], the same on every rank, given this rank's logits [b, v/p]."""
     greedy = temperature == 0
     values, ids = candidates(model, logits, 1 if greedy else top_k)  # [b, k] each
     if greedy:
@@ -90,9 +90,9 @@ def choose(
 
 
 def candidates(model: ParallelGPT, logits: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
-    """The k best tokens of the full vocabulary (None: all of it): their logits [b, k], best first, and ids [b, k].
+    """Return the logits [b, k], best first, and ids [b, k] of the k best tokens in the full vocabulary (None: all).
 
-    Among equal logits, the lower id comes first.
+    Ties are broken in favor of the lower id.
     """
     width = logits.shape[-1]
     ids = torch.arange(model.rank * width, (model.rank + 1) * width, device=logits.device)  # [v/p]

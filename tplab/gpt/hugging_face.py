@@ -1,11 +1,11 @@
-"""Chapter 10: Hugging Face's GPT-2 and Llama under our names, and back. `transformers` itself isn't needed.
+"""Chapter 10: convert Hugging Face's GPT-2 and Llama checkpoints to our names and back, without using `transformers`.
 
     state = AutoModelForCausalLM.from_pretrained("gpt2").state_dict()          with the extra hugging-face
     model = ParallelGPT(gpt_config("gpt2's config.json as a dict"))
     load_full_state_dict(model, from_hugging_face(state, model.config))        each rank takes its shards
 
-Three things differ, as the tables below show. Names do. Llama's Q, K and V, and its gate and up, are separate matrices,
-which we concatenate. GPT-2 stores the weights of its linear layers as [in, out] (its Conv1D), which we transpose.
+The tables below show three differences: the names; Llama's separate matrices for Q, K and V, and for gate and up, which
+we concatenate; and GPT-2's linear weights, which are stored as [in, out] (its Conv1D), so we transpose them.
 (transformers, models/gpt2/modeling_gpt2.py and models/llama/modeling_llama.py.)
 """
 
@@ -21,7 +21,7 @@ from tplab.memory.config import GPTConfig
 
 @dataclass(frozen=True)
 class Row:
-    """The name of our parameter, and of theirs: one, or several that we concatenate. `{}` is the layer's number."""
+    """Maps our parameter name to Hugging Face's, or to several that we concatenate. `{}` is the layer's number."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -29,12 +29,12 @@ class Row:
 
 
 def _both(ours: str, *theirs: str, turned: bool = False) -> list[Row]:
-    """The rows of a weight and its bias."""
+    """Return the rows for a weight and its bias."""
     return [Row(f"{ours}.{end}", tuple(f"{t}.{end}" for t in theirs), turned and end == "weight")
             for end in ("weight", "bias")]  # fmt: skip
 
 
-HEAD = Row("head.weight", ("lm_head.weight",))  # only if it isn't tied
+HEAD = Row("head.weight", ("lm_head.weight",))  # only if the output layer isn't tied
 GPT2 = [
     Row("embedding.weight", ("transformer.wte.weight",)),
     Row("positions.weight", ("transformer.wpe.weight",)),
@@ -63,9 +63,9 @@ BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # in old c
 
 
 def gpt_config(config: Mapping[str, Any]) -> GPTConfig:
-    """The GPTConfig for the `config.json` of a GPT-2 or Llama, given as a dict (`config.to_dict()`).
+    """Return the GPTConfig for the `config.json` of a GPT-2 or Llama, given as a dict (`config.to_dict()`).
 
-    Raises ValueError for other kinds of models, and for options that would make its results differ from ours.
+    Raises ValueError for other kinds of models, and for options that would make their results differ from ours.
     """
     kind = config.get("model_type")
     if kind == "gpt2":
@@ -99,7 +99,7 @@ def gpt_config(config: Mapping[str, Any]) -> GPTConfig:
 
 
 def from_hugging_face(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """Their full state_dict under our names, for `load_full_state_dict`. Raises ValueError if names don't match."""
+    """Convert a full Hugging Face state_dict for `load_full_state_dict`. Raises ValueError if names don't match."""
     mine: dict[str, Tensor] = {}
     used = set()
     for row in rows(config):
@@ -120,7 +120,7 @@ def from_hugging_face(state: Mapping[str, Tensor], config: GPTConfig) -> dict[st
 
 
 def to_hugging_face(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """Our `full_state_dict` under their names; the inverse of `from_hugging_face`. A tied table gets both names."""
+    """Convert our `full_state_dict` to Hugging Face's. Undoes `from_hugging_face`. A tied table has both names."""
     theirs: dict[str, Tensor] = {}
     for row in rows(config):
         whole = state[row.ours].t().contiguous() if row.turned else state[row.ours]
@@ -133,7 +133,7 @@ def to_hugging_face(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str,
 
 
 def rows(config: GPTConfig) -> list[Row]:
-    """The table for this model, expanded for all its layers. Raises ValueError unless it is a GPT-2 or a Llama."""
+    """Return the model's name table, expanded for all its layers. Raises ValueError unless it is a GPT-2 or a Llama."""
     if (config.learned_positions, config.bias, config.gated) not in ((True, True, False), (False, False, True)):
         raise ValueError(
             "Hugging Face's GPT-2 has learned positions, biases and no gate, its Llama the contrary of each; this "

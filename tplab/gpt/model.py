@@ -2,15 +2,15 @@
 
     ids [b, s] -> embedding, g -> + positions, dropout -> layers -> norm -> f -> x E_r^T -> logits_r [b, s, v/p] -> loss
 
-Each rank holds 1/p of the embedding, of Q, K, V, and of both MLP weights, plus all positions, norms and biases after g.
-Traffic of a training step on b s tokens, in elements:
+Each rank has 1/p of the embedding, of Q, K and V, and of both MLP weights, plus all positions, norms and biases after
+g. Traffic of a training step on b s tokens, in elements:
 
                        forward                  backward
     embedding, head    b s h                    b s h
     L layers           2 L b s h                2 L b s h
     loss               about 2 b s + 1          none
 
-The same seed gives the same model for every p, and the same full checkpoint fits all of them (`full_state_dict`).
+The same seed gives the same model for every p, and every p can load the same full checkpoint (`full_state_dict`).
 (Radford et al. 2019, GPT-2; Shoeybi et al. 2019, "Megatron-LM"; Megatron: GPTModel.)
 """
 
@@ -39,10 +39,10 @@ INIT_STD = 0.02  # as in GPT-2 and Megatron
 
 
 class ParallelGPT(nn.Module):
-    """A GPT on p ranks: ids [b, s] -> this rank's logits [b, s, v/p]; with targets [b, s], their mean loss.
+    """GPT sharded over p ranks. Maps ids [b, s] to this rank's logits [b, s, v/p] or, given targets, to the mean loss.
 
     config                    the sizes, see `tplab.memory.config`
-    float32_residual          take the sum over the layers in float32, even if the model has a different dtype
+    float32_residual          accumulate the residual in float32, even if the model has a different dtype
     recompute                 what backward recomputes, with the same dropout, instead of saving it: "nothing",
                               "attention" (its scores, softmax and dropout, from Q, K and V), or "layers" (each layer,
                               from its input)
@@ -52,7 +52,7 @@ class ParallelGPT(nn.Module):
     async_grad_allreduce      as in ColumnParallelLinear
     options                   see `LayerOptions`; `init_method` is for every weight, None: normal with std 0.02
 
-    Raises ValueError if p ranks can't share the model; the message lists the p that can.
+    Raises ValueError if the model can't be sharded over p ranks; the message lists the values of p that work.
     """
 
     positions: nn.Embedding | None
@@ -127,9 +127,9 @@ class ParallelGPT(nn.Module):
         gather: bool = False,
         rng: RNGTracker | None = None,
     ) -> Tensor:
-        """Logits [b, s, v/p], padding included; with `gather`, all [b, s, v]; with targets, the mean loss, a scalar.
+        """Return this rank's logits [b, s, v/p], or all [b, s, v] with `gather`; with targets, return the mean loss.
 
-        targets           the next token of each, [b, s]; `ignore_index` where there is none
+        targets           the next token at each position, [b, s]; `ignore_index` where there is none
         key_padding_mask  bool [b, s], True for padding, which no token attends to
         rng               random states for dropout (`tplab.tensor.rng.seed_all`); None: torch's current state
         """
@@ -144,7 +144,7 @@ class ParallelGPT(nn.Module):
         cache: Sequence[LayerCache] | None = None,
         rng: RNGTracker | None = None,
     ) -> Tensor:
-        """ids [b, s] -> the output layer's input [b, s, h]. With a cache, ids are the next s tokens of its text."""
+        """Return the output layer's input [b, s, h] for ids [b, s], which continue the text if there is a cache."""
         x = self._embed(ids, cache[0].text.length if cache else 0)  # [b, s, h]
         x = dropout(x, self.config.dropout, self.training, sharded=self.region.sequence_parallel, rng=rng)
         for number, layer in enumerate(self.layers):
@@ -156,14 +156,14 @@ class ParallelGPT(nn.Module):
         return self.final_norm(x).to(self.output_weight.dtype)
 
     def logits(self, x: Tensor, *, gather: bool = False) -> Tensor:
-        """x [b, s, h] -> this rank's logits [b, s, v/p], padding included; with `gather`, all of them, [b, s, v]."""
+        """Return this rank's logits [b, s, v/p], including padding, for x [b, s, h], or all [b, s, v] with `gather`."""
         return parallel_logits(
             x, self.output_weight, gather=gather, vocab_size=self.config.vocab_size,
             async_grad_allreduce=self.async_grad_allreduce, group=self.group,
         )  # fmt: skip
 
     def loss(self, x: Tensor, targets: Tensor, *, ignore_index: int = -100) -> Tensor:
-        """x [b, s, h] and the target tokens [b, s] -> their mean loss, a scalar."""
+        """Return the mean loss, a scalar, given x [b, s, h] and the target tokens [b, s]."""
         return parallel_linear_cross_entropy(
             x, self.output_weight, targets, ignore_index=ignore_index, vocab_size=self.config.vocab_size,
             group=self.group,
@@ -171,11 +171,11 @@ class ParallelGPT(nn.Module):
 
     @property
     def output_weight(self) -> Tensor:
-        """The rows [v/p, h] of the output layer: its own, or the embedding's."""
+        """This rank's rows [v/p, h] of the output layer's weight, which may be the embedding's."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     def new_cache(self, batch_size: int, max_length: int, dtype: torch.dtype | None = None) -> list[LayerCache]:
-        """Caches for the keys and values of `max_length` tokens, one per layer, for this rank's heads."""
+        """Return one cache per layer for the keys and values of `max_length` tokens in this rank's heads."""
         layers: Any = self.layers
         return [layer.new_cache(batch_size, max_length, dtype=dtype) for layer in layers]
 
@@ -196,7 +196,7 @@ class ParallelGPT(nn.Module):
 
 
 class OutputTable(ShardedModule):
-    """The rows [v/p, h] of an untied output layer, sharded and padded like those of `VocabParallelEmbedding`."""
+    """Weight [v/p, h] of an untied output layer, sharded by rows and padded like `VocabParallelEmbedding`."""
 
     weight: nn.Parameter
 

@@ -1,4 +1,4 @@
-"""Chapter 10: a transformer layer on p ranks: two parallel blocks, between operations that every rank repeats.
+"""Chapter 10: a transformer layer on p ranks: two parallel blocks, with replicated operations around them.
 
     x -+- norm -> f  attention  g -> + bias, dropout -(+)-+- norm -> f  MLP  g -> + bias, dropout -(+)-> z
        |                                               |  |                                        |
@@ -12,10 +12,9 @@ with the norm that the next one begins with, so the first norm belongs to the em
 
 A decoder that reads an encoder's output has a third block between the two: cross-attention, with its own norm.
 
-Traffic of a layer: two all-reduces of b s h elements forward and two backward. With cross-attention, three each, and
-one of b t h backward for the memory.
-(Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 4; Megatron: ParallelTransformerLayer, TransformerLayer,
-bias_dropout_add.)
+Traffic of a layer: two all-reduces of b s h elements in forward and two in backward. With cross-attention, there are
+three each, and one more of b t h in backward for the memory. (Shoeybi et al. 2019, "Megatron-LM", section 3 and figure
+4; Megatron: ParallelTransformerLayer, TransformerLayer, bias_dropout_add.)
 """
 
 from collections.abc import Callable
@@ -37,7 +36,7 @@ from tplab.tensor.rng import RNGTracker, checkpoint, dropout
 
 @dataclass
 class LayerCache:
-    """The cache of one layer during generation: keys and values of the text, and of a decoder's memory."""
+    """KV caches of one layer during generation: one for the text and, in a decoder, one for the memory."""
 
     text: KVCache
     memory: KVCache | None = None
@@ -61,7 +60,7 @@ class RMSNorm(nn.RMSNorm):
 def run_again_in_backward(
     core: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, rng: RNGTracker | None
 ) -> Tensor:
-    """core(q, k, v), with only q, k and v saved by autograd. Pass it as `ParallelAttention(run_core=...)`."""
+    """Return core(q, k, v), but save only q, k and v for backward. Pass it as `ParallelAttention(run_core=...)`."""
     if not torch.is_grad_enabled():
         return core(q, k, v)
     return checkpoint(core, q, k, v, tracker=rng or RNGTracker())
@@ -71,23 +70,23 @@ NORMS: dict[str, type[nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}
 
 
 class ParallelTransformerLayer(nn.Module):
-    """A transformer layer on p ranks: x [b, s, h] replicated -> z [b, s, h] replicated.
+    """Transformer layer sharded over p ranks. Input x and output z are [b, s, h] and replicated.
 
-    causal                each token attends to itself and to earlier ones; False for an encoder
+    causal                each token attends only to itself and to earlier tokens; False for an encoder
     cross_attention       adds a third block, which reads a memory [b, t, h]
     num_kv_heads, ffn_hidden_size, activation, rotary_base, bias    as in ParallelAttention and ParallelMLP
     norm                  "layer" or "rms"; norm_eps is added to the variance
-    hidden_dropout        after each block, the same on all ranks
-    attention_dropout     of the attention probabilities, independent on each rank
+    hidden_dropout        dropout probability after each block, with the same mask on all ranks
+    attention_dropout     dropout probability for the attention probabilities, with different masks on each rank
     apply_residual_connection_post_layernorm    take the residual after the norm (post-LN; Megatron's name)
-    recompute_attention   autograd saves Q, K and V, but not the scores, softmax and dropout that follow; backward
-                          recomputes these, with the same dropout (selective recomputation)
+    recompute_attention   save only Q, K and V; backward recomputes the scores, softmax and dropout from them, with the
+                          same mask (selective recomputation)
     output_init_method    for weights that write to the residual; `init_method` is for those that read x
     async_grad_allreduce  as in ColumnParallelLinear
     options               see `LayerOptions`
 
-    The residual keeps the dtype of x. If you pass float32 x to a bfloat16 layer, the sum over the layers is taken in
-    float32: norms compute in float32, and the blocks get inputs in their own dtype.
+    The residual has the dtype of x. If you pass float32 x to a bfloat16 layer, the residual is accumulated in float32.
+    Norms are then computed in float32, and the blocks get inputs in their own dtype.
     """
 
     def __init__(
@@ -161,7 +160,7 @@ class ParallelTransformerLayer(nn.Module):
         cache: LayerCache | None = None,
         rng: RNGTracker | None = None,
     ) -> Tensor:
-        """Return z [b, s, h]. Masks, positions, memory: see `ParallelAttention`; x may be the next s tokens of a cache.
+        """Return z [b, s, h]. For masks, positions, memory and cache, see `ParallelAttention.forward`.
 
         rng    random states for dropout (`tplab.tensor.rng.seed_all`); None: torch's current state
         """
@@ -173,7 +172,7 @@ class ParallelTransformerLayer(nn.Module):
         if self.cross_attention is not None:
             residual, x = self._enter(self.cross_norm, x)
             kept = cache and cache.memory
-            memory = None if kept and kept.length else memory  # the cache has its keys and values already
+            memory = None if kept and kept.length else memory  # its keys and values are already cached
             y, bias = self.cross_attention(x, memory, key_padding_mask=memory_padding_mask, cache=kept, rng=rng)
             x = self._leave(residual, y, bias, rng)
         residual, x = self._enter(self.mlp_norm, x)
@@ -183,18 +182,18 @@ class ParallelTransformerLayer(nn.Module):
     def new_cache(
         self, batch_size: int, max_length: int, memory_length: int = 0, dtype: torch.dtype | None = None
     ) -> LayerCache:
-        """A cache for `max_length` tokens and a memory of `memory_length`, for this rank's heads."""
+        """Return a cache for `max_length` tokens and a memory of `memory_length` tokens in this rank's heads."""
         text = self.attention.new_cache(batch_size, max_length, dtype)
         cross = self.cross_attention
         return LayerCache(text, None if cross is None else cross.new_cache(batch_size, memory_length, dtype))
 
     def _enter(self, norm: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual, and the block's input in the dtype that the block computes in."""
+        """Return the residual, and the block's input in the dtype that the block computes in."""
         normed = norm(x)
         return normed if self.apply_residual_connection_post_layernorm else x, normed.to(norm.weight.dtype)
 
     def _leave(self, residual: Tensor, y: Tensor, bias: Tensor | None, rng: RNGTracker | None) -> Tensor:
-        """residual + dropout(y + bias), the same on every rank."""
+        """Return residual + dropout(y + bias), the same on every rank."""
         y = y if bias is None else y + bias
         return residual + dropout(y, self.hidden_dropout, self.training, sharded=self.region.sequence_parallel, rng=rng)
 

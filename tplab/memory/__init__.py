@@ -1,7 +1,7 @@
 """Chapter 00: the sizes of a GPT, and how much memory its training takes.
 
 config        the sizes of a GPT, and its weights by name and shape
-memory_bill   what one GPU has to hold, by formula, for every way to split the model
+memory_bill   formulas for what one GPU has to store, for every way to split the model
 meter         the same, measured on real tensors
 """
 

@@ -4,8 +4,8 @@
     the model  =  embedding [+ positions], num_layers layers, norm, output layer
 
 `cut` is the dimension of a weight that tensor parallelism shards: 0 for the rows of a column-parallel weight (stored
-[out, in], as in nn.Linear), 1 for a row-parallel one, None for what every rank replicates: norms, positions, and the
-biases that are added after a sum over ranks. Pure arithmetic: nothing here needs torch.
+[out, in], as in nn.Linear), 1 for a row-parallel weight, None for what every rank replicates: norms, positions, and the
+biases that are added after a sum over ranks. This is pure arithmetic, so nothing here needs torch.
 """
 
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ class GPTConfig:
     num_kv_heads:      heads of K and V (grouped-query attention); None: as many as num_heads
     ffn_hidden_size:   inner size of the MLP; None: 4 * hidden_size
     gated:             the MLP has a third weight, the gate (SwiGLU)
-    activation:        of an MLP without a gate: "gelu", or "gelu_tanh", its approximation in GPT-2
-    bias:              linear layers have a bias, and norms are LayerNorm; without, norms are RMSNorm
+    activation:        of an MLP without a gate: "gelu", or "gelu_tanh", GPT-2's approximation of it
+    bias:              True: linear layers have a bias, and norms are LayerNorm; False: no bias, and RMSNorm
     tied_embedding:    the output layer uses the embedding's weight
-    learned_positions: one vector of hidden_size for each of seq_length positions; without, positions are rotary
+    learned_positions: True: a learned vector for each of seq_length positions; False: rotary positions
     rotary_base:       the base of rotary positions
     norm_eps:          the value that a norm adds to the variance
     dropout:           probability, after the attention scores, attention, the MLP and the embedding
@@ -98,7 +98,7 @@ PRESETS: dict[str, GPTConfig] = {
 class Weight:
     """A parameter: its name, its shape, and the dimension that tensor parallelism shards (None: replicated).
 
-    unit: the smallest chunk of that dimension that a rank may hold: the rows of one head, for K and V
+    unit: the smallest chunk of that dimension that a rank may have: the rows of one head, for K and V
     """
 
     name: str
@@ -107,7 +107,7 @@ class Weight:
     unit: int = 1
 
     def on_rank(self, tp: int) -> int:
-        """The number of elements on each of tp ranks. Uneven sizes are rounded up, as padding does."""
+        """Return the number of elements on each of tp ranks. Uneven sizes are rounded up, as padding does."""
         if self.cut is None:
             return prod(self.shape)
         pieces = ceil(self.shape[self.cut] / self.unit / tp)
@@ -115,7 +115,7 @@ class Weight:
 
 
 def layer_weights(config: GPTConfig) -> list[Weight]:
-    """The weights of one transformer layer, [out, in] as nn.Linear stores them."""
+    """Return the weights of one transformer layer, with shapes [out, in] as in nn.Linear."""
     h, f, kv = config.hidden_size, config.ffn_size, config.kv_heads * config.head_dim
     weights = _norm("attention_norm", config)
     weights += _linear("attention.q", h, h, 0, config)
@@ -129,13 +129,13 @@ def layer_weights(config: GPTConfig) -> list[Weight]:
 
 
 def first_weights(config: GPTConfig) -> list[Weight]:
-    """The weights before the first layer. The vocabulary is padded until tp divides it."""
+    """Return the weights before the first layer. The vocabulary is padded to a multiple of tp."""
     table = [Weight("embedding", (config.vocab_size, config.hidden_size), 0)]
     return table + [Weight("positions", (config.seq_length, config.hidden_size))] * config.learned_positions
 
 
 def last_weights(config: GPTConfig, *, own_head: bool | None = None) -> list[Weight]:
-    """The weights after the last layer. own_head: the output layer has its own weight (None: unless it is tied).
+    """Return the weights after the last layer. own_head: the output layer has its own weight (None: unless it is tied).
 
     In a pipeline, the last stage keeps its own copy of a tied embedding.
     """
@@ -144,14 +144,14 @@ def last_weights(config: GPTConfig, *, own_head: bool | None = None) -> list[Wei
 
 
 def parameter_count(config: GPTConfig) -> int:
-    """The number of parameters of the model; a tied embedding counts once."""
+    """Return the number of parameters of the model. A tied embedding counts once."""
     layer = sum(weight.on_rank(1) for weight in layer_weights(config))
     ends = sum(weight.on_rank(1) for weight in first_weights(config) + last_weights(config))
     return config.num_layers * layer + ends
 
 
 def tensor_parallel_sizes(config: GPTConfig, largest: int) -> list[int]:
-    """Every tensor-parallel size up to `largest` that gives each rank complete heads and an equal part of the MLP."""
+    """Return all tensor-parallel sizes up to `largest` that give each rank complete heads and equal MLP shards."""
     return [tp for tp in range(1, largest + 1) if not _unfit(config, tp)]
 
 
@@ -180,6 +180,6 @@ def _norm(name: str, config: GPTConfig) -> list[Weight]:
 
 
 def _linear(name: str, n_in: int, n_out: int, cut: int, config: GPTConfig, unit: int = 1) -> list[Weight]:
-    """A weight and its bias, which is sharded like the weight's rows, or replicated if the weight is row-parallel."""
+    """Return a weight and its bias, which is sharded like the weight's rows, or replicated for row-parallel weights."""
     weight = Weight(f"{name}.weight", (n_out, n_in), cut, unit)
     return [weight] + [Weight(f"{name}.bias", (n_out,), None if cut else 0, unit)] * config.bias

@@ -1,4 +1,4 @@
-"""Chapter 00: the memory bill of training a GPT, that is, what one GPU has to hold.
+"""Chapter 00: the memory bill of training a GPT, that is, what one GPU has to store.
 
     weights, gradients, optimizer state  =  parameters on this GPU · bytes per parameter (Adam, mixed precision: 16)
     activations                          =  layers on this GPU · micro-batches in flight · bytes per layer
@@ -9,7 +9,7 @@
     pipeline parallel (pp)  divides the layers; with the 1F1B schedule, the first stage has pp micro-batches in flight
     data parallel (dp)      divides the sequences of a step; every replica needs as much memory as a single one
 
-Pure arithmetic: nothing here needs torch. `tplab.memory.meter` measures the same on real tensors.
+This is pure arithmetic and doesn't need torch. `tplab.memory.meter` measures the same on real tensors.
 """
 
 from dataclasses import dataclass
@@ -60,10 +60,10 @@ ADAM = RECIPES["Adam, mixed precision"]
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout of a training run over tp · pp · dp GPUs. Raises ValueError for sizes below 1.
+    """How a training run is divided over tp · pp · dp GPUs. Raises ValueError for sizes below 1.
 
-    micro_batch:   sequences that go through the model at once
-    micro_batches: micro-batches per replica and step; None: pp, the fewest that occupy every stage
+    micro_batch:   number of sequences per micro-batch
+    micro_batches: micro-batches per replica and step; None: pp, the fewest that keep every stage busy
     sequence_parallel, recompute: as in `layer_activations`
     """
 
@@ -91,7 +91,7 @@ class Layout:
 
     @property
     def sequences(self) -> int:
-        """Sequences per optimizer step, over all replicas."""
+        """The number of sequences per optimizer step, over all replicas."""
         return self.dp * self.steps * self.micro_batch
 
 
@@ -116,7 +116,7 @@ class Bill:
 
 
 def layers_of_stage(num_layers: int, pp: int, stage: int) -> int:
-    """The number of layers in a pipeline stage; if pp doesn't divide them, the first stages get one more."""
+    """Return the number of layers in a pipeline stage. If pp doesn't divide them, the first stages get one more."""
     if pp > num_layers:
         raise ValueError(f"pp={pp} stages can't share {num_layers} layers: each stage needs one at least")
     if not 0 <= stage < pp:
@@ -125,7 +125,7 @@ def layers_of_stage(num_layers: int, pp: int, stage: int) -> int:
 
 
 def rank_parameters(config: GPTConfig, layout: Layout = Layout(), stage: int = 0) -> int:
-    """The number of parameters on one GPU of a pipeline stage. ValueError if tp or pp doesn't fit the model."""
+    """Return the number of parameters on one GPU of a pipeline stage. ValueError if tp or pp doesn't fit the model."""
     check_tensor_parallel(config, layout.tp)
     of_layer = sum(weight.on_rank(layout.tp) for weight in layer_weights(config))
     ends = first_weights(config) if stage == 0 else []
@@ -143,21 +143,21 @@ def layer_activations(
     sequence_parallel: bool = False,
     recompute: Recompute = "nothing",
 ) -> dict[str, int]:
-    """Bytes that autograd saves for the backward pass of one layer on one rank, by name, with 16-bit values.
+    """Return the bytes that autograd saves for backward in one layer on one rank, by name, with 16-bit values.
 
-    sequence_parallel    what tensor parallelism replicates is sharded along the sequence
+    sequence_parallel    shard what tensor parallelism replicates along the sequence
     recompute            "attention": backward recomputes scores, softmax and their dropout from Q, K and V
                          (selective recomputation); "layers": it recomputes everything from the layer's input (full)
 
-    For a GPT with dropout, full heads of K and V and an MLP of 4h, the sum is that of Korthikanti et al. 2022, table 2:
+    For a GPT with dropout, an MLP of 4h and no grouped queries, the sum is that of Korthikanti et al. 2022, table 2:
 
         one rank                  sbh(34 + 5as/h)               with "attention"   sbh(34)
         tensor parallel           sbh(10 + 24/t + 5as/(ht))                        sbh(10 + 24/t)
         and sequence parallel     sbh(34/t + 5as/(ht))                             sbh(34/t)
         "layers"                  sbh(2), with sequence parallel sbh(2/t)
 
-    Like them, we omit the mean and variance of norms (two per token). A dropout mask takes one byte per element.
-    Raises ValueError if tp doesn't fit the model or the sequence.
+    Like them, we omit the mean and variance of norms (two per token). A dropout mask takes one byte per element. Raises
+    ValueError if tp doesn't fit the model or the sequence.
     """
     check_tensor_parallel(config, tp)
     if recompute not in get_args(Recompute):
@@ -194,10 +194,10 @@ def layer_activations(
 
 
 def bill(config: GPTConfig, layout: Layout = Layout(), recipe: Recipe = ADAM, stage: int | None = None) -> Bill:
-    """The memory bill of one GPU of a pipeline stage at its peak; stage None: the stage that needs most.
+    """Return the peak memory of one GPU of a pipeline stage, by category. stage=None selects the stage that needs most.
 
-    The last stage also keeps the inputs of the final norm and of the output layer, and the logits in float32, sharded
-    over tp ranks; the first one also keeps the embedding's dropout mask. Library buffers aren't counted.
+    The last stage also stores the inputs of the final norm and the output layer, and the logits in float32, sharded
+    over tp ranks. The first stage also stores the embedding's dropout mask. Library buffers aren't counted.
     """
     if stage is None:
         return max((bill(config, layout, recipe, stage) for stage in range(layout.pp)), key=lambda b: b.total)
@@ -223,9 +223,9 @@ def bill(config: GPTConfig, layout: Layout = Layout(), recipe: Recipe = ADAM, st
 def smallest_p(
     config: GPTConfig, capacity: int, *, micro_batch: int = 1, largest: int = 8, recipe: Recipe = ADAM
 ) -> int:
-    """The smallest tensor-parallel size up to `largest` at which every rank fits into `capacity` bytes.
+    """Return the smallest tensor-parallel size up to `largest` with which every rank needs at most `capacity` bytes.
 
-    Raises ValueError, with the bytes at the best size, if none does.
+    If there is none, raises ValueError with the bytes needed at the best size.
     """
     needs = {
         tp: bill(config, Layout(tp=tp, micro_batch=micro_batch), recipe).total

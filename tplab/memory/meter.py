@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the memory behind the tensors; memory that several of them share counts once."""
+    """Return the total memory of the tensors in bytes. Memory that several of them share counts once."""
     storages = {_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 
@@ -35,13 +35,13 @@ def gradient_bytes(module: nn.Module) -> int:
 
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of an optimizer's state. torch allocates it in the first step, so before that there is none."""
+    """Return the bytes of an optimizer's state. torch allocates it in the first step, so before that it is 0."""
     return tensor_bytes(leaf for leaf in tree_leaves(list(optimizer.state.values())) if isinstance(leaf, Tensor))
 
 
 @dataclass
 class Kept:
-    """The memory that autograd saved: (shape, dtype, bytes) of each piece, in the order in which it was saved."""
+    """The memory that autograd saved: (shape, dtype, bytes) of each storage, in the order in which they were saved."""
 
     pieces: list[tuple[tuple[int, ...], torch.dtype, int]] = field(default_factory=list)
 
@@ -52,13 +52,13 @@ class Kept:
 
 @contextmanager
 def saved_for_backward(module: nn.Module | None = None) -> Iterator[Kept]:
-    """Record the tensors that autograd saves for backward inside the block, except for the module's parameters."""
+    """Context manager that records the tensors that autograd saves for backward, except the module's parameters."""
     parameters = {_key(parameter) for parameter in module.parameters()} if module else set()
     kept, seen = Kept(), {}
 
     def pack(tensor: Tensor) -> Tensor:
         if _key(tensor) not in parameters and _key(tensor) not in seen:
-            seen[_key(tensor)] = tensor.untyped_storage()  # kept alive, so that no other memory gets this key
+            seen[_key(tensor)] = tensor.untyped_storage()  # kept alive, so that its key isn't reused
             kept.pieces.append((tuple(tensor.shape), tensor.dtype, tensor.untyped_storage().nbytes()))
         return tensor
 
@@ -70,14 +70,14 @@ def saved_for_backward(module: nn.Module | None = None) -> Iterator[Kept]:
 
 
 class MemoryMeter(TorchDispatchMode):
-    """A meter of the memory of every tensor that is created inside the block, from creation to deletion.
+    """Context manager that tracks the memory of every tensor created inside the block until it's freed.
 
-    live, peak: bytes now, and at the fullest moment
+    live, peak: bytes in use now, and their maximum
     curve:      live bytes after every change
     marks:      (index in the curve, name) of each `mark(name)`
-    capacity:   pretend that the device has only this many bytes; beyond it, torch.OutOfMemoryError is raised
+    capacity:   simulate a device with only this many bytes: torch.OutOfMemoryError is raised beyond it
 
-    It sees tensors, but not an operation's scratch memory, nor what a GPU's allocator keeps in reserve.
+    It tracks tensors, but not the scratch memory of operations or memory that a GPU's allocator reserves.
     """
 
     def __init__(self, capacity: int | None = None) -> None:
@@ -120,5 +120,5 @@ class MemoryMeter(TorchDispatchMode):
 
 
 def _key(tensor: Tensor) -> int:
-    """A number that identifies the memory of a tensor as long as it lives; the same for tensors that share it."""
+    """Return a number that identifies the tensor's memory while it's alive, the same for tensors that share memory."""
     return tensor.untyped_storage()._cdata

@@ -1,6 +1,6 @@
-"""Chapter 13: a schedule, run on real ranks.
+"""Chapter 13: run a pipeline schedule on real ranks.
 
-Every rank has its stages, ordinary modules, and works through its list of actions:
+Every rank has its stages, which are ordinary modules, and works through its list of actions:
 
     F    x = receive(output of the previous stage);  y = stage(x), kept;  send(y)
     B    dy = receive(gradient from the next stage);  backward from y with dy;  y is dropped;  send(dx)
@@ -9,12 +9,12 @@ Every rank has its stages, ordinary modules, and works through its list of actio
     ids, micro-batches k        rank 0: stage 0  -- y [b, s, h] -->  rank 1: stage 1  -> logits, loss
                                                 <-- dy [b, s, h] --
 
-The loss is the mean over all counted tokens of the batch. Micro-batches may have different numbers of tokens, so a mean
-over each micro-batch would be wrong. Instead, the loss of each is a *sum*, divided by the number of tokens in all. Then
+The loss is the mean over all counted tokens of the batch. Micro-batches may have different numbers of tokens, so
+averaging each micro-batch would be wrong. Instead, each loss is a *sum*, divided by the total number of tokens. Then
 the gradients of the micro-batches simply add up to those of the full batch on a single process.
 
-A table that is the first stage's embedding and the last stage's output layer exists twice. Both copies get the sum of
-the two gradients, in an all-reduce of two ranks at the end. They start out identical, so they stay identical.
+If the first stage's embedding and the last stage's output layer share a table, there are two copies of it. An
+all-reduce between these two ranks at the end gives both copies the sum of their gradients, so they stay identical.
 (Narayanan et al. 2021; Megatron: forward_backward_pipelining_without_interleaving, finalize_model_grads;
 torch.distributed.pipelining.)
 """
@@ -38,24 +38,24 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def counted_tokens(target: Tensor) -> int:
-    """The number of targets that count: all except -100, as in `F.cross_entropy`."""
+    """Return the number of targets that aren't -100, which `F.cross_entropy` ignores."""
     return int((target != -100).sum())
 
 
 class Pipeline:
-    """A rank's part of a model that is split into stages, one or more per rank of a group.
+    """One rank of a pipeline: a model that is split into stages, with one or more stages per rank of a group.
 
-    stages      this rank's modules, one per chunk: stage r, r + p, .. for rank r; each takes and returns one tensor
+    stages      this rank's modules, one per chunk: stages r, r + p, .. for rank r; each takes and returns one tensor
     schedule    see `tplab.pipeline.schedules`; the same on every rank
-    shape       of the tensors sent between stages, for one micro-batch, such as [b, s, h]; also their dtype and device
+    shape       shape of the tensors sent between stages, for one micro-batch, such as [b, s, h]; also dtype and device
     loss_sum    (output of the last stage, target) -> the sum of the counted tokens' losses, a scalar
     count       target -> the number of tokens that count
-    tied        the parameter that the first and last stages share; given on the ranks of both, None elsewhere
-    channels    the ranks of the pipeline, `Channels(group)`; pipelines may share it. None: all ranks
+    tied        the parameter that the first and last stages share, on the ranks of these stages; None elsewhere
+    channels    the ranks of the pipeline, `Channels(group)`, which several pipelines may share. None: all ranks
     lanes       the name of `channels` before 0.2
 
-    `peak_live` is the most micro-batches that were kept at once in the last run, counted during the run.
-    Raises ScheduleError for a schedule that can't run, ValueError if stages and schedule don't match the ranks.
+    `peak_live` is the maximum number of live micro-batches, measured in the last run. Raises ScheduleError for a
+    schedule that can't run, ValueError if stages and schedule don't match the ranks.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class Pipeline:
         *,
         total: int | None = None,
     ) -> Tensor | None:
-        """Run forward and backward on a batch, adding to the gradients. Returns the mean loss on the last rank.
+        """Run forward and backward on a batch, accumulating gradients. Returns the mean loss on the last rank.
 
         inputs     the m micro-batches, on the first rank; targets likewise, on the last
-        total      the counted tokens of the batch, if other ranks have more of it (data parallelism)
+        total      the number of counted tokens in the batch, if other ranks have more of it (data parallelism)
         """
         finish = self._finish(targets, total)
         with self._tied_gradients():
@@ -112,18 +112,18 @@ class Pipeline:
     def evaluate(
         self, inputs: Sequence[Tensor] | None = None, targets: Sequence[Tensor] | None = None
     ) -> Tensor | None:
-        """The mean loss on the last rank, None elsewhere; forward only."""
+        """Run forward only. Returns the mean loss on the last rank, None elsewhere."""
         losses = self._run(forward_only(self.schedule), inputs, self._finish(targets, None))
         return torch.stack(losses).sum() if self.is_last else None
 
     @torch.no_grad()
     def outputs(self, inputs: Sequence[Tensor] | None = None) -> list[Tensor] | None:
-        """The last stage's output for each micro-batch, on the last rank, None elsewhere; forward only."""
+        """Run forward only. Returns the last stage's output for each micro-batch on the last rank, None elsewhere."""
         outputs = self._run(forward_only(self.schedule), inputs, lambda y, k: y)
         return outputs if self.is_last else None
 
     def _finish(self, targets: Sequence[Tensor] | None, total: int | None) -> Callable[[Tensor, int], Tensor]:
-        """The function that turns the last stage's output into the micro-batch's part of the mean loss."""
+        """Return the function that turns the last stage's output into the micro-batch's part of the mean loss."""
         if not self.is_last:
             return lambda y, k: y
         self._check_number("targets", targets)
@@ -150,7 +150,7 @@ class Pipeline:
 
     @contextmanager
     def _tied_gradients(self) -> Iterator[None]:
-        """Add the sum of the gradients that the two copies get inside the block to what each of them had."""
+        """Context manager that sums both tied copies' gradients from the block and adds them to any earlier ones."""
         if self.tied is None or self.channels.ends is None or not self.schedule.trains:
             yield
             return
@@ -172,7 +172,7 @@ class Pipeline:
 
 @dataclass
 class _Live:
-    """A micro-batch between forward and backward: its input, if that has a gradient, and where its backward starts."""
+    """A micro-batch between forward and backward: its input, if it needs a gradient, and where backward starts."""
 
     x: Tensor | None
     y: GradientEdge | None
@@ -184,7 +184,7 @@ class _Run:
     """One run of a schedule on this rank.
 
     finish      turns the last stage's output for micro-batch k into the caller's result
-    live        what forward kept, by chunk and micro-batch
+    live        the tensors saved by forward, by chunk and micro-batch
     finished    the results of `finish`, by micro-batch
     """
 
@@ -228,7 +228,7 @@ class _Run:
         return y.detach()
 
     def _backward(self, action: Action, dy: Tensor | None) -> Tensor | None:
-        """Run B, I or W; return the gradient of the stage's input, if it has one."""
+        """Run B, I or W. Returns the gradient of the stage's input, if it has one."""
         here = (action.chunk, action.micro_batch)
         kept, dx = self.live[here], None
         if action.kind == "W" and kept.weights is not None:

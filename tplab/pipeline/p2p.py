@@ -1,15 +1,15 @@
-"""Chapter 13: the messages between pipeline stages, sent in a way that can't deadlock.
+"""Chapter 13: messages between pipeline stages, sent in a way that can't deadlock.
 
-A schedule that works on paper must not hang because of the way its messages are sent. Three rules make sure of that:
+A schedule that works on paper must not hang because of the way its messages are sent. Three rules prevent that:
 
     sends don't block           `isend` returns immediately, and the tensor is kept alive until it has arrived
     one channel per direction   messages to higher and to lower ranks use different process groups, so an activation and
                                 a gradient between the same two ranks never wait for each other
     the sender sets the order   NCCL has no tags, so messages in a channel arrive in the order in which they are sent.
-                                The receiver looks up that order in the sender's list and posts its `irecv`s in it
+                                The receiver takes that order from the sender's list and posts its `irecv`s in it
 
-When the receiver sends back a result for which it needed a message, that message must have arrived. The schedule says
-which results prove which messages, so no confirmations are needed and few tensors have to be kept.
+If a rank receives a result that was computed from one of its messages, that message must have arrived. The schedule
+tells which results prove which messages, so no acknowledgments are needed and few tensors have to be kept.
 """
 
 import warnings
@@ -25,12 +25,12 @@ from tplab.pipeline.schedules import Result, Schedule
 
 
 class Channels:
-    """The process groups that the ranks of a pipeline use to send messages to each other.
+    """Process groups that the ranks of a pipeline use to send messages to each other.
 
     group    the ranks in the order of their stages; None: all ranks
 
-    All ranks of `group` construct it together; other ranks don't take part. Creating process groups is slow, so several
-    pipelines over the same ranks should share one object.
+    All ranks of `group` must create it together; other ranks don't take part. Creating process groups is slow, so
+    several pipelines over the same ranks should share one object.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
@@ -40,8 +40,8 @@ class Channels:
         if self.world_size > 1:
             ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
             self._groups = [dist.new_group(ranks, use_local_synchronization=True) for _ in range(2)]
-            # torch derives a group's name from the number of groups its rank already has. So the inner ranks create a
-            # group here, too: otherwise the next group made by all these ranks would get two names, and hang.
+            # torch derives a group's name from how many groups the rank already has. So the inner ranks also create a
+            # group here. Otherwise, the next group of all these ranks would get two names, and creating it would hang.
             is_end = self.rank in (0, self.world_size - 1)
             members = [ranks[0], ranks[-1]] if is_end else [ranks[self.rank]]
             group = dist.new_group(members, use_local_synchronization=True)
@@ -59,7 +59,7 @@ class Channels:
 
 
 class Messages:
-    """The messages that one rank sends and receives while it runs a schedule once.
+    """The messages that a rank sends and receives while it runs a schedule once.
 
     shape, dtype, device    of every message
     """
@@ -69,7 +69,7 @@ class Messages:
     ) -> None:
         self._channels, self._schedule = channels, schedule
         self._shape, self._dtype, self._device = shape, dtype, device
-        self._made: dict[Result, tuple[int, int]] = {}  # rank that makes it, index of its action
+        self._made: dict[Result, tuple[int, int]] = {}  # rank that computes it, index of its action
         self._used: dict[Result, int] = {}  # index of its receiver's action
         for rank, row in enumerate(schedule.actions):
             for place, action in enumerate(row):
@@ -78,12 +78,12 @@ class Messages:
                 if (needed := schedule.needs(rank, action)) is not None:
                     self._used[needed] = place
         self._coming = {sender: self._from(sender) for sender in range(channels.world_size)}
-        self._here: dict[Result, Tensor] = {}  # made by this rank for itself
+        self._here: dict[Result, Tensor] = {}  # computed by this rank for itself
         self._posted: dict[Result, tuple[dist.Work, Tensor]] = {}
         self._sent: list[tuple[Result, dist.Work, Tensor]] = []
 
     def check(self, tensor: Tensor, of: str) -> None:
-        """Raise ValueError for a tensor that can't be sent because its shape or dtype is different."""
+        """Raise ValueError if a tensor doesn't have the shape and dtype of the messages."""
         if tensor.shape != self._shape or tensor.dtype != self._dtype:
             raise ValueError(
                 f"{of} gives {list(tensor.shape)} {tensor.dtype}; the pipeline was told that "
@@ -91,7 +91,7 @@ class Messages:
             )
 
     def send(self, result: Result, tensor: Tensor) -> None:
-        """Send a result to the rank that needs it; return immediately."""
+        """Send a result to the rank that needs it, without waiting."""
         receiver = self._schedule.receiver(result)
         if receiver == self._channels.rank:
             self._here[result] = tensor
@@ -100,7 +100,7 @@ class Messages:
             self._sent.append((result, self._channels.send(tensor, receiver), tensor))
 
     def expect(self, result: Result) -> None:
-        """Post the receives up to this one, so that its message is on the way while the rank computes."""
+        """Post all receives up to this result, so that its message can arrive while the rank computes."""
         sender, _ = self._made[result]
         while sender != self._channels.rank and result not in self._posted:
             coming = next(self._coming[sender])
@@ -119,7 +119,7 @@ class Messages:
         return tensor
 
     def close(self) -> None:
-        """Wait until everything that was sent has arrived."""
+        """Wait until all messages that this rank sent have arrived."""
         self._finish(lambda sent: True)
 
     def _finish(self, has_arrived: Callable[[Result], bool]) -> None:
@@ -129,7 +129,7 @@ class Messages:
         self._sent = [sent for sent in self._sent if not has_arrived(sent[0])]
 
     def _from(self, sender: int) -> Iterator[Result]:
-        """Yield the results that the sender sends to this rank, in its order."""
+        """Yield the results that `sender` sends to this rank, in the order in which it sends them."""
         for action in self._schedule.actions[sender]:
             result = self._schedule.gives(sender, action)
             if result is not None and self._schedule.receiver(result) == self._channels.rank:

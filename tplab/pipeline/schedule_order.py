@@ -1,18 +1,18 @@
-"""Chapter 13: can a schedule run, and when does each action start?
+"""Chapter 13: check whether a schedule can run, and compute when each action starts.
 
 Every rank works through its list, one action after another. An action starts when the rank has finished the previous
-one and the action's inputs are there:
+one and the action's inputs are available:
 
     F    the output of the previous stage
     B, I the gradient from the next stage, and the rank's own F
     W    the rank's own I
 
-Lists that wait for each other in a circle never end. `check` finds that before anything is sent, and names the circle:
+If actions wait for each other in a cycle, the schedule never ends. `check` detects that before anything is sent:
 
     rank 0, at its B of micro-batch 0, waits for B of micro-batch 0 from rank 1,
     which, at its F of micro-batch 1, waits for F of micro-batch 1 from rank 0
 
-`simulate` plays a schedule with given durations, and `bubble` is the idle time that results.
+`simulate` runs a schedule with given durations, and `bubble` is the resulting idle time.
 """
 
 from collections import Counter
@@ -28,12 +28,12 @@ Key = tuple[str, int, int]  # kind, with I as B; stage; micro-batch
 
 
 class ScheduleError(ValueError):
-    """The error for a schedule that is incomplete or would never end."""
+    """Raised for a schedule that is incomplete or would never end."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """An action with its start and its end."""
+    """An action with its start and end times."""
 
     action: Action
     start: float
@@ -41,11 +41,11 @@ class Span:
 
 
 def simulate(schedule: Schedule, durations: Durations = DURATIONS, *, message: float = 0.0) -> list[list[Span]]:
-    """The start and the end of each action, by rank.
+    """Return the start and end of each action, by rank.
 
-    durations    by kind, for all layers of a rank: in one of v chunks, an action takes 1/v of it; or a function
+    durations    by kind, for all layers of a rank (with v chunks, an action takes 1/v of it), or a function
                  (rank, action) -> duration
-    message      the time that a result takes from one rank to another, while both keep working
+    message      the time it takes to send a result to another rank, while both ranks keep working
 
     Raises ScheduleError for schedules that `check` rejects.
     """
@@ -74,15 +74,15 @@ def simulate(schedule: Schedule, durations: Durations = DURATIONS, *, message: f
 
 
 def check(schedule: Schedule) -> None:
-    """Raise ScheduleError, with the reason, for a schedule with missing or duplicate actions or an impossible order.
+    """Raise ScheduleError if actions are missing or duplicated, or if the order is impossible. The message says why.
 
-    Every micro-batch goes once through every stage forward, and backward, by B or by I and W (forward only: by none).
+    Every micro-batch needs one F on each stage and either a B or both I and W (none of these if it is forward only).
     """
     simulate(schedule)
 
 
 def bubble(spans: list[list[Span]]) -> float:
-    """Idle time over working time of all ranks, from the first start to the last end: (p-1)/m for GPipe and 1F1B."""
+    """Return the ratio of idle to working time on all ranks, which is (p-1)/m for GPipe and 1F1B."""
     every = [span for row in spans for span in row]
     total = max(span.end for span in every) - min(span.start for span in every)
     working = sum(span.end - span.start for span in every)
@@ -97,7 +97,7 @@ def _by_kind(durations: Mapping[str, float], chunks: int) -> Callable[[int, Acti
 
 
 def _key(schedule: Schedule, rank: int, action: Action) -> Key:
-    """The key of an action's result. I counts as B, because the previous stage waits only for I."""
+    """Return the key of an action's result. I counts as B, because the previous stage waits only for I."""
     return ("B" if action.kind == "I" else action.kind), schedule.stage(rank, action.chunk), action.micro_batch
 
 
@@ -142,7 +142,7 @@ def _check_once(rank: int, action: Action, counts: Counter[Action]) -> None:
 
 
 def _circle(schedule: Schedule, at: list[int], done: Mapping[Key, object]) -> str:
-    """The circle of ranks that wait for each other, in words, found from the first rank that can't continue.
+    """Describe the cycle of ranks that wait for each other, starting from the first rank that is stuck.
 
     at    the number of actions that each rank has done
     """

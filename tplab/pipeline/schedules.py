@@ -1,17 +1,17 @@
-"""Chapter 13: pipeline schedules: the actions of every rank, in order, as data.
+"""Chapter 13: pipeline schedules: each rank's actions, in order, as data.
 
-The layers are split into stages; rank r has stage r. A batch is split into m micro-batches, and each goes forward
-through all stages, then backward through all of them. What is left to choose is the order: a list of actions per rank.
+The layers are split into stages; rank r has stage r. A batch is split into m micro-batches, and each one goes forward
+through all stages, then backward through all of them. Only the order is left to choose: a list of actions per rank.
 
     gpipe(2, 3)          rank 0    F0 F1 F2 B0 B1 B2
                          rank 1    F0 F1 F2 B0 B1 B2
     one_f_one_b(2, 3)    rank 0    F0 F1 B0 F2 B1 B2
                          rank 1    F0 B0 F1 B1 F2 B2
 
-    F    forward: needs the output of the previous stage, sends its own to the next stage
-    B    backward: needs the gradient of its output, sends that of its input
-    I    the half of B that others wait for: the gradient of the stage's input
-    W    the other half: the gradient of its weights, at any time after I
+    F    forward: needs the previous stage's output, sends its output to the next stage
+    B    backward: needs the gradient of its output, sends the gradient of its input
+    I    the half of B that the previous stage waits for: the gradient of the stage's input
+    W    the other half: the gradient of the weights, at any time after I
 
 With v chunks per rank, the model has p v stages, and rank r has stages r, r + p, r + 2p, ..
 
@@ -22,9 +22,9 @@ With v chunks per rank, the model has p v stages, and rank r has stages r, r + p
     zero_bubble    (p-1)/(3m)                min(m, p)
 
 The bubble is a rank's idle time divided by its working time; `pipeline.schedule_order` computes it. For zero_bubble, we
-assume m >= p, and F, I and W of the same length; in general, it is (p-1)(F + I - W) / (m (F + I + W)).
-(Huang et al. 2018, "GPipe"; Narayanan et al. 2019, "PipeDream", for 1F1B; Narayanan et al. 2021, "Efficient large-scale
-language model training on GPU clusters", for interleaved; Qi et al. 2023, "Zero bubble pipeline parallelism", ZB-H1.)
+assume m >= p, and F, I and W of the same length; in general, it is (p-1)(F + I - W) / (m (F + I + W)). (Huang et al.
+2018, "GPipe"; Narayanan et al. 2019, "PipeDream", for 1F1B; Narayanan et al. 2021, "Efficient large-scale language
+model training on GPU clusters", for interleaved; Qi et al. 2023, "Zero bubble pipeline parallelism", ZB-H1.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ KINDS = ("F", "B", "I", "W")
 
 @dataclass(frozen=True)
 class Action:
-    """One action of a rank: `kind` F, B, I or W, for one micro-batch, in one of the rank's chunks."""
+    """An action of a rank: `kind` F, B, I or W, for one micro-batch, in one of the rank's chunks."""
 
     kind: str
     micro_batch: int
@@ -51,12 +51,12 @@ class Action:
         return f"{self.kind} of micro-batch {self.micro_batch}" + (f" in chunk {self.chunk}" if self.chunk else "")
 
 
-Result = tuple[str, int, int]  # "output" or "gradient" (of a stage's input), the stage that makes it, the micro-batch
+Result = tuple[str, int, int]  # "output" or "gradient" (of the input), the stage that computes it, the micro-batch
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The actions of every rank, in order, possible or not (`tplab.pipeline.schedule_order.check` finds out).
+    """Each rank's actions, in order. `tplab.pipeline.schedule_order.check` tells whether they can run.
 
     actions          one list for each of the p ranks
     micro_batches    m
@@ -85,7 +85,7 @@ class Schedule:
         return stage % self.world_size
 
     def needs(self, rank: int, action: Action) -> Result | None:
-        """The result that the action needs from a neighbor; None for the first stage's F, the last stage's B, and W."""
+        """Return the result needed from a neighbor (None for the first stage's F, the last stage's B, and W)."""
         stage = self.stage(rank, action.chunk)
         if action.kind == "F":
             return ("output", stage - 1, action.micro_batch) if stage > 0 else None
@@ -94,14 +94,14 @@ class Schedule:
         return ("gradient", stage + 1, action.micro_batch)
 
     def gives(self, rank: int, action: Action) -> Result | None:
-        """The result that a neighbor needs from the action; None for the last stage's F, the first stage's B, and W."""
+        """Return the result that a neighbor needs (None for the last stage's F, the first stage's B, and W)."""
         stage = self.stage(rank, action.chunk)
         if action.kind == "F":
             return ("output", stage, action.micro_batch) if stage < self.stages - 1 else None
         return None if action.kind == "W" or stage == 0 else ("gradient", stage, action.micro_batch)
 
     def receiver(self, result: Result) -> int:
-        """The rank that needs the result."""
+        """Return the rank that needs the result."""
         what, stage, _ = result
         return self.rank_of(stage + 1 if what == "output" else stage - 1)
 
@@ -114,16 +114,16 @@ class Schedule:
 
 
 def gpipe(p: int, m: int) -> Schedule:
-    """The GPipe schedule: all forwards, then all backwards."""
+    """Return the GPipe schedule: all forwards, then all backwards."""
     _check_sizes(p, m)
     row = [Action("F", k) for k in range(m)] + [Action("B", k) for k in range(m)]
     return _schedule(f"GPipe, p = {p}, m = {m}", [row] * p, m)
 
 
 def one_f_one_b(p: int, m: int) -> Schedule:
-    """The 1F1B schedule: p - rank - 1 forwards, then one forward and one backward in turn, then the rest.
+    """Return the 1F1B schedule: p - rank - 1 forwards, then alternately one forward and one backward, then the rest.
 
-    The backward of a micro-batch comes as early as possible, so at most p - rank micro-batches are live.
+    Each micro-batch runs backward as early as possible, so at most p - rank micro-batches are live.
     """
     _check_sizes(p, m)
     rows = []
@@ -134,10 +134,10 @@ def one_f_one_b(p: int, m: int) -> Schedule:
 
 
 def interleaved(p: int, m: int, v: int) -> Schedule:
-    """1F1B with v smaller stages per rank: a micro-batch goes around the ranks v times. m must be a multiple of p.
+    """Return a 1F1B schedule with v smaller stages per rank, which m micro-batches visit in v rounds.
 
-    A rank takes p micro-batches through its first chunk, then the same p through its second. The pipeline fills in the
-    time of small stages, 1/v of the large ones. The price is v times the messages, and more live micro-batches.
+    A rank runs p micro-batches through its first chunk, then the same p through its second (p must divide m). Smaller
+    stages fill the pipeline faster, but v times as many messages are sent, and more micro-batches are live.
     """
     _check_sizes(p, m, v)
     if v == 1:
@@ -154,9 +154,9 @@ def interleaved(p: int, m: int, v: int) -> Schedule:
 
 
 def zero_bubble(p: int, m: int) -> Schedule:
-    """1F1B with B split in two (ZB-H1): I runs early, because the previous stage needs it; W fills idle time.
+    """Return the ZB-H1 schedule: 1F1B with B split into I, which runs early, and W, which fills idle time.
 
-    Rank r delays each W by r micro-batches: the later the stage, the more ranks are waiting for its I.
+    The previous stage waits for I. Rank r delays each W by r micro-batches, because more ranks wait for later stages.
     """
     _check_sizes(p, m)
     rows = []
@@ -173,7 +173,7 @@ def zero_bubble(p: int, m: int) -> Schedule:
 
 
 def forward_only(schedule: Schedule) -> Schedule:
-    """A copy of the schedule without backward passes, for evaluation."""
+    """Return a copy of the schedule without backward passes, for evaluation."""
     rows = tuple(tuple(action for action in row if action.kind == "F") for row in schedule.actions)
     return replace(schedule, name=f"{schedule.name}, forward only", actions=rows, trains=False)
 
@@ -182,7 +182,7 @@ def forward_only(schedule: Schedule) -> Schedule:
 
 
 def live(schedule: Schedule, rank: int) -> Iterator[int]:
-    """Yield the number of micro-batches that wait for their B (or W, if B is split) after each action of the rank."""
+    """Yield, after each action of the rank, the number of micro-batches that wait for their B (or W, if B is split)."""
     count = 0
     for action in schedule.actions[rank]:
         count += {"F": int(schedule.trains), "I": 0}.get(action.kind, -1)
@@ -190,12 +190,12 @@ def live(schedule: Schedule, rank: int) -> Iterator[int]:
 
 
 def peak_live(schedule: Schedule) -> list[int]:
-    """The most micro-batches whose activations each rank holds at once; with v chunks, each is 1/v as large."""
+    """Return, for each rank, the maximum number of live micro-batches. With v chunks, each is 1/v as large."""
     return [max(live(schedule, rank), default=0) for rank in range(schedule.world_size)]
 
 
 def traffic(schedule: Schedule, message_bytes: int) -> list[Total]:
-    """The number of messages that each rank sends, and their bytes, if an output [b, s, h] has `message_bytes`."""
+    """Return the number and the bytes of the messages that each rank sends; each message has `message_bytes`."""
     totals = []
     for rank, row in enumerate(schedule.actions):
         results = [schedule.gives(rank, action) for action in row]
@@ -205,7 +205,7 @@ def traffic(schedule: Schedule, message_bytes: int) -> list[Total]:
 
 
 def _in_turn(forwards: Sequence[Action], backwards: Sequence[Action], warm_up: int) -> list[Action]:
-    """`warm_up` forwards, then one forward and one backward in turn, then the remaining backwards."""
+    """Return `warm_up` forwards, then alternately one forward and one backward, then the remaining backwards."""
     warm_up = min(warm_up, len(forwards))
     row = list(forwards[:warm_up])
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):

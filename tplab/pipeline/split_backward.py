@@ -1,18 +1,18 @@
 """Chapter 13: a backward pass in two halves, for zero-bubble schedules.
 
 The backward of Y = X A takes two matmuls: dX = dY A^T, which the previous stage is waiting for, and dA = X^T dY, which
-isn't urgent. In a stage with many layers, the first kind forms a road from its output down to its input. The second
-kind forms side branches, each of which ends at a parameter:
+isn't urgent. In a stage with many layers, the dX matmuls form a main path from the stage's output to its input. The dA
+matmuls are on side branches, each of which ends at a parameter:
 
-    dY --> node --> node --> node --> dX        I: go down the road, and note at each crossing what arrives there
+    dY --> node --> node --> node --> dX        I: follow the main path, and save the gradients at each crossing
              |                 |
-            dA_2              dA_1              W: later, from each crossing, go into its side branches only
+            dA_2              dA_1              W: later, run only the side branches from each crossing
 
-torch computes only those gradients that the inputs of `torch.autograd.grad` need, so neither half repeats the other's
-work. There are two exceptions. If the road and a side branch meet in a Python autograd.Function, its entire backward
-runs in both halves; `async_grad_allreduce` is such a function, with its all-reduce. And if a weight is used at two
-crossings, W reaches it by the road, so it goes down the road once more.
-(torch.distributed.pipelining splits in the same way: stage_backward_input, stage_backward_weight.)
+torch computes only those gradients that the inputs of `torch.autograd.grad` need, so neither half repeats work of the
+other. There are two exceptions. If the path and a side branch meet in a Python autograd.Function, its entire backward
+runs in both halves; `async_grad_allreduce` is such a function, including its all-reduce. And if a weight is used at two
+crossings, W has to follow the main path once more to reach it. (torch.distributed.pipelining splits in the same way:
+stage_backward_input, stage_backward_weight.)
 """
 
 from collections import Counter
@@ -26,12 +26,12 @@ Weights = Callable[[], None]  # W: adds to the gradients of the parameters
 
 
 def backward_of_input(y: GradientEdge, dy: Tensor | None, x: Tensor | None) -> tuple[Tensor | None, Weights]:
-    """Run I: return the gradient of the stage's input x, and W, a function to be called once, at any later time.
+    """Run I. Returns the gradient of the stage's input x, and W as a function to be called once, at any later time.
 
     y     the edge of the stage's output (`get_gradient_edge`); dy its gradient, None for a loss
-    x     None for the first stage, whose input has no gradient: there is no road, and W does everything
+    x     None for the first stage, whose input has no gradient; then W does everything
 
-    The graph lives until W has run and been dropped.
+    The graph is kept alive until W has run and is deleted.
     """
     if x is None:
         return None, lambda: torch.autograd.backward(y, dy)
@@ -62,16 +62,16 @@ def _note(notes: dict[Node, Sequence[Tensor | None]], node: Node) -> Callable[[S
 
 
 def _crossings(top: Node, bottom: Node) -> tuple[dict[Node, list[Tensor]], list[Tensor]]:
-    """The nodes on the road from `top` to `bottom` with side branches, each with the parameters that only it reaches.
+    """Find the nodes on the path from `top` to `bottom` that have side branches.
 
-    Also returns the parameters that several of these nodes reach.
+    Returns a dict from each node to the parameters that only it reaches, and the parameters that several nodes reach.
     """
     order = _children_first(top)
     road: set[Node] = {bottom}
     for node in order:
         if any(child in road for child in _children(node)):
             road.add(node)
-    below: dict[Node, dict[Tensor, None]] = {}  # the parameters that a node reaches off the road, in order
+    below: dict[Node, dict[Tensor, None]] = {}  # the parameters that a node's side branches reach, in order
     for node in order:
         below[node] = {node.variable: None} if hasattr(node, "variable") and node not in road else {}
         for child in _children(node):
@@ -82,7 +82,7 @@ def _crossings(top: Node, bottom: Node) -> tuple[dict[Node, list[Tensor]], list[
 
 
 def _children_first(top: Node) -> list[Node]:
-    """`top` and every node below it, each after all nodes below it."""
+    """Return `top` and all nodes below it in post-order, so that each node follows its children."""
     order: dict[Node, None] = {}
     stack = [(top, False)]
     while stack:

@@ -4,8 +4,8 @@
     in between     x [b, s, h] -> layers -> x [b, s, h]
     last stage     x [b, s, h] -> layers, final norm, output layer -> logits_r [b, s, v/p]
 
-p is the number of ranks that share a stage by tensor parallelism. The output of a stage is replicated, so each of them
-sends it to the one rank of the next stage that has the same index there.
+p is the number of ranks that share a stage by tensor parallelism. The output of a stage is replicated, so each of these
+ranks sends it to the rank of the next stage that has the same index there.
 
 Every parameter has the same name as in the full model. A tied output layer is the exception: the last stage has a copy
 of the embedding, `output.weight`, which `Pipeline(tied=stage.tied)` keeps identical to the first stage's.
@@ -24,9 +24,9 @@ from tplab.tensor.rng import RNGTracker, checkpoint, dropout
 
 
 class GPTStage(nn.Module):
-    """The layers `first` to `stop` - 1 of a ParallelGPT, and what comes before its first or after its last layer.
+    """Layers `first` to `stop` - 1 of a ParallelGPT, with its embedding or output layer on the first or last stage.
 
-    The stage takes over the modules of `model`. It copies only a tied embedding.
+    The stage shares the modules of `model`. Only a tied embedding is copied.
     rng     random states for dropout; None: torch's current state
     """
 
@@ -61,14 +61,14 @@ class GPTStage(nn.Module):
         return parallel_logits(x, weight, async_grad_allreduce=self.async_grad_allreduce, group=self.group)
 
     def loss_sum(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The sum of the tokens' losses, for logits [b, s, v/p] and target [b, s], as `Pipeline` needs it."""
+        """Return the sum of the tokens' losses, for logits [b, s, v/p] and target [b, s], as `Pipeline` needs it."""
         return vocab_parallel_cross_entropy(
             logits, target, reduction="sum", vocab_size=self.config.vocab_size, group=self.group
         )
 
     @property
     def tied(self) -> nn.Parameter | None:
-        """The stage's copy of the table that the first and last stages share, or None."""
+        """This stage's copy of the table that the first and last stages share, or None."""
         if not self.config.tied_embedding or self.is_first == self.is_last:
             return None
         return self._output_weight() if self.is_last else self.embedding.weight  # type: ignore[union-attr]
@@ -89,7 +89,7 @@ class GPTStage(nn.Module):
 
 
 def gpt_stages(model: ParallelGPT, num_stages: int, rng: RNGTracker | None = None) -> list[GPTStage]:
-    """The model, split into stages of equally many layers. A rank keeps its own stage and drops everything else.
+    """Split the model into stages with equal numbers of layers. Each rank keeps one stage and discards the rest.
 
     Raises ValueError if the layers can't be divided evenly.
     """

@@ -2,7 +2,7 @@
 
 regions   the operators that replace f and g: all-gather and reduce-scatter along the sequence
 linear    a column-parallel matmul that gathers its input again in the backward pass
-gpt       a GPT whose sequence is sharded over p ranks, and the gradients that it has to sum
+gpt       a GPT whose sequence is sharded over p ranks, and the all-reduce of its replicated parameters' gradients
 """
 
 from tplab.sequence.gpt import (

@@ -4,17 +4,17 @@
                    |                                                                     |
                    +---------------------------------------------------------------------+
 
-Inside a block, nothing changes: [b, s, h] comes in, and the rank computes full heads and columns. Between two blocks, a
-rank has only its own tokens, so dropout there draws from the state "sharded" (`tplab.tensor.rng`), separately per rank.
+Inside a block, nothing changes: the input is [b, s, h], and each rank computes full heads and columns. Between blocks,
+a rank has only its own tokens, so dropout there uses the state "sharded" (`tplab.tensor.rng`), which differs by rank.
 
-One thing is new. Norms, biases after a reduce-scatter, and the position table are replicated, but each rank uses them
-for its own tokens only. So a rank's gradient is only one term of a sum, which has to be computed after backward:
+One thing is new. Norms, biases after a reduce-scatter, and position embeddings are replicated, but each rank uses them
+only for its own tokens. So a rank's gradient is only one term of a sum, which has to be computed after backward:
 
     loss.backward()
     allreduce_sequence_parallel_gradients(model)
     optimizer.step()
 
-Nothing fails without that, but the ranks' copies drift apart, because each is trained on the tokens of its rank. Such
+Without that sum, nothing fails, but the copies drift apart, because each is trained only on its rank's tokens. These
 parameters are marked with `param.sequence_parallel = True` (Megatron's name).
 
 Traffic of one training step, in elements of the full [b, s, h]; one all-reduce counts as two of the others:
@@ -24,7 +24,7 @@ Traffic of one training step, in elements of the full [b, s, h]; one all-reduce 
     block (two in a layer)    1 all-gather, 1 reduce-scatter        1 all-gather, 1 reduce-scatter
     head                      1 all-gather                          1 reduce-scatter
 
-The same model sends as much without sequence parallelism: an all-reduce each for the embedding and the head, and two
+Without sequence parallelism, the same model sends as much: one all-reduce each for the embedding and the head, and two
 per block. Only the all-reduce of the small gradients is new. With `gather_again`, autograd saves only this rank's
 tokens of a block's input and gathers them again in backward: 1/p of the memory for one more all-gather per block.
 (Korthikanti et al. 2022, section 4.2.2; Megatron: sequence_parallel, allreduce_layernorm_grads.)
@@ -51,7 +51,7 @@ from tplab.tensor.sharding import shard
 
 
 def sequence_parallel_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that are replicated but used for a rank's own tokens only; marks those that aren't marked yet."""
+    """Mark and return the replicated parameters that each rank uses only for its own tokens."""
     for module in model.modules():
         for name in getattr(module, "sequence_parallel_parameters", ()):
             if (parameter := module._parameters.get(name)) is not None:
@@ -60,10 +60,10 @@ def sequence_parallel_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def allreduce_sequence_parallel_gradients(model: nn.Module, group: ProcessGroup | None = None) -> None:
-    """Sum the gradients of all parameters marked `sequence_parallel` over the ranks: one all-reduce per dtype.
+    """Sum the gradients of all parameters marked `sequence_parallel` over the ranks, with one all-reduce per dtype.
 
-    Call it once per step, on every rank, after the last backward and before the gradients are clipped or used: a second
-    call would sum sums. Parameters without a gradient are left out; these must be the same ones on every rank.
+    Call it on every rank, once per step, after the last backward and before gradients are clipped or used. Calling it
+    twice would sum them twice. Parameters without a gradient are skipped; they must be the same on every rank.
     """
     if rank_and_size(group)[1] == 1:
         return
@@ -79,13 +79,13 @@ def allreduce_sequence_parallel_gradients(model: nn.Module, group: ProcessGroup 
 
 
 class SequenceParallelGPT(ParallelGPT):
-    """A `ParallelGPT` whose activations between the blocks are [b, s/p, h]. Same names, weights, logits and loss.
+    """A `ParallelGPT` with activations [b, s/p, h] between the blocks. Names, weights, logits and loss are the same.
 
     gather_again    save only this rank's tokens of a block's input, and gather them again in the backward pass
     options         as in ParallelGPT, except for the region
 
-    After backward, call `allreduce_sequence_parallel_gradients(model, group)`. The length of a text, padding included,
-    must be a multiple of p. To generate, load the state_dict into a ParallelGPT: a single new token can't be split.
+    After backward, call `allreduce_sequence_parallel_gradients(model, group)`. The sequence length, including padding,
+    must be a multiple of p. To generate, load the state_dict into a ParallelGPT, because one new token can't be split.
     """
 
     def __init__(self, config: GPTConfig, *, gather_again: bool = False, **options: Any) -> None:
@@ -99,9 +99,9 @@ class SequenceParallelGPT(ParallelGPT):
         cache: Sequence[LayerCache] | None = None,
         rng: RNGTracker | None = None,
     ) -> Tensor:
-        """ids [b, s] -> the output layer's input for this rank's tokens, [b, s/p, h]; key_padding_mask [b, s].
+        """Return the output layer's input for this rank's tokens, [b, s/p, h], given ids and key_padding_mask [b, s].
 
-        Raises ValueError if s isn't divisible by p, or for a cache.
+        Raises ValueError if s isn't divisible by p, or if there is a cache.
         """
         if cache is not None:
             raise ValueError("the next token of a cache can't be cut into parts: generate with a ParallelGPT")
@@ -109,12 +109,12 @@ class SequenceParallelGPT(ParallelGPT):
         return super().features(ids, key_padding_mask=key_padding_mask, rng=rng)
 
     def logits(self, x: Tensor, *, gather: bool = False) -> Tensor:
-        """x [b, s/p, h] -> this rank's logits of all tokens [b, s, v/p]; with `gather`, all of them, [b, s, v]."""
+        """Return this rank's logits of all tokens [b, s, v/p], given x [b, s/p, h], or all [b, s, v] with `gather`."""
         logits = gather_linear(x, self.output_weight, None, self.group, self.async_grad_allreduce)  # [b, s, v/p]
         return gather_from_region(logits, self.group)[..., : self.config.vocab_size] if gather else logits
 
     def loss(self, x: Tensor, targets: Tensor, *, ignore_index: int = -100) -> Tensor:
-        """x [b, s/p, h] and the target tokens [b, s] -> their mean loss, a scalar, replicated."""
+        """Return the mean loss, a replicated scalar, given x [b, s/p, h] and target tokens [b, s]."""
         return parallel_linear_cross_entropy(
             gather_from_sequence_region(x, self.group), self.output_weight, targets, ignore_index=ignore_index,
             vocab_size=self.config.vocab_size, sum_gradient=False, group=self.group,

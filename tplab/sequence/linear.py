@@ -1,16 +1,16 @@
 """Chapter 12: a column-parallel matmul whose x is sharded along the sequence: [b, s/p, in] -> [b, s, out/p].
 
-dW = dY^T X needs all tokens of X again. Autograd can save the gathered [b, s, in], which is p times what the rank had.
-Or it saves only this rank's own tokens and gathers them again in backward, while dX is computed:
+dW = dY^T X needs all tokens of X again. Autograd can save the gathered [b, s, in], which is p times as large as the
+rank's own part. Or it saves only this rank's tokens and gathers them again in backward, while dX is computed:
 
     gather_linear          forward   all-gather X, Y = X A                      saves X [b, s, in]
                            backward  dX = dY A^T, reduce-scatter dX
     gather_linear_again    forward   the same                                   saves this rank's X [b, s/p, in]
                            backward  all-gather X during dX = dY A^T, reduce-scatter dX during dW = dY^T X
 
-Both take the arguments of `tplab.tensor.region.column_linear`, and replace it in the two regions of this chapter: a
-layer made with `region=SEQUENCE_PARALLEL` (or `GATHER_AGAIN`) takes x [b, s/p, h] and returns y [b, s/p, h].
-(Korthikanti et al. 2022, section 4.2.2, the end; Megatron: LinearWithGradAccumulationAndAsyncCommunication.)
+Both take the arguments of `tplab.tensor.region.column_linear` and replace it in the two regions of this chapter. A
+layer with `region=SEQUENCE_PARALLEL` (or `GATHER_AGAIN`) takes x [b, s/p, h] and returns y [b, s/p, h]. (Korthikanti et
+al. 2022, section 4.2.2, the end; Megatron: LinearWithGradAccumulationAndAsyncCommunication.)
 """
 
 from typing import Any
@@ -37,9 +37,9 @@ from tplab.tensor.sharding import unshard
 def gather_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None, async_grad_allreduce: bool = False
 ) -> Tensor:
-    """All-gather x, then multiply it by this rank's columns: x [b, s/p, in] -> [b, s, out/p].
+    """All-gather x [b, s/p, in] along the sequence and multiply it by this rank's columns. Returns [b, s, out/p].
 
-    async_grad_allreduce    compute dW during the reduce-scatter of dX in backward; then not twice differentiable
+    async_grad_allreduce    overlap dW with the reduce-scatter of dX in backward; the result isn't twice differentiable
     """
     if not async_grad_allreduce or rank_and_size(group)[1] == 1 or torch.compiler.is_compiling():
         return F.linear(gather_from_sequence_region(x, group), weight, bias)
@@ -49,7 +49,7 @@ def gather_linear(
 def gather_linear_again(
     x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None, async_grad_allreduce: bool = False
 ) -> Tensor:
-    """`gather_linear` that saves only this rank's x. Its backward is always that of `async_grad_allreduce`."""
+    """Like `gather_linear`, but save only this rank's x. Backward always behaves as with `async_grad_allreduce`."""
     if rank_and_size(group)[1] == 1:
         return F.linear(x, weight, bias)
     return _GatherLinear.apply(*in_autocast_dtype(x, weight, bias), group, False)

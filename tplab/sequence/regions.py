@@ -1,7 +1,7 @@
-"""Chapter 12: the operators of sequence parallelism, which shard what lies between f and g along the sequence.
+"""Chapter 12: the operators of sequence parallelism, which replace f and g and shard activations along the sequence.
 
-Tensor parallelism replicates norms, dropout and residuals: p ranks hold the same [b, s, h] and compute the same things
-with it. Each token goes through them independently, so each rank can take s/p of the tokens there:
+Tensor parallelism replicates norms, dropout and residuals: p ranks have the same [b, s, h] and repeat the same
+computation. These operations treat each token independently, so each rank can process s/p of the tokens instead:
 
     g, then f       [b, s, h] partial -> all-reduce -> [b, s, h] norm, dropout, residual, p times the same
     here            [b, s, h] partial -> reduce-scatter -> [b, s/p, h] norm, .. -> all-gather -> [b, s, h]
@@ -17,18 +17,18 @@ An all-reduce *is* a reduce-scatter and an all-gather, so the traffic is the sam
     gather,         y = all-gather(x), x [b, s/p, h]                  dy [b, s, h] replicated -> my part [b, s/p, h]
      partial_grad=False
 
-Which gather do you need? That depends on what follows it. A sharded layer gives each rank one term of dy, so the terms
-have to be summed. A replicated computation gives each rank the full dy, and a sum would be p times the gradient.
+Which gather you need depends on the next computation. A sharded layer gives each rank one term of dy, so the terms have
+to be summed. A replicated computation gives each rank the full dy, and summing it would give p times the gradient.
 
-Traffic: one collective of the full [b, s, h] forward or backward; in a ring, each rank sends (p-1)/p of its bytes.
+Traffic: one collective of the full [b, s, h] in forward or backward. In a ring, each rank sends (p-1)/p of its bytes.
 
-Here the sequence is dimension 1, and a shard of it isn't contiguous in memory if b > 1, so each operator makes an
-extra copy. That's why Megatron uses [s, b, h].
+Here the sequence is dimension 1, and a shard of it isn't contiguous in memory if b > 1, so each operator makes an extra
+copy. That's why Megatron uses [s, b, h].
 
-As in `tplab.tensor.mappings`, no operator writes into its input, the sum has the tensor's own dtype, and with a single
-rank, or without a process group, each returns its input.
-(Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2, where the
-first pair is called g and g-bar; megatron/core/tensor_parallel/mappings.py.)
+As in `tplab.tensor.mappings`, no operator writes into its input, sums have the tensor's dtype, and with a single rank,
+or without a process group, each operator returns its input. (Korthikanti et al. 2022, "Reducing Activation
+Recomputation in Large Transformer Models", section 4.2.2, where the first pair is called g and g-bar;
+megatron/core/tensor_parallel/mappings.py.)
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ from tplab.tensor.sharding import divide, shard, unshard
 
 
 def scatter_to_sequence_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """scatter: x [b, s, ..] replicated -> this rank's tokens [b, s/p, ..]; backward: dx = all-gather(dy) [b, s, ..].
+    """Return this rank's tokens [b, s/p, ..] of the replicated x [b, s, ..]. In backward, all-gather the gradient.
 
     Raises ValueError if s isn't divisible by p.
     """
@@ -53,17 +53,17 @@ def scatter_to_sequence_region(x: Tensor, group: ProcessGroup | None = None) -> 
 
 
 def gather_from_sequence_region(x: Tensor, group: ProcessGroup | None = None, *, partial_grad: bool = True) -> Tensor:
-    """gather: x [b, s/p, ..], this rank's tokens -> y = all-gather(x) [b, s, ..], replicated.
+    """All-gather the ranks' tokens x [b, s/p, ..] to y [b, s, ..] on every rank.
 
-    partial_grad    True: y goes into a sharded computation, so dy is partial; backward: dx = reduce-scatter(dy).
-                    False: all ranks do the same with y, so dy is replicated; backward: this rank's part of dy.
+    partial_grad    True: y is used by a sharded computation, so dy is partial, and backward reduce-scatters it.
+                    False: all ranks compute the same from y, so dy is replicated; backward takes this rank's part.
     (Megatron: tensor_parallel_output_grad.)
     """
     return x if rank_and_size(group)[1] == 1 else _Gather.apply(x, group, partial_grad)
 
 
 def reduce_scatter_to_sequence_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """reduce-scatter: x [b, s, ..] partial -> this rank's tokens [b, s/p, ..] of its sum; backward: all-gather(dy).
+    """Sum x [b, s, ..] over the ranks and return this rank's tokens [b, s/p, ..]. In backward, all-gather the gradient.
 
     Raises ValueError if s isn't divisible by p.
     """
@@ -107,14 +107,14 @@ class _ReduceScatter(Function):
 
 
 def reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Sum x [b, s, ..] over the ranks; return this rank's tokens [b, s/p, ..]. Not differentiable: see above."""
+    """Sum x [b, s, ..] over the ranks and return this rank's tokens [b, s/p, ..]. Not differentiable: see above."""
     parts, total = parts_and_place(x, group)
     dist.reduce_scatter(total, parts, group=group)
     return total
 
 
 def parts_and_place(x: Tensor, group: ProcessGroup | None = None) -> tuple[list[Tensor], Tensor]:
-    """The arguments of a reduce-scatter of x [b, s, ..]: each rank's tokens [b, s/p, ..], and room for my sum."""
+    """Return the inputs of a reduce-scatter of x [b, s, ..], one [b, s/p, ..] per rank, and an empty output tensor."""
     p = rank_and_size(group)[1]
     tokens_per_rank(x.shape[1], p)
     parts = [part.contiguous() for part in x.chunk(p, dim=1)]  # p of [b, s/p, ..]
@@ -122,5 +122,5 @@ def parts_and_place(x: Tensor, group: ProcessGroup | None = None) -> tuple[list[
 
 
 def tokens_per_rank(sequence_length: int, world_size: int) -> int:
-    """s/p. Raises ValueError if p doesn't divide s."""
+    """Return s/p. Raises ValueError if p doesn't divide s."""
     return divide(sequence_length, world_size, name="sequence length s", unit="tokens")

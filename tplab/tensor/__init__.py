@@ -2,15 +2,15 @@
 
 02  sharding               which slice of a tensor belongs to a rank; the error when p doesn't divide a size
 03  mappings               f, g, scatter and gather, with their backward passes
-04  initialization         first weights that are the same for every number of ranks
-    full_state             full checkpoint to shards and back
-    region                 how activations enter a block of sharded weights, and leave it
+04  initialization         initial weights that are the same for every number of ranks
+    full_state             convert full checkpoints to shards and back
+    region                 how activations enter and leave a block of sharded weights
     linear                 ColumnParallelLinear, RowParallelLinear
-05  mlp                    ParallelMLP: one all-reduce forward, one backward
+05  mlp                    ParallelMLP: one all-reduce in forward, one in backward
 06  attention_mask, qkv, rotary, kv_cache, attention
-07  id_check, embedding    the vocabulary-parallel table, and the output layer that shares it
+07  id_check, embedding    the vocabulary-parallel embedding table, and the output layer that shares its weight
 08  cross_entropy, linear_cross_entropy
-09  generators, rng        dropout that is the same where ranks must agree, different where they mustn't
+09  generators, rng        dropout that is identical where ranks must agree and different where they must not
 """
 
 from tplab.tensor.attention import ParallelAttention

@@ -1,21 +1,21 @@
-"""Chapter 06: attention, with its heads divided among the ranks, one all-reduce forward and one backward.
+"""Chapter 06: tensor-parallel attention. Each rank has some of the heads; one all-reduce in forward, one in backward.
 
-A head never looks at the others: it has its own columns of Q, K and V, its own softmax, and its own rows of the output
-weight, where the heads are added up. So each rank computes complete heads, and g adds up their outputs:
+Heads are independent: each one has its own columns of Q, K and V, its own softmax and its own rows of the output
+weight. Only the outputs of the heads are added up. So each rank computes complete heads, and g sums their outputs:
 
     x -> f -> q_r, k_r, v_r -> softmax(q k^T / sqrt(d) + mask) v, head by head -> y_r Wo_r^T -> g, + b -> z
 
     8 heads, p = 4:    rank 0: heads 0 1    rank 1: heads 2 3    rank 2: heads 4 5    rank 3: heads 6 7
 
-This is the MLP of chapter 05 with a different middle: column-parallel, then row-parallel, and no communication between.
-We can't split a head, because its scores sum over all of d, and softmax(P + Q) is not softmax(P) + softmax(Q).
+This is the MLP of chapter 05 with a different middle: column-parallel, then row-parallel, with no communication
+between. A head can't be split, because its scores sum over all of d, and softmax(P + Q) isn't softmax(P) + softmax(Q).
 
-Cross-attention takes Q from x, and K, V from a `memory`, such as the encoder's output. Then there are two f.
+Cross-attention takes Q from x, but K and V from a `memory` such as the encoder's output, so f is applied to both.
 
-Traffic, in elements: all-reduce of b s h forward (g), b s h backward (f); cross: and b t h backward for the memory.
-With fewer K, V heads than ranks, also the gradient of their weight, see `tplab.tensor.qkv`.
-(Vaswani et al. 2017, arXiv 1706.03762; Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3b; Megatron:
-ParallelAttention, SelfAttention, CrossAttention.)
+Traffic in elements: all-reduce of b s h in forward (g) and b s h in backward (f). Cross-attention adds b t h in
+backward for the memory. With fewer K and V heads than ranks, their weight gradient is also summed (see
+`tplab.tensor.qkv`). (Vaswani et al. 2017, arXiv 1706.03762; Shoeybi et al. 2019, "Megatron-LM", section 3 and figure
+3b; Megatron: ParallelAttention, SelfAttention, CrossAttention.)
 """
 
 from collections.abc import Callable
@@ -37,33 +37,33 @@ from tplab.tensor.rotary import rotary_angles, rotate
 
 
 class RandomStates(Protocol):
-    """The random states for dropout: within `fork()`, this rank's own state, so that ranks drop different elements."""
+    """Random states for dropout. Inside `fork()`, each rank has a different state, so it drops different elements."""
 
     def fork(self) -> AbstractContextManager: ...
 
 
 def run_once(core: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, rng: RandomStates | None) -> Tensor:
-    """Run core(q, k, v), and leave it to autograd what to save."""
+    """Return core(q, k, v). Autograd saves the intermediate results as usual."""
     return core(q, k, v)
 
 
 class ParallelAttention(nn.Module):
-    """Attention on p ranks: x [b, s, h] replicated -> z [b, s, h] replicated.
+    """Attention with its heads sharded over p ranks. Input x and output z are [b, s, h] and replicated.
 
-    num_kv_heads          heads of K and V, each shared by a group of heads of Q; None: num_heads
+    num_kv_heads          number of K and V heads, each shared by a group of Q heads; None: num_heads
     head_dim              d; None: h / num_heads
-    attention_type        "self", or "cross": K and V come from a memory [b, t, h]
-    causal                each token attends to itself and to earlier ones
-    dropout               of the attention probabilities, while training
-    rotary_base           rotate q and k by their positions with this base (Llama 2: 10000); None: no rotary positions
+    attention_type        "self", or "cross", which takes K and V from a memory [b, t, h]
+    causal                each token attends only to itself and to earlier tokens
+    dropout               dropout probability for the attention probabilities, used only in training
+    rotary_base           base of the rotary position embedding of q and k (Llama 2: 10000); None: don't rotate
     skip_bias_add         return (z without bias, bias)
     output_init_method    initializes the full Wo in place; None: `init_method`
     async_grad_allreduce  as in ColumnParallelLinear
-    run_core              runs scores, softmax and dropout; chapter 10 has one that runs them again in backward
+    run_core              runs scores, softmax and dropout; chapter 10 passes one that recomputes them in backward
     options               see `LayerOptions`; `init_method` initializes the full [Wq; Wk; Wv]
 
-    Parameters: `qkv` [(num_heads + 2 num_kv_heads) d, h], for cross `q` and `kv`; `out` [h, num_heads d].
-    Raises ValueError if the ranks can't have equal numbers of complete heads; the message lists the p that work.
+    Parameters: `qkv` [(num_heads + 2 num_kv_heads) d, h], or `q` and `kv` for cross-attention; `out` [h, num_heads d].
+    Raises ValueError if the heads can't be divided evenly over the ranks; the message lists the values of p that work.
     """
 
     def __init__(
@@ -122,15 +122,15 @@ class ParallelAttention(nn.Module):
         cache: KVCache | None = None,
         rng: RandomStates | None = None,
     ) -> Any:
-        """Return z [b, s, h], or (z, bias) with `skip_bias_add`. A query that may attend to nothing gets zeros.
+        """Return z [b, s, h], or (z, bias) with `skip_bias_add`. Queries that may not attend to any key get zeros.
 
-        memory              [b, t, h], for cross-attention; None if the cache already has its keys and values
+        memory              [b, t, h], for cross-attention; None if its keys and values are already in the cache
         key_padding_mask    bool [b, t], True for padding (as in `nn.MultiheadAttention`)
-        attn_mask           values added to the scores, [s, t] or [b, heads, s, t], replicated; may need a gradient
-        positions           of the tokens, [s] or [b, s], for rotary; None: 0, 1, .. after those in the cache
-        cache               from `new_cache`: x is the next s tokens of a text whose earlier ones are in there
-        rng                 random states for dropout, whose `fork()` differs from rank to rank; None: torch's current
-                            state, with which identically seeded ranks drop the same positions of different heads
+        attn_mask           values added to the scores, [s, t] or [b, heads, s, t], replicated; may require a gradient
+        positions           token positions for rotary embeddings, [s] or [b, s]; None: continue after the cached tokens
+        cache               from `new_cache`; x then has the next s tokens of a text whose earlier tokens are cached
+        rng                 random states for dropout whose `fork()` differs between ranks; None: torch's current state,
+                            with which ranks that have the same seed drop the same positions of different heads
         """
         self._check_inputs(x, memory, cache)
         if self.attention_type == "self":
@@ -185,7 +185,7 @@ class ParallelAttention(nn.Module):
         return self.run_core(core, q, k, v, rng)
 
     def new_cache(self, batch_size: int, max_length: int, dtype: torch.dtype | None = None) -> KVCache:
-        """A cache for the keys and values of `max_length` tokens (cross: those of the memory) in this rank's heads."""
+        """Return a cache for this rank's heads and `max_length` tokens (for cross-attention, tokens of the memory)."""
         weight = self.out.weight
         shape = (batch_size, self.kv_heads, max_length, self.head_dim)
         return KVCache(*shape, device=weight.device, dtype=dtype or weight.dtype)

@@ -1,4 +1,4 @@
-"""Chapter 06: the keys that a query may attend to. s queries, t keys; the queries are the last s of the t positions.
+"""Chapter 06: which keys a query may attend to. There are t keys, and the s queries are the last s of the t positions.
 
     causal, s = t = 4        with a cache: s = 2 new tokens, t = 5         keys 0 and 1 are padding
         x . . .                  x x x x .                                     . . x x
@@ -6,8 +6,8 @@
         x x x .                                                                . . x x
         x x x x                                                                . . x x
 
-In the middle case, `is_causal=True` of `scaled_dot_product_attention` goes wrong: it puts the triangle at the top left,
-as if the new tokens were tokens 0 and 1. Every rank builds the same mask for its heads, from the full length.
+In the middle case, `is_causal=True` of `scaled_dot_product_attention` would be wrong: it aligns the triangle at the top
+left, as if the new tokens were tokens 0 and 1. Each rank builds the same mask for its heads, from the full length.
 """
 
 import torch
@@ -17,11 +17,11 @@ from torch import Tensor
 def attention_mask(
     s: int, t: int, causal: bool, key_padding_mask: Tensor | None, attn_mask: Tensor | None, device: torch.device
 ) -> tuple[Tensor | None, bool]:
-    """(`attn_mask`, `is_causal`) for `scaled_dot_product_attention`, without a mask if none is needed.
+    """Return (`attn_mask`, `is_causal`) for `scaled_dot_product_attention`; `attn_mask` is None if none is needed.
 
     key_padding_mask    bool [b, t], True for padding, which no query attends to
-    attn_mask           values added to the scores, [s, t] or [b, heads, s, t], with size 1 to broadcast
-    Returns bool (True: may attend) [.., s, t], or the values with -inf for what is hidden.
+    attn_mask           values added to the scores, [s, t] or [b, heads, s, t]; dimensions of size 1 are broadcast
+    The returned mask [.., s, t] is bool (True: may attend), or `attn_mask` with -inf at masked positions.
     """
     may_look = None
     if causal and s > 1 and not (s == t and key_padding_mask is None and attn_mask is None):
@@ -37,7 +37,7 @@ def attention_mask(
 def check_masks(
     b: int, s: int, t: int, num_heads: int, key_padding_mask: Tensor | None, attn_mask: Tensor | None
 ) -> None:
-    """Raise ValueError for a mask whose shape or dtype doesn't fit."""
+    """Raise ValueError for a mask with the wrong shape or dtype."""
     if key_padding_mask is not None and (key_padding_mask.dtype != torch.bool or key_padding_mask.shape != (b, t)):
         raise ValueError(
             f"key_padding_mask should be bool [{b}, {t}], True for padding, got {key_padding_mask.dtype} "

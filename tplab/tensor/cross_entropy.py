@@ -1,30 +1,29 @@
 """Chapter 08: cross-entropy over a vocabulary that is sharded over the ranks.
 
-The loss of one token, with logits z_1 .. z_v of which each rank has v/p, and target t, takes three values from all:
+The loss of a token with target t and logits z_1 .. z_v (v/p on each rank) needs three values from all ranks:
 
     loss = log(sum_i exp(z_i - m)) - (z_t - m)        m = max_i z_i
 
     m      largest of the ranks' maxima        all-reduce (max), one value per token
     S      sum of exp(z_i - m)                 all-reduce (sum), one value per token
-    z_t    the one rank that has t knows it    all-reduce (sum), one value per token
+    z_t    known only to the rank that has t   all-reduce (sum), one value per token
 
-The last two are sums, so they share a message. And a mean over tokens is linear in z_t, so we only have to send the
-*total* of z_t - m, a single value. Traffic for n = b s tokens, compared with the naive way:
+The last two are sums, so they share one message. A mean over tokens is linear in z_t, so the ranks only have to send
+the *total* of z_t - m, a single value. Compare the traffic for n = b s tokens with that of the naive implementation:
 
     gather the logits, then F.cross_entropy     n v elements
     here, reduction="none"                      n (max) + 2 n (sums)
     here, reduction="mean" or "sum"             n (max) + n + 1 (sums)
 
-Maxima are sent in the dtype of the logits, which holds them exactly; sums are taken and sent in float32 (float64 for
-float64). Label smoothing also needs sum_i (z_i - m), which enters the loss just as z_t does, and is sent with it.
+Maxima are sent in the dtype of the logits, which represents them exactly; sums are computed and sent in float32
+(float64 for float64). Label smoothing also needs sum_i (z_i - m). It enters the loss like z_t and is sent with it.
 
-Each rank sums exp(z_i - m_r) with the maximum m_r of its own shard, while the logits of a few tokens are in the cache,
-and multiplies by exp(m_r - m) once m is known. So the logits are read once, and nothing of their size is allocated.
+Each rank sums exp(z_i - m_r) with the maximum m_r of its own shard, while a few rows are in the cache, and multiplies
+the sum by exp(m_r - m) once m is known. So the logits are read once, and nothing of their size is allocated.
 
-The backward needs no traffic, because S and m are known: dz_i = (exp(z_i - m) / S - 1[i = t]) dloss, one read and one
-write. Autograd saves the logits and three values per token; only the gradient is new memory, a shard of logits. With
-`overwrite_logits`, the gradient takes the memory of the logits, so there is only one shard. In float32, this memory
-also stores the exponentials, from the forward on, so they aren't computed twice.
+The backward pass sends nothing, because S and m are known: dz_i = (exp(z_i - m) / S - 1[i = t]) dloss. Autograd saves
+the logits and three values per token, and the gradient is a second shard. With `overwrite_logits`, it overwrites the
+logits, so one shard is enough. In float32, forward already stores the exponentials there to avoid computing them twice.
 (Shoeybi et al. 2019, "Megatron-LM", section 3; Milakov and Gimelshein 2018, "Online normalizer calculation for
 softmax"; Megatron: vocab_parallel_cross_entropy.)
 """
@@ -57,17 +56,17 @@ def vocab_parallel_cross_entropy(
     check_target: bool | None = None,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """`F.cross_entropy` of logits [.., v/p], this rank's columns, and target [..], ids of the full vocabulary.
+    """Compute `F.cross_entropy` from this rank's logits [.., v/p] and targets [..], ids of the full vocabulary.
 
-    ignore_index, label_smoothing, reduction    as in F.cross_entropy; smoothing spreads over the full vocabulary
-    vocab_size          leave out the columns after it, which only pad the table: they get a gradient of zero
-    overwrite_logits    write the exponentials, then the gradient, over logits that nothing else needs. A second
-                        backward, or one of another function that saved them, raises RuntimeError
-    check_target        a target outside the vocabulary raises IndexError (True), or its loss and gradient are NaN
-                        (False). None: True on a CPU, False on a GPU, where True would wait at every call
+    ignore_index, label_smoothing, reduction    as in F.cross_entropy; smoothing covers the full vocabulary
+    vocab_size          ignore the columns after it, which only pad the vocabulary; their gradient is zero
+    overwrite_logits    store the exponentials, then the gradient, in the memory of the logits. Nothing else may need
+                        them: another backward pass that uses the saved logits raises RuntimeError
+    check_target        for targets outside the vocabulary, raise IndexError (True) or return NaN in loss and gradient
+                        (False). None: True on a CPU, False on a GPU, where the check would synchronize each call
 
-    Returns the loss, a scalar or [..] for "none", in float32 (float64 for float64), replicated, without a second
-    derivative. Raises ValueError for shapes and options that don't fit. (Megatron: the same name, no vocab_size.)
+    Returns the loss on every rank, a scalar or [..] for "none", in float32 (float64 for float64); it isn't twice
+    differentiable. Raises ValueError for invalid shapes and options. (Megatron: same name, but no vocab_size.)
     """
     if logits.dim() == 0 or logits.shape[:-1] != target.shape:
         raise ValueError(
@@ -109,15 +108,15 @@ class Options:
 
     @property
     def smooth(self) -> float:
-        """The share of the target's probability that each id of the vocabulary gets."""
+        """The probability that label smoothing gives to each id of the vocabulary."""
         return self.label_smoothing / self.vocab_size
 
     def width(self, columns: int) -> int:
-        """The number of this rank's columns that aren't padding."""
+        """Return the number of this rank's columns that aren't padding."""
         return min(max(self.vocab_size - self.start, 0), columns)
 
     def hold_exponentials(self, z: Tensor) -> bool:
-        """True if the forward leaves exp(z - base) in place of z, which it doesn't in a dtype that would round it."""
+        """Return True if forward overwrites z with exp(z - base). It doesn't in dtypes that would round the result."""
         return self.overwrite_logits and z.dtype == _sum_dtype(z)
 
 
@@ -147,7 +146,7 @@ class _VocabParallelCrossEntropy(Function):
 
 
 def wrong_targets(target: Tensor, options: Options, check: bool | None) -> Tensor:
-    """The targets outside the vocabulary, as bool [..]; IndexError for the first of them, depending on `check`."""
+    """Return a bool mask [..] of invalid targets. Depending on `check`, raise IndexError for the first one."""
     if target.is_floating_point():
         raise ValueError(f"target should hold ids, in whole numbers, not {target.dtype}")
     wrong = outside(target, options.vocab_size) & (target != options.ignore_index)
@@ -159,9 +158,10 @@ def wrong_targets(target: Tensor, options: Options, check: bool | None) -> Tenso
 def forward_of_rows(
     logits: Tensor, target: Tensor, wrong: Tensor, options: Options, group: ProcessGroup | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss of logits [n, v/p], [n] for "none", else the total; and base and factor [n] for the gradient:
+    """Return (loss, base, factor) for logits [n, v/p]. The loss is [n] for "none", otherwise the total over all rows.
 
-    softmax = exp(z - base) factor, NaN where a target is wrong. Overwrites the logits if they `hold_exponentials`.
+    base [n] and factor [n] are for the gradient: softmax = exp(z - base) factor, and NaN for wrong targets. The logits
+    are overwritten if they `hold_exponentials`.
     """
     z = logits[:, : options.width(logits.shape[1])]
     mine, column = _columns(target - options.start, z.shape[1])
@@ -187,7 +187,7 @@ def forward_of_rows(
 def gradient_of_rows(
     dlogits: Tensor, logits: Tensor, target: Tensor, base: Tensor, factor: Tensor, dloss: Tensor, options: Options
 ) -> None:
-    """Fill dlogits [n, v/p], which may be the logits themselves, with the gradient; dloss [n], or [1] for all rows."""
+    """Write the gradient to dlogits [n, v/p], which may be the logits themselves. dloss is [n], or [1] for all rows."""
     z = logits[:, : options.width(logits.shape[1])]
     dloss = dloss.expand(len(target)).masked_fill(target == options.ignore_index, 0)  # [n]
     mine, column = _columns(target - options.start, z.shape[1])
@@ -206,7 +206,7 @@ def gradient_of_rows(
 
 
 def _sweep(z: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
-    """The maximum m of each row of z [n, v/p], sum of exp(z - m), and for smoothing sum of z - m (m finite)."""
+    """Return, for each row of z [n, v/p], its maximum m, the sum of exp(z - m) and, for smoothing, the sum of z - m."""
     my_max, my_sum, my_total = (z.new_empty(len(z), dtype=_sum_dtype(z)) for _ in range(3))
     for rows in _blocks(z):
         part = z[rows]
@@ -221,18 +221,18 @@ def _sweep(z: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _finite(largest: Tensor) -> Tensor:
-    """Replace -inf, the maximum of a shard where nothing is possible, with 0, because -inf - -inf would be NaN."""
+    """Replace -inf, the maximum of a fully masked shard, with 0, because -inf - -inf would be NaN."""
     return largest.masked_fill(largest == -torch.inf, 0)
 
 
 def _columns(column: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """(True where this rank has the column, the column or 0) for columns [n]."""
+    """Return two tensors for columns [n]: whether this rank has the column, and its index, or 0 if it doesn't."""
     foreign = outside(column, width)
     return ~foreign, column.masked_fill(foreign, 0)
 
 
 def _blocks(z: Tensor) -> list[slice]:
-    """Slices of a few rows of z: as many as stay in a CPU's cache, or as keep a GPU busy."""
+    """Split the rows of z into slices small enough for a CPU's cache, or large enough to keep a GPU busy."""
     elements = 2**25 if z.is_cuda else 2**17
     rows = max(1, len(z) if torch.compiler.is_compiling() else elements // max(1, z.shape[1]))
     return [slice(first, first + rows) for first in range(0, len(z), rows)]

@@ -1,26 +1,26 @@
-"""Chapter 07: the table of token vectors, sharded by rows, and the output layer that uses the same rows.
+"""Chapter 07: the embedding table, sharded by rows, and the output layer that uses the same rows.
 
-Rank r has the rows of the ids from start to stop, with all h columns. It looks up the ids that it has and puts zeros
-where another rank has the row. Then g adds up, so exactly one rank contributes to each vector.
+Each rank has the rows of the ids from start to stop, with all h columns. It looks up the ids that it has and puts zeros
+where another rank has the row. Then g sums the results, and exactly one rank contributes to each vector.
 
     E [v, h], v = 6, p = 2         ids    [  1    4    0  ]
     rank 0: rows 0 1 2      E_0, masked   [ E[1]  0   E[0] ]
     rank 1: rows 3 4 5      E_1, masked   [  0   E[4]  0   ]     -> g -> [ E[1] E[4] E[0] ] on every rank
 
-The output layer has a vector per token, too, logits = X E^T, and may use the same E (Press and Wolf 2017). There, E^T
-is split by columns: a column-parallel layer, whose shard of the logits the loss of chapter 08 takes as it is.
+The output layer also has one vector per token, logits = X E^T, and may use the same E (Press and Wolf 2017). Here E^T
+is split by columns, which makes it a column-parallel layer. The loss of chapter 08 uses its sharded logits directly.
 
     X -> f -> X E_r^T -> logits_r [b, s, v/p]
 
-Both uses add to the gradient of the same parameter, each on the rank that has the row, so tying costs no traffic.
+Both uses add to the gradient of the same parameter, each on the rank that has the row, so tying adds no traffic.
 
                        forward                           backward
     embedding          all-reduce of b s h elements      none
     parallel_logits    none (gather: all-gather)         all-reduce of b s h elements
 
-v is padded to a multiple of 128 p, so that all ranks have the same number of rows, one that matrix units like. Padding
-is never looked up, never trained, and never in a checkpoint: `full_state_dict` returns E [v, h] for any p.
-(Shoeybi et al. 2019, "Megatron-LM", section 3; Megatron: VocabParallelEmbedding, parallel_lm_logits.)
+v is padded to a multiple of 128 p, so that all ranks have the same number of rows and matmuls run efficiently. Padding
+is never looked up, trained or saved in a checkpoint: `full_state_dict` returns E [v, h] for any p. (Shoeybi et al.
+2019, "Megatron-LM", section 3; Megatron: VocabParallelEmbedding, parallel_lm_logits.)
 """
 
 import torch
@@ -37,26 +37,26 @@ from tplab.tensor.sharding import Block, ShardedModule, Sharding
 
 
 def pad_vocab_size(vocab_size: int, world_size: int, multiple: int = 128) -> int:
-    """The rows of the padded table: `vocab_size` rounded up to a multiple of `multiple` times p.
+    """Return the number of rows of the padded table: `vocab_size` rounded up to a multiple of `multiple` times p.
 
-    pad_vocab_size(50257, 2) is 50432: 197 times 256.
+    For example, pad_vocab_size(50257, 2) is 50432, which is 197 times 256.
     """
     return world_size * Block(vocab_size, multiple, padded=True).shard_length(world_size)
 
 
 class VocabParallelEmbedding(ShardedModule):
-    """`nn.Embedding` with sharded rows, start to stop on each rank: ids [..] -> their vectors [.., h], replicated.
+    """`nn.Embedding` with its rows sharded over the ranks. Maps ids [..] to vectors [.., h], which are replicated.
 
-    padding_idx      this id's vector starts as zeros and gets no gradient, as in nn.Embedding
+    padding_idx      the vector of this id starts as zeros and gets no gradient, as in nn.Embedding
     multiple         the table is padded to a multiple of this times p (1: to a multiple of p)
-    check_ids        "now": an id < 0 or >= num_embeddings raises IndexError in this call; "later": its vector is NaN,
-                     and the next call raises. None: "later" on a GPU, where "now" would wait (see `tensor.id_check`)
+    check_ids        "now": invalid ids (< 0 or >= num_embeddings) raise IndexError immediately. "later": their vectors
+                     are NaN, and the next call raises. None: "later" on a GPU, to avoid synchronizing (`IdCheck`)
     region           how the vectors leave the layer (see `tplab.tensor.region`)
-    init_method      initializes the full table in place; None: normally distributed, as in nn.Embedding
+    init_method      initializes the full table in place; None: normal distribution, as in nn.Embedding
     per_rank_init    draw only this rank's rows (see `tplab.tensor.initialization`)
 
-    Parameter: `weight` [v/p, h], v padded. Raises ValueError for a padding_idx outside the vocabulary.
-    (Megatron: the same name, but an id outside the vocabulary gets a vector of zeros.)
+    Parameter: `weight` [v/p, h], with v padded. Rank r has rows `start` to `stop` - 1. Raises ValueError for a
+    padding_idx outside the vocabulary. (Megatron: same name, but ids outside the vocabulary get a vector of zeros.)
     """
 
     weight: nn.Parameter
@@ -90,7 +90,7 @@ class VocabParallelEmbedding(ShardedModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new values as `nn.Embedding` does, or by `init_method`; zeros for padding_idx and for the padding."""
+        """Reinitialize the weight with `init_method` or as `nn.Embedding` does; zeros for padding_idx and padding."""
         init_parameter(self.weight, self.init_method or nn.init.normal_, self.group, per_rank=self.per_rank_init)
         with torch.no_grad():
             self.weight[max(0, self.num_embeddings - self.start) :].zero_()
@@ -100,7 +100,7 @@ class VocabParallelEmbedding(ShardedModule):
     def forward(self, ids: Tensor) -> Tensor:
         wrong = self.check_ids(ids)  # [b, s] or None
         foreign = (ids < self.start) | (ids >= self.stop)  # [b, s]: another rank has the row
-        row = (ids - self.start).masked_fill(foreign, 0)  # [b, s]: any row will do there
+        row = (ids - self.start).masked_fill(foreign, 0)  # [b, s]: 0 is an arbitrary valid row, masked below
         vectors = F.embedding(row, self.weight, self._local_padding_idx())  # [b, s, h]
         vectors = vectors.masked_fill(foreign.unsqueeze(-1), 0)
         if wrong is not None:
@@ -127,14 +127,14 @@ def parallel_logits(
     async_grad_allreduce: bool = False,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """x [.., h] replicated and this rank's rows of the table [v/p, h] -> its logits x E_r^T [.., v/p].
+    """Return this rank's logits x E_r^T [.., v/p], given x [.., h] (replicated) and its rows of the table [v/p, h].
 
-    bias                    [v/p], this rank's shard, to be added
-    gather                  return all logits [.., v] on every rank, to choose the next token: one all-gather
+    bias                    [v/p], this rank's shard of a bias
+    gather                  return all logits [.., v] on every rank, for sampling: one all-gather
     vocab_size              with gather: drop the columns after it, which only pad the table
     async_grad_allreduce    as in ColumnParallelLinear
 
-    Pass `embedding.weight` for a tied output layer. (Megatron: parallel_lm_logits.)
+    For a tied output layer, pass `embedding.weight`. (Megatron: parallel_lm_logits.)
     """
     if x.shape[-1:] != weight.shape[-1:]:
         raise ValueError(f"x {list(x.shape)} should be [.., {weight.shape[-1]}], for a table {list(weight.shape)}")

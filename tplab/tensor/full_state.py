@@ -1,10 +1,10 @@
-"""Chapter 04: full checkpoints to shards and back, for every module of the course, by `param.tensor_parallel` alone.
+"""Chapter 04: convert full checkpoints to shards and back, for any module whose shards have `param.tensor_parallel`.
 
     full_state_dict        shards on p ranks  ->  the state_dict of the unsharded module, on every rank
     load_full_state_dict   that state_dict    ->  each rank's shards, for any p
 
-So you can continue on 2 ranks what was trained on 4: `load_full_state_dict(model_2, full_state_dict(model_4))`. This
-also lets you compare a sharded layer with plain torch, which is what Megatron's tests kept `master_weight` for.
+So you can continue on 2 ranks what was trained on 4: `load_full_state_dict(model_2, full_state_dict(model_4))`. You can
+also compare a sharded layer with plain torch, which is what Megatron's tests kept `master_weight` for.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from tplab.tensor.sharding import Sharding
 
 
 def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dict[str, Tensor]:
-    """The module's state_dict on every rank, with sharded parameters [.., n/p, ..] gathered to the full [.., n, ..].
+    """Return the module's full state_dict on every rank, with sharded parameters [.., n/p, ..] gathered to [.., n, ..].
 
-    All ranks of the group must call it: one all-gather per sharded parameter. Replicated parameters and buffers are
-    this rank's own. The tensors share no memory with the module.
+    All ranks of the group must call it, because it runs one all-gather per sharded parameter. Replicated parameters and
+    buffers are copied from this rank. The returned tensors share no memory with the module.
     """
     world_size = rank_and_size(group)[1]
     state = {}
@@ -40,11 +40,11 @@ def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dic
 def load_full_state_dict(
     module: nn.Module, state: Mapping[str, Tensor], group: ProcessGroup | None = None, *, strict: bool = True
 ) -> None:
-    """Copy the module's shards from a full state_dict, such as that of `full_state_dict` or of a plain torch module.
+    """Copy a full state_dict, from `full_state_dict` or from a plain torch module, into the module's shards.
 
-    There is no communication: each rank takes its own shards of the same `state`, which isn't modified.
-    Raises ValueError if a tensor doesn't have the shape of the full parameter, and RuntimeError, as
-    `torch.nn.Module.load_state_dict` does, if `strict` and the names differ.
+    There is no communication: each rank takes its shards of the same `state`, which isn't modified. Raises ValueError
+    if a tensor doesn't have the shape of the full parameter and, like `torch.nn.Module.load_state_dict`, RuntimeError
+    if `strict` is set and the names differ.
     """
     rank, world_size = rank_and_size(group)
     own = module.state_dict(keep_vars=True)

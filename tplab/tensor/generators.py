@@ -1,7 +1,7 @@
-"""Chapter 09: the generators that torch draws from on this rank, and their states.
+"""Chapter 09: the random number generators that torch uses on this rank, and their states.
 
-A generator's state is a tensor of bytes. To make torch draw from a different stream of random numbers,
-`tplab.tensor.rng` puts the stream's state into torch's own generators, and takes it out again afterwards.
+A generator's state is a tensor of bytes. To draw from a different stream of random numbers, `tplab.tensor.rng` copies
+that stream's state into torch's own generators, and restores the previous state afterwards.
 """
 
 import torch
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from tplab.runtime import device
 
-State = dict[str, Tensor]  # "cpu", and "cuda" if a GPU is in use -> the state of its generator, bytes
+State = dict[str, Tensor]  # the generators' states, as bytes: "cpu", and "cuda" if a GPU is in use
 
 
 def generators_in_use() -> dict[str, torch.Generator]:
-    """The generators that torch draws from here: the CPU's, and that of this rank's GPU if one is in use."""
+    """Return the generators that torch draws from: the CPU's and, if a GPU is in use, that of this rank's GPU."""
     generators = {"cpu": torch.default_generator}
     if torch.cuda.is_initialized() or device().type == "cuda":
         torch.cuda.init()

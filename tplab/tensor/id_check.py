@@ -1,18 +1,18 @@
 """Chapter 07: an id outside the vocabulary is an error, never a vector of zeros.
 
-Each rank masks the ids that aren't among its rows and trusts that another rank has them. So an id that *no* rank has
-would become a vector of zeros, and the loss of a target that no rank has would be log-sum-exp. These are values like
-any others, so training would go on. That's why we check all ids first:
+Each rank masks the ids that aren't among its rows and assumes that another rank has them. So an id that *no* rank has
+would become a vector of zeros, and a target that no rank has would get log-sum-exp as its loss. Both look like ordinary
+values, so training would continue. That's why all ids are checked first:
 
-    "now"      IndexError in this call. The default on a CPU. On a GPU, the CPU then waits for the ids at every call.
+    "now"      IndexError in this call. The default on a CPU. On a GPU, each call would have to synchronize.
     "later"    NaN in this call, and IndexError in the next one. The default on a GPU.
 
-"later" starts to copy three numbers from the GPU and reads them when the next call begins. By then, the GPU has long
-passed the point where they were made, and still has the rest of the step ahead of it, so neither waits for the other.
-All ranks see the same ids, so they raise in the same call. Anything learned in between is NaN, and can't be mistaken
-for a result; plain torch would stop the entire process there, with a device-side assert.
+"later" copies three numbers from the GPU asynchronously and reads them when the next call begins. By then, the GPU has
+long finished the copy and still has the rest of the step in its queue, so the CPU and the GPU don't wait for each
+other. All ranks see the same ids, so they raise in the same call. Until then, results are NaN and can't be mistaken for
+valid ones. Plain torch would kill the process with a device-side assert.
 
-A compiled graph has neither: `torch._assert_async` ends the program, without naming the id.
+A compiled graph supports neither: `torch._assert_async` aborts the program without naming the id.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ When = Literal["now", "later"]
 
 
 def outside(ids: Tensor, size: int) -> Tensor:
-    """A mask, bool [..], of the ids [..] that aren't one of 0 .. size - 1."""
+    """Return a bool mask [..] of the ids [..] that aren't in 0 .. size - 1."""
     return (ids < 0) | (ids >= size)
 
 
 def wrong_id_error(what: str, number: int, position: int, shape: Sequence[int], size: int) -> IndexError:
-    """The error for a wrong id: the id, where it is (`position` counts in the flat tensor), and the valid ids."""
+    """Return the error for a wrong id, naming the id, its position (given as a flat index) and the valid ids."""
     place: list[int] = []
     for length in reversed(shape):
         position, index = divmod(position, length)
@@ -41,9 +41,9 @@ def wrong_id_error(what: str, number: int, position: int, shape: Sequence[int], 
 
 
 def raise_first(what: str, ids: Tensor, wrong: Tensor, size: int) -> None:
-    """Raise IndexError for the first id that `wrong`, bool [..], marks, if any. On a GPU, the CPU waits for the answer.
+    """Raise IndexError for the first id marked in `wrong`, bool [..], if there is one. On a GPU, this synchronizes.
 
-    In a compiled graph, this is a RuntimeError. On device "meta", where ids have no values, nothing is raised.
+    In a compiled graph, the error is a RuntimeError. On device "meta", where ids have no values, nothing is checked.
     """
     if ids.is_meta or not ids.numel():
         return
@@ -55,7 +55,7 @@ def raise_first(what: str, ids: Tensor, wrong: Tensor, size: int) -> None:
 
 
 class IdCheck:
-    """A check of the ids of every call, in that call or in the next one, according to `when` (None: the device)."""
+    """Check the ids of each call, "now" or "later" (in the next call). If `when` is None, it depends on the device."""
 
     def __init__(self, size: int, when: When | None = None) -> None:
         if when not in (None, "now", "later"):
@@ -64,9 +64,9 @@ class IdCheck:
         self._report: tuple[Tensor, torch.cuda.Event | None, Sequence[int]] | None = None
 
     def __call__(self, ids: Tensor) -> Tensor | None:
-        """Check the ids. Return None if that is done, or a mask, bool [..], of the wrong ones if it comes later.
+        """Check the ids. Return None if the check is complete, or a bool mask [..] of wrong ids if it is still pending.
 
-        Raises IndexError for an id of this call ("now") or of the last one ("later").
+        Raises IndexError for an id of this call ("now") or of the previous call ("later").
         """
         self.raise_late()
         when = self.when or ("later" if ids.is_cuda else "now")
@@ -81,7 +81,7 @@ class IdCheck:
         return wrong
 
     def raise_late(self) -> None:
-        """Raise IndexError if a wrong id of the last call hasn't been reported yet. Use it if no other call follows."""
+        """Raise IndexError for a wrong id that is still pending from the last call. Use it if no other call follows."""
         if self._report is None:
             return
         (report, event, shape), self._report = self._report, None
@@ -99,7 +99,7 @@ class IdCheck:
 
 
 def _first(ids: Tensor, wrong: Tensor) -> Tensor:
-    """[1 if any is wrong, flat index of the first wrong one, its id]; stays on the device of the ids."""
+    """Return [1 if any id is wrong, flat index of the first wrong id, that id], on the device of the ids."""
     flat = wrong.reshape(-1).to(torch.uint8)
     place = flat.argmax()  # the first of equal maxima
     return torch.stack([flat.take(place).long(), place, ids.reshape(-1).take(place).long()])

@@ -1,13 +1,13 @@
-"""Chapter 04: the initial values of a shard, taken from a master weight or drawn separately by each rank.
+"""Chapter 04: initialize a shard from a master weight, or draw it separately on each rank.
 
-    master      every rank draws all of W [out, in] from the same seed and keeps its shard:  the same W for every p
-    per rank    rank r draws its shard from a seed of its own, with the std of all of W:     no rank ever has all of W
+    master      each rank draws the full W [out, in] from the same seed and keeps its shard; W is the same for every p
+    per rank    each rank draws only its shard, from its own seed and with the std of the full W; no rank ever has W
 
-Both need the same seed on all ranks (`torch.manual_seed(1)` on each), and leave the same random state on all of them,
-so that replicated parameters come out equal.
+Both need the same seed on all ranks (`torch.manual_seed(1)`), and leave all ranks in the same random state, so that
+replicated parameters are equal.
 
-The second is easy to get wrong. Xavier's std is sqrt(2 / (in + out)), and an init method that gets the shard [out/p,
-in] takes out/p for out: 0.0255 instead of 0.0198 at p = 2. And with the same seed, all shards get the same values.
+Drawing per rank is easy to get wrong. Xavier's std is sqrt(2 / (in + out)), and an init method that sees the shard
+[out/p, in] uses out/p instead of out: 0.0255 instead of 0.0198 at p = 2. With equal seeds, all shards would be equal.
 """
 
 import math
@@ -30,16 +30,16 @@ InitMethod = Callable[[Tensor], object]
 def init_parameter(
     parameter: nn.Parameter, init_method: InitMethod, group: ProcessGroup | None = None, *, per_rank: bool = False
 ) -> None:
-    """Fill a parameter as `init_method(tensor)` would fill the full one, in place, as `torch.nn.init` does.
+    """Fill a parameter in place, as `init_method(tensor)` (in the style of `torch.nn.init`) would fill the full one.
 
     A replicated parameter is filled on every rank. A shard (`parameter.tensor_parallel`) gets its part of the master
-    weight, or is drawn directly if `per_rank`. Raises ValueError if `per_rank` and `init_method` is more than a
-    sequence of in-place draws and arithmetic with numbers (orthogonal_ needs the full matrix, for one).
+    weight, or is drawn directly if `per_rank`. Then `init_method` must consist of in-place draws and arithmetic with
+    numbers, otherwise ValueError is raised. For example, orthogonal_ needs the full matrix.
     """
     rank, world_size = rank_and_size(group)
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
     shape = list(parameter.shape) if sharding is None else sharding.whole_shape(parameter.shape, world_size)
-    if sharding is None or (world_size == 1 and shape == list(parameter.shape)):  # with padding a shard is larger
+    if sharding is None or (world_size == 1 and shape == list(parameter.shape)):  # padded shards are larger
         init_method(parameter)
         return
     if not per_rank or world_size == 1:
@@ -53,7 +53,7 @@ def init_parameter(
         return
     lengths = [block.shard_length(world_size) for block in sharding.blocks]
     for number, part in enumerate(parameter.split(lengths, sharding.dim)):
-        part_of = rank // sharding.blocks[number].copies(world_size)  # ranks with copies of a part draw the same values
+        part_of = rank // sharding.blocks[number].copies(world_size)  # ranks that share a part draw the same values
         _draw_shard(part, shape, init_method, seed + number * world_size + part_of)
 
 
@@ -67,7 +67,7 @@ def init_linear(
 ) -> None:
     """Fill weight [out, in] and bias [out], or this rank's shards of them, as `nn.Linear` does.
 
-    An `init_method` fills the weight; the bias is zero then.
+    If `init_method` is given, it fills the weight, and the bias is zero.
     """
     sharding: Sharding | None = getattr(weight, "tensor_parallel", None)
     whole = weight.shape if sharding is None else sharding.whole_shape(weight.shape, rank_and_size(group)[1])
@@ -80,8 +80,8 @@ def init_linear(
 
 
 def _draw_shard(parameter: Tensor, shape: list[int], init_method: InitMethod, seed: int) -> None:
-    """Show the full shape to the init method, but fill only the shard."""
-    stand_in = parameter.new_empty(shape, device="meta")  # no memory, but a shape that the method takes its std from
+    """Call the init method with a tensor of the full shape, but fill only the shard."""
+    stand_in = parameter.new_empty(shape, device="meta")  # no memory, only the shape that determines the std
     with _DrawOnShard(parameter, seed) as drawing:
         init_method(stand_in)
     if not drawing.started:  # trunc_normal_ and orthogonal_ return immediately if a tensor has no memory
@@ -89,7 +89,7 @@ def _draw_shard(parameter: Tensor, shape: list[int], init_method: InitMethod, se
 
 
 class _DrawOnShard(TorchDispatchMode):
-    """A mode in which in-place operations on a stand-in on the meta device are applied to the shard instead."""
+    """Dispatch mode that redirects in-place operations on a meta-device stand-in to the shard."""
 
     def __init__(self, shard: Tensor, seed: int) -> None:
         super().__init__()

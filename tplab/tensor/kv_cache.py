@@ -1,15 +1,15 @@
-"""Chapter 06: the KV cache of text generation, so that no token's keys and values are computed twice.
+"""Chapter 06: the KV cache for text generation, which avoids computing any token's keys and values twice.
 
-Each new token has a new query, but the keys and values of all earlier tokens stay the same. The cache has room for all
-of them from the start, and each step writes its own in place:
+Each new token has a new query, but the keys and values of all earlier tokens stay the same. The cache is allocated for
+all tokens at the start, and each step writes its keys and values in place:
 
     keys [b, kv_heads/p, max_length, d]      | k0 | k1 | k2 | new |  .  |  .  |     length 3 -> 4
 
-Each rank caches its own heads of K and V, and nothing is sent, so p ranks share the memory among them.
+Each rank caches its own K and V heads without any communication, so p ranks share the memory.
 
     bytes of one layer on one rank  =  2 b max_length d (kv_heads/p) times the element size
 
-With fewer heads of K and V than ranks, each rank caches one, so more ranks don't make the cache smaller.
+With fewer K and V heads than ranks, each rank caches one head, so more ranks don't make the cache smaller.
 """
 
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor
 
 
 class KVCache:
-    """The keys and values [b, heads, max_length, d] of one layer on this rank, of which the first `length` are filled.
+    """Cache of one layer's keys and values on this rank, [b, heads, max_length, d], filled up to `length`.
 
-    Created by `ParallelAttention.new_cache`. For generation only, without gradients.
+    Created by `ParallelAttention.new_cache`. Supports only generation, without gradients.
     """
 
     def __init__(
@@ -39,18 +39,18 @@ class KVCache:
 
     @property
     def keys(self) -> Tensor:
-        """The keys so far, [b, heads, length, d]: a read-only view."""
+        """The cached keys, [b, heads, length, d], as a read-only view."""
         return self._keys[:, :, : self.length]
 
     @property
     def values(self) -> Tensor:
-        """The values so far, [b, heads, length, d]: a read-only view."""
+        """The cached values, [b, heads, length, d], as a read-only view."""
         return self._values[:, :, : self.length]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the keys and values [b, heads, s, d] of s new tokens, in place; return all so far, as views.
+        """Append the keys and values [b, heads, s, d] of s new tokens in place; return views of all cached ones.
 
-        Raises ValueError if they don't fit, RuntimeError if they need a gradient, which the next write would spoil.
+        Raises ValueError if they don't fit, RuntimeError if they require a gradient, which the next write would break.
         """
         if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
             raise RuntimeError(
@@ -73,12 +73,12 @@ class KVCache:
         return self.keys, self.values
 
     def truncate(self, length: int = 0) -> None:
-        """Drop all but the first `length` tokens, to overwrite the rest. Raises ValueError if there are fewer."""
+        """Keep only the first `length` tokens and free the slots of the rest. Raises ValueError if there are fewer."""
         if not 0 <= length <= self.length:
             raise ValueError(f"can't keep {length} of {self.length} cached tokens")
         self.length = length
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the cache takes on this rank."""
+        """Memory used by the cache on this rank, in bytes."""
         return self._keys.nbytes + self._values.nbytes

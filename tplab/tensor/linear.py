@@ -1,22 +1,22 @@
 """Chapter 04: a linear layer, Y = X A + b, on p ranks.
 
-Column-parallel: split A [in, out] by columns. Each rank gets all of X and computes complete columns of Y.
+Column-parallel: split A [in, out] by columns. Each rank takes the full X and computes complete columns of Y.
 
     X [ A_0 | A_1 ] + [ b_0 | b_1 ] = [ X A_0 + b_0 | X A_1 + b_1 ]          X -> f -> matmul, + b_r -> Y_r
 
-Row-parallel: split A by rows, and so X by columns. Each rank computes one term of all of Y, and g adds them up.
+Row-parallel: split A by rows, and X by columns to match. Each rank computes one term of the full Y, and g sums them.
 
     [ X_0 | X_1 ] [ A_0 ]
                   [ A_1 ] + b = X_0 A_0 + X_1 A_1 + b                        X_r -> matmul -> g, + b -> Y
 
-torch stores A transposed, weight [out, in], so column-parallel shards dim 0 of `weight` and `bias`; row-parallel shards
-dim 1 of `weight` and replicates `bias`, which is added once, after the sum.
+torch stores A transposed, as weight [out, in]. So column-parallel shards dim 0 of `weight` and `bias`. Row-parallel
+shards dim 1 of `weight` and replicates `bias`, which is added once, after the sum.
 
     layer     forward traffic                        backward traffic
     column    none (gather_output: all-gather Y)     all-reduce of dX, as many elements as X
     row       all-reduce of Y                        none (input_is_parallel=False: all-gather dX)
 
-Use the same seed on every rank before making layers, and every p gets the same matrix (`tplab.tensor.initialization`).
+If all ranks set the same seed before creating layers, every p gets the same matrix (`tplab.tensor.initialization`).
 (Shoeybi et al. 2019, "Megatron-LM", section 3; megatron/core/tensor_parallel/layers.py.)
 """
 
@@ -31,14 +31,14 @@ from tplab.tensor.full_state import full_state_dict, load_full_state_dict
 from tplab.tensor.initialization import InitMethod, init_linear
 from tplab.tensor.mappings import gather_from_region, scatter_to_region
 from tplab.tensor.region import TENSOR_PARALLEL, Region
-from tplab.tensor.region import column_linear as column_linear  # chapters of 0.1 imported it from here
+from tplab.tensor.region import column_linear as column_linear  # re-exported for chapters of 0.1
 from tplab.tensor.sharding import ShardedModule, Sharding, divide
 
 Device = torch.device | str | int | None
 
 
 class LayerOptions(TypedDict, total=False):
-    """The options that every parallel layer takes, and passes on to the layers that it consists of.
+    """Options that every parallel layer accepts and passes on to its sublayers.
 
     init_method      initializes the full weight in place; None: as `nn.Linear` does
     per_rank_init    draw only this rank's shard (see `tplab.tensor.initialization`)
@@ -55,7 +55,7 @@ class LayerOptions(TypedDict, total=False):
 
 
 class _ParallelLinear(ShardedModule):
-    """The base of both layers: a weight sharded along `dim`, its initialization, and conversion to `nn.Linear`."""
+    """Base class of both layers: a weight sharded along `dim`, its initialization, and conversion to `nn.Linear`."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -94,12 +94,12 @@ class _ParallelLinear(ShardedModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new values: as `nn.Linear` does, or with an `init_method` the weight by it and a bias of zero."""
+        """Reinitialize the parameters as `nn.Linear` does, or the weight with `init_method` and the bias with zeros."""
         init_linear(self.weight, self.bias, self.init_method, self.group, per_rank=self.per_rank_init)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
-        """A parallel layer from a trained `nn.Linear`, equal on all ranks. Options: see the constructor; no traffic."""
+        """Shard an `nn.Linear` that is equal on all ranks, without communication. Options as in the constructor."""
         options.setdefault("dtype", linear.weight.dtype)
         device = options.pop("device", linear.weight.device)
         bias = linear.bias is not None
@@ -108,7 +108,7 @@ class _ParallelLinear(ShardedModule):
         return layer.requires_grad_(linear.weight.requires_grad).train(linear.training)
 
     def to_linear(self) -> nn.Linear:
-        """The full layer as a plain `nn.Linear`, on every rank; all ranks must call it (one all-gather per shard)."""
+        """Return the full layer as an `nn.Linear` on every rank. All ranks must call it: one all-gather per shard."""
         bias, weight = self.bias is not None, self.weight
         linear = nn.Linear(self.in_features, self.out_features, bias, device="meta", dtype=weight.dtype)
         linear.load_state_dict(full_state_dict(self, self.group), assign=True)
@@ -127,14 +127,14 @@ class _ParallelLinear(ShardedModule):
 
 
 class ColumnParallelLinear(_ParallelLinear):
-    """Y = X A + b with A split by columns: x [.., in] replicated -> this rank's columns of y, [.., out/p].
+    """Y = X A + b with A split by columns. Maps x [.., in] (replicated) to this rank's columns of y, [.., out/p].
 
-    gather_output           return all of y [.., out] on every rank: one all-gather
-    skip_bias_add           return (y without bias, bias), for a caller that adds it together with what comes next
-    stride                  A is `stride` matrices side by side, each of them split
-    async_grad_allreduce    backward: start the all-reduce of dX, and compute dW meanwhile. Then not twice
+    gather_output           return the full y [.., out] on every rank: one all-gather
+    skip_bias_add           return (y without bias, bias), so that the caller can add the bias later
+    stride                  A consists of `stride` matrices side by side, each of which is split
+    async_grad_allreduce    in backward, overlap the all-reduce of dX with computing dW. The layer is then not twice
                             differentiable, and under autocast the sum is taken in the lower precision. torch.compile
-                            orders them itself, with or without this option.
+                            schedules them itself, with or without this option.
     options                 see `LayerOptions`
 
     Raises ValueError if out_features isn't divisible by stride and p. (Megatron: the same name.)
@@ -170,11 +170,11 @@ class ColumnParallelLinear(_ParallelLinear):
 
 
 class RowParallelLinear(_ParallelLinear):
-    """Y = X A + b with A split by rows: this rank's columns of x, [.., in/p] -> all of y [.., out], replicated.
+    """Y = X A + b with A split by rows. Maps this rank's columns of x, [.., in/p], to the full y [.., out], replicated.
 
     input_is_parallel             False: x [.., in] is replicated, and each rank takes its part of it
     skip_bias_add                 return (y without bias, bias)
-    stride                        A is `stride` matrices on top of each other, each of them split; so is x
+    stride                        A consists of `stride` matrices stacked vertically, each of which is split, like x
     options                       see `LayerOptions`
 
     Raises ValueError if in_features isn't divisible by stride and p. (Megatron: the same name.)

@@ -1,18 +1,18 @@
-"""Chapter 08: the output layer and its loss in one, a few tokens at a time, so that all logits never exist at once.
+"""Chapter 08: the output layer fused with its loss, in blocks of tokens, so that all logits never exist at once.
 
 With the loss of `tplab.tensor.cross_entropy`, a rank has one or two shards of logits, [n, v/p]. For a vocabulary of
-128256, 8 ranks and 8192 tokens in bfloat16, that is 263 MB each. Only the loss reads the logits, so we can compute, use
-and drop them in blocks of tokens:
+128256, 8 ranks and 8192 tokens in bfloat16, each takes 263 MB. Only the loss reads the logits, so they can be computed,
+used and discarded in blocks of tokens:
 
     for each block X_b [c, h]      Z = X_b E_r^T [c, v/p],   its loss, and dZ over Z        (two all-reduces, 2 c + 1)
                                    dX_b = dZ E_r [c, h],     dE_r += dZ^T X_b [v/p, h]
 
-So the gradients are ready when the forward is over; the backward multiplies them by dloss, and f adds up dX. This takes
-three matmuls, as usual, and the same traffic except for one value per block. Each block reads and writes dE_r again, so
-blocks that are too small cost time.
+So the gradients are ready at the end of forward. The backward pass multiplies them by dloss, and f sums dX. As usual,
+this takes three matmuls, and the traffic is the same except for one more value per block. Each block reads and writes
+dE_r once, so very small blocks are slow.
 
     memory beyond x, E_r, their gradients:     c v/p  instead of  n v/p
-(Hsu et al. 2024, "Liger Kernel", section 3.2, on one GPU; here the loss is spread over ranks.)
+(Hsu et al. 2024, "Liger Kernel", section 3.2, on one GPU; here the loss is computed on several ranks.)
 """
 
 from typing import Any, Literal
@@ -43,15 +43,15 @@ def parallel_linear_cross_entropy(
     sum_gradient: bool = True,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """vocab_parallel_cross_entropy(parallel_logits(x, weight), target) of x [.., h], this rank's rows [v/p, h].
+    """Compute vocab_parallel_cross_entropy(parallel_logits(x, weight), target) for x [.., h] and weight [v/p, h].
 
-    tokens_at_once    c, the tokens in a block
-    sum_gradient      False: leave dx as this rank's term, without f, for an earlier operator that adds the terms up
-    The other options, and the result, as in `vocab_parallel_cross_entropy`.
+    tokens_at_once    c, the number of tokens per block
+    sum_gradient      False: don't apply f, so that dx is only this rank's term and an earlier operator has to sum it
+    All other options, and the result, are as in `vocab_parallel_cross_entropy`.
 
-    The weight's gradient is summed over the blocks in the weight's dtype, under autocast in the lower precision. A
-    second backward raises RuntimeError, because the first multiplies the gradients in place. Raises ValueError for
-    reduction="none", which has a dloss for each token.
+    The weight's gradient is summed over the blocks in the weight's dtype (under autocast, in the lower precision). A
+    second backward raises RuntimeError, because the first one multiplies the gradients in place. Raises ValueError for
+    reduction="none", because it has a separate dloss for each token.
     """
     if x.shape[:-1] != target.shape or x.shape[-1:] != weight.shape[1:]:
         shapes = f"x {list(x.shape)}, weight {list(weight.shape)} and target {list(target.shape)}"
@@ -112,8 +112,8 @@ class _LinearCrossEntropy(Function):
 
 
 def _multiply(gradient: Tensor, dloss: Tensor) -> None:
-    """Multiply the gradient by dloss in place. On a CPU, skip the usual dloss of 1, to save memory traffic."""
+    """Multiply the gradient by dloss in place. On a CPU, skip this if dloss is 1, to save memory traffic."""
     if dloss.is_cpu and not torch.compiler.is_compiling() and dloss.item() == 1:
-        torch.autograd.graph.increment_version(gradient)  # it counts as changed, so a second backward is refused
+        torch.autograd.graph.increment_version(gradient)  # makes a second backward raise an error
     else:
         gradient.mul_(dloss)

@@ -1,7 +1,7 @@
 """Chapter 03: the conjugate operators f and g, scatter and gather.
 
-Wherever a replicated tensor meets a sharded computation, one of four operators connects them. They come in two pairs:
-the backward of each is the forward of its partner, because the transpose of a sum over the ranks is a copy to each of
+Wherever a replicated tensor meets a sharded computation, one of four operators connects them. They come in two pairs.
+The backward of each is the forward of its partner, because the transpose of a sum over the ranks is a copy to each of
 them.
 
               forward                                      backward
@@ -11,19 +11,17 @@ them.
     scatter   x [.., h] replicated -> my part [.., h/p]    dx = all-gather(dy), dy [.., h/p]
     gather    y = all-gather(x), x [.., h/p]               dy [.., h] replicated -> my part [.., h/p]
 
-Replicated means that every rank has the same full tensor. Partial means that every rank has one term of a sum. Traffic
-is one collective: forward for g and gather, backward for f and scatter. In a ring, each rank sends 2(p-1)/p of the full
-tensor's bytes for an all-reduce, and (p-1)/p of them for an all-gather.
+Replicated means that every rank has the same full tensor. Partial means that every rank has one term of a sum. Each
+operator runs one collective: g and gather in forward, f and scatter in backward. In a ring, each rank sends 2(p-1)/p of
+the full tensor's bytes for an all-reduce, and (p-1)/p of them for an all-gather.
 
-The sum is taken in the tensor's own dtype, as in Megatron and in torch's DTensor: in bfloat16, each of the p terms has
-8 bits, and so does each intermediate sum (256 + 1 = 256). Cast to float32 before g if that isn't enough; it doubles the
-traffic.
+As in Megatron and torch's DTensor, sums have the dtype of the tensor. In bfloat16, each of the p terms and each
+intermediate sum has 8 bits of precision (256 + 1 = 256). For more, cast to float32 before g, which doubles the traffic.
 
-No operator writes into its input, whatever its strides, because a collective works on a contiguous tensor of its own.
-With a single rank, or without a process group, each returns its input. torch.compile takes them into one graph, because
-it replaces `dist.all_reduce` by the functional form of the collective.
-(Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3; megatron/core/tensor_parallel/mappings.py, where the names
-end in `_tensor_model_parallel_region`.)
+No operator writes into its input, because collectives run on a contiguous copy. With a single rank, or without a
+process group, each operator returns its input. torch.compile captures the operators in one graph, because it replaces
+`dist.all_reduce` by the functional form of the collective. (Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3;
+megatron/core/tensor_parallel/mappings.py, where the names end in `_tensor_model_parallel_region`.)
 """
 
 from typing import Any
@@ -39,33 +37,35 @@ from tplab.tensor.sharding import shard, unshard
 
 
 def copy_to_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """f: x [..] replicated -> the same; backward: dx = all-reduce(dy partial), as many elements as x has.
+    """Operator f: return x [..] (replicated) unchanged. In backward, all-reduce the gradient dy [..].
 
-    Use it where a replicated x enters a sharded computation: each rank's gradient of x covers only its own shard.
+    Use it where a replicated x enters a sharded computation, because each rank's gradient of x covers only its own
+    shard.
     """
     return x if rank_and_size(group)[1] == 1 else _Copy.apply(x, group)
 
 
 def reduce_from_region(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """g: x [..] partial -> y = all-reduce(x), replicated, as many elements as x has; backward: dx = dy.
+    """Operator g: return the sum of x [..] over all ranks, by an all-reduce. In backward, return dy [..] unchanged.
 
-    Use it where a sharded computation ends in a sum. The backward reduces nothing: all ranks already have the same dy.
+    Use it where a sharded computation ends in a sum. The backward needs no reduction, because all ranks have the same
+    dy.
     """
     return x if rank_and_size(group)[1] == 1 else _Reduce.apply(x, group)
 
 
 def scatter_to_region(x: Tensor, group: ProcessGroup | None = None, *, stride: int = 1) -> Tensor:
-    """scatter: x [.., h] replicated -> this rank's part [.., h/p]; backward: dx = all-gather(dy) [.., h].
+    """Return this rank's part [.., h/p] of x [.., h], which is replicated. In backward, all-gather dy to [.., h].
 
-    `stride` as in `tplab.tensor.sharding`. Raises ValueError if h isn't divisible by p.
+    `stride` is as in `tplab.tensor.sharding`. Raises ValueError if h isn't divisible by p.
     """
     return x if rank_and_size(group)[1] == 1 else _Scatter.apply(x, group, stride)
 
 
 def gather_from_region(x: Tensor, group: ProcessGroup | None = None, *, stride: int = 1) -> Tensor:
-    """gather: x [.., h/p], this rank's part -> y = all-gather(x) [.., h], replicated; backward: this rank's part of dy.
+    """All-gather the ranks' parts x [.., h/p] to [.., h] on every rank. In backward, return this rank's part of dy.
 
-    `stride` as in `tplab.tensor.sharding`.
+    `stride` is as in `tplab.tensor.sharding`.
     """
     return x if rank_and_size(group)[1] == 1 else _Gather.apply(x, group, stride)
 
@@ -115,14 +115,14 @@ class _Gather(Function):
 
 
 def all_reduce(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """The sum of x over the ranks, in a new tensor (`dist.all_reduce` overwrites). Not differentiable: see g."""
+    """Return the sum of x over the ranks in a new tensor, unlike `dist.all_reduce`. Not differentiable: use g."""
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
 
 
 def all_gather(x: Tensor, group: ProcessGroup | None = None) -> list[Tensor]:
-    """A list of x from every rank, in rank order. Not differentiable: see gather."""
+    """Return a list of x from every rank, in rank order. Not differentiable: use gather for that."""
     x = x.contiguous()
     parts = [torch.empty_like(x) for _ in range(rank_and_size(group)[1])]
     dist.all_gather(parts, x, group=group)

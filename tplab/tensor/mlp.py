@@ -1,18 +1,18 @@
-"""Chapter 05: the MLP of a transformer, Z = act(X A) B, with one all-reduce forward and one backward.
+"""Chapter 05: the MLP of a transformer, Z = act(X A) B, with one all-reduce in forward and one in backward.
 
-If we split A by columns and B by rows, the first layer's output is just what the second layer needs. The activation
-works on each element separately, so every rank applies it to its own columns, and nothing is sent in between.
+If we split A by columns and B by rows, the first layer's output is already split the way the second layer needs it. The
+activation is element-wise, so each rank applies it to its own columns, and nothing has to be sent in between.
 
     X -> f -> X A_r -> act -> Y_r B_r -> g -> Z        X, Z [b, s, h]    A_r [h, f/p]    B_r [f/p, h]
 
-The other way around, rows first, the ranks would have the terms of X A, and act(P + Q) is not act(P) + act(Q).
+If we split A by rows instead, each rank would have one term of X A, and act(P + Q) isn't act(P) + act(Q).
 
-SwiGLU has two matrices in the first layer, the gate G and the value U: Z = (silu(X G) * X U) B. They are one
+SwiGLU has two matrices in the first layer, the gate G and the value U: Z = (silu(X G) * X U) B. They form one
 column-parallel layer of width 2 f with stride 2, so that each rank has the same columns of both.
 
-Traffic: one all-reduce of b s h elements forward (g), one backward (f). Gathering Y and splitting it again would take
-four collectives.
-(Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3a; Shazeer 2020, "GLU variants"; Megatron: ParallelMLP, MLP.)
+Traffic: one all-reduce of b s h elements in forward (g), one in backward (f). Gathering Y and splitting it again would
+take four collectives. (Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3a; Shazeer 2020, "GLU variants";
+Megatron: ParallelMLP, MLP.)
 """
 
 from collections.abc import Callable
@@ -26,13 +26,13 @@ from tplab.tensor.linear import ColumnParallelLinear, LayerOptions, RowParallelL
 
 
 def swiglu(gate_and_up: Tensor) -> Tensor:
-    """silu(gate) * up, of [gate | up] [.., 2 f] -> [.., f]."""
+    """Return silu(gate) * up, [.., f], for the concatenation [gate | up], [.., 2 f]."""
     gate, up = gate_and_up.chunk(2, dim=-1)  # [.., f] each
     return F.silu(gate) * up
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """The tanh approximation of GELU that GPT-2 was trained with, [.., f] -> [.., f]."""
+    """Apply the tanh approximation of GELU that GPT-2 was trained with."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -40,17 +40,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "gelu_tanh
 
 
 class ParallelMLP(nn.Module):
-    """An MLP on p ranks: x [b, s, h] replicated -> z [b, s, h] replicated; any number of leading dimensions.
+    """MLP sharded over p ranks. Input x and output z are [b, s, h] and replicated; any leading dimensions are allowed.
 
     ffn_hidden_size       f, the inner width; None: 4 h
     activation            "gelu" (exact), "gelu_tanh" or "swiglu"
     skip_bias_add         return (z without bias, bias)
-    output_init_method    initializes all of B in place; None: `init_method` (GPT-2, Megatron scale it by 1/sqrt(2 L))
+    output_init_method    initializes the full B in place; None: `init_method` (GPT-2, Megatron: scaled by 1/sqrt(2 L))
     async_grad_allreduce  as in ColumnParallelLinear
-    options               see `LayerOptions`; `init_method` initializes all of A, or of [G | U]
+    options               see `LayerOptions`; `init_method` initializes the full A, or the full [G | U]
 
-    Parameters: `up` [f, h] (swiglu: [gate; up], [2 f, h]) and `down` [h, f].
-    Raises ValueError for an unknown activation, or if f isn't divisible by p.
+    Parameters: `up` [f, h] (swiglu: [gate; up], [2 f, h]) and `down` [h, f]. Raises ValueError for an unknown
+    activation, or if f isn't divisible by p.
     """
 
     def __init__(

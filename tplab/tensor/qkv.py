@@ -1,19 +1,19 @@
 """Chapter 06: queries, keys and values in one matmul, X [Wq; Wk; Wv]^T, with complete heads on each rank.
 
-The three matrices are stored on top of each other, as in `nn.MultiheadAttention`, and each of them is split by heads:
+The three matrices are stacked vertically, as in `nn.MultiheadAttention`, and each of them is split by heads:
 
     4 heads, 2 of K and V      p = 2     rank 0  [ q0 q1 | k0 | v0 ]     rank 1  [ q2 q3 | k1 | v1 ]
 
                                p = 4     rank 0  [ q0 | k0 | v0 ]        rank 2  [ q2 | k1 | v1 ]
                                          rank 1  [ q1 | k0 | v0 ]        rank 3  [ q3 | k1 | v1 ]
 
-If we split the stack in the middle instead, [ q0 q1 q2 q3 | k0 k1 v0 v1 ], rank 0 would take queries for keys. A fresh
-model trains anyway, because random rows have no names yet, but it fits no trained checkpoint, and no other p.
-(Megatron sorts the rows by groups of heads, q0 q1 k0 v0 | q2 q3 k1 v1, so that one plain split is right.)
+If we split the stack in the middle instead, [ q0 q1 q2 q3 | k0 k1 v0 v1 ], rank 0 would use queries as keys. A new
+model would still train, because its rows are random, but it couldn't load a trained checkpoint or run with another p.
+(Megatron sorts the rows by groups of heads, q0 q1 k0 v0 | q2 q3 k1 v1, so that one plain split is correct.)
 
-Grouped-query attention has fewer heads of K and V than of Q (Ainslie et al. 2023, arXiv 2305.13245). If there are also
-fewer than ranks, c = p / num_kv_heads neighbors have copies. Each sees only its own queries, so its dWk and dWv are
-terms of a sum over the c ranks, and summing them keeps the copies equal. This is f once more, for a weight.
+Grouped-query attention has fewer K and V heads than Q heads (Ainslie et al. 2023, arXiv 2305.13245). If it also has
+fewer than p, then c = p / num_kv_heads neighboring ranks have copies of the same head. Each copy sees only its rank's
+queries, so dWk and dWv are summed over the c ranks, which keeps the copies equal. This is f, applied to a weight.
 
     backward traffic: all-reduce of dX over p, as many elements as X; with copies also dWk, dWv [2 d, in] over c ranks
 """
@@ -35,9 +35,9 @@ from tplab.tensor.sharding import Block, ShardedModule, Sharding, divide
 
 
 def heads_on_rank(num_heads: int, num_kv_heads: int, world_size: int) -> tuple[int, int]:
-    """(heads of Q, heads of K and V) on each rank. Raises ValueError, with the p that work, if there is no way.
+    """Return (Q heads per rank, K and V heads per rank). Raises ValueError, listing the valid p, if p doesn't work.
 
-    Head i of Q belongs to head i // (num_heads / num_kv_heads) of K and V, and is on the same rank.
+    Head i of Q uses head i // (num_heads / num_kv_heads) of K and V, which is on the same rank.
     """
     if min(num_heads, num_kv_heads) < 1 or num_heads % num_kv_heads:
         raise ValueError(
@@ -57,11 +57,11 @@ def heads_on_rank(num_heads: int, num_kv_heads: int, world_size: int) -> tuple[i
 
 
 class QKVParallelLinear(ShardedModule):
-    """The projection to Q, K and V: x [b, s, in] replicated -> this rank's q [b, n, s, d], k and v [b, m, s, d].
+    """Projection of x [b, s, in] (replicated) to this rank's q [b, n, s, d], k and v [b, m, s, d].
 
-    n = num_heads/p, m = num_kv_heads/p, or 1 if there are fewer than p. num_heads = 0: [Wk; Wv] only, for
-    cross-attention. Parameters: `weight` [(n + 2 m) d, in] and `bias`, shards of [Wq; Wk; Wv]. Options: see
-    ColumnParallelLinear. With copies, all ranks must create the layer: the first one creates the copies' process group.
+    Each rank has n = num_heads/p heads of Q and m = num_kv_heads/p of K and V, or m = 1 if there are fewer than p. With
+    num_heads = 0, only K and V are projected, for cross-attention. Parameters: `weight` [(n + 2 m) d, in] and `bias`,
+    shards of [Wq; Wk; Wv]. For options, see ColumnParallelLinear. If heads are copied, all ranks must create the layer.
     """
 
     weight: nn.Parameter
@@ -101,7 +101,7 @@ class QKVParallelLinear(ShardedModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new values, as one `nn.Linear` of the full [Wq; Wk; Wv] does; equal ones for equal heads."""
+        """Reinitialize as one `nn.Linear` for the full [Wq; Wk; Wv]; copies of a head get equal values."""
         init_linear(self.weight, self.bias, self.init_method, self.group, per_rank=self.per_rank_init)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,7 +129,7 @@ class QKVParallelLinear(ShardedModule):
 
 
 class _SumOverCopies(Function):
-    """f for the rows of K and V: parameter -> the same; backward: their gradient summed over the ranks with copies."""
+    """Operator f for the rows of K and V: in backward, sum their gradient over the ranks that have copies."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, first_row: int, group: ProcessGroup) -> Tensor:
@@ -143,7 +143,7 @@ class _SumOverCopies(Function):
 
 
 def copies_group(group: ProcessGroup | None, copies: int) -> ProcessGroup:
-    """The group of this rank and its neighbors with the same K and V heads; created once, by all ranks of `group`."""
+    """Return the group of neighbors that share this rank's K and V heads. All ranks of `group` create it together."""
     return _neighbours(group or dist.group.WORLD, copies)
 
 

@@ -1,10 +1,10 @@
-"""Chapter 04: the ends of a block of sharded weights, where activations enter and leave.
+"""Chapter 04: how activations enter and leave a block of sharded weights.
 
     x -> f, matmul -> this rank's columns                       column_linear
     this rank's term -> g -> y, the same on every rank          reduce_from_region
 
-Every parallel layer has a `region` that determines them. With `TENSOR_PARALLEL`, x and y are replicated. Chapter 12 has
-a different one, `SEQUENCE_PARALLEL`, in which each rank has only its own tokens of x and y.
+Every parallel layer has a `region` that determines both. With `TENSOR_PARALLEL`, x and y are replicated. Chapter 12
+adds `SEQUENCE_PARALLEL`, in which each rank has only its own tokens of x and y.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ from tplab.tensor.mappings import copy_to_region, reduce_from_region
 
 @dataclass(frozen=True)
 class Region:
-    """The operators at both ends of a block.
+    """The operators at both ends of a block of sharded weights.
 
-    column_linear        (x, weight, bias, group, async_grad_allreduce) -> y [.., out/p]; it contains f
-    leave                (y, group) -> y; it is g
-    sequence_parallel    x and y are this rank's tokens, [b, s/p, h]. Then dropout between two blocks differs from rank
-                         to rank, and a parameter used there gets a gradient from this rank's tokens only
+    column_linear        (x, weight, bias, group, async_grad_allreduce) -> y [.., out/p]; includes f
+    leave                (y, group) -> y; applies g
+    sequence_parallel    x and y contain only this rank's tokens, [b, s/p, h]. Then dropout between two blocks differs
+                         between ranks, and parameters used there get gradients only from this rank's tokens
     """
 
     column_linear: Callable[..., Tensor]
@@ -38,10 +38,10 @@ class Region:
     sequence_parallel: bool = False
 
     def mark(self, module: nn.Module, *names: str) -> None:
-        """Mark these parameters of a module, which are used between two blocks: `param.sequence_parallel = True`.
+        """Set `param.sequence_parallel = True` on parameters of a module that are used between two blocks.
 
-        Without sequence parallelism, nothing is marked. The module also stores the names, because copy.deepcopy and
-        to_empty create new parameters without the mark.
+        Without sequence parallelism, this does nothing. The names are also stored on the module, because copy.deepcopy
+        and to_empty create new parameters without the attribute.
         """
         if not self.sequence_parallel:
             return
@@ -54,14 +54,14 @@ class Region:
 def column_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None, async_grad_allreduce: bool = False
 ) -> Tensor:
-    """f, then the matmul with this rank's columns: x [.., in] replicated -> [.., out/p]."""
+    """Apply f, then the matmul with this rank's columns. Maps x [.., in] (replicated) to [.., out/p]."""
     if not async_grad_allreduce or rank_and_size(group)[1] == 1 or torch.compiler.is_compiling():
         return F.linear(copy_to_region(x, group), weight, bias)
     return _LinearAsync.apply(*in_autocast_dtype(x, weight, bias), group)
 
 
 def in_autocast_dtype(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
-    """The operands of a handwritten matmul, in autocast's dtype if autocast is on."""
+    """Cast the operands of a handwritten matmul to autocast's dtype if autocast is enabled."""
     kind = first.device.type
     if not torch.is_autocast_enabled(kind):
         return first, *others
@@ -70,7 +70,7 @@ def in_autocast_dtype(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
 
 
 class _LinearAsync(Function):
-    """f and the matmul in one, so that the backward can overlap the all-reduce of dX with the matmul for dW."""
+    """f and the matmul in one Function, whose backward overlaps the all-reduce of dX with the matmul for dW."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None) -> Tensor:

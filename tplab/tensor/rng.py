@@ -1,32 +1,32 @@
-"""Chapter 09: random numbers that are the same on all ranks where they must be, and different where they must differ.
+"""Chapter 09: random numbers that are identical on all ranks where they must be, and different where they must differ.
 
-Where activations are replicated, every rank must drop the same positions, or the replicas are no longer one model.
-Where they are sharded, every rank must drop its own positions: with the same random state everywhere, rank 1 would drop
-in its heads what rank 0 drops in other heads, and p ranks would draw only 1/p of the random numbers the model needs.
+Where activations are replicated, all ranks must drop the same positions, or the replicas would diverge. Where they are
+sharded, each rank must drop different positions. If all ranks had the same random state, rank 1 would drop the same
+positions in its heads as rank 0 in other heads, and p ranks would draw only 1/p of the random numbers the model needs.
 
     one row of activations, p = 2      rank 0        rank 1
     replicated [h], same mask          x . x x       x . x x
     sharded [h/p], masks differ        . x           x x
 
-So each rank has three random states, all from one seed:
+So each rank has three random states, all derived from one seed:
 
-    current         seed               what torch draws from anyway: initial values (see `tplab.tensor.initialization`)
+    current         seed               torch's default, used for initial values (see `tplab.tensor.initialization`)
     "replicated"    seed + 1359        the same on all ranks
-    "sharded"       seed + 2718 + r    of rank r alone (Megatron: "model-parallel-rng", with the same 2718)
+    "sharded"       seed + 2718 + r    different on each rank r (Megatron: "model-parallel-rng", with the same 2718)
 
     tracker = seed_all(1)
     with tracker.fork("sharded"):
         y = F.dropout(y, 0.1)           # drawn from this rank's own state; the current one doesn't change
 
-`fork` puts the state into torch's generators. When the block ends, even with an exception, it stores the state in its
-new position and restores the previous one. "replicated" is separate from the current state, because a rank that draws
-one more number from the current state, say for a log message, would have different masks from then on.
+`fork` loads the state into torch's generators. When the block ends, even with an exception, it saves the advanced state
+and restores the previous one. "replicated" is separate from the current state, because a rank that draws one more
+number from the current state, for example for a log message, would otherwise have different masks from then on.
 
-Activation checkpointing runs a layer a second time, in backward, and must drop the same positions again. torch's own
-restores the current state but knows of no other, so the second run would draw a later mask from "sharded": no error,
-but wrong gradients. `checkpoint` restores all of them.
-(Shoeybi et al. 2019, "Megatron-LM", section 3; Megatron: CudaRNGStatesTracker, model_parallel_cuda_manual_seed and
-checkpoint, in megatron/core/tensor_parallel/random.py.)
+Activation checkpointing runs a layer a second time in backward and must drop the same positions again. torch's own
+checkpointing restores only the current state. So the second run would draw a new mask from "sharded", which raises no
+error but gives wrong gradients. `checkpoint` restores all states. (Shoeybi et al. 2019, "Megatron-LM", section 3;
+Megatron: CudaRNGStatesTracker, model_parallel_cuda_manual_seed and checkpoint, in
+megatron/core/tensor_parallel/random.py.)
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -50,28 +50,28 @@ CPU_SEEDS = 2**32  # the CPU's generator uses the last 32 bits of a seed
 
 @dataclass(frozen=True)
 class _Stream:
-    """The seeds of a named state on all ranks: a single seed, or with `per_rank` one for each rank."""
+    """Seeds of a named random state: one seed for all ranks, or one per rank if `per_rank`."""
 
     seeds: range
     per_rank: bool
 
 
 class RNGTracker:
-    """Named random states that torch draws from inside `fork`. `seed_all` creates one with the two that layers need.
+    """Named random states that torch uses inside `fork`. `seed_all` creates a tracker with the two that layers need.
 
-    A state covers the CPU and this rank's GPU. Nothing here communicates.
+    A state covers the CPU and this rank's GPU. There is no communication.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
         self.rank, self.world_size = rank_and_size(group)
         self._streams: dict[str, _Stream] = {}
-        self._states: dict[str, State] = {}  # replaced, never modified, because `checkpoint` keeps earlier ones
-        self._current: str | None = None  # the name whose state is in torch's generators now
+        self._states: dict[str, State] = {}  # never modified in place, because `checkpoint` keeps earlier versions
+        self._current: str | None = None  # name of the state that torch's generators have now
 
     def add(self, name: str, seed: int, *, per_rank: bool = False) -> None:
-        """Add a state, from `seed` on every rank, or with `per_rank` from seed + rank.
+        """Add a random state, seeded with `seed` on every rank, or with seed + rank if `per_rank`.
 
-        Raises ValueError if the name is taken, or if two names would draw the same numbers on any two ranks.
+        Raises ValueError if the name is taken, or if two states would produce the same numbers on any two ranks.
         """
         if name in self._streams:
             raise ValueError(f"there is a random state {name!r} already")
@@ -87,10 +87,10 @@ class RNGTracker:
 
     @contextmanager
     def fork(self, name: str = "sharded") -> Iterator[None]:
-        """Make torch draw from the state `name` inside the block, from where it was left; outside, nothing changes.
+        """Context manager in which torch draws from the state `name`, continuing where the last fork left off.
 
-        Forks can be nested, even with the same name. Raises ValueError if there is no such state, and RuntimeError if
-        the GPU is used for the first time inside the block.
+        After the block, the previous state is restored. Forks can be nested, even with the same name. Raises ValueError
+        if there is no such state, and RuntimeError if the GPU is used for the first time inside the block.
         """
         if name not in self._streams:
             raise ValueError(
@@ -116,10 +116,10 @@ class RNGTracker:
             )
 
     def state_dict(self) -> dict[str, State]:
-        """Copies of the current states, to be saved: "replicated", and for one that is `per_rank` "sharded.rank2".
+        """Return copies of the states for a checkpoint. States that are `per_rank` have names such as "sharded.rank2".
 
-        A complete checkpoint has the names of all ranks. `torch.distributed.checkpoint` saves them side by side, and a
-        single file with all of them works, too. Torch's current state isn't included: see `torch.get_rng_state()`.
+        A complete checkpoint contains the names of all ranks. You can save them with `torch.distributed.checkpoint` or
+        put them all into a single file. Torch's current state isn't included: see `torch.get_rng_state()`.
         """
         generators = generators_in_use()
         if self._current is not None:
@@ -127,12 +127,12 @@ class RNGTracker:
         return {self._key(name): copy_of(self._state(name, generators)) for name in self._streams}
 
     def load_state_dict(self, state: Mapping[str, State], *, strict: bool = True) -> None:
-        """Continue from what `state_dict` returned on this rank, or from a dict with the states of all ranks.
+        """Restore the states that `state_dict` returned on this rank, or pick them from a dict with those of all ranks.
 
-        A run with more ranks than the saved one has states that weren't saved. `strict=False` leaves them unchanged; if
-        `seed_all` made them from the seed of the saved run, they differ from all others. A GPU that the saved run
-        didn't have starts from the seed. Raises ValueError if `strict` and a state of this rank is missing,
-        RuntimeError in `fork`.
+        If there are more ranks than in the saved run, some states are missing. `strict=False` leaves these unchanged.
+        If `seed_all` created them with the seed of the saved run, they differ from all others. If the saved run had no
+        GPU, a GPU's state starts from the seed. Raises ValueError if `strict` is set and a state of this rank is
+        missing, and RuntimeError inside `fork`.
         """
         if self._current is not None:
             raise RuntimeError(f"load_state_dict within fork({self._current!r}), which would undo it when it ends")
@@ -154,7 +154,7 @@ class RNGTracker:
         return stream.seeds[self.rank if stream.per_rank else 0]
 
     def _state(self, name: str, generators: dict[str, torch.Generator]) -> State:
-        """The state `name` for each generator. A device that was never drawn from is still at its seed."""
+        """Return the state `name` for each generator. Devices that were never used are still at their seed."""
         state = dict(self._states[name])
         for kind, generator in generators.items():
             if kind not in state:
@@ -166,10 +166,10 @@ class RNGTracker:
 
 
 def seed_all(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
-    """Set torch's current state to `seed` and return the states "replicated" and "sharded", as above.
+    """Set torch's current state to `seed` and return a tracker with the states "replicated" and "sharded".
 
-    All ranks of the group call it with the same seed. Models side by side (data-parallel replicas, pipeline stages)
-    need seeds 10,000 apart: with seeds one apart, rank 1 of the first would draw the masks of rank 0 of the second.
+    All ranks of the group must use the same seed. Independent model replicas or pipeline stages need seeds 10,000
+    apart: if they were 1 apart, rank 1 of the first would draw the same masks as rank 0 of the second.
     """
     torch.manual_seed(seed)
     tracker = RNGTracker(group)
@@ -181,9 +181,9 @@ def seed_all(seed: int, group: ProcessGroup | None = None) -> RNGTracker:
 def dropout(
     x: Tensor, p: float = 0.5, training: bool = True, *, sharded: bool, rng: RNGTracker | None = None
 ) -> Tensor:
-    """`F.dropout` of activations x [..], dropping the same positions on all ranks, or different ones if `sharded`.
+    """Apply `F.dropout` to x [..], with different masks on each rank if `sharded`, or else the same mask on all ranks.
 
-    rng: the states to draw from; None: torch's current state, whatever x is.
+    rng: the states to draw from; None: torch's current state, whether or not x is sharded.
     """
     if rng is None or not training or not p:
         return F.dropout(x, p, training)
@@ -192,22 +192,22 @@ def dropout(
 
 
 def checkpoint(function: Callable, *args: Any, tracker: RNGTracker, **kwargs: Any) -> Any:
-    """Run function(*args, **kwargs), save only its inputs, and run it again in backward, with the same dropout.
+    """Run function(*args, **kwargs) and save only its inputs. Backward runs it again, with the same dropout masks.
 
-    Works like `torch.utils.checkpoint.checkpoint` with `use_reentrant=False`, and takes its options, too. The second
-    run's draws leave no trace: afterwards, all states are as if there had been only the first. It stops as soon as
-    backward has what it needs, so a g at the very end of the function isn't sent again, but one before a dropout is.
+    Works like `torch.utils.checkpoint.checkpoint` with `use_reentrant=False`, and accepts the same options. The second
+    run doesn't change any random state. It stops as soon as backward has what it needs, so a g at the very end of the
+    function isn't sent again, but a g before a dropout is.
     """
 
     def contexts() -> tuple:
         return nullcontext(), _Replay(tracker)
 
-    run = torch.compiler.disable(torch_checkpoint)  # breaks the graph of a compiled model, which no state fits into
+    run = torch.compiler.disable(torch_checkpoint)  # breaks the compiled graph, because graphs can't restore states
     return run(function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
 class _Replay:
-    """A context in which the tracker's states are those of this object's creation. It can be entered repeatedly."""
+    """Context manager that restores the tracker's states from when it was created. It can be entered repeatedly."""
 
     def __init__(self, tracker: RNGTracker) -> None:
         self.tracker = tracker
@@ -223,7 +223,7 @@ class _Replay:
 
 
 def _meet(one: range, other: range) -> bool:
-    """True if a seed of `one` and a seed of `other` start the CPU's generator in the same state."""
+    """Return True if some seed of `one` and some seed of `other` put the CPU's generator in the same state."""
     forth, back = ((b.start - a.start) % CPU_SEEDS for a, b in ((one, other), (other, one)))
     return forth < len(one) or back < len(other)
 

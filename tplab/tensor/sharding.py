@@ -1,21 +1,21 @@
-"""Chapter 02: the part of a tensor that belongs to a rank.
+"""Chapter 02: which part of a tensor belongs to which rank.
 
-A tensor is split along one dimension into p equal shards, one per rank, in the order of the ranks:
+A tensor is split along one dimension into p equal shards, one per rank, in rank order:
 
     A [m, n] along dim 1, p = 2:    A = [ A_0 | A_1 ]        A_r [m, n/p]
 
-A fused tensor contains several matrices side by side, such as the gate G and the value U of a SwiGLU. Each of them is
-split, and a rank keeps its shard of each. `stride` is the number of matrices:
+A fused tensor contains several matrices side by side, such as the gate G and the value U of a SwiGLU. Each matrix is
+split, and a rank has one shard of each. `stride` is the number of matrices:
 
     [ G | U ] along dim 1, p = 2, stride = 2:    rank 0: [ G_0 | U_0 ]    rank 1: [ G_1 | U_1 ]
 
-The matrices of attention differ in size, and a head must not be split. A `Block` describes each of them: here, 4 heads
-of Q, and 2 of K and V. If there are more ranks than heads, neighboring ranks have copies of the same head:
+In attention, the matrices differ in size, and a head must not be split. A `Block` describes each matrix. Here, Q has 4
+heads, and K and V have 2. If there are more ranks than heads, neighboring ranks have copies of the same head:
 
     blocks Q, K, V of 4, 2, 2 units, p = 2:    rank 0: Q 0 1, K 0, V 0    rank 1: Q 2 3, K 1, V 1
     p = 4:    rank 0: Q 0, K 0, V 0    rank 1: Q 1, K 0, V 0    rank 2: Q 2, K 1, V 1    rank 3: Q 3, K 1, V 1
 
-Everything here is pure: the ranks don't communicate. `tplab.tensor.full_state` gathers shards from their ranks.
+Nothing here communicates. `tplab.tensor.full_state` gathers the shards of all ranks.
 """
 
 import copy
@@ -33,13 +33,13 @@ from tplab.collectives.by_hand import rank_and_size
 
 @dataclass(frozen=True)
 class Block:
-    """A matrix of a fused tensor: `size` entries, in units of `unit` that aren't split (the rows of a head).
+    """One matrix of a fused tensor. Its `size` entries form units of `unit` that aren't split, such as a head's rows.
 
     All ranks get the same number of units. With fewer units than ranks, each unit is on `copies(p)` neighboring ranks.
-    Both methods raise ValueError if neither comes out even. A block means the same for every p.
+    `copies` and `shard_length` raise ValueError if p doesn't allow either. The same block can be used for every p.
 
-    `padded`, for a vocabulary: zeros follow the `size` entries, until all ranks have the same number of complete units.
-    They are only in the shards: the full tensor never has them, so it is the same for every p.
+    `padded` is for vocabularies: zeros are appended to the `size` entries, until all ranks have the same number of
+    complete units. Only shards contain the zeros. The full tensor doesn't, so it is the same for every p.
     """
 
     size: int
@@ -51,7 +51,7 @@ class Block:
             raise ValueError(f"a block of size={self.size} isn't made of whole units of {self.unit}")
 
     def copies(self, world_size: int) -> int:
-        """The number of ranks that have the same part of this block."""
+        """Return the number of ranks that have the same part of this block."""
         if self.padded:
             return 1
         units = self.size // self.unit
@@ -65,13 +65,13 @@ class Block:
         )
 
     def shard_length(self, world_size: int) -> int:
-        """The number of entries on each rank, zeros included."""
+        """Return the number of entries on each rank, including padding."""
         if self.padded:
             return -(-self.size // (self.unit * world_size)) * self.unit  # rounded up
         return self.size * self.copies(world_size) // world_size
 
     def pad(self, matrix: Tensor, dim: int, world_size: int) -> Tensor:
-        """The matrix followed by the zeros that a padded block has over p ranks; that of any other block, unchanged."""
+        """Append the zeros that a padded block has over p ranks. A matrix of any other block is returned unchanged."""
         if not self.padded:
             return matrix
         shape = list(matrix.shape)
@@ -81,11 +81,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Sharding:
-    """The split of a parameter: along `dim`, into one part per rank of each of `stride` equal blocks, or of `blocks`.
+    """How a parameter is split along `dim`: into `stride` equal blocks, or into `blocks`, each divided over the ranks.
 
-    A parameter of which each rank has only a shard is marked: `param.tensor_parallel = Sharding(dim=0)`.
-    A parameter without that attribute is replicated: every rank has all of it.
-    (Megatron's names for this: tensor_model_parallel, partition_dim, partition_stride.)
+    A parameter of which each rank has only a shard is marked: `param.tensor_parallel = Sharding(dim=0)`. A parameter
+    without this attribute is replicated, so every rank has all of it. (Megatron's names for this:
+    tensor_model_parallel, partition_dim, partition_stride.)
     """
 
     dim: int
@@ -96,7 +96,7 @@ class Sharding:
         return f"Sharding(dim={self.dim}, " + (f"blocks={self.blocks})" if self.blocks else f"stride={self.stride})")
 
     def shard(self, whole: Tensor, rank: int, world_size: int) -> Tensor:
-        """The shard of `whole` that belongs to `rank`, as from the function `shard`, but also for `blocks`."""
+        """Return the shard of `whole` that belongs to `rank`. Like the function `shard`, but also supports `blocks`."""
         if not self.blocks:
             return shard(whole, self.dim, rank, world_size, stride=self.stride)
         sizes, copies = [block.size for block in self.blocks], [block.copies(world_size) for block in self.blocks]
@@ -107,7 +107,7 @@ class Sharding:
         return torch.cat([shard(m, self.dim, rank // c, world_size // c) for m, c in matrices], self.dim)
 
     def unshard(self, shards: Sequence[Tensor]) -> Tensor:
-        """The full tensor from the shards of all ranks, in rank order: undoes `shard`. Uses the first of copies."""
+        """Return the full tensor, given the shards of all ranks in rank order. Of several copies, the first is used."""
         if not self.blocks:
             return unshard(shards, self.dim, stride=self.stride)
         lengths = [block.shard_length(len(shards)) for block in self.blocks]
@@ -118,14 +118,14 @@ class Sharding:
         return torch.cat([m.narrow(self.dim, 0, size) for m, size in zip(matrices, sizes, strict=True)], self.dim)
 
     def whole_shape(self, shard_shape: Sequence[int], world_size: int) -> list[int]:
-        """The shape of the full tensor of which each of p ranks has a shard of `shard_shape`."""
+        """Return the shape of the full tensor if each of p ranks has a shard of `shard_shape`."""
         shape = list(shard_shape)
         shape[self.dim] = sum(b.size for b in self.blocks) if self.blocks else shape[self.dim] * world_size
         return shape
 
 
 def divide(size: int, world_size: int, *, name: str = "size", unit: str = "elements") -> int:
-    """`size / world_size`, or a ValueError that lists the world sizes that would work.
+    """Return `size / world_size`. Raises ValueError, listing the world sizes that work, if it isn't an integer.
 
     `name` and `unit` describe what is being divided: divide(12, 8, name="num_heads", unit="heads").
     """
@@ -140,7 +140,7 @@ def divide(size: int, world_size: int, *, name: str = "size", unit: str = "eleme
 
 
 def shard_range(size: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The half-open range [start, stop) of 0 .. size that belongs to `rank`. ValueError if p doesn't divide size."""
+    """Return the range [start, stop) of 0 .. size that belongs to `rank`. ValueError if p doesn't divide size."""
     length = divide(size, world_size)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank} isn't one of {world_size} ranks: they are numbered 0 to {world_size - 1}")
@@ -148,9 +148,9 @@ def shard_range(size: int, rank: int, world_size: int) -> tuple[int, int]:
 
 
 def shard(tensor: Tensor, dim: int, rank: int, world_size: int, *, stride: int = 1) -> Tensor:
-    """The shard of `tensor` [.., n, ..] that belongs to `rank`: [.., n/p, ..], contiguous, in memory of its own.
+    """Return the shard [.., n/p, ..] of `tensor` [.., n, ..] that belongs to `rank`, as a contiguous copy.
 
-    Its own memory, so that writing into a shard never changes the full tensor, and the full tensor can be freed.
+    Because it is a copy, writing into a shard never changes the full tensor, and the full tensor can be freed.
     Differentiable. Raises ValueError if n isn't divisible by stride and p.
     """
     dim = _checked_dim(tensor, dim)
@@ -162,7 +162,7 @@ def shard(tensor: Tensor, dim: int, rank: int, world_size: int, *, stride: int =
 
 
 def unshard(shards: Sequence[Tensor], dim: int, *, stride: int = 1) -> Tensor:
-    """The full tensor [.., n, ..] from the shards [.., n/p, ..] of all ranks, in rank order: undoes `shard`.
+    """Return the full tensor [.., n, ..], given the shards [.., n/p, ..] of all ranks in rank order. Undoes `shard`.
 
     Differentiable. Raises ValueError if there are no shards, or if their shapes differ.
     """
@@ -178,10 +178,10 @@ def unshard(shards: Sequence[Tensor], dim: int, *, stride: int = 1) -> Tensor:
 
 
 class ShardedModule(nn.Module):
-    """A module with sharded parameters. `self.shardings` has the name and the sharding of each.
+    """Base class for modules with sharded parameters. `self.shardings` maps each parameter's name to its sharding.
 
-    It makes sure that each of them keeps its `tensor_parallel` attribute for as long as the module lives. A plain
-    attribute would be lost where torch creates new parameters: copy.deepcopy, to_empty, load_state_dict(assign=True).
+    It keeps the `tensor_parallel` attribute on each of these parameters. A plain attribute would be lost whenever torch
+    creates new parameters, as in copy.deepcopy, to_empty and load_state_dict(assign=True).
     """
 
     group: ProcessGroup | None
@@ -193,7 +193,7 @@ class ShardedModule(nn.Module):
         self.shardings: dict[str, Sharding] = {}
 
     def register_shard(self, name: str, parameter: nn.Parameter, sharding: Sharding) -> None:
-        """Register a parameter of which each rank has the shard described by `sharding`."""
+        """Register a parameter of which this rank has the shard described by `sharding`."""
         self.shardings[name] = sharding
         self.register_parameter(name, parameter)
 

@@ -1,7 +1,7 @@
 """Chapter 11: traces of what a rank did and when, while computing and while communicating.
 
 rank_trace   record a rank's timeline, and how much of its communication was hidden
-chrome       write timelines as a file for Perfetto and chrome://tracing
+chrome       export timelines for Perfetto and chrome://tracing
 """
 
 from tplab.trace.chrome import chrome_trace, save_chrome_trace

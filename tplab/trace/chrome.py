@@ -1,4 +1,4 @@
-"""Chapter 11: traces of ranks as a file for ui.perfetto.dev and chrome://tracing ("Trace Event Format", Google 2016).
+"""Chapter 11: export traces for ui.perfetto.dev and chrome://tracing ("Trace Event Format", Google 2016).
 
 one process per rank, with one row per lane:             rank 0   compute       ██ mm ██  █████ mm █████
                                                                   communicate            ▒▒ all_reduce ▒▒
@@ -13,9 +13,9 @@ from tplab.trace.rank_trace import LANES, RankTrace, Span
 
 
 def chrome_trace(traces: Sequence[RankTrace]) -> dict[str, Any]:
-    """The traces in the Trace Event Format: one process per rank, with one row per lane; microseconds.
+    """Convert traces to the Trace Event Format, with one process per rank and one row per lane, in microseconds.
 
-    Spans that overlap in one lane, such as two collectives in flight, get separate rows: a row shows one at a time.
+    Overlapping spans of a lane, such as two collectives in flight, get separate rows.
     """
     zero = min((span.start for trace in traces for span in trace.spans), default=0.0)
     events: list[dict[str, Any]] = []
@@ -35,7 +35,7 @@ def chrome_trace(traces: Sequence[RankTrace]) -> dict[str, Any]:
 
 
 def rows_of(spans: Iterable[Span]) -> list[list[Span]]:
-    """The spans, distributed over as few rows as possible so that none overlap within a row."""
+    """Distribute the spans over as few rows as possible so that no spans overlap within a row."""
     rows: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: span.start):
         free = next((row for row in rows if row[-1].end <= span.start), None)
@@ -47,7 +47,7 @@ def rows_of(spans: Iterable[Span]) -> list[list[Span]]:
 
 
 def save_chrome_trace(path: str | Path, traces: Sequence[RankTrace]) -> Path:
-    """Write the traces to a file for ui.perfetto.dev, and return its path. The page reads it in your browser."""
+    """Write the traces to a file that ui.perfetto.dev can open, and return its path. Perfetto runs in your browser."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(chrome_trace(traces)), encoding="utf-8")

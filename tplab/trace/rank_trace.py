@@ -7,10 +7,10 @@
     hidden share  =  |C ∩ W| / |C|        C: the times in which some collective is in flight on the rank
                                           W: the times in which the rank computes
 
-|..| is the length of a set of times, so what happens twice at once counts only once. The times come from torch's
-profiler, one clock for both lanes; kind, bytes and line of a collective come from the record (`tplab.record`). A share
-of 1 means that no rank waited, not that communication was free: it may slow down a matmul that runs at the same time.
-`tplab.trace.chrome` writes the same for a viewer.
+|..| is the total length of a set of times, so overlapping operations count only once. Times come from torch's profiler,
+which uses one clock for both lanes. The kind, bytes and line of a collective come from `tplab.record`. A hidden share
+of 1 means that no rank waited, not that communication was free, because it may slow down a matmul that runs at the same
+time. `tplab.trace.chrome` exports traces to a viewer.
 """
 
 import os
@@ -34,7 +34,7 @@ Times = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Span:
-    """One operation or one collective of a rank; times in seconds since the launch began.
+    """An operation or a collective of a rank. Times are in seconds since the launch began.
 
     name:   "mm", "all_reduce", or the name of a GPU's kernel
     about:  other details: shapes of the inputs; bytes, group and line of a collective
@@ -63,7 +63,7 @@ class RankTrace:
         return max(span.end for span in self.spans) - min(span.start for span in self.spans)
 
     def seconds(self, lane: Lane) -> float:
-        """Seconds in which the rank computed, or in which some collective was in flight on it."""
+        """Return the seconds in which the rank computed, or in which some collective was in flight on it."""
         return _length(_times(self.lane(lane)))
 
     @property
@@ -86,7 +86,7 @@ class RankTrace:
 
 @contextmanager
 def trace_rank() -> Iterator[RankTrace]:
-    """Trace what this rank does inside the block; each rank has its own trace, filled when the block ends.
+    """Context manager that traces what this rank does. Each rank has a separate trace, filled when the block ends.
 
         def step():
             with trace_rank() as trace:
@@ -95,9 +95,9 @@ def trace_rank() -> Iterator[RankTrace]:
 
         traces = launch(step, 2)
 
-    On a CPU, torch's operations are computation, and a collective is in flight from the moment the rank starts it until
-    the backend has finished it, no matter when the rank waits for it. On a GPU, kernels count: NCCL's communicate.
-    Run the block once before you trace it, because everything takes longer the first time.
+    On a CPU, torch's operations count as computation, and a collective is in flight from the call until the backend has
+    finished it, no matter when the rank waits for it. On a GPU, kernels are traced; NCCL's kernels count as
+    communication. Run the block once before you trace it, because everything takes longer the first time.
     """
     on_gpu = device().type == "cuda"
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # otherwise, every profile prints that it starts and stops
@@ -122,7 +122,7 @@ _NOT_COMPUTED = ("Memcpy", "Memset")
 
 
 def _mark() -> tuple[float, float]:
-    """Leave a mark in the profile; return the times just before and after it, by the record's clock."""
+    """Add a mark to the profile; return the times just before and after it, by the record's clock."""
     early = _now()
     with record_function(_MARK):
         pass
@@ -160,7 +160,7 @@ def _on_cpu(events: Sequence[Any], section: Iterable[Collective], shift: float, 
 
 
 def _belongs_to_another(event: Any) -> bool:
-    """True if the event is a step of another torch operation, or of a collective."""
+    """Return True if the event is a step of another torch operation, or of a collective."""
     parent = event.cpu_parent
     while parent is not None:
         if parent.name.startswith(("aten::", "c10d::")):
@@ -170,7 +170,7 @@ def _belongs_to_another(event: Any) -> bool:
 
 
 def _worker(event: Any) -> Any:
-    """The step that takes most of an operation's time: mm for matmul."""
+    """Return the step that takes most of an operation's time, such as mm for matmul."""
     while event.cpu_children:
         longest = max(event.cpu_children, key=lambda child: _end(child) - _start(child))
         if not longest.name.startswith("aten::") or 2 * (_end(longest) - _start(longest)) < _end(event) - _start(event):
@@ -180,9 +180,9 @@ def _worker(event: Any) -> Any:
 
 
 def _collectives(events: Iterable[Any], section: Sequence[Collective], shift: float) -> Iterator[Span]:
-    """The spans of collectives, from the rank's call until the backend's own event ends, whenever the rank waited.
+    """Yield the span of each collective, from the rank's call to the end of the backend's event.
 
-    If there isn't one event for each collective (a send, a backend without events), we use the times of the record.
+    If there isn't one event per collective (a send, or a backend without events), the times in the record are used.
     """
     in_order = sorted(events, key=lambda event: event.time_range.start)
     started = [event for event in in_order if event.name.startswith("c10d::") and not _belongs_to_another(event)]
@@ -207,7 +207,7 @@ def _collectives(events: Iterable[Any], section: Sequence[Collective], shift: fl
 
 
 def _times(spans: Iterable[Span]) -> Times:
-    """The times when at least one of the spans lasts: disjoint intervals, in order."""
+    """Merge the times of the spans into disjoint intervals, in order."""
     merged: Times = []
     for start, end in sorted((span.start, span.end) for span in spans):
         if merged and start <= merged[-1][1]:

@@ -1,9 +1,9 @@
 """Pictures of what runs returned, and controls that change them.
 
-Everything here draws what other modules computed, and computes nothing itself. The functions, with their file in
-parentheses where it has another name:
+The functions here draw what other modules computed and compute nothing themselves. Their file is in parentheses where
+it has a different name:
 
-    matrices                     small tensors with their numbers
+    matrices                     small tensors with their values
     split                        a tensor split into one shard per rank
     product                      XA = [XA_1, XA_2] and XA = X_1 A_1 + X_2 A_2 in blocks
     traffic                      calls and bytes of every rank
@@ -11,31 +11,31 @@ parentheses where it has another name:
     curves                       losses over steps
     training                     a run: loss and tokens/s over its steps
     compared (training)          the losses of two runs in one chart, and the difference between them
-    scaling (training)           how much faster it goes on more ranks
+    scaling (training)           the speed-up on more ranks
     table                        results in rows and columns
-    collective (collectives)     the data of each rank before a collective and after it
+    collective (collectives)     the data of each rank before and after a collective
     ring (collectives)           what moves around a ring, step by step
     times                        seconds over bytes: measured points and lines, on logarithmic axes
-    heads                        the attention heads on each rank, with the heads of K and V below its queries
-    layouts                      what each rank has from step to step: some tokens, some columns, a term of a sum
-    saved_activations            what autograd saves for a layer, part by part
-    bill (memory)                what a GPU has to store, part by part, beside its memory
-    live_memory (memory)         how much memory was in use at each moment of a run
+    heads                        the attention heads on each rank, with the K and V heads below their queries
+    layouts                      what each rank has in each step: some tokens, some columns, a term of a sum
+    saved_activations            what autograd saves for a layer, by category
+    bill (memory)                what a GPU has to store, by category, compared with its memory
+    live_memory (memory)         the memory in use at each moment of a run
     parallelism (parallelisms)   data, tensor or pipeline parallelism: what each rank has, sends, and when it waits
     lookup                       a look-up in a table sharded by rows: what each rank finds, its zeros, the sum
-    masks                        the positions that every rank's dropout keeps
+    masks                        the positions that the dropout of each rank keeps
     layer                        a transformer layer on p ranks, and what its four operators sent
     schedule                     what every rank of a pipeline does when, and where it waits
-    softmax                      one token's softmax, put together from the ranks' columns
+    softmax                      one token's softmax, assembled from the ranks' columns
     overlap                      two lanes per rank: when it computed, and when a collective was in flight
-    time_bars (costs)            where the time goes, part by part
-    against (costs)              a model's figures beside published ones
+    time_bars (costs)            where the time goes, by category
+    against (costs)              a model's predictions compared with published values
     mesh                         for each axis of a mesh, which ranks form a group
     program                      the steps of a program, and where ranks communicate
-    explore (controls)           a function behind sliders
+    explore (controls)           sliders for the arguments of a function
 
-A rank has the same color everywhere (colorblind-safe), with its number beside it. Every function returns a
-`Picture`, a matplotlib Figure that a notebook shows when it is a cell's last line.
+A rank has the same (colorblind-safe) color in every picture, along with its number. Every function returns a `Picture`,
+a matplotlib Figure that a notebook displays when it is a cell's last line.
 """
 
 import warnings
@@ -105,7 +105,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Support the names that two pictures had before 0.2; notebooks that draw them keep working until 0.3."""
+    """Support two renamed functions until 0.3, so that notebooks written before 0.2 keep working."""
     renamed = {"held": "layouts", "kept": "saved_activations"}
     if name not in renamed:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

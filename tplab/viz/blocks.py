@@ -1,4 +1,4 @@
-"""Rectangles for tensors: a filled block in a rank's color, with its name, its shape and the cells inside."""
+"""Rectangles for tensors: filled blocks in a rank's color, with the tensor's name, its shape and its cells."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ _MOST_CELLS = 16  # cells are drawn up to this many rows or columns
 def block(
     axes: Axes, x: float, y: float, width: float, height: float, rank: int | None, cells: tuple[int, int] = (1, 1)
 ) -> None:
-    """Draw a rectangle with its upper left corner at (x, y), in the rank's color, with cells (rows, columns)."""
+    """Draw a rectangle in the rank's color, with its upper left corner at (x, y), and its cells (rows, columns)."""
     axes.add_patch(Rectangle((x, y), width, height, facecolor=rank_fill(rank), edgecolor="none"))
     hatch_color = rank_color(rank) + "66"
     axes.add_patch(
@@ -34,7 +34,7 @@ def block(
 
 
 def label(axes: Axes, x: float, y: float, text: str, size: float = 9.0, bold: bool = False, **options: Any) -> None:
-    """Draw text centered on (x, y), on a soft white background so that it is readable above cells and hatches."""
+    """Draw text centered on (x, y), on a translucent white background so that it's readable above cells and hatches."""
     options = {"ha": "center", "va": "center", **options}
     ground = {"boxstyle": "round,pad=0.18", "facecolor": "white", "edgecolor": "none", "alpha": 0.82}
     axes.text(x, y, text, fontsize=size, fontweight="bold" if bold else "normal", bbox=ground, **options)
@@ -45,5 +45,5 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def text_width(text: str, size: float = 9.5) -> float:
-    """The approximate width of a text, in inches."""
+    """Return the approximate width of a text in inches."""
     return len(text) * size * 0.0087

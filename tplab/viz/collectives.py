@@ -1,7 +1,7 @@
-"""The data of each rank before a collective and after it, and what moves around a ring, step by step.
+"""The data of each rank before and after a collective, and what moves around a ring, step by step.
 
-Both color each number by the ranks that it came from. They read that off the number: rank r's number is at the
-decimal place 10^r (3, 30, 300, 3000, ...), so the sum 3303 has terms from ranks 0, 2 and 3.
+Both pictures color each number by the ranks that it came from, which is encoded in the number itself. Rank r's values
+have a digit only at the decimal place 10^r (3, 30, 300, 3000, ...), so the sum 3303 has terms from ranks 0, 2 and 3.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _MARGIN = 0.12
 
 
 def collective(results: Sequence[Any], *, name: str = "collective", title: str | None = None) -> Picture:
-    """Draw what every rank had before and after: results[r] = (before, after) as `launch` returns it from rank r.
+    """Draw what every rank had before and after a collective, given the (before, after) that `launch` returns.
 
     Each is a tensor or a list of tensors, drawn as one column of cells, or None for a rank that has nothing.
     """
@@ -55,10 +55,10 @@ def collective(results: Sequence[Any], *, name: str = "collective", title: str |
 
 
 def ring(results: Sequence[Sequence[tuple[int, Any]]], *, title: str | None = None) -> Picture:
-    """Draw the steps of a ring: results[r] lists, for the start and after each step, (part, what rank r has of it).
+    """Draw the steps of a ring. results[r] contains (part, rank r's value of it) for the start and after each step.
 
-    A tensor of one element is the sum of that part so far. A larger one is the full result so far, with zeros for what
-    hasn't arrived yet; the part that came last has a bold outline. Arrows point to the right neighbor.
+    A tensor with one element is the sum of that part so far. A larger tensor is the full result so far, with zeros for
+    values that haven't arrived yet and a bold outline around the last part. Arrows point to the right neighbor.
     """
     p, steps = len(results), len(results[0])
     cells = max(len(_texts(value)) for held in results for _, value in held)
@@ -91,7 +91,7 @@ def ring(results: Sequence[Sequence[tuple[int, Any]]], *, title: str | None = No
 
 
 def _held(axes: Axes, x: float, y: float, width: float, cell: float, part: int, texts: Sequence[str]) -> None:
-    """Draw one rank in one step: the name of the part, and its number, or all numbers with this one outlined."""
+    """Draw one rank in one step: the part's number and its sum so far, or all values with this part outlined."""
     axes.text(x + width / 2, y + 0.1, f"part {part}", fontsize=8.5, ha="center", va="center")
     wide = cell if len(texts) > 1 else width
     for index, text in enumerate(texts):
@@ -103,7 +103,7 @@ def _held(axes: Axes, x: float, y: float, width: float, cell: float, part: int, 
 
 
 def _to_the_right(axes: Axes, x: float, y: float, across: float, down: float, last: bool, left: float) -> None:
-    """Draw an arrow to the right neighbor; the last rank's leaves the picture and comes in again on the left."""
+    """Draw an arrow to the right neighbor. The last rank's arrow leaves the picture and comes back in on the left."""
     if not last:
         _arrow(axes, (x, y), (x + across - 0.1, y + down))
         return
@@ -150,7 +150,7 @@ def _nothing(axes: Axes, x: float, y: float, width: float) -> None:
 
 
 def _texts(value: Any) -> list[str]:
-    """The elements of a tensor, or of a list of tensors, as whole numbers, one after another."""
+    """Return the elements of a tensor, or of a list of tensors, as rounded integers in a single list."""
     if value is None:
         return []
     tensors = value if isinstance(value, (list, tuple)) else [value]
@@ -158,5 +158,5 @@ def _texts(value: Any) -> list[str]:
 
 
 def _sources(text: str) -> list[int]:
-    """The ranks whose decimal place in the number isn't zero."""
+    """Decode a sum of multiples of 10**rank: return the ranks whose digit isn't zero."""
     return [place for place, digit in enumerate(reversed(text.lstrip("-"))) if digit != "0"]

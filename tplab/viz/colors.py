@@ -1,4 +1,4 @@
-"""The look of all pictures: one color, one hatch and one label per rank; one style; one kind of figure."""
+"""The look of all pictures: one color, hatch and label per rank, a common style, and a common figure class."""
 
 import io
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "||||", "oooo")
 INK = "#222222"
 FAINT = "#6B6B6B"
-NOBODY = "#EDEDED"  # the fill of what belongs to no rank in particular
+NOBODY = "#EDEDED"  # fill color for things that belong to no particular rank
 WIDTH = 7.6  # inches that fit a notebook's output without scaling
 
 _STYLE: Any = {
@@ -48,13 +48,13 @@ _STYLE: Any = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Apply the style that all pictures share."""
+    """Context manager that applies the style of all pictures."""
     with mpl.rc_context(_STYLE):
         yield
 
 
 def rank_colors(p: int) -> list[str]:
-    """The colors of ranks 0 to p - 1; the same rank has the same color in every picture."""
+    """Return the colors of ranks 0 to p - 1. A rank has the same color in every picture."""
     return [rank_color(rank) for rank in range(p)]
 
 
@@ -67,7 +67,7 @@ def rank_hatch(rank: int | None) -> str:
 
 
 def tint(color: str, strength: float = 0.32) -> tuple[float, float, float]:
-    """The color mixed with white, so that dark text stays readable on it."""
+    """Mix the color with white, so that dark text stays readable on it."""
     red, green, blue = (1 - strength * (1 - part) for part in to_rgb(color))
     return red, green, blue
 
@@ -77,7 +77,7 @@ def rank_fill(rank: int | None) -> Any:
 
 
 class Picture(Figure):
-    """A figure that a notebook shows once, sharp on every screen. It belongs to no window, so nothing is left open."""
+    """A figure that a notebook displays only once, sharp on every screen. It has no window that has to be closed."""
 
     _DPI = 144
     caption = "picture"
@@ -99,7 +99,7 @@ class Picture(Figure):
 
 
 def canvas(width: float, height: float, caption: str) -> tuple[Picture, Axes]:
-    """A picture to draw on freely, with coordinates in inches from the left and from the top."""
+    """Return a picture and axes for drawing freely, with coordinates in inches from the left and from the top."""
     picture = Picture(figsize=(width, height))
     picture.caption = caption
     axes = picture.add_axes((0, 0, 1, 1))
@@ -110,7 +110,7 @@ def canvas(width: float, height: float, caption: str) -> tuple[Picture, Axes]:
 
 
 def chart(width: float, height: float, caption: str, title: str | None) -> tuple[Picture, Axes]:
-    """A picture with x and y axes."""
+    """Return a picture with x and y axes."""
     picture = Picture(figsize=(width, height), layout="constrained")
     picture.caption = caption
     axes = picture.add_subplot()

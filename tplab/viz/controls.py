@@ -1,4 +1,4 @@
-"""A function behind sliders: move one, and see what changes."""
+"""Sliders for the arguments of a function: when you move one, the function is called again."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -6,13 +6,13 @@ from typing import Any
 
 
 def explore(function: Callable[..., Any], *, start: Mapping[str, Any] | None = None, **choices: Sequence[Any]) -> Any:
-    """Show function(**values) below one slider per argument; every move calls it again.
+    """Show function(**values) below one slider per argument, and call it again whenever a slider moves.
 
         viz.explore(draw, p=(1, 2, 4), kind=["column", "row"], start={"p": 2})
 
-    The sliders start at the values of `start`, or else at the first value of an argument. Outside a notebook, where
-    there are no sliders, it returns the function's result for these. Raises ValueError for an argument without values,
-    and for a start that is none of them.
+    The sliders start at the values in `start`, or else at the first value of each argument. Outside a notebook, there
+    are no sliders, and the function's result for these values is returned. Raises ValueError for an argument without
+    values, and for a start value that isn't one of them.
     """
     empty = [name for name, values in choices.items() if not len(values)]
     if not choices or empty:

@@ -1,4 +1,4 @@
-"""Pictures of a cost model: where the time goes, part by part, and its figures beside published ones."""
+"""Pictures of a cost model: where the time goes, by category, and its predictions compared with published values."""
 
 from collections.abc import Mapping
 
@@ -20,9 +20,9 @@ def time_bars(
 ) -> Picture:
     """Draw one stacked bar per label: {"p = 8": {"compute": 3e-3, "communicate": 1e-3}}, in seconds.
 
-    notes: the text after a label's bar, "80 %"; without it, the sum
-    scale: seconds at the right edge, to draw several pictures to one scale (None: the longest bar)
-    Raises ValueError without rows, or for more than five different parts.
+    notes: text after each bar, such as {"p = 8": "80 %"}; bars without a note show their sum scale: seconds at the
+    right edge, to draw several pictures to the same scale (None: the longest bar) Raises ValueError without rows, or
+    for more than five different parts.
     """
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
     if not names or len(names) > len(_LOOKS):
@@ -61,9 +61,9 @@ def against(
     unit: str = "",
     title: str | None = None,
 ) -> Picture:
-    """Draw pairs of figures, {"8 GPUs": (77, 81)}: a disc for the first, a ring for the second, and the difference.
+    """Plot pairs of numbers such as {"8 GPUs": (77, 81)} as a disc and a ring, labeled with their difference.
 
-    names: labels for the first and the second of each pair; the second is compared with the first
+    names: labels for the first and the second number of each pair; the second is compared with the first
     """
     if not rows:
         raise ValueError("there are no figures to compare")

@@ -1,4 +1,4 @@
-"""Losses over steps. Overlapping curves stay visible: the first is the broadest, the last the finest."""
+"""Losses over steps. Overlapping curves stay visible, because each curve is thinner than the one before it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ _DASHES = ("solid", (0, (5, 2.5)), (0, (1.2, 1.6)), (0, (6, 2, 1.2, 2)), (0, (2.
 def curves(
     losses: Mapping[str, Sequence[float]], *, title: str | None = None, xlabel: str = "step", ylabel: str = "loss"
 ) -> Picture:
-    """Draw one curve per label; every curve has its own color, width and dashes."""
+    """Draw one curve per label. Each curve has a different color, width and dash pattern."""
     with style():
         caption = title or "curves: " + ", ".join(losses)
         picture, axes = chart(WIDTH * 0.85, 2.9, caption, title)

@@ -1,8 +1,8 @@
-"""The attention heads on each rank: a row of queries, and below it the heads of K and V that they use.
+"""The attention heads on each rank: a row of Q heads, and below it the K and V heads that they use.
 
 rank 0        rank 1
 q0   q1       q2   q3
-k0            k0            one head of K for four of Q: both ranks have a copy
+k0            k0            four Q heads share one K head, so both ranks have a copy of it
 v0            v0
 """
 
@@ -21,9 +21,9 @@ _LEFT = 0.5
 
 
 def heads(ranks: Sequence[Mapping[str, Sequence[int]]], *, title: str | None = None) -> Picture:
-    """Draw the heads that every rank has, {"q": [0, 1], "k": [0], "v": [0]}, by number, row by row.
+    """Draw each rank's heads by number, one row per kind: {"q": [0, 1], "k": [0], "v": [0]}.
 
-    A head that is on more than one rank is drawn with a dashed frame. Every rank has the same rows.
+    A head that is on more than one rank has a dashed frame. All ranks must have the same rows.
     """
     rows = list(ranks[0])
     for rank, held in enumerate(ranks):

@@ -1,6 +1,6 @@
-"""A transformer layer on p ranks: what every rank repeats, what is split, and its four communications.
+"""A transformer layer on p ranks: what every rank repeats, what is split, and its four communication operators.
 
-x -+- norm -> f -> attention -> g -> + bias, dropout -> (+) ->     a row for the attention, one for the MLP
+x -+- norm -> f -> attention -> g -> + bias, dropout -> (+) ->     one row for attention, one for the MLP
    +-----------------------------------------------------+
 """
 
@@ -23,10 +23,10 @@ _NORM, _F, _BLOCK, _G, _DROP, _PLUS = (0.62, 1.28), 1.74, (2.2, 3.86), 4.32, (4.
 def layer(
     forward: Sequence[Any], backward: Sequence[Any], *, ranks: int, post: bool = False, title: str | None = None
 ) -> Picture:
-    """Draw a layer with the collectives that one rank recorded in its forward and in its backward pass.
+    """Draw a layer with the collectives that one rank recorded in its forward and backward passes.
 
-    forward:  the attention's, then the MLP's (both empty: nothing was sent)
-    backward: the MLP's, then the attention's
+    forward:  the attention's collectives, then the MLP's (both empty: nothing was sent)
+    backward: the MLP's collectives, then the attention's
     post:     the residual is taken after the norm
     """
     for name, calls in (("forward", forward), ("backward", backward)):
@@ -74,7 +74,7 @@ def _row(
 
 
 def _sent(axes: Axes, at: float, y: float, calls: Sequence[Any], ahead: bool) -> None:
-    """Write below an operator what was sent there, and in which direction of the pass."""
+    """Write below an operator what was sent there, and in which pass."""
     below = y + 0.62
     direction = "forward →" if ahead else "← backward"
     text = f"{direction}\n" + "\n".join(f"{call.kind}, {units.size(call.bytes)}" for call in calls)

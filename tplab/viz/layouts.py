@@ -1,4 +1,4 @@
-"""The layout of tensors on each rank from step to step: all tokens or some, all columns or some, sums or terms."""
+"""The layout of tensors on each rank, step by step: all or some tokens, all or some columns, sums or terms."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,11 +14,11 @@ _LEFT, _TOP, _CELL, _TALL = 0.72, 0.78, 0.94, 0.56  # inches: first column, firs
 
 
 def layouts(steps: Sequence[Mapping[str, Any]], *, ranks: int, title: str | None = None) -> Picture:
-    """Draw a column per tensor and a row per rank; the filled part of a frame is what the rank has of the tensor.
+    """Draw a column per tensor and a row per rank. The filled part of each frame is the rank's part of the tensor.
 
     steps: in order. {"name": "norm(x)", "whole": (tokens, columns), "part": (tokens, columns)}: if the part is
-           smaller, the tensor is split, in rank order; "summand": True if the ranks' parts have to be added up;
-           "sent": the collectives that led here from the previous step
+           smaller, the tensor is split in rank order; "summand": True if the ranks' parts have to be summed;
+           "sent": the collectives between the previous step and this one
     """
     if len(steps) < 2:
         raise ValueError(f"layouts draws how a tensor goes on from step to step; got {len(steps)}")
@@ -57,7 +57,7 @@ def _tensor(axes: Axes, left: float, top: float, rank: int, step: Mapping[str, A
 
 
 def _sent(axes: Axes, x: float, gap: float, bottom: float, calls: Sequence[Any]) -> None:
-    """Draw a line between two columns, and below it what was sent there."""
+    """Draw a line between two columns, and below it the collectives that were called there."""
     axes.plot([x, x], [_TOP, bottom + 0.26], color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
     text = "\n".join(f"{call.kind}\n{units.size(call.bytes)}" for call in calls)
     axes.text(x, bottom + 0.34, text, fontsize=8.5, ha="center", va="top", linespacing=1.25)

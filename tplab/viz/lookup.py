@@ -12,7 +12,7 @@ from tplab.viz.blocks import block, shape_text, text_width
 from tplab.viz.colors import FAINT, INK, NOBODY, Picture, canvas, style
 
 _ROW = 0.26  # inches: the height of a row
-_GAP = 0.34  # between two ranks: room for a sign
+_GAP = 0.34  # between two ranks, with room for a sign
 _MARGIN = 0.14
 
 
@@ -26,11 +26,11 @@ def lookup(
 ) -> Picture:
     """Draw a masked look-up of `ids` on every rank: its rows at the top, its masked vectors below, then the sum.
 
-    parts:      what each rank returned: "start", the id of its first row; "table" [rows, h], its rows;
+    parts:      each rank's results: "start", the id of its first row; "table" [rows, h], its rows;
                 "foreign" [s], True where another rank has the row; "vectors" [s, h], before the sum; "out"
-                [s, h], after it
-    vocab_size: rows of this id or a higher one are drawn as padding
-    tokens:     names for the ids, written beside them
+                [s, h], after the sum
+    vocab_size: rows of this id and higher ids are drawn as padding
+    tokens:     names for the ids, shown next to them
     """
     tables = [torch.as_tensor(part["table"]) for part in parts]
     cell = max(0.3, 0.12 + max(text_width(_text(value), 9) for t in tables for value in t.flatten().tolist()))
@@ -96,7 +96,7 @@ def _draw_vectors(
     ranks: Sequence[int | None],
     rows: Sequence[int | None],
 ) -> None:
-    """Draw one vector per position, in the color of the rank that found it; `rows`: where in its table it was."""
+    """Draw one vector per position, in the color of the rank that found it, with its row in that rank's table."""
     for place, (values, rank, row) in enumerate(zip(vectors.tolist(), ranks, rows, strict=True)):
         at = y + place * _ROW
         if row is not None:
@@ -120,7 +120,7 @@ def _draw_row(
 
 
 def _owners(foreign: Sequence[Any]) -> list[int | None]:
-    """The rank that has the row of each position; None if no rank has it."""
+    """Return, for each position, the rank that has the row, or None if no rank has it."""
     masks = [torch.as_tensor(mask).tolist() for mask in foreign]
     return [next((rank for rank, mask in enumerate(masks) if not mask[place]), None) for place in range(len(masks[0]))]
 

@@ -1,4 +1,4 @@
-"""Dropout masks of every rank side by side: the positions that each rank keeps."""
+"""Dropout masks of all ranks side by side: the positions that each rank keeps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,13 +10,13 @@ from torch import Tensor
 from tplab.viz.blocks import shape_text, text_width
 from tplab.viz.colors import FAINT, WIDTH, Picture, canvas, rank_color, style, tint
 
-_MOST = 32  # rows and columns of a mask that can still be told apart
+_MOST = 32  # maximum rows and columns of a mask that are still distinguishable
 _GAP = 0.3
 _LEFT = 0.15
 
 
 def masks(masks: Mapping[str, Sequence[Tensor]], *, title: str | None = None) -> Picture:
-    """Draw masks [rows, columns] by label, one per rank in each list: kept positions filled, dropped ones white.
+    """Draw masks [rows, columns] by label, one per rank. Kept positions are filled, and dropped ones are white.
 
     A position is kept if its mask isn't zero. Raises ValueError if a mask isn't a small matrix, or if the labels have
     different numbers of ranks.

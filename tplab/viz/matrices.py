@@ -1,4 +1,4 @@
-"""Small tensors with their numbers, each in the color of the rank that has it."""
+"""Small tensors with their values, each in the color of the rank that has it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 from tplab.viz.blocks import block, shape_text, text_width
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, canvas, style
 
-_MOST = 10  # rows and columns shown of a tensor; the rest is dots
+_MOST = 10  # maximum rows and columns shown of a tensor; dots stand for the rest
 _CELL_HEIGHT = 0.27
 _GAP = 0.38
 _DOTS = "…"
@@ -48,11 +48,11 @@ def matrices(
     headings: Sequence[str] = (),
     title: str | None = None,
 ) -> Picture:
-    """Draw tensors of at most two dimensions with their numbers, side by side, wrapped when the line is full.
+    """Draw tensors of at most two dimensions with their values, side by side, in as many lines as needed.
 
-    tensors:  by label; a list of tensors (what every rank returned, say) gives one matrix per rank
-    ranks:    the rank whose color each one gets, in order; by default the rank named in its label ("rank 1: A"), if any
-    headings: names for the columns, above every matrix that has as many
+    tensors:  by label; for a list of tensors, such as the results of all ranks, one matrix per rank is drawn
+    ranks:    each tensor's rank, which determines its color; by default, the rank in its label ("rank 1: A"), if any
+    headings: names for the columns, shown above every matrix with that many columns
     """
     entries = _entries(tensors, ranks)
     for entry in entries:
@@ -79,7 +79,7 @@ def matrices(
 
 
 def _lines(entries: Sequence[_Entry]) -> list[list[_Entry]]:
-    """The entries line by line. What one rank has stays together if it fits."""
+    """Arrange the entries in lines. Entries of the same rank stay together if they fit."""
     lines: list[list[_Entry]] = [[]]
     for index, entry in enumerate(entries):
         together = [entry]
@@ -129,7 +129,7 @@ def _entries(tensors: Mapping[str, Any], ranks: Sequence[int | None] | None) -> 
 
 
 def _cells(tensor: Tensor) -> list[list[str]]:
-    """The elements as text, row by row, with dots for what doesn't fit."""
+    """Return the elements as text, row by row, with dots for rows and columns that don't fit."""
     flat = tensor.reshape(1, -1) if tensor.dim() < 2 else tensor.flatten(0, -2)
     rows, columns = _shown(flat.shape[0]), _shown(flat.shape[1])
     numbers = flat[[i for i in rows if i is not None]][:, [j for j in columns if j is not None]]
@@ -138,14 +138,14 @@ def _cells(tensor: Tensor) -> list[list[str]]:
 
 
 def _shown(size: int) -> list[int | None]:
-    """The indices to show, with None for the dots."""
+    """Return the indices to show, with None for the dots."""
     if size <= _MOST:
         return list(range(size))
     return [*range(_MOST - 2), None, size - 1]
 
 
 def _digits(numbers: Tensor) -> int:
-    """The number of decimals that tell the elements apart: 0 for whole numbers, else at most 2."""
+    """Return how many decimals are needed to distinguish the elements: 0 for whole numbers, otherwise at most 2."""
     if not numbers.is_floating_point() or not numbers.numel():
         return 0
     wide = numbers.to(torch.float64)

@@ -1,4 +1,4 @@
-"""The memory that a GPU needs, beside the memory that it has; and the live memory at each moment of a run."""
+"""The memory that a GPU needs, compared with the memory that it has, and the live memory at each moment of a run."""
 
 from collections.abc import Mapping
 from itertools import accumulate
@@ -25,11 +25,11 @@ def bill(
 ) -> Picture:
     """Draw one stacked bar per label: weights, gradients, optimizer state, activations, in GB of 10^9 bytes.
 
-    If all bars are below a tenth of a GB, in MB.
+    If all bars are below 0.1 GB, the unit is MB.
 
-    bills:    by label, the result of `tplab.memory.memory_bill.bill`, or bytes by part
-    capacity: bytes of the GPU's memory; everything beyond is red, and the first part that doesn't fit is named
-    scale:    bytes at the right edge, to draw several pictures to one scale (None: the longest bar)
+    bills:    by label, the result of `tplab.memory.memory_bill.bill`, or bytes by category
+    capacity: bytes of the GPU's memory; everything beyond is red, and the first category that doesn't fit is named
+    scale:    bytes at the right edge, to draw several pictures to the same scale (None: the longest bar)
     """
     rows = {label: getattr(value, "parts", lambda value=value: value)() for label, value in bills.items()}
     totals = {label: sum(parts.values()) for label, parts in rows.items()}
@@ -68,7 +68,7 @@ def bill(
 
 
 def live_memory(meter: Any, *, title: str | None = None) -> Picture:
-    """Draw what a `tplab.memory.meter.MemoryMeter` saw: live bytes after every tensor that came or went, in MB."""
+    """Plot what a `tplab.memory.meter.MemoryMeter` recorded: live MB after each tensor that was created or freed."""
     if not meter.curve:
         raise ValueError("the meter saw no tensor: is the program inside its `with` block?")
     curve = [size / 1e6 for size in meter.curve]
@@ -98,7 +98,7 @@ def live_memory(meter: Any, *, title: str | None = None) -> Picture:
 
 
 def _part(axes: Any, place: int, left: float, width: float, name: str, capacity: float | None) -> None:
-    """Draw one part of a bar; everything beyond the capacity is red."""
+    """Draw one segment of a bar, in red beyond the capacity."""
     color, hatch = _PARTS.get(name, ("#FFFFFF", "xxxx"))
     limit = float("inf") if capacity is None else capacity
     inside = max(0.0, min(left + width, limit) - left)
@@ -112,7 +112,7 @@ def _part(axes: Any, place: int, left: float, width: float, name: str, capacity:
 
 
 def _verdict(total: int, parts: Mapping[str, int], capacity: int | None) -> str:
-    """The size and the verdict: "37.1 GB: fits", or the first part that doesn't fit."""
+    """Return the size and the verdict: "37.1 GB: fits", or the first category that doesn't fit."""
     if capacity is None or total <= capacity:
         return _in_gb(total) + ("" if capacity is None else ": fits")
     sums = accumulate(parts.values())
@@ -126,5 +126,5 @@ def _patch(name: str) -> Patch:
 
 
 def _in_gb(size: int) -> str:
-    """A size in GB, as GPUs are sold, even if a model needs thousands of them; in MB below a tenth of one."""
+    """Format a size in GB, as GPUs are sold, even if it is thousands of GB. Below 0.1 GB, use MB."""
     return units.size(size, unit="GB" if size >= _GB / 10 else "MB")

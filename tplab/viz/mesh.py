@@ -1,4 +1,4 @@
-"""Ranks of a mesh in a row, node by node, and for each axis the ranks that form a group."""
+"""The ranks of a mesh in a row, node by node, and for each axis the ranks that form a group."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, gpus_per_node: int = 8, title: str | None = None) -> Picture:
-    """Draw the groups of each axis: ranks of one group have one color and one letter, and each node has a frame.
+    """Draw the groups of each axis. Ranks of a group have the same color and letter, and each node has a frame.
 
     groups: for each axis, all its groups as lists of ranks, {"tp": [[0, 1], [2, 3]], "dp": [[0, 2], [1, 3]]}
     """

@@ -1,4 +1,4 @@
-"""Computation and communication of each rank over time: two lanes per rank, one run below another, to one scale."""
+"""Computation and communication of each rank over time: two lanes per rank, one run below another, all to scale."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,10 +13,10 @@ _ROOM = WIDTH - 1.2  # inches from the left end of a lane to the right
 
 
 def overlap(runs: Mapping[str, Sequence[RankTrace]], *, title: str | None = None) -> Picture:
-    """Draw what `tplab.trace.trace_rank` saw in each run: solid where a rank computes, hatched where it communicates.
+    """Plot what `tplab.trace.trace_rank` recorded in each run: computation is solid, communication is hatched.
 
-    runs: by name, the traces of all ranks. Above each run is the share of its communication that was hidden.
-    Raises ValueError for a run in which nothing was traced.
+    runs: by name, the traces of all ranks. The share of hidden communication is shown above each run. Raises ValueError
+    for a run in which nothing was traced.
     """
     if not runs:
         raise ValueError("nothing was traced: overlap needs at least one run")

@@ -1,4 +1,4 @@
-"""One picture each of data, tensor and pipeline parallelism: what a rank has, gets and sends, and when it waits."""
+"""Data, tensor and pipeline parallelism in one picture each: what a rank has, gets and sends, and when it waits."""
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Rectangle
@@ -38,7 +38,7 @@ def parallelism(kind: str, p: int = 4) -> Picture:
 
 
 def _holds(axes: Axes, kind: str, p: int, rank: int, x: float, width: float) -> None:
-    """Draw the layers of a rank, filled, and those that it doesn't have as empty outlines."""
+    """Draw a rank's layers as filled boxes, and the layers that it doesn't have as empty outlines."""
     axes.text(x + width / 2, 0.5, f"rank {rank}", fontsize=9.5, fontweight="bold", ha="center", va="center")
     for layer in range(LAYERS):
         y = 0.66 + layer * 0.22
@@ -82,7 +82,7 @@ def _arrow(axes: Axes, start: float, end: float, y: float) -> None:
 
 
 def _lanes(axes: Axes, kind: str, p: int) -> None:
-    """Draw one step in time: F forward, B backward, a gray box for a collective, nothing where the rank waits."""
+    """Draw one step over time: F is forward, B backward, gray a collective, and empty means that the rank waits."""
     top = 2.92
     pieces = {"data": _data, "tensor": _tensor, "pipeline": _pipeline}[kind](p)
     end = max(at + length for lane in pieces for at, length, _ in lane)
@@ -128,7 +128,7 @@ def _tensor(p: int) -> list[_Lane]:
 
 
 def _pipeline(p: int) -> list[_Lane]:
-    """The lanes of a pipeline: all micro-batches forward, then all backward, with as many micro-batches as ranks."""
+    """Return the lanes of a pipeline with as many micro-batches as ranks: first all forwards, then all backwards."""
     lanes: list[_Lane] = []
     for rank in range(p):
         forward = [(float(rank + i), 1.0, f"F{i}") for i in range(p)]

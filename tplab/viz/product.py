@@ -1,6 +1,6 @@
 """A matmul in blocks.
 
-column:  X · [A_0 | A_1] = [X A_0 | X A_1]          the parts of the result stand side by side
+column:  X · [A_0 | A_1] = [X A_0 | X A_1]          the parts of the result are concatenated
 row:     [X_0 | X_1] · [A_0 ; A_1] = X_0 A_0 + X_1 A_1   every term is as large as the result
 """
 
@@ -21,7 +21,7 @@ _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 class _Part:
     """One matrix of the formula.
 
-    ranks: the ranks that its blocks belong to (None: all of them); cut: None, "columns" or "rows"
+    ranks: the ranks that its blocks belong to (None: all ranks); cut: None, "columns" or "rows"
     """
 
     name: str
@@ -43,7 +43,7 @@ def product(
 ) -> Picture:
     """Draw X [b, i] times A [i, o] over p ranks.
 
-    kind:  "column" (A split by columns, results side by side) or "row" (A by rows, X by columns, results added up)
+    kind:  "column" (split A by columns, concatenate results) or "row" (split A by rows, X by columns, sum results)
     names: the names of the two matrices
     """
     (b, i), (i_again, o) = _shape(X), _shape(A)
@@ -122,14 +122,14 @@ def _draw_part(axes: Axes, part: _Part, x: float, y: float, w: float, h: float, 
 
 
 def _extent(part: _Part, width: float, height: float) -> tuple[float, float]:
-    """Inches across and down, at least as many as the names of the blocks need."""
+    """Return a matrix's width and height in inches, large enough for the names of its blocks."""
     count = len(part.ranks)
     across = 0.36 * count if part.cut == "columns" else 0.4
     return max(width, across), max(height, 0.3 * count if part.cut == "rows" else 0.36)
 
 
 def _slot(part: _Part, width: float) -> float:
-    """Inches across that a part needs, including its texts."""
+    """Return the width in inches that a matrix needs, including its texts."""
     texts = (text_width(part.name, 10), text_width(shape_text(part.shape), 8.5), text_width(part.note, 8.5))
     return max(_extent(part, width, 0)[0], *texts) + 0.06
 

@@ -14,10 +14,10 @@ Row = Sequence[tuple[str, str]]
 
 
 def program(rows: Mapping[str, Row], *, talking: Collection[str] = (), title: str | None = None) -> Picture:
-    """Draw each row from left to right, after its name: {"forward": [("embedding", "7"), ("loss", "8")]}.
+    """Draw one row of boxes per entry, from left to right: {"forward": [("embedding", "7"), ("loss", "8")]}.
 
-    rows:    for each row the boxes, with a name and the text below it
-    talking: names of the boxes in which ranks communicate; they are hatched
+    rows:    for each row, its boxes as (name, text below the name)
+    talking: names of the boxes in which ranks communicate, which are hatched
     Raises ValueError without rows, for an empty row, and for a name in `talking` that no box has.
     """
     if not rows or not all(rows.values()):

@@ -1,4 +1,4 @@
-"""The activations that autograd saves for the backward pass, part by part: one bar per way to run the same layer."""
+"""The activations that autograd saves for backward, by category, with one bar per way to run the same layer."""
 
 from collections.abc import Mapping
 
@@ -13,9 +13,9 @@ _LOOKS = (("#5F6B73", ""), ("#94A0A8", "////"), ("#C3CBD0", "...."), ("#EEF0F2",
 def saved_activations(
     bars: Mapping[str, Mapping[str, int]], *, title: str | None = None, scale: int | None = None
 ) -> Picture:
-    """Draw one stacked bar per label; `bars` are bytes by part, up to five parts.
+    """Draw one stacked bar per label. `bars` contains bytes by category, with up to five categories.
 
-    scale: bytes at the right edge, to draw several pictures to one scale (None: the longest bar)
+    scale: bytes at the right edge, to draw several pictures to the same scale (None: the longest bar)
     """
     names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
     if not bars or len(names) > len(_LOOKS):

@@ -1,4 +1,4 @@
-"""A pipeline schedule: one lane per rank, one box per action, gaps where the rank waits."""
+"""A pipeline schedule: one lane per rank, one box per action, and gaps where the rank waits."""
 
 from collections.abc import Sequence
 
@@ -20,9 +20,9 @@ _ENOUGH = 0.11  # inches that a number needs
 
 
 def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Picture:
-    """Draw the result of `tplab.pipeline.simulate`: each action's micro-batch in a box as long as the action.
+    """Draw the result of `tplab.pipeline.simulate`. Each action is a box of its duration, with its micro-batch.
 
-    F is light, B and I are dark, W is light with stripes. A box of a second chunk is lower, of a third lower still.
+    F is light, B and I are dark, W is light and hatched. Boxes of higher chunks are lower.
     """
     if not any(spans):
         raise ValueError("there are no actions to draw")

@@ -1,4 +1,4 @@
-"""A softmax put together from shards: each rank's logits, their exponentials, and its share of the probability."""
+"""A softmax assembled from shards: each rank's logits, their exponentials, and its share of the probability."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from tplab.viz.colors import FAINT, INK, WIDTH, Picture, rank_color, rank_fill, rank_hatch, style
 
-_ROWS = {  # entry: its label, a value of each rank, that value's name, a value that all ranks share, that value's name
+_ROWS = {  # entry: (label, key of a per-rank value, its name, key of a value shared by all ranks, its name)
     "logits": ("logits z", "max", "max", "m", "m"),
     "exp": ("exp(z - m)", "sum", "sum", "S", "S"),
     "softmax": ("softmax", "", "", "", ""),
@@ -19,8 +19,8 @@ _ROWS = {  # entry: its label, a value of each rank, that value's name, a value 
 def softmax(parts: Sequence[Mapping[str, Any]], *, target: int | None = None, title: str | None = None) -> Picture:
     """Draw one token's softmax over the columns of all ranks, as they computed it.
 
-    parts:  of each rank "logits" [v/p], their "max", the common "m", "exp" [v/p], its "sum", the common "S",
-            "softmax" [v/p] and, if there is one, the "gradient" [v/p]; other entries are ignored
+    parts:  each rank's "logits" [v/p], their "max", the common "m", "exp" [v/p], its "sum", the common "S",
+            "softmax" [v/p] and, optionally, the "gradient" [v/p]; other entries are ignored
     target: the id whose column is marked
     """
     rows = [name for name in _ROWS if all(name in part for part in parts)]

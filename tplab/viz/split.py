@@ -1,4 +1,4 @@
-"""One tensor split into p equal parts along one dimension, with the rank of each part."""
+"""A tensor split into p equal parts along one dimension, with the rank of each part."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from tplab.viz.colors import FAINT, Picture, canvas, style
 
 
 def split(tensor_or_shape: Tensor | Sequence[int], dim: int, p: int, *, title: str | None = None) -> Picture:
-    """Draw a matrix (or vector) as p colored blocks, split along `dim`, with the rank and the shape of each."""
+    """Draw a matrix or vector as p colored blocks, split along `dim`, with the rank and the shape of each block."""
     shape = _shape(tensor_or_shape)
     if len(shape) not in (1, 2):
         raise ValueError(f"split draws vectors and matrices, not shape {shape_text(shape)}")
@@ -50,5 +50,5 @@ def _shape(tensor_or_shape: Tensor | Sequence[int]) -> tuple[int, ...]:
 
 
 def _extent(size: int, least: float, most: float) -> float:
-    """Inches for a dimension: proportional for small sizes, bounded for large ones."""
+    """Return the inches for a dimension: proportional to the size, within bounds."""
     return min(most, max(least, 0.42 * size))

@@ -1,4 +1,4 @@
-"""A small table of results: one row per run, one column per number."""
+"""A small table of results, with one row per run and one column per number."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Table:
-    """A table of results: as text in a terminal, as HTML in a notebook."""
+    """A table of results, shown as text in a terminal and as HTML in a notebook."""
 
     def __init__(self, head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool], title: str) -> None:
         self.head, self.rows, self.numeric, self.title = head, rows, numeric, title
@@ -34,9 +34,9 @@ class Table:
 
 
 def table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Table:
-    """Show rows of named values, all with the same names. Format numbers the way you want them: f"{loss:.4f}".
+    """Show rows of named values, which must all have the same names. Format numbers yourself, e.g. f"{loss:.4f}".
 
-    A column whose values are all numbers, even as text, is aligned right. None leaves a cell empty.
+    A column is right-aligned if all its values are numbers, even as text. None leaves a cell empty.
     """
     if not rows:
         raise ValueError("table needs at least one row")

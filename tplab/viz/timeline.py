@@ -1,4 +1,4 @@
-"""A timeline of the ranks: one lane per rank, computing or inside a collective."""
+"""A timeline with one lane per rank, which shows when it computes and when it is in a collective."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ _KIND_HATCHES = ("////", "....", "\\\\\\\\", "xxxx", "----", "||||", "++++")
 
 
 def timeline(results: Any, *, title: str | None = None) -> Picture:
-    """Draw a run of `launch`: solid where a rank computes, hatched where it is in a collective (working or waiting)."""
+    """Plot a run of `launch`: solid where a rank computes, hatched where it is in a collective (working or waiting)."""
     record, spans = results.record, list(results.spans)
     kinds = list(dict.fromkeys(collective.kind for collective in record))
     hatches = {kind: _KIND_HATCHES[index % len(_KIND_HATCHES)] for index, kind in enumerate(kinds)}

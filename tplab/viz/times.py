@@ -1,4 +1,4 @@
-"""The time that a message of n bytes takes: measured points and lines, on logarithmic axes."""
+"""The time of a message of n bytes: measured points and lines, on logarithmic axes."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,10 +21,10 @@ def times(
     sizes: tuple[float, float] = (2, 2**30),
     title: str | None = None,
 ) -> Picture:
-    """Draw seconds over bytes. Every line has its name at its right end; a line that has points is drawn bold.
+    """Plot seconds over bytes. Every line is labeled at its right end, and lines with measured points are bold.
 
     lines:  by name, a function from bytes to seconds, such as `Link.seconds`
-    points: by name, measured (bytes, seconds); they have the color of the line of the same name
+    points: by name, measured (bytes, seconds), in the color of the line of the same name
     sizes:  smallest and largest message in bytes
     """
     points = points or {}
@@ -57,7 +57,7 @@ def times(
 
 
 def _color(name: str, lines: Mapping[str, object], points: Mapping[str, object]) -> str:
-    """The color of a line: its own if it has points, or if no line has; otherwise gray, told apart by dashes."""
+    """Return a line's color: a rank color if it has points, or if no line has points; otherwise gray."""
     if name in points:
         return rank_color(list(points).index(name))
     return FAINT if points else rank_color(list(lines).index(name))
@@ -75,7 +75,7 @@ def _ticks(axes: Axes) -> None:
 def _names(
     axes: Axes, x: float, ends: Mapping[str, float], lines: Mapping[str, object], points: Mapping[str, object]
 ) -> None:
-    """Write the name of each line beside its right end, moved apart where ends are close together."""
+    """Label each line at its right end. Labels are moved apart where the ends are close together."""
     low, high = axes.get_ylim()
     apart = (high / low) ** 0.062
     places: dict[str, float] = {}

@@ -8,11 +8,11 @@ from tplab.viz.colors import FAINT, WIDTH, Picture, chart, rank_color, rank_hatc
 
 
 def traffic(record_or_results: Any, *, title: str | None = None, scale: int | None = None) -> Picture:
-    """Draw bars of the bytes that each rank's collectives moved, by kind, with calls and bytes in numbers.
+    """Draw bars for the bytes of each rank's collectives, by kind, labeled with calls and bytes.
 
-    Takes the result of `launch`, or a record. Bytes are message sizes as nccl-tests counts them.
+    Accepts the result of `launch`, or a record. Bytes are message sizes, counted the way nccl-tests counts them.
 
-    scale: bytes of the longest bar that fits, to draw several pictures to one scale (None: the longest of this one)
+    scale: bytes of the longest bar that fits, to draw several pictures to the same scale (None: the longest bar here)
     """
     record: Record = getattr(record_or_results, "record", record_or_results)
     ranks = record.ranks

@@ -1,4 +1,4 @@
-"""A training run: its loss and its speed over the steps, two runs in comparison, and how speed grows with ranks."""
+"""Training runs: loss and speed over the steps, a comparison of two runs, and the speed-up on more ranks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def training(
     from_zero: bool = False,
     title: str | None = None,
 ) -> Picture:
-    """Draw (step, loss) of a run, with rings for held-out text; with speeds, also (step, tokens/s), from zero on.
+    """Plot the (step, loss) points of a run, with rings for held-out text, and optionally (step, tokens/s) from zero.
 
     ylabel, from_zero    for a first curve that isn't a loss
     """
@@ -65,9 +65,9 @@ def compared(
     steps: Sequence[int] | None = None,
     title: str | None = None,
 ) -> Picture:
-    """Draw the losses of runs in one chart, step by step, and below them the last run's difference from the first.
+    """Plot the losses of several runs in one chart, and below it the difference between the last run and the first.
 
-    steps    the steps of the losses; None: 1, 2, 3 .. If some are left out, each of the others has a dot
+    steps    the steps of the losses; None: 1, 2, 3 .. If some are left out, the remaining ones are marked with dots
     """
     at = list(range(1, len(difference) + 1) if steps is None else steps)
     dots: dict[str, Any] = {} if at == list(range(1, len(at) + 1)) else {"marker": "o", "markersize": 4}
@@ -102,9 +102,9 @@ def compared(
 def scaling(
     lines: Mapping[str, Mapping[int, float]], *, ylabel: str = "speed-up", ideal: bool = True, title: str | None = None
 ) -> Picture:
-    """Draw a number over the ranks that share the work, {"measured": {1: 1.0, 2: 1.7}}, on logarithmic axes.
+    """Plot a number over the number of ranks, {"measured": {1: 1.0, 2: 1.7}}, on logarithmic axes.
 
-    The first line is bold, the others are for comparison. ideal: a thin line, twice as fast on twice as many.
+    The first line is bold; the others are for comparison. ideal: add a thin line for perfect scaling.
     """
     counts = sorted({count for line in lines.values() for count in line})
     with style():
