@@ -18,7 +18,7 @@ from tplab.capstone.settings.presets import PRESETS
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.log import read_log, steps_of
 
-pytestmark = pytest.mark.share(2)
+pytestmark = pytest.mark.share(4)
 
 ENVIRONMENT = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
 COMMAND = [sys.executable, "-m", "tplab.capstone"]

@@ -114,7 +114,7 @@ def test_solution_passes(stem):
 
 
 @pytest.mark.slow
-@pytest.mark.share(5)
+@pytest.mark.share(len(STEMS))
 @pytest.mark.parametrize("stem", spread(STEMS))
 def test_blank_chapter_is_to_do_and_nothing_else_fails(stem):
     statuses, notes = results(stem, "chapters")
@@ -175,7 +175,7 @@ def test_check_fails_where_only_its_exercise_is_blank(exercise):
         run_check(exercise, namespace)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("wrong", spread(WRONG, lambda wrong: f"{wrong.exercise} {wrong.name}"))
 def test_wrong_answer_is_caught(wrong):
     run_wrong_answer(wrong)

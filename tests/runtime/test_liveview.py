@@ -24,7 +24,7 @@ from tplab.runtime.board import Entry
 from tplab.runtime.liveview import LiveView, Now, look, to_html, to_line
 from tplab.runtime.screen import WIDGET_VIEW
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(5)
 
 
 def board(pages: list[str | Entry], entered: dict[int, int]) -> SimpleNamespace:

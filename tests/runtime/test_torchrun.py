@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.share(2)
+pytestmark = pytest.mark.share(4)
 
 SCRIPT = """
 import sys

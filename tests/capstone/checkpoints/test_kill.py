@@ -4,6 +4,8 @@ import json
 
 from benchmarks import kills
 
+pytestmark = pytest.mark.share(3)
+
 
 def test_after_a_kill_the_run_goes_on_bit_for_bit(tmp_path):
     outcome = kills.try_kills(tmp_path, kills=3, seed=5, tp=2, steps=8, save_every=2)

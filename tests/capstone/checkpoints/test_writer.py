@@ -32,6 +32,8 @@ from tplab.capstone.checkpoints.manifest import (
 from tplab.capstone.checkpoints.writer import Checkpoints
 from tplab.checkpoint.files import TyingWriter
 
+pytestmark = pytest.mark.share(3)
+
 BOTH = pytest.mark.parametrize("asynchronous", [False, True], ids=["at once", "in the background"])
 
 

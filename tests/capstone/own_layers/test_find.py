@@ -18,6 +18,8 @@ from tplab.course.grading.check_notebook import Verdict
 from tplab.course.tools import state
 from tplab.runtime import RankError
 
+pytestmark = pytest.mark.share(3)
+
 SOLUTIONS, CHAPTERS = ROOT / "solutions", ROOT / "chapters"
 
 

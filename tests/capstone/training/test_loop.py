@@ -28,6 +28,8 @@ from tplab.capstone.training.loop import Outcome, train
 from tplab.capstone.training.signals import stop_file
 from tplab.checkpoint.sharded import write_sharded
 
+pytestmark = pytest.mark.share(3)
+
 Report = dict[str, Any]
 
 

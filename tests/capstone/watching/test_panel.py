@@ -22,6 +22,8 @@ from tplab.runtime import RankError, liveview
 from tplab.runtime.liveview import Now
 from tplab.runtime.screen import WIDGET_VIEW
 
+pytestmark = pytest.mark.share(3)
+
 
 @pytest.fixture
 def log(tmp_path: Path) -> Log:

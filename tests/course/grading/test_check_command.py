@@ -11,7 +11,7 @@ from tplab.course.grading.check_notebook import Note, Verdict, check_notebook
 from tplab.course.notebooks.cells import Unreadable, read_notebook
 from tplab.course.tools import cli
 
-pytestmark = pytest.mark.share(4)
+pytestmark = pytest.mark.share(8)
 
 COUNT = 26
 

@@ -11,7 +11,7 @@ from tplab.course.grading.nbval_plugin import Kernel
 from tplab.course.grading.run import Run
 from tplab.course.notebooks.cells import Cell
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(5)
 
 CHILD = """
 import os, time

@@ -16,7 +16,7 @@ from tests.course import tiny
 from tplab.course.grading.check_notebook import Note, Verdict, check_notebook
 from tplab.course.notebooks.cells import read_notebook
 
-pytestmark = pytest.mark.share(4)
+pytestmark = pytest.mark.share(8)
 
 RIGHT, WRONG = "return x + x", "return x + 2"
 

@@ -15,6 +15,8 @@ from tplab.course.notebooks import build
 from tplab.course.notebooks.source import pages, read, sources
 from tplab.course.tools import cli
 
+pytestmark = pytest.mark.share(3)
+
 INDEX = read(ROOT / "solutions" / "index.py")
 TEXT = "\n".join(cell.text for cell in INDEX.cells)
 ROW = re.compile(r"^\| (\d\d) \| (?:\[(.+)\]\((.+)\)|(.+) \(coming\)) \| (.+?) \|(?: (.*?) ?\|)?$", re.MULTILINE)

@@ -17,7 +17,7 @@ from tplab.course.tools import cli
 from tplab.course.tools.doctor import chapters, gpus, machine, probe, software, trial
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
 
-pytestmark = pytest.mark.share(2)
+pytestmark = pytest.mark.share(3)
 
 TORCH = Requirement("torch>=2.11")
 GIB = 2**30
