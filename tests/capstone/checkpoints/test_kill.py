@@ -2,11 +2,12 @@
 
 import json
 
+import pytest
+
 from benchmarks import kills
 
-pytestmark = pytest.mark.share(3)
 
-
+@pytest.mark.nightly
 def test_after_a_kill_the_run_goes_on_bit_for_bit(tmp_path):
     outcome = kills.try_kills(tmp_path, kills=3, seed=5, tp=2, steps=8, save_every=2)
     assert outcome.failures == []
