@@ -1,4 +1,4 @@
-"""The check of exercise 0.1: the parameters of a GPT, against plain PyTorch modules that are built and counted."""
+"""The check for exercise 0.1: the parameters of a GPT, against plain PyTorch modules that are built and counted."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

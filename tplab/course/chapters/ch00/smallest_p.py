@@ -1,4 +1,4 @@
-"""The check of exercise 0.3: bytes on a tensor-parallel rank, against modules of that size, and the smallest p."""
+"""The check for exercise 0.3: bytes on a tensor-parallel rank, against modules of that size, and the smallest p."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The check of exercise 0.2: bytes of weights, gradients and optimizer state, against real tensors after a step."""
+"""The check for exercise 0.2: bytes of weights, gradients and optimizer state, against real tensors after a step."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""The check of exercise 1.3: a ring all-gather."""
+"""The check for exercise 1.3: a ring all-gather."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The check of exercise 1.4: an all-reduce from a reduce-scatter and an all-gather."""
+"""The check for exercise 1.4: an all-reduce from a reduce-scatter and an all-gather."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The check of exercise 1.5: a line fitted to measured points, and the costs of ring and tree. Starts no ranks."""
+"""The check for exercise 1.5: a line fitted to measured points, and the costs of ring and tree. Starts no ranks."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The check of exercise 1.2: a ring reduce-scatter."""
+"""The check for exercise 1.2: a ring reduce-scatter."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The check of exercise 1.1: scatter and gather, built from send and recv."""
+"""The check for exercise 1.1: scatter and gather, built from send and recv."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

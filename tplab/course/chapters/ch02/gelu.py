@@ -1,4 +1,4 @@
-"""The check of exercise 2.4: GELU after the sum of a row split, and before it."""
+"""The check for exercise 2.4: GELU after the sum of a row split, and before it."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The checks of exercises 2.2 and 2.3: one matmul, Y = X A, with A split by columns or by rows.
+"""The checks for exercises 2.2 and 2.3: one matmul, Y = X A, with A split by columns or by rows.
 
 Both run on 1, 2 and 4 ranks and are compared with X @ A in a single process. X has two or three dimensions. An answer
 may use one collective, with a message as large as Y.

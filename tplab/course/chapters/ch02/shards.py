@@ -1,4 +1,4 @@
-"""The check of exercise 2.1, `shard` and `unshard`. They only slice and concatenate, so they run in this process."""
+"""The check for exercise 2.1, `shard` and `unshard`. They only slice and concatenate, so they run in this process."""
 
 from collections.abc import Callable, Iterator, Sequence
 

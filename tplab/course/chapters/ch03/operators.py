@@ -1,4 +1,4 @@
-"""The checks of exercises 3.1, f, and 3.2, g, and the code that checks any of chapter 03's four operators.
+"""The checks for exercises 3.1, f, and 3.2, g, and the code that checks any of chapter 03's four operators.
 
 Each operator runs alone, on 2, 4 and 1 ranks. Every rank has a different x and a different upstream gradient, even
 where the exercise's docstring says that they are replicated, so that a wrong sum, a wrong slice or an unnecessary

@@ -1,4 +1,4 @@
-"""The checks of exercises 3.3, the operator scatter, and 3.4, the operator gather."""
+"""The checks for exercises 3.3, the operator scatter, and 3.4, the operator gather."""
 
 from collections.abc import Sequence
 from typing import Any

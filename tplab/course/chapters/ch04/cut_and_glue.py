@@ -1,4 +1,4 @@
-"""The check of exercise 4.3: split a weight into shards, and join the shards again. It runs in this process."""
+"""The check for exercise 4.3: split a weight into shards, and join the shards again. It runs in this process."""
 
 from collections.abc import Callable
 from typing import Any

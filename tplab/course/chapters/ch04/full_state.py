@@ -1,4 +1,4 @@
-"""The check of exercise 4.5: load a full checkpoint into shards, and save a full checkpoint from shards."""
+"""The check for exercise 4.5: load a full checkpoint into shards, and save a full checkpoint from shards."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

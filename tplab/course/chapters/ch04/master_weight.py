@@ -1,4 +1,4 @@
-"""The check of exercise 4.4: the initial values of a shard, taken from a master weight of the full shape."""
+"""The check for exercise 4.4: the initial values of a shard, taken from a master weight of the full shape."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The check of exercise 5.4: a detector for replicated parameters that drift apart."""
+"""The check for exercise 5.4: a detector for replicated parameters that drift apart."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The checks of exercises 5.1, ParallelMLP, and 5.3, SwiGLU.
+"""The checks for exercises 5.1, ParallelMLP, and 5.3, SwiGLU.
 
 Each MLP loads its weights from a full checkpoint, as its parameters' sharding says. The reference is plain PyTorch in
 float64 in a single process.

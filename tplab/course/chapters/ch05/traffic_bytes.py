@@ -1,4 +1,4 @@
-"""The check of exercise 5.2: the message sizes, in bytes, of the collectives in an MLP."""
+"""The check for exercise 5.2: the message sizes, in bytes, of the collectives in an MLP."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The check of exercise 6.2, ParallelAttention, in which every rank holds complete heads."""
+"""The check for exercise 6.2, ParallelAttention, in which every rank holds complete heads."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""The check of exercise 6.5: a cache for keys and values, and attention that uses it."""
+"""The check for exercise 6.5: a cache for keys and values, and attention that uses it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The check of exercise 6.4, grouped-query attention: fewer heads of K and V than of Q, possibly fewer than ranks."""
+"""The check for exercise 6.4, grouped-query attention: fewer heads of K and V than of Q, possibly fewer than ranks."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""The check of exercise 6.1: split into heads, attend, merge. It runs in this process because heads are independent."""
+"""The check for exercise 6.1: split into heads, attend, merge. It runs in this process because heads are independent."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The check of exercise 6.3: which rows of a fused [Wq; Wk; Wv] belong to a rank. It runs in this process."""
+"""The check for exercise 6.3: which rows of a fused [Wq; Wk; Wv] belong to a rank. It runs in this process."""
 
 from collections.abc import Callable
 from typing import Any

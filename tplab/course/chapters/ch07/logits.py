@@ -1,4 +1,4 @@
-"""The check of exercise 7.4: the logits from a table that is sharded by rows, split or gathered."""
+"""The check for exercise 7.4: the logits from a table that is sharded by rows, split or gathered."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

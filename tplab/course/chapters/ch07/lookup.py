@@ -1,4 +1,4 @@
-"""The check of exercise 7.2: the masked lookup in a table whose rows are sharded."""
+"""The check for exercise 7.2: the masked lookup in a table whose rows are sharded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

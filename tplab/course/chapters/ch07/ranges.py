@@ -1,4 +1,4 @@
-"""The check of exercise 7.1: the padded size of a vocabulary, and the rows that a rank holds. Simple arithmetic."""
+"""The check for exercise 7.1: the padded size of a vocabulary, and the rows that a rank holds. Simple arithmetic."""
 
 from collections.abc import Callable
 from typing import Any

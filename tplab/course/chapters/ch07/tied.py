@@ -1,4 +1,4 @@
-"""The check of exercise 7.5: a model in which the lookup and the output layer share one table."""
+"""The check for exercise 7.5: a model in which the lookup and the output layer share one table."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

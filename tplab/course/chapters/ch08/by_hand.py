@@ -1,4 +1,4 @@
-"""The check of exercise 8.4: each token's loss as an autograd function, with its backward written by hand."""
+"""The check for exercise 8.4: each token's loss as an autograd function, with its backward written by hand."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The check of exercise 8.2: log-sum-exp over all ranks' columns, and its gradient."""
+"""The check for exercise 8.2: log-sum-exp over all ranks' columns, and its gradient."""
 
 from typing import Any
 

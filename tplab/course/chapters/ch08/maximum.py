@@ -1,4 +1,4 @@
-"""The check of exercise 8.1: the largest logit of each token, over all ranks' columns."""
+"""The check for exercise 8.1: the largest logit of each token, over all ranks' columns."""
 
 from typing import Any
 

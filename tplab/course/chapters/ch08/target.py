@@ -1,4 +1,4 @@
-"""The check of exercise 8.3: the target's logit, which one rank has and all ranks need."""
+"""The check for exercise 8.3: the target's logit, which one rank has and all ranks need."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""The check of exercise 8.5: the mean loss, with padded columns, ignored tokens and label smoothing."""
+"""The check for exercise 8.5: the mean loss, with padded columns, ignored tokens and label smoothing."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

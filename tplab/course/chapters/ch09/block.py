@@ -1,4 +1,4 @@
-"""The check of exercise 9.4: a block with dropout in a sharded place and in a replicated place.
+"""The check for exercise 9.4: a block with dropout in a sharded place and in a replicated place.
 
 The reference is the same block in a single process, in float64. Inside, it drops the elements that each rank drops in
 its columns. At the end, it drops the elements that all ranks drop.

@@ -1,4 +1,4 @@
-"""The check of exercise 9.1: a rank draws its own shard, with the standard deviation of the full weight.
+"""The check for exercise 9.1: a rank draws its own shard, with the standard deviation of the full weight.
 
 The right values come from a generator with the rank's seed, times Xavier's standard deviation. The current random state
 must not change, nothing may be sent, and no rank may create a tensor as large as the full weight.

@@ -1,4 +1,4 @@
-"""The check of exercise 9.5: activation checkpointing whose second run drops the same elements as the first.
+"""The check for exercise 9.5: activation checkpointing whose second run drops the same elements as the first.
 
 The function that runs twice applies dropout in three places, using torch's current state and both states of a tracker:
 

@@ -1,4 +1,4 @@
-"""The check of exercise 9.2: the seeds of a rank's streams, equal where they should be and nowhere else.
+"""The check for exercise 9.2: the seeds of a rank's streams, equal where they should be and nowhere else.
 
 Any scheme that follows the exercise's rules is right. It's called on real ranks, then for large numbers of ranks.
 """

@@ -1,4 +1,4 @@
-"""The check of exercise 9.3: named random states, and `fork`.
+"""The check for exercise 9.3: named random states, and `fork`.
 
 Every scene draws dropout masks and compares them element by element with those that plain PyTorch draws after
 `torch.manual_seed` with the seed of the name. Outside the forks, torch must draw as if there were no tracker.

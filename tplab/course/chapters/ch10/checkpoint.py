@@ -1,4 +1,4 @@
-"""The check of exercise 10.3: cutting a checkpoint in GPT-2's format into each rank's shards."""
+"""The check for exercise 10.3: cutting a checkpoint in GPT-2's format into each rank's shards."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

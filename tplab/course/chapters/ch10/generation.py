@@ -1,4 +1,4 @@
-"""The check of exercise 10.4: the best token of a sharded vocabulary, and greedy generation with a cache.
+"""The check for exercise 10.4: the best token of a sharded vocabulary, and greedy generation with a cache.
 
 `generate` is called with a model that has no weights. Its logits depend on every token so far and on its position, so a
 wrong token, a wrong position, or a token that is missing from the cache or in it twice changes everything that follows.

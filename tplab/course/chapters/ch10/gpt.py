@@ -1,4 +1,4 @@
-"""The check of exercise 10.2: the forward pass of a full GPT, with tied logits and loss."""
+"""The check for exercise 10.2: the forward pass of a full GPT, with tied logits and loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

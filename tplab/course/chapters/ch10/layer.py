@@ -1,4 +1,4 @@
-"""The check of exercise 10.1: the forward pass of a transformer layer."""
+"""The check for exercise 10.1: the forward pass of a transformer layer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

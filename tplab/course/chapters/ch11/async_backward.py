@@ -1,4 +1,4 @@
-"""The check of exercise 11.3: a backward pass that computes dW while the all-reduce of dx is running.
+"""The check for exercise 11.3: a backward pass that computes dW while the all-reduce of dx is running.
 
 The check doesn't compare how long anything takes. It compares the order in which a rank runs the two matmuls
 (recognized by the sizes of their results), starts the all-reduce, and waits for it.

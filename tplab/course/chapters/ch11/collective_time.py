@@ -1,4 +1,4 @@
-"""The check of exercise 11.1: the time of three collectives in a ring. It starts no ranks."""
+"""The check for exercise 11.1: the time of three collectives in a ring. It starts no ranks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The check of exercise 11.2: compute and communication of a tensor-parallel layer. It starts no ranks."""
+"""The check for exercise 11.2: compute and communication of a tensor-parallel layer. It starts no ranks."""
 
 from collections.abc import Callable
 from typing import Any

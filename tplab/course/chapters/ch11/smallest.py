@@ -1,4 +1,4 @@
-"""The check of exercise 11.4: the smallest hidden size that keeps p ranks busy. It starts no ranks."""
+"""The check for exercise 11.4: the smallest hidden size that keeps p ranks busy. It starts no ranks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The check of exercise 12.2: a block that holds s/p tokens wherever no matrix needs all of them.
+"""The check for exercise 12.2: a block that holds s/p tokens wherever no matrix needs all of them.
 
 The check provides the middle of the block: two matrices, split by columns and by rows, without any communication. The
 reference is the same block in a single process, in plain PyTorch, where each rank's tokens go through a separate copy

@@ -1,4 +1,4 @@
-"""The check of exercise 12.3: sum the gradients of parameters that saw only this rank's tokens, in one all-reduce."""
+"""The check for exercise 12.3: sum the gradients of parameters that saw only this rank's tokens, in one all-reduce."""
 
 from collections.abc import Callable
 from typing import Any

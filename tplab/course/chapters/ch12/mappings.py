@@ -1,4 +1,4 @@
-"""The check of exercise 12.1: gather and reduce-scatter along the sequence, each tested alone.
+"""The check for exercise 12.1: gather and reduce-scatter along the sequence, each tested alone.
 
 Every rank has a different x and a different upstream gradient, so that no wrong sum, slice or order goes unnoticed. The
 plain cases come first, followed by an input that autograd has saved, tensors that aren't contiguous, and the gradient

@@ -1,4 +1,4 @@
-"""The checks of exercises 13.1, GPipe, and 13.2, 1F1B, as lists of actions.
+"""The checks for exercises 13.1, GPipe, and 13.2, 1F1B, as lists of actions.
 
 A list is judged by its properties: it must be complete, no actions may wait for each other in a cycle, it must take the
 right time, and no more micro-batches may be live than necessary. Nothing here comes from `tplab.pipeline.schedules`

@@ -1,4 +1,4 @@
-"""The check of exercise 13.3: the peak of live micro-batches and the bubble, computed from the lists."""
+"""The check for exercise 13.3: the peak of live micro-batches and the bubble, computed from the lists."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""The check of exercise 13.4: one pipeline stage, run on real ranks, against the full chain in a single process.
+"""The check for exercise 13.4: one pipeline stage, run on real ranks, against the full chain in a single process.
 
 A message that is never waited for can block whatever comes after it. The first case exposes such a message, because it
 has its own launch.

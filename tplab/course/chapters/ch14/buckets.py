@@ -1,4 +1,4 @@
-"""The check of exercise 14.1: gradients summed bucket by bucket while the backward pass is running."""
+"""The check for exercise 14.1: gradients summed bucket by bucket while the backward pass is running."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The check of exercise 14.5: a layout for a cluster, judged by its requirements and its predicted time.
+"""The check for exercise 14.5: a layout for a cluster, judged by its requirements and its predicted time.
 
 Any layout is right if it uses every GPU, divides everything evenly, keeps the tensor-parallel ranks in one node, fits
 into memory, and is hardly slower than the best layout, according to the `seconds` that the answer receives.

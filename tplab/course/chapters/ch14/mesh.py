@@ -1,4 +1,4 @@
-"""The check of exercise 14.3: a rank's position in a (dp, pp, tp) mesh, and the ranks that it shares a group with."""
+"""The check for exercise 14.3: a rank's position in a (dp, pp, tp) mesh, and the ranks that it shares a group with."""
 
 from collections.abc import Callable
 from contextlib import suppress

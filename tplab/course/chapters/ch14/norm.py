@@ -1,4 +1,4 @@
-"""The check of exercise 14.4: the norm of the gradient over a mesh, with every parameter counted once."""
+"""The check for exercise 14.4: the norm of the gradient over a mesh, with every parameter counted once."""
 
 import math
 from collections.abc import Callable

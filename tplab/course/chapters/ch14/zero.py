@@ -1,4 +1,4 @@
-"""The check of exercise 14.2: ZeRO-1, with the optimizer state sharded over the data-parallel ranks."""
+"""The check for exercise 14.2: ZeRO-1, with the optimizer state sharded over the data-parallel ranks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The check of exercise 15.1: a learning rate that rises linearly and falls along a cosine. It starts no ranks."""
+"""The check for exercise 15.1: a learning rate that rises linearly and falls along a cosine. It starts no ranks."""
 
 import math
 from collections.abc import Callable

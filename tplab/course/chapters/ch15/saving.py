@@ -1,4 +1,4 @@
-"""The check of exercise 15.4: checkpoints that are complete after a kill, no matter when it happens.
+"""The check for exercise 15.4: checkpoints that are complete after a kill, no matter when it happens.
 
 A child process saves a checkpoint, and is killed before each of its disk operations in turn and in the middle of each
 file. After each kill, every directory that is named like a checkpoint must be complete, `newest_checkpoint` must find

@@ -1,4 +1,4 @@
-"""The check of exercise 15.5: model FLOPs utilization, against the operations that torch counts in a plain GPT."""
+"""The check for exercise 15.5: model FLOPs utilization, against the operations that torch counts in a plain GPT."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The check of exercise 15.2: the windows of the text that a replica takes in a step, as a pure function.
+"""The check for exercise 15.2: the windows of the text that a replica takes in a step, as a pure function.
 
 Any shuffle is right. The check tests the properties that it must have: each window comes once per epoch, the batch is
 the same for any number of replicas, and nothing is remembered between calls or taken from the rank's random state.
