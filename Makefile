@@ -2,7 +2,7 @@
 #
 #   LAB_ARGS="--no-browser --port=9000"   more options for JupyterLab
 #   TESTS="tests/tensor/test_linear.py -k bias"  run only these tests
-#   JOBS=4                                how many test processes run side by side
+#   JOBS=4                                how many test processes run side by side (two per core, since many tests wait)
 #   SEED=7                                other inputs for the wrong answers that the tests try
 #   PYTHON=python3.12                     which Python builds the environment
 #   VENV=/some/where/else                 where the environment lives
@@ -14,7 +14,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?=
 LAB_ARGS ?=
-JOBS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+JOBS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )))
 TURN ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 SINCE ?= HEAD
 SEED ?= 0
