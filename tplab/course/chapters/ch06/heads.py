@@ -1,4 +1,4 @@
-"""The check for exercise 6.1: split into heads, attend, merge. It runs in this process because heads are independent."""
+"""The check for exercise 6.1: split into heads, attend, merge. Runs in this process, since heads are independent."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The check for exercise 7.3: VocabParallelEmbedding, its initial values, its checkpoint, and the ids it must reject."""
+"""The check for exercise 7.3: VocabParallelEmbedding, initial values, checkpoint, and the ids it must reject."""
 
 import re
 from collections.abc import Callable

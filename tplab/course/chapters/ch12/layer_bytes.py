@@ -1,4 +1,4 @@
-"""The check for exercise 12.4: the bytes that autograd saves for a layer, for every way to run it, against a real layer.
+"""The check for exercise 12.4: the bytes that autograd saves for a layer in every way to run it, against a real layer.
 
 The real layer is the part that one of p ranks computes, run in a single process with simulated communication. A gather
 repeats this rank's tokens p times, and a reduce-scatter takes the first s/p of them. Neither saves anything, and all

@@ -1,4 +1,4 @@
-"""The check for exercise 15.3: a training step on a grid of ranks, against the same step in a single float64 process."""
+"""The check for exercise 15.3: a training step on a grid of ranks, against the same step in one float64 process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
