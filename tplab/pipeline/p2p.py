@@ -1,10 +1,12 @@
 """Chapter 13: messages between pipeline stages, sent in a way that can't deadlock.
 
-A schedule that works on paper must not hang because of the way its messages are sent. Three rules prevent that:
+A schedule that works on paper must not hang because of the way its messages are sent. Four rules prevent that:
 
     sends don't block           `isend` returns immediately, and the tensor is kept alive until it has arrived
     one channel per direction   messages to higher and to lower ranks use different process groups, so an activation and
                                 a gradient between the same two ranks never wait for each other
+    connections open first      NCCL opens a connection with its first message, and blocks the CPUs of both ranks until
+                                both have posted it. So every connection is used once before a schedule starts
     the sender sets the order   NCCL has no tags, so messages in a channel arrive in the order in which they are sent.
                                 The receiver takes that order from the sender's list and posts its `irecv`s in it
 
@@ -22,6 +24,7 @@ from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.pipeline.schedules import Result, Schedule
+from tplab.runtime import device
 
 
 class Channels:
@@ -29,8 +32,8 @@ class Channels:
 
     group    the ranks in the order of their stages; None: all ranks
 
-    All ranks of `group` must create it together; other ranks don't take part. Creating process groups is slow, so
-    several pipelines over the same ranks should share one object.
+    All ranks must create it together, each with the group of its own pipeline: NCCL splits communicators with all ranks
+    of the run taking part. Creating process groups is slow, so several pipelines over the same ranks should share one.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
@@ -46,6 +49,20 @@ class Channels:
             members = [ranks[0], ranks[-1]] if is_end else [ranks[self.rank]]
             group = dist.new_group(members, use_local_synchronization=True)
             self.ends = group if is_end else None
+            if dist.get_backend(self._groups[0]) == "nccl":
+                self.open_connections(device())
+
+    def open_connections(self, on: torch.device) -> None:
+        """Send one element over every connection that a schedule can use, in the same order on all ranks.
+
+        on    the device of the element
+        """
+        for sender, receiver in connections(self.world_size):
+            element = torch.zeros(1, device=on)
+            if self.rank == sender:
+                self.send(element, receiver).wait()
+            elif self.rank == receiver:
+                self.receive(element, sender).wait()
 
     def send(self, tensor: Tensor, receiver: int) -> dist.Work:
         work = dist.isend(tensor, group=self._groups[receiver > self.rank], group_dst=receiver)
@@ -56,6 +73,12 @@ class Channels:
         work = dist.irecv(tensor, group=self._groups[self.rank > sender], group_src=sender)
         assert work is not None
         return work
+
+
+def connections(p: int) -> list[tuple[int, int]]:
+    """The (sender, receiver) pairs of a pipeline of p ranks: neighbors, and the ends, which interleaving connects."""
+    pairs = [(rank, (rank + 1) % p) for rank in range(p if p > 2 else p - 1)]
+    return [connection for a, b in pairs for connection in ((a, b), (b, a))]
 
 
 class Messages:
