@@ -12,6 +12,8 @@ from tokenizers import Tokenizer
 from tplab.capstone.data.corpus import Document, collect
 from tplab.capstone.data.tokenizer import END_OF_TEXT, encode, train_tokenizer
 
+pytestmark = pytest.mark.share(3)
+
 LIMIT, SIZE = 300_000, 600
 
 

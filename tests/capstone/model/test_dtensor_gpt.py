@@ -12,6 +12,8 @@ from tplab.capstone.training.build_model import backward, clip_gradients, copy_s
 from tplab.capstone.training.optimizer import make_optimizer
 from tplab.checkpoint.sharded import load_sharded, save_sharded
 
+pytestmark = pytest.mark.share(4)
+
 
 def _one_step(sequence_parallel):
     settings = variant(layers="dtensor", tp=2, sequence_parallel=sequence_parallel)

@@ -19,6 +19,8 @@ from tplab.capstone.training.build_model import backward, copy_shards, finish_gr
 from tplab.course.notebooks.source import parse_code
 from tplab.runtime import RankError
 
+pytestmark = pytest.mark.share(3)
+
 SOLUTIONS = Path(__file__).resolve().parents[3] / "solutions"
 
 

@@ -18,7 +18,7 @@ from tplab.course.grading.check_notebook import Verdict
 from tplab.course.tools import state
 from tplab.runtime import RankError
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(5)
 
 SOLUTIONS, CHAPTERS = ROOT / "solutions", ROOT / "chapters"
 

@@ -22,7 +22,7 @@ from tplab.runtime import RankError, liveview
 from tplab.runtime.liveview import Now
 from tplab.runtime.screen import WIDGET_VIEW
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(5)
 
 
 @pytest.fixture
