@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from tests.capstone.small_training import CONFIG, build, learn, train
-from tplab import launch
+from tplab import RankError, launch
 from tplab.capstone.checkpoints import checkpoint_folders as step_folders
 from tplab.capstone.checkpoints import writer as module
 from tplab.capstone.checkpoints.manifest import (
@@ -411,6 +411,10 @@ def test_a_disk_that_is_full_in_the_middle(asynchronous, trained, folder, tmp_pa
 # On several ranks
 
 
+def seems_shared(*_):
+    """Stands in for the check at the start, as if the disks had come apart later."""
+
+
 def _on_four_ranks(root):
     """Two replicas of two ranks: train and save, go on, and what all are told when one of them can't write."""
     folder = root / "run"
@@ -429,6 +433,7 @@ def _on_four_ranks(root):
         module.file_sum = no_space
     checkpoints.save(1, model, optimizer)
     told = message(checkpoints.wait), names(folder / "broken")
+    module._check_shared = seems_shared
     apart = message(Checkpoints(root / f"of-rank{dist.get_rank()}").save, 1, model, optimizer)
     return whole, saved, sums, again, told, apart
 
@@ -478,6 +483,7 @@ def _apart(root):
     own = root / f"disk{rank}"
     (own / ("step-000004" if rank else "step-000002")).mkdir(parents=True)
     alone = [dist.new_group([member]) for member in range(2)][rank]
+    module._check_shared = seems_shared
     return message(Checkpoints(own).latest), message(Checkpoints, own, 2, False, alone)
 
 
@@ -544,3 +550,20 @@ def test_all_ranks_are_told_of_a_damaged_file_that_one_has_found(two):
         assert said.startswith("DamagedCheckpointError: ")
         assert "step-000002/__0_0.distcp has its" in said
         assert f"{root / 'damaged' / 'step-000001'} is whole: to go on from step 1" in said
+
+
+def on_a_disk_of_its_own(folders: list[Path]) -> None:
+    os.chdir(folders[dist.get_rank()])
+    module.UNTIL_SEEN = 0.2
+    Checkpoints("run/checkpoints")
+
+
+def test_a_folder_that_the_machines_do_not_share_is_refused_at_the_start(tmp_path):
+    folders = [tmp_path / name for name in "aab"]
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+    says = rf"rank 2: the checkpoint folder isn't shared: rank 0 writes to {tmp_path}/a/run/checkpoints on .*"
+    with pytest.raises(RankError, match=says):
+        launch(on_a_disk_of_its_own, 3, args=(folders,))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "run"]
+    launch(on_a_disk_of_its_own, 2, args=(folders,))

@@ -29,6 +29,9 @@ In training, on every rank:
 Only the first data-parallel replica saves, but all load. (Megatron-Core: dist_checkpointing's async strategies.)
 """
 
+import os
+import socket
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -57,6 +60,7 @@ from tplab.collectives.by_hand import rank_and_size
 from tplab.runtime.hooks import unrecorded
 
 PATIENCE = timedelta(days=1)  # how long to wait for a rank whose disk is slow
+UNTIL_SEEN = 60.0  # seconds after which a new file must be visible on all machines; NFS caches for up to a minute
 
 
 class Checkpoints:
@@ -66,6 +70,8 @@ class Checkpoints:
     asynchronous    if True, training continues while a checkpoint is written
     group           the ranks that share a model (None: all)
     data_parallel   the ranks that have the same model shard, one per replica (None: there is only one replica)
+
+    Raises RuntimeError if a rank doesn't see what the first rank writes to the folder.
     """
 
     def __init__(
@@ -82,6 +88,8 @@ class Checkpoints:
         self.rank = rank_and_size(group)[0]
         self.saves = data_parallel is None or rank_and_size(data_parallel)[0] == 0
         self._everyone, self._savers = _own_groups(self.saves, group)
+        if self._everyone is not None:
+            _check_shared(self.folders.root, self._everyone)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._under_way: Future[None] | None = None
         self._is_there: int | None = None  # the step that was loaded or last saved
@@ -227,6 +235,42 @@ class Checkpoints:
         said = [self.folders.instead_of(path) if dist.get_rank() == 0 else ""]
         dist.broadcast_object_list(said, 0, self._everyone)
         return said[0]
+
+
+def _check_shared(root: Path, everyone: ProcessGroup) -> None:
+    """Have the first rank write a file that all others look for. Raises RuntimeError on all ranks if one can't see it.
+
+    Otherwise, a folder that the machines don't share would be noticed only when the run is resumed.
+    """
+    is_first, existed = dist.get_rank() == 0, root.is_dir()
+    about = [f".shared-{os.urandom(8).hex()}", socket.gethostname(), str(root.absolute())]
+    dist.broadcast_object_list(about, 0, everyone)
+    name, host, folder = about
+    try:
+        together(lambda: _write_empty(root / name) if is_first else None, everyone)
+        together(lambda: _wait_for(root / name, f"{folder} on {host}"), everyone)
+    finally:
+        if is_first:
+            (root / name).unlink(missing_ok=True)
+            if not existed:
+                with suppress(OSError):  # another run may be using it by now
+                    root.rmdir()
+
+
+def _write_empty(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+def _wait_for(path: Path, written: str) -> None:
+    end = time.monotonic() + UNTIL_SEEN
+    while not path.exists():
+        if time.monotonic() > end:
+            raise RuntimeError(
+                f"the checkpoint folder isn't shared: rank 0 writes to {written}, but {path.parent.absolute()} on "
+                f"{socket.gethostname()} is a different folder. Pass a --folder that all machines share"
+            )
+        time.sleep(0.05)
 
 
 def _own_groups(saves: bool, group: ProcessGroup | None) -> tuple[ProcessGroup | None, ProcessGroup | None]:
