@@ -186,10 +186,14 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     changed = [name for name, code in before.items() if after.get(name) is not code]
     new = [name.rpartition(".") for name in after.keys() - before.keys()]
     hiding = [f"{module}.{key}" for module, _, key in new if module in modules and hasattr(builtins, key)]
-    return [name.rstrip(".") for name in changed if not _is_torchs_own(name, after.get(name))] + hiding
+    return [name.rstrip(".") for name in changed if not _is_torchs_own(name, before[name], after.get(name))] + hiding
 
 
-def _is_torchs_own(name: str, found: Any) -> bool:
-    """Return whether `found` is a wrapper that torch installed itself: a known name, and code in torch's files."""
+def _is_torchs_own(name: str, before: Any, found: Any) -> bool:
+    """Return whether `found` is a wrapper that torch installed itself: code from torch's files, around what was there.
+
+    An optimizer wraps the `step` of its class when it is first created.
+    """
     file = found.__code__.co_filename if isinstance(found, FunctionType) else ""
-    return name in WRAPPED_BY_TORCH and f"{os.sep}torch{os.sep}" in file
+    known = name in WRAPPED_BY_TORCH or getattr(found, "__wrapped__", None) is before
+    return known and f"{os.sep}torch{os.sep}" in file
