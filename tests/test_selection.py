@@ -88,6 +88,9 @@ REACHED = {  # what changes -> tests that it must reach, and one that it must no
         ["tests/tensor/test_linear.py", "tests/gpt/test_model.py"],
         "tests/common/test_units.py",
     ),
+    "a module, through its room": (
+        "tplab/tensor/rotary.py", ["tests/tensor/test_attention.py"], "tests/tensor/test_cross_entropy.py",
+    ),
     "a module, through ranks": ("tplab/runtime/rank.py", ["tests/tensor/test_linear.py"], "tests/common/test_units.py"),
     "a program that a test starts by its name": (
         "tplab/capstone/__main__.py", ["tests/capstone/test_main.py"], "tests/tensor/test_linear.py",

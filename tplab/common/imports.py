@@ -3,8 +3,8 @@
     graph = ImportGraph(Path("."), "tplab")
     graph.closure([Path("tplab/tensor/linear.py")])       # the file itself and every file of tplab that it needs
 
-Nothing is imported or run. Imports inside functions count, too. Importing a package counts as importing its `__init__`
-with everything that it imports.
+Nothing is imported or run. Imports inside functions count, too. A name that a package re-exports counts as an import of
+the module it comes from. Importing the package itself counts as importing everything that its `__init__` imports.
 """
 
 import re
@@ -27,7 +27,8 @@ class ImportGraph:
         self._from = re.compile(rf"^\s*from ((?:{names})(?:\.\w+)*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
         self._import = re.compile(rf"^\s*import ((?:{names})(?:\.\w+)*)", re.MULTILINE)
         self._mention = re.compile(rf"\b(?:{names})(?:\.\w+)+")
-        self.imports = cache(self._imports)
+        self.imports, self.exports = cache(self._imports), cache(self._exports)
+        self._re_exporting: dict[Path, set[Path]] = {}  # by file: the packages that it gets names from
 
     def closure(self, files: Iterable[Path]) -> set[Path]:
         """Return these files and all files that they import, directly or indirectly."""
@@ -38,18 +39,39 @@ class ImportGraph:
             if file not in found:
                 found.add(file)
                 waiting += self.imports(file)
-        return found
+        return found.union(*(self._re_exporting[file] for file in found))
 
     def _imports(self, file: Path) -> frozenset[Path]:
         text = file.read_text(encoding="utf-8")
         names: set[str] = set()
+        through = self._re_exporting[file] = set()
         for package, imported in self._from.findall(text):
             parts = re.findall(r"\w+", re.sub(r"#.*|\bas \w+", "", imported))
-            submodules = {f"{package}.{part}" for part in parts if self._file(f"{package}.{part}")}
-            names |= submodules if len(submodules) == len(parts) else {package, *submodules}
-        everywhere = self.mentions is not None and self.mentions in file.parents
-        names |= set((self._mention if everywhere else self._import).findall(text))
+            names |= {self._module_of(package, part) for part in parts}
+            if not all(self._file(f"{package}.{part}") for part in parts) and (source := self._file(package)):
+                through.add(source)
+        if self.mentions is not None and self.mentions in file.parents:
+            names |= set(self._mention.findall(self._from.sub("", text)))
+        else:
+            names |= set(self._import.findall(text))
         return frozenset(found for name in names if (found := self._file_of_longest(name)) and found != file)
+
+    def _module_of(self, package: str, name: str) -> str:
+        """The module that `from package import name` is about: a submodule, or the one a package re-exports it from."""
+        if self._file(f"{package}.{name}"):
+            return f"{package}.{name}"
+        file = self._file(package)
+        exported_from = self.exports(file).get(name) if file and file.name == "__init__.py" else None
+        return self._module_of(exported_from, name) if exported_from not in (None, package) else package
+
+    def _exports(self, file: Path) -> dict[str, str]:
+        """The names that a package imports, each with the module it comes from."""
+        found = self._from.findall(file.read_text(encoding="utf-8"))
+        return {
+            name: module
+            for module, imported in found
+            for name in re.findall(r"\w+", re.sub(r"#.*|\w+ as ", "", imported))
+        }
 
     def _file(self, module: str) -> Path | None:
         path = self.root.joinpath(*module.split("."))
