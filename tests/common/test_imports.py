@@ -10,21 +10,28 @@ from tplab.common.imports import ImportGraph
 FILES = {
     "pack/__init__.py": "",
     "pack/low.py": "import os\n",
-    "pack/room/__init__.py": "from pack.room.one import One\n",
+    "pack/room/__init__.py": "from pack.room.one import One\nfrom pack.room.three import Three\n",
     "pack/room/one.py": "from pack import low as lowest  # the ground floor\n",
     "pack/room/two.py": "def late():\n    from pack.room import (\n        one,  # a module\n        missing,\n    )\n",
+    "pack/room/three.py": "",
     "pack/user.py": "from pack.room import One\n",
+    "pack/part.py": "from pack import room\nprint(room.One)\n",
+    "pack/all.py": "from pack import room\nprint(room.two, room)\n",
     "pack/whole.py": "import pack.room.two\n",
     "pack/names.py": "NAME = 'pack.low'\n",
     "other/__init__.py": "from pack import low\n",
     "checks/test_names.py": "command = ['-m', 'pack.names.NAME', 'pack']\n",
 }
+ROOM = {"pack/room/__init__.py", "pack/room/one.py", "pack/room/three.py", "pack/low.py"}
+ONE = ROOM - {"pack/room/three.py"}
 EXPECTED = {
     "pack/low.py": set(),
     "pack/room/one.py": {"pack/low.py"},
-    "pack/room/two.py": {"pack/room/__init__.py", "pack/room/one.py", "pack/low.py"},
-    "pack/user.py": {"pack/room/__init__.py", "pack/room/one.py", "pack/low.py"},
-    "pack/whole.py": {"pack/room/two.py", "pack/room/__init__.py", "pack/room/one.py", "pack/low.py"},
+    "pack/room/two.py": ROOM,
+    "pack/user.py": ONE,
+    "pack/part.py": ONE,
+    "pack/all.py": ROOM | {"pack/room/two.py"},
+    "pack/whole.py": ROOM | {"pack/room/two.py"},
     "pack/names.py": set(),
     "checks/test_names.py": {"pack/names.py"},
 }

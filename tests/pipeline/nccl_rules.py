@@ -5,8 +5,12 @@
     wait() waits                    for the message. On a GPU it only holds up what the rank posts later, so a run that
                                     gets through here gets through there, too
 
-A run in which all ranks are blocked is stuck. Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of PyTorch 2.11,
-pointToPoint(): one communicator per pair of ranks, created with the pair's first message.
+A run in which all ranks are blocked is stuck. Both rules are read from source code, and neither was checked on a GPU:
+
+    PyTorch 2.11, ProcessGroupNCCL.cpp, pointToPoint()    a group with a `device_id`, as `launch` sets it, has a single
+                                                          communicator and stream for all messages outside a batch
+    NCCL, group.cc, ncclGroupEnd()                        the first message to a peer waits for a thread that sets up
+                                                          the transport together with the peer
 """
 
 import threading

@@ -56,3 +56,19 @@ def test_another_number_of_ranks_than_torchrun_started_is_an_error_that_says_wha
     assert done.returncode != 0
     assert "launch asks for 2 ranks, but torchrun started 1" in done.stderr
     assert "--nproc-per-node 2" in done.stderr
+
+
+ENDINGS = {"the end of the script": ("", "False"), "an error": ("raise ValueError", "True")}
+
+
+@pytest.mark.parametrize(("last_line", "still_there"), ENDINGS.values(), ids=ENDINGS)
+def test_the_process_group_ends_before_python_does_unless_an_error_ends_both(
+    script: Path, last_line: str, still_there: str
+) -> None:
+    at_the_end = (
+        f"atexit.register(lambda: print(dist.is_initialized(), file=open({str(script.parent / 'end')!r}, 'w')))"
+    )
+    script.write_text(f"import atexit\n{SCRIPT.replace('import tplab', f'import tplab; {at_the_end}')}{last_line}\n")
+    done = torchrun(script, 1, 1)
+    assert (done.returncode == 0) == (not last_line), done.stderr
+    assert (script.parent / "end").read_text().strip() == still_there

@@ -4,13 +4,22 @@
     graph.closure([Path("tplab/tensor/linear.py")])       # the file itself and every file of tplab that it needs
 
 Nothing is imported or run. Imports inside functions count, too. A name that a package re-exports counts as an import of
-the module it comes from. Importing the package itself counts as importing everything that its `__init__` imports.
+the module it comes from, also as `viz.heads` after `from tplab import viz`. A package that is used in any other way
+counts as an import of everything that its `__init__` imports.
 """
 
 import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
+
+
+class _Links(NamedTuple):
+    """The files that a file imports, and the packages through whose `__init__` it imports some of them."""
+
+    imports: frozenset[Path]
+    packages: frozenset[Path]
 
 
 class ImportGraph:
@@ -27,8 +36,11 @@ class ImportGraph:
         self._from = re.compile(rf"^\s*from ((?:{names})(?:\.\w+)*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
         self._import = re.compile(rf"^\s*import ((?:{names})(?:\.\w+)*)", re.MULTILINE)
         self._mention = re.compile(rf"\b(?:{names})(?:\.\w+)+")
-        self.imports, self.exports = cache(self._imports), cache(self._exports)
-        self._re_exporting: dict[Path, set[Path]] = {}  # by file: the packages that it gets names from
+        self.links, self.exports = cache(self._links), cache(self._exports)
+
+    def imports(self, file: Path) -> frozenset[Path]:
+        """Return the files that a file imports directly."""
+        return self.links(file).imports
 
     def closure(self, files: Iterable[Path]) -> set[Path]:
         """Return these files and all files that they import, directly or indirectly."""
@@ -39,22 +51,33 @@ class ImportGraph:
             if file not in found:
                 found.add(file)
                 waiting += self.imports(file)
-        return found.union(*(self._re_exporting[file] for file in found))
+        return found.union(*(self.links(file).packages for file in found))
 
-    def _imports(self, file: Path) -> frozenset[Path]:
+    def _links(self, file: Path) -> _Links:
         text = file.read_text(encoding="utf-8")
+        rest = self._from.sub("", text)
         names: set[str] = set()
-        through = self._re_exporting[file] = set()
+        packages: set[Path] = set()
         for package, imported in self._from.findall(text):
-            parts = re.findall(r"\w+", re.sub(r"#.*|\bas \w+", "", imported))
-            names |= {self._module_of(package, part) for part in parts}
-            if not all(self._file(f"{package}.{part}") for part in parts) and (source := self._file(package)):
-                through.add(source)
-        if self.mentions is not None and self.mentions in file.parents:
-            names |= set(self._mention.findall(self._from.sub("", text)))
-        else:
-            names |= set(self._import.findall(text))
-        return frozenset(found for name in names if (found := self._file_of_longest(name)) and found != file)
+            for name in re.findall(r"\w+", re.sub(r"#.*|\bas \w+", "", imported)):
+                submodule = self._file(f"{package}.{name}")
+                if submodule and submodule.name == "__init__.py":
+                    names |= self._modules_used(f"{package}.{name}", name, rest)
+                    packages.add(submodule)
+                else:
+                    names.add(self._module_of(package, name))
+                    if not submodule and (source := self._file(package)):
+                        packages.add(source)
+        everywhere = self.mentions is not None and self.mentions in file.parents
+        names |= set((self._mention if everywhere else self._import).findall(rest))
+        found = frozenset(path for name in names if (path := self._file_of_longest(name)) and path != file)
+        return _Links(found, frozenset(packages))
+
+    def _modules_used(self, package: str, name: str, text: str) -> set[str]:
+        """The modules behind `name.One`, `name.Two`, ... in the text, and the package if it's also used by itself."""
+        used = set(re.findall(rf"\b{name}\.(\w+)", text))
+        as_a_whole = not used or re.search(rf"\b{name}\b(?!\.\w)", text)
+        return {self._module_of(package, attribute) for attribute in used} | ({package} if as_a_whole else set())
 
     def _module_of(self, package: str, name: str) -> str:
         """The module that `from package import name` is about: a submodule, or the one a package re-exports it from."""

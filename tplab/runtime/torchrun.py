@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 4 train.py       # train.py calls launch(train, 4), unchanged
 """
 
+import atexit
 import os
 import sys
 from collections.abc import Callable
@@ -49,6 +50,7 @@ def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: 
 
 def _init_process_group() -> None:
     """Initialize NCCL if each rank on this machine can have its own GPU, otherwise gloo. All ranks choose the same."""
+    atexit.register(_destroy_process_group)
     local_rank, on_machine = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if dist.is_nccl_available() and torch.cuda.device_count() >= on_machine:
         torch.cuda.set_device(local_rank)
@@ -58,6 +60,16 @@ def _init_process_group() -> None:
         gpus = torch.cuda.device_count()
         if gpus and dist.get_rank() == 0:
             print(_why_no_gpu(gpus, on_machine), file=sys.stderr)
+
+
+def _destroy_process_group() -> None:
+    """End the threads of the process group before Python shuts down, unless the script has failed.
+
+    Otherwise gloo's threads may release a tensor too late, which aborts the process (pytorch/pytorch#179291). After an
+    error, other ranks may still be waiting in a collective, and then destroying could hang (pytorch/torchtitan#1342).
+    """
+    if dist.is_initialized() and not hasattr(sys, "last_type"):  # which Python sets for an error that nobody caught
+        dist.destroy_process_group()
 
 
 def _why_no_gpu(gpus: int, ranks: int) -> str:

@@ -252,6 +252,7 @@ def test_a_kill_at_any_point_leaves_the_last_complete_one(point, asynchronous, t
     with monkeypatch.context() as patched:
         patched.setattr(where, name, wrong)
         killed(save)
+    (folder / f"{step_folders.PROBE}0").touch()  # what a kill leaves at the very start, with more than one rank
     checkpoints, others = Checkpoints(folder, 2, asynchronous), build()
     for step in checkpoints.steps():
         check_files(checkpoints.folders.path(step), read_manifest(checkpoints.folders.path(step)))

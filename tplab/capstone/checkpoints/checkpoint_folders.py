@@ -3,9 +3,10 @@
     step-000100.saving/          being written
     step-000100/                 complete
     step-000050.deleting/        an older checkpoint, renamed before it is deleted
+    .shared-3f0c...              an empty file that shows whether all machines share the root folder
 
-A rename is atomic, so a kill can't leave it half done. Anything that a kill does leave behind has one of the two
-temporary names, so it can't be mistaken for a checkpoint, and `clear` removes it.
+A rename is atomic, so a kill can't leave it half done. Anything that a kill does leave behind has one of the temporary
+names, so it can't be mistaken for a checkpoint, and `clear` removes it.
 """
 
 import re
@@ -16,6 +17,7 @@ from tplab.capstone.checkpoints.manifest import DamagedCheckpointError, check_fi
 
 _COMPLETE = re.compile(r"step-(\d{6,})")
 _LEFT_BEHIND = re.compile(r"step-\d{6,}\.(saving|deleting)")
+PROBE = ".shared-"
 
 
 class StepFolders:
@@ -45,6 +47,8 @@ class StepFolders:
         for path in self.root.iterdir():
             if _LEFT_BEHIND.fullmatch(path.name):
                 shutil.rmtree(path)
+            elif path.name.startswith(PROBE):
+                path.unlink(missing_ok=True)
 
     def check_is_free(self, step: int) -> None:
         """Raise FileExistsError if something other than an empty folder is at the step's path."""

@@ -45,7 +45,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from tplab.capstone.checkpoints.checkpoint_folders import StepFolders
+from tplab.capstone.checkpoints.checkpoint_folders import PROBE, StepFolders
 from tplab.capstone.checkpoints.manifest import (
     DamagedCheckpointError,
     FileSum,
@@ -243,7 +243,7 @@ def _check_shared(root: Path, everyone: ProcessGroup) -> None:
     Otherwise, a folder that the machines don't share would be noticed only when the run is resumed.
     """
     is_first, existed = dist.get_rank() == 0, root.is_dir()
-    about = [f".shared-{os.urandom(8).hex()}", socket.gethostname(), str(root.absolute())]
+    about = [f"{PROBE}{os.urandom(8).hex()}", socket.gethostname(), str(root.absolute())]
     dist.broadcast_object_list(about, 0, everyone)
     name, host, folder = about
     try:
@@ -251,10 +251,10 @@ def _check_shared(root: Path, everyone: ProcessGroup) -> None:
         together(lambda: _wait_for(root / name, f"{folder} on {host}"), everyone)
     finally:
         if is_first:
-            (root / name).unlink(missing_ok=True)
-            if not existed:
-                with suppress(OSError):  # another run may be using it by now
-                    root.rmdir()
+            with suppress(OSError):  # whatever has gone wrong on this disk, `together` says it better
+                (root / name).unlink(missing_ok=True)
+                if not existed:
+                    root.rmdir()  # unless another run is using it by now
 
 
 def _write_empty(path: Path) -> None:
