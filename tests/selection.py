@@ -16,7 +16,7 @@ in its file.
 The quarter that is due is the one of `--turn`, the number of commits, so the same commit always runs the same tests.
 A test file is reached by a change of any module that it imports, directly or not, also where it names the module only
 to start it (`tplab.common.imports`), and by a change of any other file whose name it mentions. Tests that are made for
-each chapter are reached by that chapter's files.
+each chapter are reached by that chapter's files, and tests about all modules by any of them.
 """
 
 import re
@@ -33,6 +33,7 @@ from tplab.common.imports import ImportGraph
 
 PARTS = ("all", "daily", "nightly")
 EVERYWHERE = ("tests/conftest.py", "tests/selection.py", "pyproject.toml", "constraints.txt")  # reach every test
+ABOUT_ALL_MODULES = ("tests/test_architecture.py", "tests/test_house.py", "tests/test_renamed_modules.py")
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -140,7 +141,8 @@ class Files:
         if path not in self._by_file:
             needed = self.graph.closure([path])
             mentioned = any(name in file.read_text() for file in needed if _is_test(file) for name in self.names)
-            self._by_file[path] = bool(needed & self.changed) or mentioned
+            about_all = path.relative_to(ROOT).as_posix() in ABOUT_ALL_MODULES and any(map(_is_module, self.changed))
+            self._by_file[path] = bool(needed & self.changed) or mentioned or about_all
         return self._by_file[path]
 
     def _reach_chapter(self, number: int) -> bool:
@@ -162,6 +164,10 @@ def chapter_of(item: pytest.Item) -> int | None:
         return None
     number = re.search(r"\[(\d+)[\]._ ]", item.nodeid)
     return int(number[1]) if number else None
+
+
+def _is_module(path: Path) -> bool:
+    return path.suffix == ".py" and not _is_source(path)
 
 
 def _is_source(path: Path) -> bool:
