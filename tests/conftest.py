@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections import Counter
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several ranks share two cores; set before torch is imported
@@ -29,6 +30,10 @@ IN_CI = bool(os.environ.get("CI"))
 
 
 pytest_addoption = selection.add_options
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return selection.ignores(config, collection_path)
 
 
 @pytest.hookimpl(optionalhook=True)

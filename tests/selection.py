@@ -33,6 +33,7 @@ from tplab.common.imports import ImportGraph
 
 PARTS = ("all", "daily", "nightly")
 EVERYWHERE = ("tests/conftest.py", "tests/selection.py", "pyproject.toml", "constraints.txt")  # reach every test
+PER_CHAPTER = "test_chapters.py"  # in tests/course and in tests/browser
 ABOUT_ALL_MODULES = ("tests/test_architecture.py", "tests/test_house.py", "tests/test_renamed_modules.py")
 
 
@@ -48,11 +49,12 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     part, since = config.getoption("part"), config.getoption("reached")
     due = {id(item) for item in due_today(items, config.getoption("turn"))}
     kept = [item for item in items if part == "all" or (id(item) in due) == (part == "daily")]
-    if since is not None:
-        kept = reached(kept, changed_since(since))
+    if since is not None and (files := _files(config)):
+        kept = [item for item in kept if files.reach(item)]
     chosen = {id(item) for item in kept}
     left_out = [item for item in items if id(item) not in chosen]
-    config.stash[LEFT_OUT] = Counter(_kind(item) for item in left_out)
+    whole_files = {path.relative_to(ROOT).as_posix(): ALL for path in config.stash.get(IGNORED, [])}
+    config.stash[LEFT_OUT] = Counter(_kind(item) for item in left_out) + Counter(whole_files)
     if (to_controller := getattr(config, "workeroutput", None)) is not None:  # under pytest-xdist
         to_controller["left_out"] = dict(config.stash[LEFT_OUT])
     if left_out:
@@ -60,16 +62,33 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = kept
 
 
-LEFT_OUT = pytest.StashKey[Counter[str]]()
+LEFT_OUT = pytest.StashKey[Counter[str]]()  # how many tests each function lacks; ALL for a file that was not imported
+IGNORED = pytest.StashKey[list[Path]]()
+ALL = 1_000_000
 
 
 def report(config: pytest.Config, terminal: pytest.TerminalReporter) -> None:
     """Say what was left out, so that nothing rots unseen."""
     left_out = config.stash.get(LEFT_OUT, Counter())
     if left_out:
-        terminal.section(f"left out: {left_out.total()} tests (`make nightly` runs everything)", sep="-", bold=True)
-        for kind, count in left_out.most_common():
-            terminal.write_line(f"{count:6} {kind}")
+        files = sum(count == ALL for count in left_out.values())
+        tests = left_out.total() - files * ALL
+        some = f"{tests} tests" + (f" and {files} test files that the change can't reach" if files else "")
+        terminal.section(f"left out: {some} (`make nightly` runs everything)", sep="-", bold=True)
+        is_quick = config.getoption("reached") and config.getoption("part") == "daily"  # nobody reads a list then
+        for kind, count in [] if is_quick else left_out.most_common():
+            terminal.write_line(f"{'all' if count == ALL else count:>6} {kind}")
+
+
+def ignores(config: pytest.Config, path: Path) -> bool | None:
+    """Return True for a test file that the change can't reach, so that it isn't even imported."""
+    if config.getoption("reached") is None or not path.name.startswith("test_") or path.name == PER_CHAPTER:
+        return None
+    files = _files(config)
+    if files is None or files.reach_file(path):
+        return None
+    config.stash.setdefault(IGNORED, []).append(path)
+    return True
 
 
 def _kind(item: pytest.Item) -> str:
@@ -113,13 +132,17 @@ def changed_since(commit: str) -> set[Path]:
     return {ROOT / name for name in names}
 
 
-def reached(items: Iterable[pytest.Item], changed: set[Path]) -> list[pytest.Item]:
-    """The tests that a change of these files can make fail."""
-    if any(path.relative_to(ROOT).as_posix() in EVERYWHERE for path in changed):
-        return list(items)
-    graph = ImportGraph(ROOT, "tplab", "tests", "benchmarks", mentions=ROOT / "tests")
-    files = Files(graph, changed)
-    return [item for item in items if files.reach(item)]
+FILES = pytest.StashKey["Files | None"]()
+
+
+def _files(config: pytest.Config) -> "Files | None":
+    """What the change since `--reached` reaches, found only once. None: everything."""
+    if FILES not in config.stash:
+        changed = changed_since(config.getoption("reached"))
+        everything = any(path.relative_to(ROOT).as_posix() in EVERYWHERE for path in changed)
+        graph = ImportGraph(ROOT, "tplab", "tests", "benchmarks", mentions=ROOT / "tests")
+        config.stash[FILES] = None if everything else Files(graph, changed)
+    return config.stash[FILES]
 
 
 class Files:
@@ -134,10 +157,10 @@ class Files:
     def reach(self, item: pytest.Item) -> bool:
         chapter = chapter_of(item)
         if chapter is None or item.path in self.changed:
-            return self._reach_file(item.path)
+            return self.reach_file(item.path)
         return self._reach_chapter(chapter)
 
-    def _reach_file(self, path: Path) -> bool:
+    def reach_file(self, path: Path) -> bool:
         if path not in self._by_file:
             needed = self.graph.closure([path])
             mentioned = any(name in file.read_text() for file in needed if _is_test(file) for name in self.names)
@@ -160,7 +183,7 @@ class Files:
 
 def chapter_of(item: pytest.Item) -> int | None:
     """The chapter that a test of `tests/course/test_chapters.py` or of the browser was made for, by its parameter."""
-    if item.path.name != "test_chapters.py":
+    if item.path.name != PER_CHAPTER:
         return None
     number = re.search(r"\[(\d+)[\]._ ]", item.nodeid)
     return int(number[1]) if number else None

@@ -271,6 +271,7 @@ def without_plugins() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("true", "1 failed, 1 skipped"), ("", "2 skipped")])
+@pytest.mark.slow
 def test_a_missing_tool_fails_ci_and_skips_elsewhere(ci, outcome, tmp_path):
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_skips.py").write_text(SKIPS)

@@ -97,6 +97,7 @@ def test_an_old_name_is_the_new_module_and_warns_where_it_is_imported(old, monke
     assert caught[0].filename == "a notebook"
 
 
+@pytest.mark.slow
 def test_every_import_of_a_chapter_of_0_1_still_works():
     """In a fresh process, where no module has been imported under its new name before."""
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", IMPORTS_OF_0_1], capture_output=True, text=True)

@@ -66,6 +66,7 @@ def test_asked_to_stop_the_command_saves_and_torchrun_goes_on(flags, tmp_path):
     assert rows[-1] == {"kind": "end", "step": stopped + 3, "why": "stop_after"}
 
 
+@pytest.mark.slow
 def test_a_rank_of_torchrun_that_fails_says_where_and_ends_at_once(flags, tmp_path):
     """The last --learning-rate counts. One rank, started as torchrun starts it."""
     rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

@@ -18,7 +18,7 @@ from tests import ROOT
 
 SOLUTIONS = sorted((ROOT / "solutions").glob("[0-9][0-9]_*.ipynb"))
 
-pytestmark = pytest.mark.xdist_group("book")  # built once
+pytestmark = [pytest.mark.xdist_group("book"), pytest.mark.slow]  # built once
 
 
 class Page(HTMLParser):

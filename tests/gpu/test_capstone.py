@@ -80,6 +80,7 @@ def test_a_run_that_was_stopped_on_a_gpu_goes_on_there(async_save: bool, right: 
     assert far_apart(first + then, right, "float64") == {}
 
 
+@pytest.mark.slow
 def test_two_ranks_on_the_cpu_have_them_too(right: list[float], tmp_path: Path) -> None:
     """The same programs where there is no GPU, so that on one only the GPU is new."""
     losses = first_losses(Way("gloo", 2, 0), tmp_path, precision="bfloat16", sequence_parallel=True)

@@ -13,6 +13,7 @@ from tests.gpu.waiting import check_shares, shares_of_waiting
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 def test_parallel_layers_agree_with_plain_torch(name: str) -> None:
     assert problems(ON_THE_CPU, name) == []
 

@@ -17,6 +17,7 @@ from tplab.cost.machines import MACHINES
 from tplab.runtime import RankError
 
 
+@pytest.mark.slow
 def test_the_learners_losses_stand_beside_tplabs_and_what_nothing_calls_is_said(tmp_path: Path):
     settings = replace(TINY, folder=str(tmp_path / "run"))
     answers = by_its_module(find_answers(SOLUTIONS, replace(settings, layers="mine")))

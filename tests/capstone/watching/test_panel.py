@@ -168,6 +168,7 @@ def book() -> Iterator[Notebook]:
 
 
 @pytest.mark.parametrize("fail", [False, True])
+@pytest.mark.slow
 def test_in_jupyterlab_a_widget_that_ends_as_a_picture(book: Notebook, tmp_path: Path, fail: bool):
     cell = book.run(CELL.format(page=PAGE, folder=str(tmp_path), fail=fail))
     left = book.run("import ipywidgets; print(len(ipywidgets.widgets.widget._instances))")

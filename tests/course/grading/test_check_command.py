@@ -219,6 +219,7 @@ def test_no_spoiling_lets_a_wrong_answer_pass(root, learner):
         assert "is 5." in verdict.text or spoil in (tags, exception_hook), (spoil.__name__, verdict.text)
 
 
+@pytest.mark.slow
 def test_no_spoiling_costs_a_right_answer_its_verdict(root, learner):
     said, _ = verdicts(root, spoiled(learner, "return x + x"))
     failed = {

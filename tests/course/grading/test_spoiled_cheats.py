@@ -195,6 +195,7 @@ def row_split(x_shard, a_shard):
 @pytest.mark.parametrize(
     ("start", "op", "status"), [("rank * length", "", "passed"), ("0", ", op=dist.ReduceOp.MAX", "failed")]
 )
+@pytest.mark.slow
 def test_patches_of_torch_and_launch_change_no_verdict_of_a_real_chapter(tmp_path, start, op, status):
     """The checks of chapter 2 compare tensors of real ranks, so they build on what is patched here."""
     mine = tiny.Learner(ROOT / "chapters" / "02_splitting_matrices.ipynb")

@@ -16,7 +16,7 @@ from tests.course import tiny
 from tplab.course.grading.check_notebook import Note, Verdict, check_notebook
 from tplab.course.notebooks.cells import read_notebook
 
-pytestmark = pytest.mark.share(8)
+pytestmark = [pytest.mark.share(8), pytest.mark.slow]
 
 RIGHT, WRONG = "return x + x", "return x + 2"
 
