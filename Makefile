@@ -14,7 +14,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?=
 LAB_ARGS ?=
-JOBS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )))
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+JOBS ?= $(shell echo $$(( $(CORES) * 2 )))
 TURN ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 SINCE ?= HEAD
 SEED ?= 0
@@ -35,6 +36,7 @@ lab: $(STAMP) ## open the course in JupyterLab, on this machine only
 test: $(VENV)/.installed-test ## run the tests, in a few minutes (tests/selection.py says which are left to the night)
 	$(PYTEST) --part daily $(TESTS)
 
+quick: JOBS = $(CORES)# every process has to import torch first
 quick: $(VENV)/.installed-test ## run the tests that your change can reach
 	$(PYTEST) --part daily -m "not slow" --reached $(SINCE) $(TESTS) || [ $$? -eq 5 ] # 5: it reaches no test
 
