@@ -26,7 +26,10 @@ def machine(monkeypatch: pytest.MonkeyPatch):
     [
         (0, "auto", 2, False, ("gloo", 0)),
         (1, "auto", 2, False, ("gloo", 0)),
-        (2, "auto", 2, False, ("nccl", 2)),
+        (2, "auto", 2, False, ("gloo", 0)),
+        (7, "auto", 1, False, ("gloo", 0)),
+        (8, "auto", 1, False, ("nccl", 1)),
+        (2, "nccl", 2, False, ("nccl", 2)),
         (8, "auto", 4, False, ("nccl", 4)),
         (8, "gloo", 4, False, ("gloo", 0)),
         (1, "gloo", 4, True, ("gloo", 1)),
@@ -46,7 +49,7 @@ def test_gpus_that_nccl_cannot_use_can_be_shared_over_gloo(machine) -> None:
     machine(4, nccl=False)
     assert devices.choose("auto", 4) == ("gloo", 0)
     assert devices.choose("auto", 4, share_gpus=True) == ("gloo", 4)
-    with pytest.raises(ValueError, match="needs a GPU per rank: 1 ranks, but this machine shows 0"):
+    with pytest.raises(ValueError, match="NCCL needs a GPU per rank: 1 ranks, but this machine shows 0"):
         devices.choose("nccl", 1, share_gpus=True)
 
 
@@ -71,21 +74,70 @@ def test_a_rank_takes_its_gpu_and_names_a_host_of_its_own_where_it_shares(
     assert os.environ.get("NCCL_HOSTID") == host
 
 
-@pytest.mark.parametrize(("gpus", "backend"), [(0, "gloo"), (1, "gloo"), (2, "nccl"), (8, "nccl")])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_under_torchrun_all_ranks_of_a_machine_choose_alike(
-    gpus: int, backend: str, rank: int, machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """And where they leave GPUs unused, one of them says why."""
+@pytest.mark.parametrize(("gpus", "chosen"), [(8, "nccl"), (2, "gloo")])
+def test_more_ranks_than_the_course_has_do_not_move_to_another_device(gpus: int, chosen: str, machine) -> None:
     machine(gpus)
-    chosen: list[str] = []
+    assert devices.choose("auto", 2)[0] == chosen
+    if chosen == "gloo":
+        assert devices.choose("auto", 16) == ("gloo", 0)
+    else:
+        with pytest.raises(ValueError, match="16 ranks, but this machine shows 8 .* set TPLAB_BACKEND=gloo to run on"):
+            devices.choose("auto", 16)
+
+
+def test_the_learner_chooses_the_device_with_a_variable(
+    machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    machine(2)
+    monkeypatch.setattr(devices, "_said", set())
+    assert devices.choose("auto", 2) == ("gloo", 0)
+    assert devices.choose("auto", 4) == ("gloo", 0)
+    said = capsys.readouterr().err
+    assert said.count("gives the same model for every p. To use your 2 GPUs, set TPLAB_BACKEND=nccl") == 1
+    monkeypatch.setenv("TPLAB_BACKEND", "nccl")
+    assert devices.choose("auto", 2) == ("nccl", 2)
+    assert devices.choose("gloo", 2) == ("gloo", 0)
+    assert "To use your" not in capsys.readouterr().err
+    with pytest.raises(ValueError, match="NCCL needs a GPU per rank: 4 ranks, but this machine shows 2"):
+        devices.choose("auto", 4)
+    monkeypatch.setenv("TPLAB_BACKEND", "gpu")
+    with pytest.raises(ValueError, match="TPLAB_BACKEND must be gloo or nccl, but it is 'gpu'"):
+        devices.choose("auto", 2)
+
+
+@pytest.mark.parametrize(("gpus", "backend"), [(1, "gloo"), (2, "nccl"), (8, "nccl")])
+def test_a_program_with_one_number_of_ranks_takes_the_gpus_if_they_are_enough(gpus: int, backend: str, machine) -> None:
+    machine(gpus)
+    assert devices.backend_for(2) == backend
+
+
+NONE = "there is no GPU"
+TORCHRUN = {  # GPUs on this rank's machine, what keeps the other rank from using NCCL: backend, what rank 0 says
+    "enough GPUs everywhere": (2, "", "nccl", ""),
+    "no GPU anywhere": (0, NONE, "gloo", ""),
+    "too few here": (1, "", "gloo", "because of rank 0: 2 were started on their machine, and each sees 1 of its GPUs"),
+    "none on the other machine": (8, NONE, "gloo", f"because of rank 1: {NONE}"),
+    "the same on both": (1, torchrun._obstacle(1, 2), "gloo", "because of ranks 0, 1: 2 were started on their machine"),
+}
+
+
+@pytest.mark.parametrize(("gpus", "theirs", "backend", "says"), TORCHRUN.values(), ids=TORCHRUN)
+def test_under_torchrun_all_ranks_agree_on_a_backend(
+    gpus: int, theirs: str, backend: str, says: str, machine, monkeypatch, capsys: pytest.CaptureFixture
+) -> None:
+    machine(gpus)
+    store, started = dist.HashStore(), {}
+    store.set("tplab/1", theirs)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(dist, "init_process_group", lambda name, **options: chosen.append(name))
-    monkeypatch.setattr(dist, "get_rank", lambda: rank)
-    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setattr(dist, "rendezvous", lambda url, timeout: iter([(store, 0, 2)]))
+    monkeypatch.setattr(dist, "init_process_group", lambda name, **options: started.update(options, name=name))
+    monkeypatch.setattr("atexit.register", lambda function: None)
+    monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     torchrun._init_process_group()
-    assert chosen == [backend]
+    assert started["name"] == backend
+    assert started["device_id"] == (torch.device("cuda", 0) if backend == "nccl" else None)
+    assert started["timeout"] == torchrun.LOST_AFTER
     said = capsys.readouterr().err
-    speaks = gpus == 1 and rank == 0
-    assert ("2 were started on this machine, and each sees 1 of its GPUs" in said) == bool(said) == speaks
+    assert says in said
+    assert bool(says) == bool(said)

@@ -58,8 +58,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sys.modules.pop("to_be_preloaded", None)
 
 
-def wants(*modules: preload.Module) -> preload.Wanted:
-    wanted = preload.Wanted()
+def wants(*modules: preload.Module, has_gpu: bool = False) -> preload.Wanted:
+    wanted = preload.Wanted(has_gpu)
     wanted.add(modules)
     return wanted
 
@@ -123,3 +123,30 @@ def test_names_come_through_a_socket_in_pieces_and_end_with_it() -> None:
     with ours, theirs:
         ours.sendall(preload.pack([*modules, ("os", os.__file__)]))
         assert preload.receive(theirs) == [*modules, ("os", os.__file__)]
+
+
+ON_A_GPU = {  # what a module does -> whether it's imported on a machine with GPUs
+    "computes on the CPU": ("value = 1", True),
+    "initializes CUDA": ("import torch; torch.cuda.is_initialized = lambda: True", False),
+    "initializes CUDA and hides an error": (
+        "import torch; torch.cuda.is_initialized = lambda: True\ntry: 1 / 0\nexcept Exception: pass", False,
+    ),
+    "can't be imported": ("1 / 0", False),
+    "ends the process": ("import os; os._exit(3)", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "imported"), ON_A_GPU.values(), ids=ON_A_GPU)
+def test_a_module_that_would_initialize_cuda_is_left_to_the_ranks(source: str, imported: bool, module) -> None:
+    name, file = module(source)
+    wants((name, file), has_gpu=True).import_next()
+    assert (name in sys.modules) == imported
+    assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_the_fork_server_asks_for_gpus_without_initializing_cuda() -> None:
+    tplab.launch(os.getpid, 1, backend="gloo")  # now there is one
+    server = fork_server()
+    environment = Path(f"/proc/{server._process.pid}/environ").read_bytes().split(b"\0")
+    assert b"PYTORCH_NVML_BASED_CUDA_CHECK=1" in environment

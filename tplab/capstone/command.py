@@ -22,6 +22,7 @@ from tplab.capstone.training.ranks import check_started
 from tplab.capstone.training.signals import hand_on
 from tplab.capstone.watching.console import ConsoleLog, shown
 from tplab.runtime import RankError, launch, torchrun
+from tplab.runtime.devices import backend_for
 
 WAYS_TO_END = {
     "done": "all {step} steps are done",
@@ -92,7 +93,8 @@ def _on_ranks_of_its_own(settings: Settings, fresh: bool) -> int:
     tell = None if sys.stderr.isatty() else ConsoleLog(settings.last_step)
     with hand_on(folder), panel(settings):
         try:
-            outcome = launch(train, settings.ranks, args=(settings, answers, tell), timeout=None)[0]
+            backend = backend_for(settings.ranks)
+            outcome = launch(train, settings.ranks, args=(settings, answers, tell), backend=backend, timeout=None)[0]
         except RankError as error:
             print(error, file=sys.stderr)
             return 1

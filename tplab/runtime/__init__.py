@@ -10,6 +10,7 @@ recorder    records every collective before it starts
 naming      describes a collective as text and finds the line that calls it
 records     the classes of the recorded data: Collective, Record
 stream_waits  measures how long a GPU's stream waits for collectives
+stream_watch  finds out which collective a rank with a GPU is blocked in
 board       the shared memory in which ranks announce what they are doing
 diagnosis   turns the board into a sentence such as "rank 2 never joined all_reduce #3"
 watch       follows a run until it ends, and writes the report if a rank fails or the ranks deadlock

@@ -150,8 +150,12 @@ class Board:
 
     def waiting(self, rank: int) -> Entry | None:
         """Return the entry in which the rank is currently blocked, or None."""
-        slot = self._words[rank * _PAGE_WORDS + _WAITING]
-        return self.read(rank, slot - 1) if slot else None
+        slot = self.waiting_slot(rank)
+        return None if slot is None else self.read(rank, slot)
+
+    def waiting_slot(self, rank: int) -> int | None:
+        word = self._words[rank * _PAGE_WORDS + _WAITING]
+        return word - 1 if word else None
 
     def has_entered(self, rank: int, entry: Entry) -> bool:
         """Return True if the rank has reached `entry` on its channel, or if it uses too many channels to tell."""

@@ -1,12 +1,16 @@
 """The device that each rank computes on, and the backend that carries its messages.
 
-    NCCL, one GPU per rank      the default on a machine with enough GPUs
+    NCCL, one GPU per rank      the default on a machine with eight GPUs, as many as the course ever needs
     gloo, on the CPU            the default on other machines
     gloo, sharing GPUs          messages pass through host memory; gloo can't send or receive GPU tensors
     NCCL, sharing GPUs          NCCL refuses two ranks of one host on the same GPU, so each rank claims to be a separate
                                 host (NCCL_HOSTID); messages go over the loopback interface
 
 The last two are for testing with fewer GPUs than ranks. Everything runs as it would on many GPUs, only more slowly.
+
+The default doesn't depend on the number of ranks, because a GPU draws other random numbers than the CPU. With two GPUs,
+a seed would give one model for p = 2 and another for p = 4. The environment variable TPLAB_BACKEND (nccl or gloo)
+overrides the default.
 """
 
 import os
@@ -16,6 +20,8 @@ import torch
 import torch.distributed as dist
 
 BACKENDS = ("auto", "gloo", "nccl")
+COURSE_RANKS = 8  # the most ranks that a chapter launches
+VARIABLE = "TPLAB_BACKEND"
 
 
 # In the parent, before anything starts
@@ -25,19 +31,41 @@ def choose(backend: str, world_size: int, share_gpus: bool = False) -> tuple[str
     """Return the backend and the number of GPUs to use (0: CPU). Raises ValueError if the request can't be met."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    is_default = backend == "auto"
+    if is_default:
+        backend = _from_environment() or backend
     gpus = torch.cuda.device_count() if share_gpus or backend != "gloo" else 0
+    for_nccl = gpus if dist.is_nccl_available() else 0
+    if backend == "auto":
+        backend = "nccl" if for_nccl >= (world_size if share_gpus else COURSE_RANKS) else "gloo"
     if share_gpus and not gpus:
         raise ValueError("share_gpus=True needs a GPU, and this machine shows none: leave it out to run on the CPU")
-    for_nccl = gpus if dist.is_nccl_available() else 0
     if backend == "nccl" and for_nccl < (1 if share_gpus else world_size):
+        on_cpu = f"set {VARIABLE}=gloo" if is_default else 'use backend="gloo"'
         raise ValueError(
-            f'backend="nccl" needs a GPU per rank: {world_size} ranks, but this machine shows {for_nccl} GPU(s). '
-            'Use backend="gloo" to run on the CPU, or fewer ranks.'
+            f"NCCL needs a GPU per rank: {world_size} ranks, but this machine shows {for_nccl} GPU(s). "
+            f"Use fewer ranks, or {on_cpu} to run on the CPU."
         )
-    if backend == "auto":
-        backend = "nccl" if for_nccl >= world_size else "gloo"
+    if is_default:
         _say_once(backend, gpus, world_size, share_gpus)
     return backend, min(gpus, world_size) if backend == "nccl" or share_gpus else 0
+
+
+def _from_environment() -> str | None:
+    chosen = os.environ.get(VARIABLE)
+    if chosen not in (None, "gloo", "nccl"):
+        raise ValueError(f"the environment variable {VARIABLE} must be gloo or nccl, but it is {chosen!r}")
+    return chosen
+
+
+def backend_for(world_size: int) -> str:
+    """Return "nccl" if this machine has a GPU for each of `world_size` ranks, otherwise "gloo".
+
+    For a program whose launches all have the same number of ranks, such as the capstone.
+    """
+    return _from_environment() or (
+        "nccl" if dist.is_nccl_available() and torch.cuda.device_count() >= world_size else "gloo"
+    )
 
 
 _said: set[str] = set()
@@ -50,6 +78,14 @@ def _say_once(backend: str, gpus: int, world_size: int, share_gpus: bool) -> Non
     on = "NCCL, one GPU per rank" if backend == "nccl" else f"gloo, {'sharing GPUs' if share_gpus else 'on the CPU'}"
     why = f"{gpus} GPU{'' if gpus == 1 else 's'} for {world_size} rank{'' if world_size == 1 else 's'}"
     print(f"tplab: running on {on} ({why})", file=sys.stderr)
+    if backend == "gloo" and gpus and not share_gpus:
+        some = f"{gpus} GPU{'' if gpus == 1 else 's'}"
+        print(
+            f"tplab: the course launches up to {COURSE_RANKS} ranks, all on the same kind of device, so that a seed "
+            f"gives the same model for every p. To use your {some}, set {VARIABLE}=nccl before the first launch. "
+            f"Launches of more than {gpus} rank{'' if gpus == 1 else 's'} are then refused.",
+            file=sys.stderr,
+        )
 
 
 # In a rank
@@ -68,6 +104,15 @@ def take_gpu(rank: int, world_size: int, gpus: int) -> torch.device | None:
     torch.cuda.set_device(rank % gpus)
     _has_gpu = True
     return torch.device("cuda", rank % gpus)
+
+
+def finish_on_gpu() -> None:
+    """Wait until this rank's GPU has done all that was queued. Errors of the GPU are raised here at the latest.
+
+    A rank that reported its return before this could have left another rank waiting, or a collective unfinished.
+    """
+    if _has_gpu:
+        torch.cuda.synchronize()
 
 
 def device() -> torch.device:

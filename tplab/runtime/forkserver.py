@@ -28,6 +28,8 @@ import threading
 import time
 from collections.abc import Sequence
 
+import torch
+
 from tplab.runtime import preload
 
 _PRELOAD = (
@@ -62,7 +64,13 @@ class ForkServer:
         self._owner = os.getpid()
         serve_it = f"from tplab.runtime.forkserver import serve; serve({theirs.fileno()})"
         start = f"import sys; sys.path[:] = {sys.path!r}; {serve_it}"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # otherwise torch.cuda.is_available() initializes the driver
+        }
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", start],
@@ -154,7 +162,7 @@ def serve(descriptor: int) -> None:
     woken.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno())
-    to_import, wanted = list(_PRELOAD), preload.Wanted()
+    to_import, wanted = list(_PRELOAD), preload.Wanted(has_gpu=torch.cuda.device_count() > 0)
     family = _Family((control, woken, wake))
 
     def import_wanted(seconds: float) -> None:

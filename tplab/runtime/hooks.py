@@ -178,18 +178,19 @@ def _wrap_message(name: str) -> Callable[..., Any]:
     return method
 
 
-def _wrap_wait() -> Callable[..., Any]:
-    original = dist.Work.wait
+torchs_wait = dist.Work.wait
 
+
+def _wrap_wait() -> Callable[..., Any]:
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = _recorder()
         if recorder is None:
-            return original(self, *args, **kwargs)
+            return torchs_wait(self, *args, **kwargs)
         entered = recorder.of_work(self)
         if entered is None:
-            return original(self, *args, **kwargs)
+            return torchs_wait(self, *args, **kwargs)
         recorder.waits(entered)
-        result = original(self, *args, **kwargs)
+        result = torchs_wait(self, *args, **kwargs)
         if entered.tag is not None:
             recorder.came_from(entered, self._source_rank())
         recorder.has_waited(entered)

@@ -47,10 +47,12 @@ def launch(
     fn:          any function, including a lambda, a closure or a function from a notebook cell. Arguments and results
                  are passed by value. Returned tensors are on the CPU, and detached if autograd computed them.
     world_size:  number of ranks, each of which is a separate process
-    backend:     "nccl" (one GPU per rank), "gloo" (CPU), or "auto" (NCCL if there are enough GPUs, otherwise gloo)
+    backend:     "nccl" (one GPU per rank), "gloo" (CPU), or "auto": NCCL on a machine with at least eight GPUs, the
+                 course's largest number of ranks, otherwise gloo. The environment variable TPLAB_BACKEND overrides it.
     share_gpus:  if True, ranks may share GPUs, with either backend. This is slow, and meant for tests with fewer GPUs
                  than ranks. With gloo, send and receive don't accept GPU tensors. Has no effect under torchrun.
-    timeout:     seconds after which the run is stopped, with a report of where every rank was (None: no limit)
+    timeout:     seconds after which the run is stopped, with a report of where every rank was (None: no limit). The
+                 time until all ranks have started isn't counted. On GPUs, NCCL alone can take several seconds.
 
     In a program started by torchrun, the ranks already exist. In that case, `fn` runs on this rank, and every rank gets
     the results of all ranks.

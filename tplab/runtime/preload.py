@@ -37,9 +37,14 @@ def imported_since(count: int) -> list[Module]:
 
 
 class Wanted:
-    """The queue of modules to import. Each module is tried only once."""
+    """The queue of modules to import. Each module is tried only once.
 
-    def __init__(self) -> None:
+    has_gpu    True if the ranks may use a GPU. CUDA doesn't work in a process whose parent has initialized it, so each
+               module is imported in a child process first, and skipped if that initializes CUDA there.
+    """
+
+    def __init__(self, has_gpu: bool) -> None:
+        self._has_gpu = has_gpu
         self._left: list[Module] = []
         self._asked_for: set[str] = set()
 
@@ -59,10 +64,23 @@ class Wanted:
         state = torch.get_rng_state()
         with contextlib.suppress(Exception, SystemExit):
             spec = importlib.util.find_spec(name)
-            if spec is not None and spec.origin == file:
+            if spec is not None and spec.origin == file and not (self._has_gpu and _initializes_cuda(name)):
                 importlib.import_module(name)
         torch.set_rng_state(state)
         self._left = [module for module in self._left if module[0] not in sys.modules]
+
+
+def _initializes_cuda(name: str) -> bool:
+    """Return True if importing the module initializes CUDA. The import is tried in a child process."""
+    child = os.fork()
+    if not child:
+        found = 1
+        try:
+            importlib.import_module(name)
+            found = int(torch.cuda.is_initialized())
+        finally:
+            os._exit(found)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
 # Through the fork server's socket

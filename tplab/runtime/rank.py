@@ -21,9 +21,10 @@ import torch.distributed as dist
 
 from tplab.runtime import hooks, preload, transport
 from tplab.runtime.board import Board
-from tplab.runtime.devices import take_gpu
+from tplab.runtime.devices import finish_on_gpu, take_gpu
 from tplab.runtime.failures import Frames
 from tplab.runtime.recorder import Mismatch, Recorder
+from tplab.runtime.stream_watch import StreamWatch
 
 hooks.install()  # once, when the fork server imports this module, because it would take each rank milliseconds
 
@@ -60,10 +61,14 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
         _init_process_group(given["backend"], store, rank, given["world_size"], gpu)
         recorder = Recorder(rank, status, given["origin"])
         hooks.activate(recorder)
+        if gpu is not None:
+            recorder.watch = StreamWatch(rank, status, torch.cuda.Event)
+            recorder.watch.start()
         status.set_state(rank, "running")
         fn, args, kwargs = transport.loads(given["call"], device=gpu)
         started = recorder.now()
         result = fn(*args, **kwargs)
+        finish_on_gpu()
         span = started, recorder.now()
         _flush()
         status.set_state(rank, "returned")

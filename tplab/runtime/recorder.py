@@ -27,6 +27,7 @@ from tplab.runtime.naming import (
 )
 from tplab.runtime.records import Collective
 from tplab.runtime.stream_waits import StreamWaits
+from tplab.runtime.stream_watch import StreamWatch
 
 _FROM_ANYONE = "from anyone"
 _MOST_KNOWN = 4096  # a limit is needed because shapes may differ each time
@@ -70,6 +71,7 @@ class Recorder:
     """Records the collectives of one rank. If there is a board, it also writes to the board.
 
     stream    measures how long the stream of this rank's GPU waits (None: not measured)
+    watch     finds out what a rank with a GPU is blocked in (None: it computes on the CPU)
     """
 
     def __init__(self, rank: int, board: Board | None = None, origin: float | None = None) -> None:
@@ -77,6 +79,7 @@ class Recorder:
         self.origin = time.monotonic() if origin is None else origin
         self.entered: list[_Entered] = []
         self.stream: StreamWaits | None = None
+        self.watch: StreamWatch | None = None
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._numbers: dict[str, int] = {}
         self._members: dict[str, tuple[int, ...]] = {}
@@ -162,6 +165,8 @@ class Recorder:
         self.entered.append(entered)
         if self.stream is not None:
             entered.mark = self.stream.mark()
+        if self.watch is not None and slot is not None:
+            self.watch.calls(slot)
         return entered
 
     def _compare(self, other: Entry, slot: int) -> None:
@@ -173,7 +178,7 @@ class Recorder:
 
     def started(self, entered: _Entered, work: Any) -> None:
         """Note that the backend has accepted the collective. `work` is its handle, or None if it has completed."""
-        self._stream_goes_on(entered)
+        self._call_has_returned(entered)
         if work is None:
             self.completed(entered)
             return
@@ -196,14 +201,21 @@ class Recorder:
             self.board.set_waiting(self.rank, entered.slot)
 
     def has_waited(self, entered: _Entered) -> None:
-        """Note that the collective has completed and the rank continues."""
+        """Note that the collective has completed and the rank continues. On a GPU, only the stream may have to wait."""
         self._stream_goes_on(entered)
+        if self.watch is not None and entered.slot is not None:
+            self.watch.waits_for(entered.slot)
         if self.board is not None:
             self.board.set_waiting(self.rank, None)
         if entered.waits_since is not None:
             entered.waited += time.monotonic() - entered.waits_since
             entered.waits_since = None
         self.completed(entered)
+
+    def _call_has_returned(self, entered: _Entered) -> None:
+        self._stream_goes_on(entered)
+        if self.watch is not None:
+            self.watch.called()
 
     def _stream_goes_on(self, entered: _Entered) -> None:
         if self.stream is not None and entered.mark is not None:
@@ -226,7 +238,7 @@ class Recorder:
         return self._pending.get(work)
 
     def functional_started(self, entered: _Entered, outputs: Sequence[Tensor]) -> None:
-        self._stream_goes_on(entered)
+        self._call_has_returned(entered)
         for output in outputs:
             self._functional[output.untyped_storage().data_ptr()] = entered
 

@@ -7,14 +7,19 @@ import atexit
 import os
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tplab.runtime import hooks
+from tplab.runtime.devices import backend_for
+from tplab.runtime.failures import rank_names
 from tplab.runtime.records import Record
 from tplab.runtime.results import Results
+
+LOST_AFTER = timedelta(minutes=3)  # how long a rank waits for another in a collective before it gives up
 
 
 def is_active() -> bool:
@@ -49,17 +54,35 @@ def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: 
 
 
 def _init_process_group() -> None:
-    """Initialize NCCL if each rank on this machine can have its own GPU, otherwise gloo. All ranks choose the same."""
+    """Initialize NCCL if every rank on every machine can have its own GPU, otherwise gloo on all of them."""
     atexit.register(_destroy_process_group)
     local_rank, on_machine = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if dist.is_nccl_available() and torch.cuda.device_count() >= on_machine:
-        torch.cuda.set_device(local_rank)
-        dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
-    else:
-        dist.init_process_group("gloo")
-        gpus = torch.cuda.device_count()
-        if gpus and dist.get_rank() == 0:
-            print(_why_no_gpu(gpus, on_machine), file=sys.stderr)
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=LOST_AFTER))
+    obstacles = _exchange(store, rank, world_size, _obstacle(torch.cuda.device_count(), on_machine))
+    device = None if any(obstacles) else torch.device("cuda", local_rank)
+    if device is not None:
+        torch.cuda.set_device(device)
+    backend = "gloo" if device is None else "nccl"
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=LOST_AFTER, device_id=device
+    )  # fmt: skip
+    if rank == 0 and any(obstacles) and set(obstacles) != {_NO_GPU}:
+        for obstacle, ranks in _ranks_by_obstacle(obstacles).items():
+            print(f"tplab: all ranks compute on the CPU, over gloo, because of {ranks}: {obstacle}", file=sys.stderr)
+
+
+def _exchange(store: dist.Store, rank: int, world_size: int, text: str) -> list[str]:
+    """Return the texts of all ranks. This can't be a collective, because the ranks have yet to agree on a backend."""
+    store.set(f"tplab/{rank}", text)
+    return [store.get(f"tplab/{other}").decode() for other in range(world_size)]
+
+
+def _ranks_by_obstacle(obstacles: list[str]) -> dict[str, str]:
+    found: dict[str, list[int]] = {}
+    for rank, obstacle in enumerate(obstacles):
+        if obstacle:
+            found.setdefault(obstacle, []).append(rank)
+    return {obstacle: rank_names(ranks) for obstacle, ranks in found.items()}
 
 
 def _destroy_process_group() -> None:
@@ -72,14 +95,22 @@ def _destroy_process_group() -> None:
         dist.destroy_process_group()
 
 
-def _why_no_gpu(gpus: int, ranks: int) -> str:
-    if gpus >= ranks:
-        return "tplab: the ranks compute on the CPU, over gloo: this torch was built without NCCL"
-    return (
-        f"tplab: the ranks compute on the CPU, over gloo: {ranks} were started on this machine, and each sees "
-        f"{gpus} of its GPUs. Start one for each GPU, and let every rank see them all: CUDA_VISIBLE_DEVICES should be "
-        "the same for all (Slurm: --gpus-per-node, without --gpus-per-task and --gpu-bind)"
-    )
+_NO_GPU = "there is no GPU"
+
+
+def _obstacle(gpus: int, ranks: int) -> str:
+    """Say why a rank on this machine can't use NCCL. Empty if it can."""
+    if backend_for(ranks) == "nccl" and gpus >= ranks:
+        return ""
+    if not gpus:
+        return _NO_GPU
+    if gpus < ranks:
+        return (
+            f"{ranks} were started on their machine, and each sees {gpus} of its GPUs. Start one for each GPU, and let "
+            "every rank see them all: CUDA_VISIBLE_DEVICES should be the same for all (Slurm: --gpus-per-node, without "
+            "--gpus-per-task and --gpu-bind)"
+        )
+    return "TPLAB_BACKEND is gloo" if dist.is_nccl_available() else "this torch was built without NCCL"
 
 
 def _on_cpu(result: Any) -> Any:

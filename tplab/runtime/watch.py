@@ -38,6 +38,7 @@ CAUSE_SECONDS = 10.0  # after an error that another rank must have caused, in ca
 STACK_SECONDS = 3.0  # how long the ranks may take to report where they are
 STACK_REST_SECONDS = 0.05  # for the rest of a stack whose first part has arrived
 LAST_OUTPUT_SECONDS = 2.0
+START_SECONDS = 120.0  # how long the ranks may take to start, which doesn't count against the timeout. NCCL needs time
 
 
 class Watch:
@@ -104,7 +105,8 @@ class Watch:
     # The run
 
     def until_done(self, timeout: float | None) -> Results:
-        started = settled = time.monotonic()
+        began = settled = time.monotonic()
+        started: float | None = None
         before: object = None
         try:
             while True:
@@ -121,7 +123,11 @@ class Watch:
                     raise self._deadlock("the ranks wait for what never comes")
                 elif now - settled > LOST_SECONDS and lost_messages(snapshot(self.board)):
                     raise self._deadlock("a message was lost")
-                if timeout is not None and now - started > timeout:
+                if started is None and self._have_started():
+                    started = now
+                if started is None and now - began > START_SECONDS:
+                    raise self._not_started()
+                if timeout is not None and started is not None and now - started > timeout:
                     raise self._out_of_time(timeout)
         except KeyboardInterrupt:
             raise Interrupted("the run was interrupted. Where the ranks were:\n" + self._explain()) from None
@@ -129,6 +135,9 @@ class Watch:
     def _is_deadlocked(self, progress: object) -> bool:
         """Return True if the ranks are deadlocked and none has moved while their states were read one by one."""
         return bool(deadlocked(snapshot(self.board))) and self._progress() == progress
+
+    def _have_started(self) -> bool:
+        return all(self.board.state(rank.rank) != "starting" for rank in self.ranks)
 
     @staticmethod
     def _failed(rank: RankProcess) -> bool:
@@ -179,6 +188,13 @@ class Watch:
         )
         states = snapshot(self.board)
         return Deadlock(report) if any(state.waiting for state in states) else RankError(report, cause_type="timeout")
+
+    def _not_started(self) -> RankError:
+        return RankError(
+            f"not all ranks have started within {START_SECONDS:g} s. Where the ranks were:\n{self._explain()}\n"
+            "`python -m tplab doctor` tries a launch and says what is wrong on this machine.",
+            cause_type="timeout",
+        )
 
     def _failure(self) -> RankError:
         self._poll_until(lambda: False, GRACE_SECONDS)

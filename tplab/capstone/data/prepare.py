@@ -53,7 +53,7 @@ def prepare(settings: Settings) -> TokenFiles:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return _found_or_made(settings)
     maker = int(os.environ.get("LOCAL_RANK", dist.get_rank())) == 0
-    waiting = dist.new_group(backend="gloo", timeout=PATIENCE)  # NCCL's timeout would end the run after ten minutes
+    waiting = dist.new_group(backend="gloo", timeout=PATIENCE)  # the default group would give up earlier
     made = together(lambda: _found_or_made(settings) if maker else None, waiting)
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, made and (made.fingerprint, platform.python_version(), str(made.folder)), waiting)

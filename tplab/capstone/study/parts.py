@@ -21,8 +21,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-import torch
-
 from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.report.words import apart, listed, small
 from tplab.capstone.settings.settings import Settings
@@ -33,6 +31,7 @@ from tplab.capstone.training.build_model import used
 from tplab.common.units import count, duration, rate, size
 from tplab.cost.flops import model_flops
 from tplab.runtime import RankError, Record, Results, launch
+from tplab.runtime.devices import backend_for
 
 Measured = dict[str, Any]
 
@@ -68,7 +67,7 @@ class Study:
 
         For example, a run with two ranks on a machine with one GPU uses the CPU, so a single rank has to use it, too.
         """
-        backend = "auto" if torch.cuda.device_count() >= self.settings.ranks else "gloo"
+        backend = backend_for(self.settings.ranks)
         return launch(function, settings.ranks, args=(settings, *args), backend=backend, timeout=None)
 
 

@@ -1,6 +1,6 @@
 """The program that every rank runs to train a GPT.
 
-    launch(train, settings.ranks, args=(settings,), timeout=None)          from a notebook
+    launch(train, settings.ranks, args=(settings,), timeout=None)              from a notebook
     torchrun --standalone --nproc-per-node 8 -m tplab.capstone --tp 8      from a shell
 
     tokens, model, optimizer       created identically on every rank, or loaded from the newest checkpoint

@@ -1,7 +1,7 @@
 """The live panel of a training run: its progress, its curves, and the communication and memory of its ranks.
 
     with panel(settings):
-        launch(train, settings.ranks, args=(settings,), timeout=None)
+        launch(train, settings.ranks, args=(settings,), backend=backend_for(settings.ranks), timeout=None)
 
 In JupyterLab, the panel is a widget that is redrawn twice a second. When the run ends, it's replaced by a static
 picture, which is saved with the notebook. In a terminal, the panel is a single line. Elsewhere there is no panel, but a
@@ -23,6 +23,7 @@ from tplab.capstone.training.loop import train
 from tplab.capstone.watching.log_tail import LogTail, RunStatus
 from tplab.capstone.watching.panel_view import to_html, to_line
 from tplab.runtime import Results, launch
+from tplab.runtime.devices import backend_for
 from tplab.runtime.liveview import LiveView, Now, place, shown_by
 from tplab.runtime.screen import LastLine, Widget
 
@@ -52,7 +53,8 @@ def run(settings: Settings, answers: Any = None) -> Results:
         answers = find_answers(settings.chapters, settings)
     prepare(settings)
     with panel(settings):
-        return launch(train, settings.ranks, args=(settings, answers), timeout=None)
+        backend = backend_for(settings.ranks)
+        return launch(train, settings.ranks, args=(settings, answers), backend=backend, timeout=None)
 
 
 class _Screen:

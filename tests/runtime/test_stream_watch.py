@@ -1,0 +1,159 @@
+"""Deadlocks are found although the CPU doesn't wait in a collective. A stream of gloo's works stands for a GPU's."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tplab import launch
+from tplab.runtime import devices, hooks
+from tplab.runtime.failures import Deadlock
+from tplab.runtime.stream_watch import StreamWatch
+
+
+class Stream:
+    """The works that a GPU's stream would wait for. Reading a value or synchronizing waits for all of them."""
+
+    def __init__(self) -> None:
+        self.works: list[dist.Work] = []
+        self.torchs_wait = hooks.torchs_wait
+
+    def wait(self, work: dist.Work, *_: Any) -> bool:
+        self.works.append(work)
+        return True
+
+    def synchronize(self) -> None:
+        while self.works:
+            self.torchs_wait(self.works.pop(0))
+
+    def event(self) -> "Event":
+        return Event(self)
+
+
+class Event:
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.works = stream, list[dist.Work]()
+
+    def record(self) -> None:
+        self.works = list(self.stream.works)
+
+    def query(self) -> bool:
+        return all(work.is_completed() for work in self.works)
+
+
+def on_a_stream(program: Callable[[Callable[[Tensor], float]], object]) -> object:
+    """Run the program as on a GPU. Its argument reads a value: `read(x)` waits for the stream and returns a number."""
+    stream, recorder = Stream(), hooks.active
+    assert recorder is not None
+    assert recorder.board is not None
+    hooks.torchs_wait = stream.wait  # type: ignore[assignment]
+    torch.cuda.synchronize = stream.synchronize  # type: ignore[assignment]
+    devices._has_gpu = True
+    recorder.watch = StreamWatch(recorder.rank, recorder.board, stream.event)
+    recorder.watch.start()
+
+    def read(x: Tensor) -> float:
+        stream.synchronize()
+        return float(x.sum())
+
+    return program(read)
+
+
+def skips_and_returns_nothing(read: Any) -> None:
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(4))
+
+
+def skips_and_returns_a_tensor(read: Any) -> Tensor:
+    x = torch.ones(4)
+    if dist.get_rank() == 0:
+        dist.all_reduce(x)
+    return x
+
+
+def skips_while_the_other_reads(read: Any) -> float:
+    x = torch.ones(4)
+    if dist.get_rank() == 0:
+        dist.all_reduce(x)
+    return read(x)
+
+
+def skips_one_of_several(read: Any) -> Tensor:
+    x = torch.ones(4)
+    for step in range(3):
+        if (dist.get_rank(), step) != (1, 1):
+            dist.all_reduce(x)
+    return x
+
+
+def two_groups_in_another_order(read: Any) -> None:
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    for group in groups if dist.get_rank() == 0 else groups[::-1]:
+        x = torch.ones(4)
+        dist.all_reduce(x, group=group)
+        read(x)
+
+
+def both_receive_first(read: Any) -> float:
+    other, theirs = 1 - dist.get_rank(), torch.empty(4)
+    dist.recv(theirs, other)
+    read(theirs)
+    dist.send(torch.ones(4), other)
+    return read(theirs)
+
+
+def blocks_before_there_is_a_work(read: Any) -> None:
+    """As the first message between two ranks does on NCCL."""
+    if dist.get_rank() == 0:
+        hooks.active.enter_message(dist.group.WORLD, "recv", [torch.empty(4)], 1, 0)  # type: ignore[union-attr]
+        time.sleep(60)
+
+
+FLAT = "([4] float32, sum)"
+DEADLOCKS = {
+    skips_and_returns_nothing: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 waits in it.",
+    skips_and_returns_a_tensor: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 waits in it.",
+    skips_while_the_other_reads: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 waits in it.",
+    skips_one_of_several: f"rank 1 never joined all_reduce #3 {FLAT}; rank 0 waits in it.",
+    two_groups_in_another_order: f"rank 0 never joined all_reduce #1 {FLAT}; rank 1 waits in it.",
+    both_receive_first: "rank 1 never sends to rank 0 (message #1); rank 0 waits in recv from rank 1 ([4] float32).",
+    blocks_before_there_is_a_work: "rank 1 never sends to rank 0 (message #1); rank 0 waits in recv from rank 1",
+}
+
+
+@pytest.mark.parametrize(("program", "says"), DEADLOCKS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_deadlock_on_a_stream_is_explained(program: Callable[[Any], object], says: str) -> None:
+    with pytest.raises(Deadlock) as caught:
+        launch(on_a_stream, 2, args=(program,), timeout=30)
+    assert says in str(caught.value)
+    assert "give launch a larger timeout" not in str(caught.value)
+
+
+def waits_for_a_slow_rank(read: Any) -> float:
+    x = torch.ones(4)
+    if dist.get_rank() == 1:
+        time.sleep(3)
+    dist.all_reduce(x)
+    return read(x)
+
+
+def each_waits_for_the_other_in_turn(read: Any) -> float:
+    """Rank 0 joins A and reads nothing, then is slow. Rank 1 does the same with B. Both join the other's later."""
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    x = torch.ones(4)
+    for group in groups if dist.get_rank() == 0 else groups[::-1]:
+        dist.all_reduce(x.clone(), group=group)
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            x.sum()
+    return read(x)
+
+
+@pytest.mark.parametrize("program", [waits_for_a_slow_rank, each_waits_for_the_other_in_turn])
+def test_a_slow_rank_is_no_deadlock_on_a_stream(program: Callable[[Any], object]) -> None:
+    right = 8.0 if program is waits_for_a_slow_rank else 4.0
+    assert list(launch(on_a_stream, 2, args=(program,))) == [right] * 2

@@ -1,0 +1,100 @@
+"""Find out in which collective a rank with a GPU is blocked, and put it on the board.
+
+On a GPU, `Work.wait()` doesn't block the CPU. It only makes the stream wait, and the program continues until it needs a
+value. So a rank that is stuck in a collective looks as if it were computing. A thread of the rank therefore checks
+
+    whether the program has moved           it is blocked if it stays at the same bytecode instruction for a second
+    which collectives have completed        from an event that was recorded on the stream after each wait()
+
+If the program is blocked, the oldest collective that hasn't completed is what it waits for. The parent finds deadlocks
+from there, as on the CPU. A program that is only slow, say in a long matmul, may look blocked, too. But its collectives
+complete once the other ranks join, so this is no deadlock.
+"""
+
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any, Protocol
+
+from tplab.runtime.board import Board
+
+LOOK_SECONDS = 0.1
+BLOCKED_SECONDS = 1.0  # how long the program must stay in the same place to count as blocked
+
+
+class Event(Protocol):
+    """A `torch.cuda.Event`: a mark on the stream, which is reached when all work before it has completed."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+
+class StreamWatch:
+    """Watches the calling thread of a rank.
+
+    event    creates an event for the current stream
+    """
+
+    def __init__(self, rank: int, board: Board, event: Any) -> None:
+        self.rank, self._board, self._new_event = rank, board, event
+        self._watched = threading.get_ident()
+        self._waited_for: deque[tuple[int, Event]] = deque()  # slots of collectives that the stream waits for
+        self._calling: int | None = None  # slot of the collective whose call hasn't returned yet
+        self._place: object = None
+        self._there_since = time.monotonic()
+        self._shown: int | None = None  # slot that this watch has put on the board
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, daemon=True, name="stream watch").start()
+
+    # Called by the watched thread
+
+    def calls(self, slot: int) -> None:
+        """Note that the rank calls the backend. The first message to a rank blocks here until both sides are ready."""
+        self._calling = slot
+
+    def called(self) -> None:
+        """Note that the backend has returned from the call."""
+        self._calling = None
+
+    def waits_for(self, slot: int) -> None:
+        """Note that the stream waits for a collective from here on."""
+        event = self._new_event()
+        event.record()
+        self._calling = None
+        self._waited_for.append((slot, event))
+
+    # In the thread
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(LOOK_SECONDS)
+            self.look()
+
+    def look(self) -> None:
+        """Show on the board what the watched thread is blocked in, if anything."""
+        while self._waited_for and self._waited_for[0][1].query():
+            self._waited_for.popleft()
+        frame, now = sys._current_frames().get(self._watched), time.monotonic()
+        place = frame and (id(frame), frame.f_lasti)
+        if place != self._place:
+            self._place, self._there_since = place, now
+        blocked = now - self._there_since >= BLOCKED_SECONDS
+        self._show(self._blocked_in() if blocked else None)
+
+    def _blocked_in(self) -> int | None:
+        if self._calling is not None:
+            return self._calling
+        return self._waited_for[0][0] if self._waited_for else None
+
+    def _show(self, slot: int | None) -> None:
+        if slot == self._shown:
+            return
+        on_board = self._board.waiting_slot(self.rank)
+        if on_board == self._shown:  # otherwise it's a wait on the CPU, which the rank has shown by itself
+            self._board.set_waiting(self.rank, slot)
+            self._shown = slot
+        elif slot is None:
+            self._shown = None
