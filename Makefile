@@ -3,6 +3,7 @@
 #   LAB_ARGS="--no-browser --port=9000"   more options for JupyterLab
 #   TESTS="tests/tensor/test_linear.py -k bias"  run only these tests
 #   JOBS=4                                how many test processes run side by side (two per core, since many tests wait)
+#   MOST=1200                             of `make rest`, if it has more tests than that, a share that takes turns
 #   SEED=7                                other inputs for the wrong answers that the tests try
 #   PYTHON=python3.12                     which Python builds the environment
 #   VENV=/some/where/else                 where the environment lives
@@ -18,6 +19,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 JOBS ?= $(shell echo $$(( $(CORES) * 2 )))
 TURN ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 SINCE ?= HEAD
+MOST ?=
 SEED ?= 0
 TESTS ?= tests
 
@@ -44,7 +46,7 @@ nightly: $(VENV)/.installed-test ## run every test there is
 	$(PYTEST) $(TESTS)
 
 rest: $(VENV)/.installed-test ## run what `make test` leaves out and the changes since SINCE can reach
-	$(PYTEST) --part nightly --reached $(SINCE) $(TESTS) || [ $$? -eq 5 ]
+	$(PYTEST) --part nightly --reached $(SINCE) $(if $(MOST),--at-most $(MOST)) $(TESTS) || [ $$? -eq 5 ]
 
 notebooks: $(STAMP) ## execute solutions/*.py and write the solution notebooks and the blank chapters
 	$(BIN)/python -m tplab build

@@ -4,6 +4,7 @@
     pytest tests --part daily          what `make test` runs
     pytest tests --part nightly        the rest
     pytest tests --reached HEAD~3      of these, what the changes since HEAD~3 can reach (HEAD: what is not committed)
+    pytest tests --at-most 1200        of these, if there are more, a share that takes turns with the others
 
 Two markers say what is left to the night:
 
@@ -42,6 +43,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption("--part", choices=PARTS, default="all", help="daily: what `make test` runs; nightly: the rest")
     group.addoption("--turn", type=int, default=0, metavar="N", help="which share of the shared tests is due")
     group.addoption("--reached", metavar="COMMIT", help="only tests that a change since this commit can reach")
+    group.addoption("--at-most", type=int, metavar="N", help="if there are more tests than N, run only a share of them")
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -51,6 +53,8 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept = [item for item in items if part == "all" or (id(item) in due) == (part == "daily")]
     if since is not None and (files := _files(config)):
         kept = [item for item in kept if files.reach(item)]
+    if (most := config.getoption("at_most")) and len(kept) > most:
+        kept = _share_due(kept, config.getoption("turn"), -(-len(kept) // most))
     chosen = {id(item) for item in kept}
     left_out = [item for item in items if id(item) not in chosen]
     whole_files = {path.relative_to(ROOT).as_posix(): ALL for path in config.stash.get(IGNORED, [])}
@@ -59,7 +63,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         to_controller["left_out"] = dict(config.stash[LEFT_OUT])
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = kept
+        items[:] = [item for item in items if id(item) in chosen]
 
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()  # how many tests each function lacks; ALL for a file that was not imported
@@ -111,9 +115,14 @@ def due_today(items: Iterable[pytest.Item], turn: int) -> list[pytest.Item]:
         else:
             due.append(item)
     for (_, count), of_one_kind in shared.items():
-        shuffled = sorted(of_one_kind, key=lambda item: (zlib.crc32(item.nodeid.encode()), item.nodeid))
-        due += shuffled[turn % min(count, len(shuffled)) :: count]
+        due += _share_due(of_one_kind, turn, count)
     return due
+
+
+def _share_due(items: list[pytest.Item], turn: int, count: int) -> list[pytest.Item]:
+    """Return every `count`-th of the items, but at least one. In `count` successive turns, each of them is returned."""
+    shuffled = sorted(items, key=lambda item: (zlib.crc32(item.nodeid.encode()), item.nodeid))
+    return shuffled[turn % min(count, len(shuffled)) :: count]
 
 
 # By change

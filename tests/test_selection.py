@@ -82,6 +82,14 @@ def test_nightly_part_is_what_the_daily_part_leaves_out(folder: Path) -> None:
     assert day | night == collected(folder)
 
 
+def test_of_too_many_tests_shares_take_turns(folder: Path) -> None:
+    everything = collected(folder)
+    shares = [collected(folder, "--at-most", "7", "--turn", str(turn)) for turn in range(4, 4 + 3)]
+    assert sorted(test for share in shares for test in share) == sorted(everything)
+    assert all(6 <= len(share) <= 7 for share in shares)
+    assert collected(folder, "--at-most", "20", "--turn", "1") == everything
+
+
 REACHED = {  # what changes -> tests that it must reach, and one that it must not
     "a module, through imports": (
         "tplab/tensor/linear.py",

@@ -1,7 +1,8 @@
 """Chapter 01: collectives built from send and receive, and what a message costs.
 
-by_hand   scatter, gather, and all-reduce as a ring and as a tree
-links     message time modeled as alpha + beta · bytes, with measured and published values
+by_hand    scatter, gather, and all-reduce as a ring and as a tree
+links      message time modeled as alpha + beta · bytes, with measured and published values
+subgroups  split a process group without involving the other ranks of the run
 """
 
 from tplab.collectives.by_hand import (

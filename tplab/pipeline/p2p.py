@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
+from tplab.collectives.subgroups import split
 from tplab.pipeline.schedules import Result, Schedule
 from tplab.runtime import device
 
@@ -32,8 +33,8 @@ class Channels:
 
     group    the ranks in the order of their stages; None: all ranks
 
-    All ranks must create it together, each with the group of its own pipeline: NCCL splits communicators with all ranks
-    of the run taking part. Creating process groups is slow, so several pipelines over the same ranks should share one.
+    The ranks of the pipeline create it together. Creating process groups is slow, so several pipelines over the same
+    ranks should share one.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
@@ -41,14 +42,12 @@ class Channels:
         self.ends: ProcessGroup | None = None  # the first and the last rank, for a tied parameter
         self._groups: list[ProcessGroup] = []  # for messages to lower ranks, for messages to higher ranks
         if self.world_size > 1:
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            self._groups = [dist.new_group(ranks, use_local_synchronization=True) for _ in range(2)]
-            # torch derives a group's name from how many groups the rank already has. So the inner ranks also create a
+            last = self.world_size - 1
+            self._groups = [split(group, [range(self.world_size)]) for _ in range(2)]
+            # torch derives a group's name from how many groups the rank already has. So the inner ranks also get a
             # group here. Otherwise, the next group of all these ranks would get two names, and creating it would hang.
-            is_end = self.rank in (0, self.world_size - 1)
-            members = [ranks[0], ranks[-1]] if is_end else [ranks[self.rank]]
-            group = dist.new_group(members, use_local_synchronization=True)
-            self.ends = group if is_end else None
+            ends = split(group, [[0, last], *([rank] for rank in range(1, last))])
+            self.ends = ends if self.rank in (0, last) else None
             if dist.get_backend(self._groups[0]) == "nccl":
                 self.open_connections(device())
 

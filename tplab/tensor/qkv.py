@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.distributed import ProcessGroup
 
+from tplab.collectives.subgroups import split
 from tplab.tensor.initialization import InitMethod, init_linear
 from tplab.tensor.linear import Device
 from tplab.tensor.mappings import reduce_from_region
@@ -151,6 +152,4 @@ def copies_group(group: ProcessGroup | None, copies: int) -> ProcessGroup:
 def _neighbours(group: ProcessGroup, count: int) -> ProcessGroup:
     if count == group.size():
         return group
-    first = group.rank() // count * count
-    ranks = [dist.get_global_rank(group, rank) for rank in range(first, first + count)]
-    return dist.new_group(ranks, backend=dist.get_backend_config(group), use_local_synchronization=True)
+    return split(group, [range(first, first + count) for first in range(0, group.size(), count)])

@@ -1,0 +1,40 @@
+"""Groups within a group: who is in them, that they add up, and that nobody else takes part."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tplab import launch
+from tplab.collectives.subgroups import split
+from tplab.runtime import RankError
+
+
+def sum_in(group: dist.ProcessGroup) -> tuple[list[int], int]:
+    x = torch.tensor(10 ** dist.get_rank())
+    dist.all_reduce(x, group=group)
+    return dist.get_process_group_ranks(group), int(x)
+
+
+def splits() -> list[tuple[list[int], int]]:
+    rank = dist.get_rank()
+    found = [sum_in(split(None, [[0, 3], [1], [2]])), sum_in(split(None, [range(4)]))]
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    if rank >= 2:  # the others don't take part
+        found.append(sum_in(split(halves[1], [[1], [0]])))
+    return found
+
+
+def test_each_rank_gets_the_group_of_its_part() -> None:
+    ends, everyone = ([0, 3], 1001), ([0, 1, 2, 3], 1111)
+    assert list(launch(splits, 4)) == [
+        [ends, everyone],
+        [([1], 10), everyone],
+        [([2], 100), everyone, ([2], 100)],
+        [ends, everyone, ([3], 1000)],
+    ]
+
+
+@pytest.mark.parametrize("parts", [[[0]], [[0, 1], [1]], [[0, 1, 2]], []])
+def test_parts_that_do_not_have_each_rank_once_are_refused(parts: list[list[int]]) -> None:
+    with pytest.raises(RankError, match=r"should have each of 2 ranks exactly once"):
+        launch(split, 2, args=(None, parts))
