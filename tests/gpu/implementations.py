@@ -1,6 +1,8 @@
 """The ways in which ranks may run on the GPUs of a machine, and which of them are open here."""
 
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -30,11 +32,27 @@ class Way:
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout: float = 240.0) -> Any:
         options: dict[str, Any] = {"backend": self.backend, "share_gpus": self.share_gpus, "timeout": timeout}
-        return launch(fn, self.world_size, args=args, **options)
+        with visible(self.gpus):
+            return launch(fn, self.world_size, args=args, **options)
 
     def names(self) -> list[str]:
         """The cases that can run this way."""
         return [name for name, case in CASES.items() if self.messages or not case.messages]
+
+
+@contextmanager
+def visible(gpus: int) -> Iterator[None]:
+    """Show only so many of the machine's GPUs, so that ranks share them also where there are more."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    listed = before.split(",") if before else [str(number) for number in range(gpus)]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(listed[:gpus])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 ON_THE_CPU = Way("gloo", 2, 0)

@@ -250,16 +250,19 @@ def _check_shared(root: Path, everyone: ProcessGroup) -> None:
         together(lambda: _write_empty(root / name) if is_first else None, everyone)
         together(lambda: _wait_for(root / name, f"{folder} on {host}"), everyone)
     finally:
-        if is_first:
-            with suppress(OSError):  # whatever has gone wrong on this disk, `together` says it better
-                (root / name).unlink(missing_ok=True)
-                if not existed:
-                    root.rmdir()  # unless another run is using it by now
+        together(lambda: _clear_up(root / name, existed) if is_first else None, everyone)
 
 
 def _write_empty(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
+
+
+def _clear_up(path: Path, existed: bool) -> None:
+    with suppress(OSError):  # whatever has gone wrong on this disk, the others' error says it better
+        path.unlink(missing_ok=True)
+        if not existed:
+            path.parent.rmdir()  # unless another run is using it by now
 
 
 def _wait_for(path: Path, written: str) -> None:

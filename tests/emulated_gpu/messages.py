@@ -1,0 +1,96 @@
+"""What is under way between the GPUs, and what the stream waits for.
+
+    work = dist.irecv(x, 0)      under way: x must not be read or overwritten
+    work.wait()                  the stream waits for it, and the program goes on
+    y = x + 1                    now the program waits, too: here operators run at once instead of being queued
+
+So a program here may wait earlier than on a GPU, but never later.
+"""
+
+import itertools
+import threading
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+on_the_cpu = dist.Work.wait  # blocks until gloo is done
+
+
+class Message:
+    """A collective, send or receive, with the tensors that it reads or writes."""
+
+    def __init__(self, work: Any, tensors: list[Tensor]) -> None:
+        self.work, self.tensors = work, tensors
+        self.is_waited_for, self.arrived = False, threading.Event()
+        self.error: Exception | None = None
+
+
+class Messages:
+    """The messages of this process that haven't arrived yet, by number."""
+
+    def __init__(self, extension: ModuleType) -> None:
+        self._extension = extension
+        self._numbers = itertools.count()
+        self._under_way: dict[int, Message] = {}
+        self._number_of: dict[int, int] = {}  # by the id of the work, which lives as long as the message
+        extension.on_finish(self.finish)
+
+    def start(self, work: Any, read: Iterable[Tensor], written: Iterable[Tensor]) -> int:
+        number, written = next(self._numbers), list(written)
+        message = Message(work, [*read, *written])
+        self._under_way[number], self._number_of[id(work)] = message, number
+        for tensor in message.tensors:
+            self._extension.message_starts(tensor, number, any(tensor is one for one in written))
+        threading.Thread(target=self._carry, args=(message,), daemon=True).start()
+        return number
+
+    @staticmethod
+    def _carry(message: Message) -> None:
+        try:
+            on_the_cpu(message.work)
+        except Exception as error:  # it is raised where the program waits for the message
+            message.error = error
+        message.arrived.set()
+
+    def wait(self, work: Any) -> bool:
+        """`Work.wait()`: what follows on the stream comes after the message. Returns whether it is one of ours."""
+        number = self._number_of.get(id(work))
+        if number is None:
+            return False
+        self.is_waited_for(number)
+        return True
+
+    def is_waited_for(self, number: int) -> None:
+        message = self._under_way[number]
+        message.is_waited_for = True
+        for tensor in message.tensors:
+            self._extension.message_is_waited_for(tensor, number)
+
+    def finish(self, number: int) -> None:
+        """Block until the message has arrived."""
+        message = self._under_way.get(number)
+        if message is None:
+            return
+        message.arrived.wait()
+        for tensor in message.tensors:
+            self._extension.message_has_arrived(tensor, number)
+        self._under_way.pop(number, None)
+        self._number_of.pop(id(message.work), None)
+        if message.error is not None:
+            raise message.error
+
+    def finish_all(self) -> None:
+        """Block until all messages have arrived, as torch.cuda.synchronize() does."""
+        for number in list(self._under_way):
+            self.finish(number)
+
+    def has_arrived(self, number: int) -> bool:
+        message = self._under_way.get(number)
+        return message is None or message.arrived.is_set()
+
+    def awaited(self) -> list[int]:
+        """The numbers of the messages that the stream waits for."""
+        return [number for number, message in list(self._under_way.items()) if message.is_waited_for]
