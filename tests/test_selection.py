@@ -104,6 +104,9 @@ REACHED = {  # what changes -> tests that it must reach, and one that it must no
         "tplab/capstone/__main__.py", ["tests/capstone/test_main.py"], "tests/tensor/test_linear.py",
     ),
     "any module": ("tplab/tensor/linear.py", ["tests/test_architecture.py"], "tests/common/test_files.py"),
+    "a module, through emulated GPUs": (
+        "tplab/runtime/stream_watch.py", ["tests/emulated_gpu/test_on_emulated_gpus.py"], "tests/common/test_files.py",
+    ),
     "the test itself": ("tests/tensor/test_linear.py", ["tests/tensor/test_linear.py"], "tests/tensor/test_mlp.py"),
     "a file that a test reads": ("README.md", ["tests/test_house.py"], "tests/tensor/test_linear.py"),
     "a chapter's source": (

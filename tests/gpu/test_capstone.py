@@ -1,5 +1,6 @@
 """The first 20 losses of a capstone run on GPUs are those of one rank on the CPU."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tests.gpu.implementations import WAYS, Way
 from tests.gpu.test_layers import SHARED_NCCL, check_is_open
 
 ON_THE_CPU = Way("gloo", 1, 0)
+pytestmark = pytest.mark.timeout(900)  # up to three launches of at most 240 s, and NCCL's start
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,7 @@ def test_so_are_those_of_others_layers_in_bfloat16(name: str, layers: str, right
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif("EMULATED_GPUS" in os.environ, reason="needs a real GPU: Triton")
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_so_are_those_of_compiled_layers(precision: str, right: list[float], tmp_path: Path) -> None:

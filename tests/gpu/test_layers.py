@@ -10,16 +10,21 @@ from tests.gpu.implementations import WAYS, Way, problems
 from tplab import device
 from tplab.runtime import RankError
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]  # two launches of at most 240 s, and NCCL's start
 
 SHARED_NCCL = "2 ranks share a GPU, NCCL"
+
+
+def check_enough_gpus(count: int) -> None:
+    """Skip the test on a machine with fewer GPUs."""
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"needs {count} GPUs, and here are {torch.cuda.device_count()}")
 
 
 def check_is_open(name: str) -> None:
     """Skip the test where this way is closed, and say why."""
     way = WAYS[name]
-    if torch.cuda.device_count() < way.gpus:
-        pytest.skip(f"needs {way.gpus} GPUs, and here are {torch.cuda.device_count()}")
+    check_enough_gpus(way.gpus)
     if name == SHARED_NCCL and (refused := what_nccl_says(way)):
         pytest.skip(f"NCCL does not let two ranks share a GPU here: {refused}")
 

@@ -1,5 +1,7 @@
 """What is made for GPUs in particular: traces of kernels, torch.compile's own kernels, the capstone."""
 
+import os
+
 import pytest
 import torch
 
@@ -12,7 +14,8 @@ from tplab import device
 from tplab.tensor.mlp import ParallelMLP
 from tplab.trace.rank_trace import RankTrace, trace_rank
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]  # two launches of at most 240 s, and NCCL's start
+real_gpu = pytest.mark.skipif("EMULATED_GPUS" in os.environ, reason="needs a real GPU: its profiler, or Triton")
 
 WITH_MESSAGES = [SHARED_NCCL, "2 GPUs, NCCL"]
 
@@ -27,6 +30,7 @@ def traced() -> RankTrace:
     return trace
 
 
+@real_gpu
 @pytest.mark.parametrize("name", ["1 rank, NCCL", *WITH_MESSAGES])
 def test_a_trace_shows_kernels_and_which_of_them_communicate(name: str) -> None:
     check_is_open(name)
@@ -47,6 +51,7 @@ def compiled() -> dict[str, Difference]:
     return differences(compiled_mlp("inductor"), SINGLE)
 
 
+@real_gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_MESSAGES)
 def test_a_compiled_layer_agrees_with_plain_torch(name: str) -> None:

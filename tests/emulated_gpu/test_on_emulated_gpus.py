@@ -1,0 +1,88 @@
+"""The tests marked `gpu`, and all chapters, on machines with 1, 2 and 8 emulated GPUs."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.emulated_gpu.build import built
+
+pytestmark = pytest.mark.slow
+
+SITE = Path(__file__).with_name("site")
+STEMS = [path.stem for path in sorted((ROOT / "solutions").glob("[0-9]*.ipynb"))]
+PATIENCE = 280  # seconds, less than pytest's for this test
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("emulated GPUs need g++")
+    built()
+
+
+def on_gpus(gpus: int, *command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run a Python command on a machine with so many emulated GPUs."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "CUDA_"))}
+    environment |= {"EMULATED_GPUS": str(gpus), "PYTHONPATH": f"{SITE}{os.pathsep}{ROOT}"}
+    run = [sys.executable, *command]
+    return subprocess.run(run, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def pytest_on(gpus: int, *options: str) -> int:
+    """Run tests marked `gpu`. All of them must pass. Returns how many have run; some need more GPUs."""
+    done = on_gpus(gpus, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-n", "0", "--pyargs", *options)
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
+    count = re.search(r"(\d+) passed", done.stdout)
+    assert count, done.stdout
+    return int(count[1])
+
+
+def test_planted_faults_are_found() -> None:
+    assert pytest_on(4, "tests.emulated_gpu.test_planted_faults") >= 15
+
+
+def test_pipelines_get_through_and_ranks_that_wait_forever_are_named() -> None:
+    assert pytest_on(8, "tests.gpu.test_pipelines", "tests.gpu.test_failures") >= 15
+
+
+# Machine and what runs there, as an expression for pytest's -k. The names of the tests say how many GPUs they take.
+LAYERS = [(1, "rank and not ranks"), (1, "share"), (2, "2 and GPUs"), (8, "4 and GPUs"), (8, "8 and GPUs")]
+CAPSTONE = [
+    (1, "losses_on_gpus"), (1, "cut_it and share and NCCL"), (1, "cut_it and share and gloo"),
+    (1, "others_layers or stopped"), (2, "losses_on_gpus and 2 and not share"), (2, "cut_it and not share"),
+    (2, "others_layers and not rank"),
+]  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("gpus", "chosen"), LAYERS)
+def test_layers_agree_with_plain_torch(gpus: int, chosen: str) -> None:
+    assert pytest_on(gpus, "tests.gpu.test_layers", "tests.gpu.test_tools", "-k", chosen) > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("gpus", "chosen"), CAPSTONE)
+def test_the_capstone_trains_and_resumes(gpus: int, chosen: str) -> None:
+    assert pytest_on(gpus, "tests.gpu.test_capstone", "-k", chosen) > 0
+
+
+CHAPTERS = [(gpus, stem) for gpus in (8, 2, 1) for stem in STEMS]
+
+
+@pytest.mark.share(len(CHAPTERS))
+@pytest.mark.parametrize(("gpus", "stem"), CHAPTERS, ids=[f"{stem[:2]}, {gpus} GPUs" for gpus, stem in CHAPTERS])
+def test_the_answers_of_a_chapter_pass_their_checks(gpus: int, stem: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "solutions", tmp_path / "solutions")
+    done = on_gpus(
+        gpus, "-m", "tplab.__main__", "check", str(int(stem[:2])), "--notebook", f"{tmp_path}/solutions/{stem}.ipynb"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdicts = [line for line in done.stdout.splitlines() if re.match(r"\S \d+\.\d", line)]
+    assert verdicts
+    assert all(line.endswith("passed") for line in verdicts), done.stdout

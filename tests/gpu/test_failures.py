@@ -1,0 +1,124 @@
+"""Ranks that wait forever on their GPUs are found, and the report names the collective. On a GPU, `wait()` returns."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+
+from tests.gpu.implementations import Way
+from tests.gpu.test_layers import check_enough_gpus
+from tplab import device
+from tplab.runtime import Deadlock, RankError
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]  # two launches of at most 240 s, and NCCL's start
+
+
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(*shape, device=device())
+
+
+def skips(rank: int) -> None:
+    dist.all_reduce(ones(2))
+    if rank == 0:
+        dist.all_reduce(ones(4))
+
+
+def skips_and_returns_a_tensor(rank: int) -> torch.Tensor:
+    x = ones(4)
+    if rank == 0:
+        dist.all_reduce(x)
+    return x
+
+
+def skips_while_the_other_reads(rank: int) -> float:
+    x = ones(4)
+    if rank == 0:
+        dist.all_reduce(x)
+    return float(x.sum())
+
+
+def skips_a_functional_one(rank: int) -> torch.Tensor | None:
+    return None if rank else functional.all_reduce(ones(4), "sum", dist.group.WORLD) + 1
+
+
+def two_groups_in_another_order(rank: int) -> None:
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    for group in groups if rank == 0 else groups[::-1]:
+        x = ones(4)
+        dist.all_reduce(x, group=group)
+        x.sum().item()
+
+
+def both_receive_first(rank: int) -> float:
+    x = ones(4)
+    dist.recv(x, 1 - rank)
+    dist.send(x, 1 - rank)
+    return float(x.sum())
+
+
+def shapes_differ(rank: int) -> None:
+    dist.all_reduce(ones(2 + rank))
+
+
+def kinds_differ(rank: int) -> None:
+    dist.broadcast(ones(2), 0) if rank else dist.all_reduce(ones(2))
+
+
+FLAT = "([4] float32, sum)"
+DEADLOCKS: dict[Callable[[int], object], str] = {
+    skips: f"rank 1 never joined all_reduce #2 {FLAT}; rank 0 waits in it.",
+    skips_and_returns_a_tensor: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 waits in it.",
+    skips_while_the_other_reads: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 waits in it.",
+    skips_a_functional_one: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 waits in it.",
+    two_groups_in_another_order: f"rank 0 never joined all_reduce #1 {FLAT}",
+    both_receive_first: "rank 1 never sends to rank 0 (message #1); rank 0 waits in recv from rank 1 ([4] float32).",
+    shapes_differ: "collective #1 is not the same on all ranks",
+    kinds_differ: "collective #1 is not the same on all ranks",
+}
+
+
+def on_this_rank(program: Callable[[int], object]) -> object:
+    return program(dist.get_rank())
+
+
+@pytest.mark.parametrize(("program", "says"), DEADLOCKS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_ranks_that_wait_forever_are_named(program: Callable[[int], object], says: str) -> None:
+    check_enough_gpus(2)
+    with pytest.raises(Deadlock) as caught:
+        Way("nccl", 2, 2).run(on_this_rank, program, timeout=30)
+    assert says in str(caught.value)
+    assert "give launch a larger timeout" not in str(caught.value)
+
+
+def is_slow(rank: int) -> float:
+    x = ones(4)
+    time.sleep(3 * rank)
+    dist.all_reduce(x)
+    return float(x.sum())
+
+
+def test_a_slow_rank_is_no_deadlock() -> None:
+    check_enough_gpus(2)
+    assert list(Way("nccl", 2, 2).run(on_this_rank, is_slow)) == [8.0, 8.0]
+
+
+def uses_a_tensor_of_the_cpu(rank: int) -> None:
+    dist.all_reduce(torch.ones(4))
+
+
+def adds_a_tensor_of_the_cpu(rank: int) -> torch.Tensor:
+    return ones(4) + torch.ones(4)
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [(uses_a_tensor_of_the_cpu, "No backend type associated with device type cpu"),
+     (adds_a_tensor_of_the_cpu, "Expected all tensors to be on the same device")],
+)  # fmt: skip
+def test_a_forgotten_device_is_an_error(program: Callable[[int], object], says: str) -> None:
+    check_enough_gpus(2)
+    with pytest.raises(RankError, match=says):
+        Way("nccl", 2, 2).run(on_this_rank, program)
