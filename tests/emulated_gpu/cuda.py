@@ -76,6 +76,7 @@ def _devices(extension: ModuleType, gpus: int) -> None:
     cuda.get_device_name = lambda *_: properties.name
     cuda.get_device_capability = lambda *_: (properties.major, properties.minor)
     cuda.get_device_properties = lambda *_: properties
+    cuda.can_device_access_peer = lambda one, other: True
     cuda.is_bf16_supported = lambda *_, **__: True
     cuda.is_current_stream_capturing = lambda: False
     cuda.nccl.version = lambda: (2, 27, 5)

@@ -1,4 +1,4 @@
-"""Split a process group into smaller ones without involving the other ranks of the run.
+"""Chapter 01: split a process group into smaller ones without involving the other ranks of the run.
 
 `dist.new_group` involves them on NCCL: with a device bound to each rank, as in `launch`, it splits the communicator of
 all ranks, so all of them must call it, or those that do wait forever. `dist.split_group` splits the communicator of the

@@ -568,3 +568,21 @@ def test_a_folder_that_the_machines_do_not_share_is_refused_at_the_start(tmp_pat
         launch(on_a_disk_of_its_own, 3, args=(folders,))
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "run"]
     launch(on_a_disk_of_its_own, 2, args=(folders,))
+
+
+def leaves_late(folder: Path) -> bool:
+    """Create checkpoints, with rank 0 slow to remove what it wrote. Returns whether anything of that is left."""
+    if dist.get_rank() == 0:
+        unlink = Path.unlink
+
+        def slowly(path: Path, **options: bool) -> None:
+            time.sleep(0.5)
+            unlink(path, **options)
+
+        Path.unlink = slowly  # type: ignore[method-assign, assignment]
+    Checkpoints(folder)
+    return folder.exists()
+
+
+def test_no_rank_goes_on_while_another_still_tests_the_folder(tmp_path):
+    assert list(launch(leaves_late, 2, args=(tmp_path / "checkpoints",))) == [False, False]

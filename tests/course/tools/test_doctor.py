@@ -13,9 +13,10 @@ from packaging.requirements import Requirement
 
 from tests import ROOT
 from tests.course import tiny
-from tplab.course.tools import cli
-from tplab.course.tools.doctor import chapters, gpus, machine, probe, software, trial
+from tplab.course.tools import cli, course_files
+from tplab.course.tools.doctor import chapters, gpu_report, gpus, machine, probe, software, trial
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
+from tplab.runtime import devices
 
 pytestmark = pytest.mark.share(3)
 
@@ -173,8 +174,9 @@ def test_gpus_with_their_memory():
     found = gpus.devices(with_gpus(2), ["NVIDIA H100"] * 2, None)
     assert found.state == GOOD
     assert found.text == "0: NVIDIA H100, 85.9 GB, 84.8 GB free; 1: NVIDIA H100, 85.9 GB, 84.8 GB free"
-    assert gpus.backend(with_gpus(1)).text == "NCCL for 1 rank, one GPU each; gloo on the CPU for more"
-    assert gpus.backend(with_gpus(8)).text.startswith("NCCL for up to 8 ranks")
+    assert gpus.backend(with_gpus(1)).text.startswith("gloo, on the CPU, because the course launches up to 8 ranks")
+    assert "The capstone uses NCCL for up to 1 rank. " in gpus.backend(with_gpus(1)).text
+    assert gpus.backend(with_gpus(8)).text == "NCCL, one GPU per rank, for up to 8 ranks"
 
 
 @pytest.mark.parametrize(
@@ -265,6 +267,49 @@ def test_gpus_of_this_machine():
     assert ("links" in found) == (torch.cuda.device_count() > 1)
 
 
+@pytest.fixture
+def gpu_tests(tmp_path):
+    """gpu_tests(test) writes a course with one test in each file of tests/gpu, the given one in the last."""
+
+    def write(last):
+        folder = tmp_path / "course" / "tests" / "gpu"
+        folder.mkdir(parents=True)
+        for name in ("failures", "pipelines", "layers", "tools", "capstone"):
+            body = last if name == "capstone" else "pass"
+            test = f"import pytest\n\n@pytest.mark.gpu\ndef test_{name}():\n    {body}\n"
+            (folder / f"test_{name}.py").write_text(test)
+        return tmp_path / "course"
+
+    return write
+
+
+GPU_TESTS = {  # the last of five tests: state of the finding, words of the finding, words of the report
+    "all pass": ("pass", GOOD, "5 passed", "5 passed"),
+    "one fails": ("assert 1 + 1 == 3", BAD, "1 failed, 4 passed", "assert (1 + 1) == 3"),
+}
+
+
+@pytest.mark.parametrize(("last", "state", "told", "reported"), GPU_TESTS.values(), ids=GPU_TESTS)
+def test_the_gpu_report_says_what_passed_and_nothing_about_who_ran_it(
+    last, state, told, reported, gpu_tests, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(probe, "ask_torch", lambda: with_gpus(2))
+    assert cli.main(["doctor", "--gpu", "--root", str(gpu_tests(last))]) == int(state != GOOD)
+    assert told in " ".join(capsys.readouterr().out.split())
+    report = (tmp_path / gpu_report.REPORT).read_text()
+    assert reported in report
+    assert "NVIDIA H100, 86 GB; NVIDIA H100, 86 GB" in report
+    assert str(tmp_path) not in report
+    assert "emulated" not in report
+
+
+def test_without_gpus_or_tests_there_is_no_gpu_report(gpu_tests, tmp_path):
+    bad(gpu_report.look(gpu_tests("pass"), WORKING, tmp_path), "sees no GPU", "tplab doctor says why")
+    bad(gpu_report.look(tmp_path, with_gpus(1), tmp_path), "the tests aren't in", "--root FOLDER")
+    assert not (tmp_path / gpu_report.REPORT).exists()
+
+
 # The machine
 
 
@@ -316,30 +361,37 @@ def test_launch_that_fails():
 
 
 def test_what_is_tried_covers_both_backends():
-    assert [trial.sizes(number) for number in (0, 1, 2, 3, 4, 8)] == [[2], [1, 2], [2, 4], [2, 4], [2], [2]]
+    course, one, two = (2, "auto"), (1, "nccl"), (2, "nccl")
+    expected = {0: [course], 1: [course, one], 2: [course, two], 7: [course, two], 8: [course]}
+    assert {number: trial.tries(number) for number in expected} == expected
+
+
+def test_no_chapter_launches_more_ranks_than_the_choice_of_the_device_assumes():
+    most = {files.number: max(chapters._ranks(files), default=0) for files in course_files.all_chapters(ROOT).values()}
+    assert max(most.values()) == chapters.COURSE_RANKS == devices.COURSE_RANKS, most
 
 
 def test_two_real_ranks_add_up():
-    tried = trial.attempt([2])
+    tried = trial.attempt([(2, "auto")])
     assert [(one.ranks, one.right, one.error) for one in tried] == [(2, True, "")]
     assert tried[0].backend in ("gloo", "nccl")
 
 
 def test_a_launch_that_really_fails_is_told(monkeypatch):
     monkeypatch.setenv("TPLAB_RANK", "0")  # launch refuses inside a rank
-    bad(trial.judge(trial.attempt([2])), "2 ranks can't be run", "inside a rank")
+    bad(trial.judge(trial.attempt([(2, "auto")])), "2 ranks can't be run", "inside a rank")
 
 
 def test_a_trial_that_crashes_is_told(monkeypatch):
     monkeypatch.setattr(trial, "_TRY", "import sys; sys.exit(3) # {}")
-    bad(trial.judge(trial.attempt([2])), "2 ranks can't be run", "status 3")
+    bad(trial.judge(trial.attempt([(2, "auto")])), "2 ranks can't be run", "status 3")
 
 
 def test_a_launch_that_gives_wrong_sums_is_told(monkeypatch, capsys):
     import tplab.runtime
 
-    monkeypatch.setattr(tplab.runtime, "launch", lambda *_: [(3.0, "gloo"), (2.0, "gloo")])
-    trial.main([2])
+    monkeypatch.setattr(tplab.runtime, "launch", lambda *_, **__: [(3.0, "gloo"), (2.0, "gloo")])
+    trial.main([(2, "auto")])
     told = json.loads(capsys.readouterr().out)["trials"]
     assert trial.judge([trial.Trial(**one) for one in told]).state == BAD
 
@@ -356,9 +408,8 @@ def test_the_ranks_of_a_chapter_are_read_from_its_code():
 
 
 def test_how_a_chapter_runs():
-    assert chapters.how({1, 2, 4}, 0) == "runs; ranks: 1, 2, 4 over gloo"
-    assert chapters.how({1, 2, 4}, 2) == "runs; ranks: 1, 2 over NCCL; 4 over gloo"
-    assert chapters.how({1, 2, 4}, 8) == "runs; ranks: 1, 2, 4 over NCCL"
+    assert chapters.how({1, 2, 4}, 0) == chapters.how({1, 2, 4}, 7) == "runs; 1, 2, 4 ranks over gloo"
+    assert chapters.how({1, 2, 4}, 8) == "runs; 1, 2, 4 ranks over NCCL"
     assert "without ranks" in chapters.how(set(), 8)
 
 

@@ -6,6 +6,7 @@
     machine    cores, memory, shared memory, loopback
     trial      a real launch of two ranks with an all-reduce
     chapters   whether each chapter will run, and how
+    gpu_report `tplab doctor --gpu`: the tests of the GPU path, on this machine's GPUs
 
 Exit code: 0 if nothing is wrong, 1 if something is.
 """
@@ -22,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tplab.course.tools.course_files import add_root, root_of
-from tplab.course.tools.doctor import chapters, gpus, machine, probe, software, trial
+from tplab.course.tools.doctor import chapters, gpu_report, gpus, machine, probe, software, trial
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
 
 LOOK = {GOOD: ("✓", "green"), NOTE: ("!", "yellow"), BAD: ("✗", "red")}
@@ -36,12 +37,18 @@ def add(commands: argparse._SubParsersAction) -> None:
         description="Examine this machine: what is wrong, and the command that mends it.",
     )
     parser.add_argument("--json", action="store_true", help="for another program")
+    parser.add_argument("--gpu", action="store_true", help="run the GPU tests (five minutes), and write a report")
     add_root(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     root = root_of(options)
+    if options.gpu:
+        with console.status("running the GPU tests, for five minutes at most"):
+            finding = gpu_report.look(root, probe.ask_torch(), Path.cwd())
+        show(console, finding)
+        return int(finding.state != GOOD)
     found: list[Finding] = []
     if options.json:
         found.extend(examine(root))
@@ -61,7 +68,7 @@ def examine(root: Path) -> Iterator[Finding]:
     found = [*software.look(seen), *gpus.look(seen), *machine.look(len(seen.gpus))]
     yield from found
     if not seen.error:
-        found.append(trial.judge(trial.attempt(trial.sizes(len(seen.gpus)))))
+        found.append(trial.judge(trial.attempt(trial.tries(len(seen.gpus) if seen.nccl else 0))))
         yield found[-1]
     yield from chapters.look(root, seen, found)
 

@@ -1,4 +1,4 @@
-"""Findings about each chapter: whether it will run here, and on how many ranks it uses NCCL or gloo."""
+"""Findings about each chapter: whether it will run here, on how many ranks, and over which backend."""
 
 import re
 from pathlib import Path
@@ -14,6 +14,7 @@ EVERYTHING = ("Python", "PyTorch", "packages", "kernel", "memory", "shared memor
 WITHOUT_RANKS = ("Python", "PyTorch", "packages", "kernel")
 _STARTS = re.compile(r"\b(launch|run_ranks|check_cases)\(|^%%ranks\b", re.MULTILINE)
 _NUMBERS = re.compile(r"\blaunch\(\w+, *(\d+)|^%%ranks +(\d+)", re.MULTILINE)
+COURSE_RANKS = 8  # the most that a chapter launches, and so the number of GPUs from which the course uses NCCL
 CHECKED = {1, 2, 4}  # the world sizes that every check uses
 
 
@@ -25,12 +26,10 @@ def ranks_of(texts: list[str]) -> set[int]:
 
 
 def how(ranks: set[int], gpus: int) -> str:
-    """Describe how a chapter runs: "runs; ranks: 1, 2 over NCCL; 4 over gloo"."""
+    """Describe how a chapter runs: "runs; 1, 2, 4 ranks over gloo"."""
     if not ranks:
         return "runs in the notebook itself, without ranks"
-    ways = (("NCCL", {p for p in ranks if p <= gpus}), ("gloo", {p for p in ranks if p > gpus}))
-    told = [f"{', '.join(map(str, sorted(some)))} over {name}" for name, some in ways if some]
-    return f"runs; ranks: {'; '.join(told)}"
+    return f"runs; {', '.join(map(str, sorted(ranks)))} ranks over {'NCCL' if gpus >= COURSE_RANKS else 'gloo'}"
 
 
 def judge(name: str, ranks: set[int], gpus: int, bad: list[str], unreadable: str, number: int) -> Finding:

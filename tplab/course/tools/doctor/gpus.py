@@ -7,6 +7,7 @@ import subprocess
 from itertools import combinations
 
 from tplab.common.units import count, size
+from tplab.course.tools.doctor.chapters import COURSE_RANKS
 from tplab.course.tools.doctor.findings import GOOD, NOTE, Finding
 from tplab.course.tools.doctor.probe import Torch
 
@@ -79,8 +80,14 @@ def backend(seen: Torch) -> Finding:
         why = "" if not number else ": this PyTorch was built without NCCL"
         state = NOTE if number else GOOD
         return Finding("backend", state, f"gloo, on the CPU, for any number of ranks{why}", CHOOSE if number else "")
-    ranks = "1 rank" if number == 1 else f"up to {number} ranks"
-    return Finding("backend", GOOD, f"NCCL for {ranks}, one GPU each; gloo on the CPU for more")
+    if number >= COURSE_RANKS:
+        return Finding("backend", GOOD, f"NCCL, one GPU per rank, for up to {number} ranks")
+    return Finding(
+        "backend",
+        GOOD,
+        f"gloo, on the CPU, because the course launches up to {COURSE_RANKS} ranks, all on the same kind of device. "
+        f"The capstone uses NCCL for up to {count(number, 'rank')}. So do the chapters with TPLAB_BACKEND=nccl",
+    )
 
 
 # The real machine

@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import dataclass
 
+from tplab.course.tools.doctor.chapters import COURSE_RANKS
 from tplab.course.tools.doctor.findings import BAD, GOOD, Finding
 from tplab.course.tools.doctor.probe import PATIENCE, ask
 
@@ -25,17 +26,20 @@ class Trial:
     error: str = ""
 
 
-def sizes(gpus: int) -> list[int]:
-    """Return the world sizes to try: 2, and another one that checks use if it runs over a different backend."""
-    return sorted({2} | ({1} if gpus == 1 else set()) | ({4} if 2 <= gpus < 4 else set()))
+Try = tuple[int, str]  # number of ranks, backend
 
 
-def attempt(ranks: list[int]) -> list[Trial]:
-    """Launch each of these world sizes, one after another."""
+def tries(gpus: int) -> list[Try]:
+    """Return what to try: two ranks over the course's backend, and over NCCL if only the capstone uses it here."""
+    return [(2, "auto")] + ([(min(2, gpus), "nccl")] if 0 < gpus < COURSE_RANKS else [])
+
+
+def attempt(wanted: list[Try]) -> list[Trial]:
+    """Launch each of these, one after another."""
     try:
-        told = ask(_TRY.format(ranks), PATIENCE * 2)
+        told = ask(_TRY.format(wanted), PATIENCE * 2)
     except RuntimeError as error:
-        return [Trial(ranks[0], error=str(error))]
+        return [Trial(wanted[0][0], error=str(error))]
     return [Trial(**one) for one in told["trials"]]
 
 
@@ -65,17 +69,17 @@ def add_up() -> tuple[float, str]:
     return mine.item(), dist.get_backend()
 
 
-def main(ranks: list[int]) -> None:
-    """Try each world size, and print the results as JSON."""
+def main(wanted: list[Try]) -> None:
+    """Try each number of ranks with its backend, and print the results as JSON."""
     import time
 
     from tplab import launch
 
     trials = []
-    for number in ranks:
+    for number, backend in wanted:
         start = time.monotonic()
         try:
-            results = list(launch(add_up, number))
+            results = list(launch(add_up, number, backend=backend))
         except Exception as error:  # whatever the launcher raises is what we want to know
             trials.append(Trial(number, error=str(error).strip() or type(error).__name__))
             break
@@ -85,4 +89,4 @@ def main(ranks: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(number) for number in sys.argv[1:]] or [2])
+    main([(int(number), "auto") for number in sys.argv[1:]] or [(2, "auto")])

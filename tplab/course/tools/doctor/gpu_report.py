@@ -1,0 +1,106 @@
+"""`tplab doctor --gpu`: run the tests of the GPU path on this machine's GPUs, and write a report to send us.
+
+The report says which GPUs, driver and libraries there are, which tests passed, and what the others said. It contains no
+host name, user name or path of this machine.
+"""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tplab import __version__
+from tplab.course.tools.doctor import gpus
+from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
+from tplab.course.tools.doctor.probe import Torch
+
+REPORT = "tplab-gpu-report.md"
+SECONDS = 270  # for the tests; with the rest, the report is there within five minutes
+_COUNTED = re.compile(r"^=* ?(.*\d+ (?:passed|failed|skipped).*?)=*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Tests:
+    """One run of the tests. summary: pytest's last line, or ""; output: everything it printed."""
+
+    summary: str
+    output: str
+    passed: bool
+
+
+def run_tests(root: Path) -> Tests:
+    """Run the tests marked `gpu` that aren't slow, the most telling ones first, for at most SECONDS."""
+    names = ("failures", "pipelines", "layers", "tools", "capstone")
+    files = [f"tests/gpu/test_{name}.py" for name in names]
+    command = [
+        sys.executable, "-m", "pytest", "-m", "gpu and not slow", "-n", "0", "-p", "no:cacheprovider", "-q", "-rfE",
+        "--tb=short", f"--session-timeout={SECONDS}", *files,
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, cwd=root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace", timeout=SECONDS + 60,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        printed = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
+        return Tests("", printed + f"\nstopped after {SECONDS + 60} seconds", False)
+    found = _COUNTED.findall(done.stdout)
+    return Tests(found[-1].strip() if found else "", done.stdout, done.returncode == 0)
+
+
+def obstacle(root: Path, seen: Torch) -> Finding | None:
+    """Return the finding that explains why there can't be a report here, or None."""
+    if not seen.gpus:
+        return Finding("GPU tests", BAD, seen.error or "PyTorch sees no GPU here", "tplab doctor says why")
+    if not (root / "tests" / "gpu").is_dir():
+        text = f"the tests aren't in {root}"
+        return Finding("GPU tests", BAD, text, "run this in a clone of the course, or add --root FOLDER")
+    probe = subprocess.run([sys.executable, "-c", "import pytest, pytest_timeout, xdist"], capture_output=True)
+    if probe.returncode:
+        return Finding("GPU tests", BAD, "pytest isn't installed", "pip install pytest pytest-timeout pytest-xdist")
+    return None
+
+
+def look(root: Path, seen: Torch, folder: Path) -> Finding:
+    """Run the tests, write the report to a folder, and return the finding about them."""
+    if (found := obstacle(root, seen)) is not None:
+        return found
+    start = time.monotonic()
+    tests = run_tests(root)
+    path = folder / REPORT
+    path.write_text(text_of(seen, tests, time.monotonic() - start, root), encoding="utf-8")
+    told = f"{tests.summary or 'no result'}. The report is in {path}"
+    if tests.passed:
+        return Finding("GPU tests", GOOD, told)
+    return Finding(
+        "GPU tests", BAD if tests.summary else NOTE, told, "open an issue and attach the report, so that we can fix it"
+    )
+
+
+def text_of(seen: Torch, tests: Tests, seconds: float, root: Path) -> str:
+    """Return the report as Markdown."""
+    emulated = os.environ.get("EMULATED_GPUS")
+    driver = gpus.nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader").splitlines()
+    facts = {
+        "tplab": __version__,
+        "Python": platform.python_version(),
+        "PyTorch": f"{seen.version}, CUDA {seen.cuda or 'none'}",
+        "driver": driver[0].strip() if driver else "unknown",
+        "GPUs": "; ".join(f"{gpu.name}, {gpu.total / 1e9:.0f} GB" for gpu in seen.gpus),
+        "links": found.text if (found := gpus.links(seen.peers, gpus.nvidia_smi("topo", "-m"))) else "one GPU",
+        "tests": f"{tests.summary or 'no result'}, {seconds:.0f} s in all",
+    }
+    lines = ["# tplab on GPUs", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
+    if emulated:
+        lines[1:1] = ["", "**The GPUs were emulated, so this says nothing about real ones.**"]
+    return "\n".join([*lines, "```", _without_paths(tests.output.strip(), root), "```", ""])
+
+
+def _without_paths(text: str, root: Path) -> str:
+    for folder, name in ((root.resolve(), "."), (Path(sys.prefix), "<environment>"), (Path.home(), "~")):
+        text = text.replace(str(folder), name)
+    return text.replace(platform.node(), "<host>") if platform.node() else text
