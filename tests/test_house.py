@@ -186,7 +186,9 @@ def test_readme_names_every_chapter_and_no_other():
         assert re.search(rf"^\| {number:02d} \|", README, re.MULTILINE), f"chapter {number:02d} is not in the table"
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ARCHITECTURE.md", "GPU.md", "SECURITY.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ARCHITECTURE.md", "GPU.md", "SECURITY.md"]
+)
 def test_links_lead_somewhere(page):
     local = [target for target in LINK.findall((ROOT / page).read_text()) if not target.startswith("http")]
     assert [target for target in local if not (ROOT / target).exists()] == []
