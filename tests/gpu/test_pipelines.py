@@ -64,7 +64,7 @@ def plain(stages: int, m: int) -> tuple[float, dict[int, Tensor]]:
     x = torch.cat(batch(m))
     loss = (model(x) * x).sum() / x.numel()
     loss.backward()
-    return float(loss), {number: one.weight.grad for number, one in enumerate(model)}
+    return loss.item(), {number: one.weight.grad for number, one in enumerate(model)}
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
