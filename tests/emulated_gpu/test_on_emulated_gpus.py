@@ -56,7 +56,7 @@ LAYERS = [(1, "rank and not ranks"), (1, "share"), (2, "2 and GPUs"), (8, "4 and
 CAPSTONE = [
     (1, "losses_on_gpus"), (1, "cut_it and share and NCCL"), (1, "cut_it and share and gloo"),
     (1, "others_layers or stopped"), (2, "losses_on_gpus and 2 and not share"), (2, "cut_it and not share"),
-    (2, "others_layers and not rank"),
+    (2, "others_layers and not rank"), (8, "another_grid"),
 ]  # fmt: skip
 
 

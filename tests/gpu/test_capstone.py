@@ -7,7 +7,7 @@ import pytest
 
 from tests.gpu.first_losses import SETTINGS, far_apart, first_losses
 from tests.gpu.implementations import WAYS, Way
-from tests.gpu.test_layers import SHARED_NCCL, check_is_open
+from tests.gpu.test_layers import SHARED_NCCL, check_enough_gpus, check_is_open
 
 ON_THE_CPU = Way("gloo", 1, 0)
 pytestmark = pytest.mark.timeout(900)  # up to three launches of at most 240 s, and NCCL's start
@@ -81,6 +81,25 @@ def test_a_run_that_was_stopped_on_a_gpu_goes_on_there(async_save: bool, right: 
     then = first_losses(WAYS[name], tmp_path, **same)
     assert (len(first), len(then)) == (8, 12)
     assert far_apart(first + then, right, "float64") == {}
+
+
+GRIDS = {  # how a run is started, and how it goes on
+    "from two shards to two replicas": ({"tp": 2}, {"tp": 1, "dp": 2}),
+    "from shards and replicas to four shards": ({"tp": 2, "dp": 2}, {"tp": 4}),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("first", "then"), GRIDS.values(), ids=GRIDS)
+def test_a_run_goes_on_with_another_grid(
+    first: dict[str, int], then: dict[str, int], right: list[float], tmp_path: Path
+) -> None:
+    ranks = first["tp"] * first.get("dp", 1)
+    way = Way("nccl", ranks, ranks)
+    check_enough_gpus(ranks)
+    same = {"precision": "float64", "folder": str(tmp_path / "run"), "save_every": 4, "async_save": True}
+    losses = first_losses(way, tmp_path, stop_after=8, **same, **first) + first_losses(way, tmp_path, **same, **then)
+    assert far_apart(losses, right, "float64") == {}
 
 
 @pytest.mark.slow

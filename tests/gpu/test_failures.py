@@ -1,5 +1,8 @@
 """Ranks that wait forever on their GPUs are found, and the report names the collective. On a GPU, `wait()` returns."""
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -91,6 +94,27 @@ def test_ranks_that_wait_forever_are_named(program: Callable[[int], object], say
         Way("nccl", 2, 2).run(on_this_rank, program, timeout=30)
     assert says in str(caught.value)
     assert "give launch a larger timeout" not in str(caught.value)
+
+
+def waits_for_the_other(rank: int) -> None:
+    if rank == 0:
+        dist.all_reduce(ones(4))
+        torch.cuda.synchronize()
+    else:
+        while True:
+            time.sleep(0.1)
+
+
+def test_a_run_can_be_interrupted_while_a_gpu_waits() -> None:
+    check_enough_gpus(2)
+    list(Way("nccl", 2, 2).run(on_this_rank, is_slow))  # from here on, ranks start soon
+    interrupt = threading.Timer(8, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Way("nccl", 2, 2).run(on_this_rank, waits_for_the_other)
+    interrupt.cancel()
+    assert "rank 0: waits in all_reduce #1" in str(caught.value)
+    assert list(Way("nccl", 2, 2).run(on_this_rank, is_slow)) == [8.0, 8.0]
 
 
 def is_slow(rank: int) -> float:
