@@ -4,7 +4,7 @@
     pytest tests --part daily          what `make test` runs
     pytest tests --part nightly        the rest
     pytest tests --reached HEAD~3      of these, what the changes since HEAD~3 can reach (HEAD: what is not committed)
-    pytest tests --at-most 1200        of these, if there are more, a share that takes turns with the others
+    pytest tests --at-most 1200        of these, if there are more, a share, which changes with the number of commits
 
 Two markers say what is left to the night:
 

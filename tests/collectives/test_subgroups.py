@@ -38,3 +38,14 @@ def test_each_rank_gets_the_group_of_its_part() -> None:
 def test_parts_that_do_not_have_each_rank_once_are_refused(parts: list[list[int]]) -> None:
     with pytest.raises(RankError, match=r"should have each of 2 ranks exactly once"):
         launch(split, 2, args=(None, parts))
+
+
+def splits_after_one_more_group_on_rank_0() -> None:
+    if dist.get_rank() == 0:
+        dist.new_group([0], use_local_synchronization=True)
+    split(None, [[0], [1]])
+
+
+def test_ranks_with_different_numbers_of_groups_are_told_so() -> None:
+    with pytest.raises(RankError, match=r"ranks \[0, 1\] have created different numbers of process groups, \[2, 1\]"):
+        launch(splits_after_one_more_group_on_rank_0, 2)

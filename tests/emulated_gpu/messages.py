@@ -36,6 +36,7 @@ class Messages:
         self._numbers = itertools.count()
         self._under_way: dict[int, Message] = {}
         self._number_of: dict[int, int] = {}  # by the id of the work, which lives as long as the message
+        self._joined: dict[int, list[int]] = {}  # the messages of a batch, by the number of the last one
         extension.on_finish(self.finish)
 
     def start(self, work: Any, read: Iterable[Tensor], written: Iterable[Tensor]) -> int:
@@ -60,11 +61,19 @@ class Messages:
         number = self._number_of.get(id(work))
         if number is None:
             return False
-        self.is_waited_for(number)
+        for one in self._joined.pop(number, [number]):
+            self.is_waited_for(one)
         return True
 
+    def join(self, numbers: list[int]) -> Any:
+        """The work that stands for all messages of a batch: that of the last one."""
+        self._joined[numbers[-1]] = numbers
+        return self._under_way[numbers[-1]].work
+
     def is_waited_for(self, number: int) -> None:
-        message = self._under_way[number]
+        message = self._under_way.get(number)
+        if message is None:
+            return
         message.is_waited_for = True
         for tensor in message.tensors:
             self._extension.message_is_waited_for(tensor, number)

@@ -1,7 +1,8 @@
 """A backend "nccl" for emulated GPUs. Gloo carries its messages, by NCCL's rules:
 
     tensors                 on a GPU, without gaps in memory, of a type that NCCL knows
-    wait()                  doesn't block (see messages.py)
+    wait()                  doesn't block (see messages.py). Without async_op, there is no work to wait for
+    batch_isend_irecv       returns a single work for all of its messages
     new_group               all ranks of the run take part, also those that aren't members
     split_group             all ranks of the parent group take part
     send and recv           the first one between two ranks of a group blocks until both have called it, unless batched
@@ -9,12 +10,11 @@
 Where NCCL would wait forever for a rank, these raise HangError after PATIENCE seconds.
 """
 
-import contextlib
 import datetime
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -57,7 +57,7 @@ class HangError(BaseException):
 
 class _Thread(threading.local):
     from_python = False  # a method of ProcessGroup has been called from Python, so that somebody has its work
-    batched = False
+    batch: list[int] | None = None  # numbers of the messages in a batch that hasn't ended
 
 
 _thread = _Thread()
@@ -76,7 +76,7 @@ def install(extension: ModuleType, messages: Messages) -> None:
     _groups(extension)
     _object_collectives()
     _operators(extension, messages)
-    _batches()
+    _batches(messages)
     dist.Work.wait = _wait(messages)  # type: ignore[method-assign]
 
 
@@ -184,7 +184,7 @@ def _object_collectives() -> None:
 def _operators(extension: ModuleType, messages: Messages) -> None:
     for name in CHECKED:
         if hasattr(ProcessGroup, name):
-            setattr(ProcessGroup, name, _checked(name))
+            setattr(ProcessGroup, name, _checked(name, messages))
     global _library
     _library = torch.library.Library("c10d", "IMPL")
     for name in WRITTEN:
@@ -201,7 +201,7 @@ def _tensors(values: Any) -> list[Tensor]:
     return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
-def _checked(name: str) -> Callable[..., Any]:
+def _checked(name: str, messages: Messages) -> Callable[..., Any]:
     original = getattr(ProcessGroup, name)
 
     def method(self: ProcessGroup, *args: Any, **options: Any) -> Any:
@@ -210,9 +210,14 @@ def _checked(name: str) -> Callable[..., Any]:
                 _check(tensor, name)
         before, _thread.from_python = _thread.from_python, True
         try:
-            return original(self, *args, **options)
+            work = original(self, *args, **options)
         finally:
             _thread.from_python = before
+        asked = options.get("opts", args[-1] if args else None)
+        if is_nccl(self) and getattr(asked, "asyncOp", True) is False:  # it has become part of the stream
+            messages.wait(work)
+            return None
+        return work
 
     return method
 
@@ -235,7 +240,7 @@ def _kernel(operator: Any, name: str, extension: ModuleType, messages: Messages)
         nccl = is_nccl(group)
         if name in ("send", "recv_", "recv_any_source_") and not nccl:
             raise RuntimeError("EMULATED GPU: gloo can't send or receive a tensor of a GPU")
-        if name in ("send", "recv_") and not _thread.batched:
+        if name in ("send", "recv_") and _thread.batch is None:
             _connect(group, *((group.rank(), given["dst"]) if name == "send" else (given["src"], group.rank())))
         written = [tensor for argument in WRITTEN[name] for tensor in _tensors(given[argument])]
         read = [tensor for tensor in _tensors(given) if not any(tensor is one for one in written)]
@@ -249,6 +254,8 @@ def _kernel(operator: Any, name: str, extension: ModuleType, messages: Messages)
         work = dist.Work.unbox(boxed)
         if nccl:
             number = messages.start(work, read, written)
+            if _thread.batch is not None:
+                _thread.batch.append(number)
             if not _thread.from_python:  # the work stays in C++, and whatever called this waits for it there
                 messages.is_waited_for(number)
         return (args[0], boxed) if isinstance(result, tuple) else result
@@ -265,28 +272,27 @@ def _connect(group: ProcessGroup, sender: int, receiver: int) -> None:
     _together(f"the first message from rank {ranks[0]} to rank {ranks[1]}", f"connection {connection}", ranks)
 
 
-def _batches() -> None:
+def _batches(messages: Messages) -> None:
     original = distributed_c10d.batch_isend_irecv
 
-    @contextlib.contextmanager
-    def batched() -> Iterator[None]:
-        _thread.batched = True
-        try:
-            yield
-        finally:
-            _thread.batched = False
+    def start(self: ProcessGroup, device: Any = None) -> None:
+        _thread.batch = []
+
+    def end(self: ProcessGroup, device: Any = None) -> Any:
+        numbers, _thread.batch = _thread.batch, None
+        return messages.join(numbers or [])
 
     def batch_isend_irecv(operations: list[dist.P2POp]) -> list[Any]:
-        if not operations or not is_nccl(operations[0].group):
+        group = operations[0].group if operations else None
+        if not operations or not is_nccl(group):
             return original(operations)
-        with batched():
-            return [
-                work
-                for one in operations
-                if (work := one.op(one.tensor, group=one.group, tag=one.tag, group_dst=one.group_peer)
-                    if one.op is dist.isend
-                    else one.op(one.tensor, group=one.group, tag=one.tag, group_src=one.group_peer)) is not None
-            ]  # fmt: skip
+        group = group or distributed_c10d._get_default_group()
+        group._start_coalescing(operations[0].tensor.device)
+        for one in operations:
+            peer = {"group_dst" if one.op is dist.isend else "group_src": one.group_peer}
+            one.op(one.tensor, group=group, tag=one.tag, **peer)
+        return [group._end_coalescing(operations[0].tensor.device)]
 
+    ProcessGroup._start_coalescing, ProcessGroup._end_coalescing = start, end  # type: ignore[method-assign]
     for module in (dist, distributed_c10d):
         module.batch_isend_irecv = batch_isend_irecv  # type: ignore[attr-defined]

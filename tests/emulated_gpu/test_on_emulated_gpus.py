@@ -75,7 +75,7 @@ def test_the_capstone_trains_and_resumes(gpus: int, chosen: str) -> None:
 CHAPTERS = [(gpus, stem) for gpus in (8, 2, 1) for stem in STEMS]
 
 
-@pytest.mark.share(len(CHAPTERS))
+@pytest.mark.nightly
 @pytest.mark.parametrize(("gpus", "stem"), CHAPTERS, ids=[f"{stem[:2]}, {gpus} GPUs" for gpus, stem in CHAPTERS])
 def test_the_answers_of_a_chapter_pass_their_checks(gpus: int, stem: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "solutions", tmp_path / "solutions")

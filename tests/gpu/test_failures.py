@@ -55,6 +55,27 @@ def two_groups_in_another_order(rank: int) -> None:
         x.sum().item()
 
 
+def skips_after_a_slow_step(rank: int) -> None:
+    """The line that deadlocks has been waiting before, so that it was on the board."""
+    x = ones(4)
+    for step in range(3):
+        if rank == 1 and step == 1:
+            time.sleep(2.5)
+        if (rank, step) != (1, 2):
+            dist.all_reduce(x)
+        float(x.sum())
+
+
+def skips_its_part_of_a_ring(rank: int) -> None:
+    x = ones(4)
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.irecv, x, 1 - rank)] + ([dist.P2POp(dist.isend, ones(4), 1 - rank)] if rank == 0 else [])
+    )
+    for work in works:
+        work.wait()
+    float(x.sum())
+
+
 def both_receive_first(rank: int) -> float:
     x = ones(4)
     dist.recv(x, 1 - rank)
@@ -76,6 +97,8 @@ DEADLOCKS: dict[Callable[[int], object], str] = {
     skips_and_returns_a_tensor: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 waits in it.",
     skips_while_the_other_reads: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 waits in it.",
     skips_a_functional_one: f"rank 1 never joined all_reduce #1 {FLAT}; rank 0 waits in it.",
+    skips_after_a_slow_step: f"rank 1 never joined all_reduce #3 {FLAT}; rank 0 waits in it.",
+    skips_its_part_of_a_ring: "rank 1 never sends to rank 0 (message #1); rank 0 waits in recv from rank 1",
     two_groups_in_another_order: f"rank 0 never joined all_reduce #1 {FLAT}",
     both_receive_first: "rank 1 never sends to rank 0 (message #1); rank 0 waits in recv from rank 1 ([4] float32).",
     shapes_differ: "collective #1 is not the same on all ranks",

@@ -141,3 +141,7 @@ def test_under_torchrun_all_ranks_agree_on_a_backend(
     said = capsys.readouterr().err
     assert says in said
     assert bool(says) == bool(said)
+    monkeypatch.setenv("TPLAB_BACKEND", "nccl")
+    if backend == "gloo":
+        with pytest.raises(ValueError, match="TPLAB_BACKEND is nccl, but not every rank has its own GPU"):
+            torchrun._init_process_group()

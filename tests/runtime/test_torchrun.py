@@ -58,7 +58,11 @@ def test_another_number_of_ranks_than_torchrun_started_is_an_error_that_says_wha
     assert "--nproc-per-node 2" in done.stderr
 
 
-ENDINGS = {"the end of the script": ("", "False"), "an error": ("raise ValueError", "True")}
+ENDINGS = {  # the script's last line, whether the process group is still there then
+    "the end of the script": ("", "False"),
+    "an error": ("raise ValueError", "True"),
+    "an exit in the next launch": ("tplab.launch(lambda: sys.exit(3), 1)", "True"),
+}
 
 
 @pytest.mark.parametrize(("last_line", "still_there"), ENDINGS.values(), ids=ENDINGS)

@@ -154,11 +154,20 @@ def _wrap_collective(name: str) -> Callable[..., Any]:
         root = getattr(options, "rootRank", None) if rooted else None
         factor = self.size() if whole else 1
         entered = recorder.enter_collective(self, kind, tensors, factor, op, root)
-        work = original(self, *args, **kwargs)
-        recorder.started(entered, work)
-        return work
+        return _started(recorder, entered, lambda: original(self, *args, **kwargs))
 
     return method
+
+
+def _started(recorder: Recorder, entered: Any, call: Callable[[], Any]) -> Any:
+    """Call the backend, and return the work."""
+    try:
+        work = call()
+    except BaseException:
+        recorder.refused()
+        raise
+    recorder.started(entered, work)
+    return work
 
 
 def _wrap_message(name: str) -> Callable[..., Any]:
@@ -171,11 +180,26 @@ def _wrap_message(name: str) -> Callable[..., Any]:
         peer, tag = (None, args[0]) if name == "recv_anysource" else args[:2]
         kind = "send" if name == "send" else "recv"
         entered = recorder.enter_message(self, kind, tensors, peer, tag)
-        work = original(self, tensors, *args)
-        recorder.started(entered, work)
-        return work
+        return _started(recorder, entered, lambda: original(self, tensors, *args))
 
     return method
+
+
+def _wrap_batches() -> None:
+    """On NCCL, `batch_isend_irecv` starts all messages at once and returns a single work for them."""
+    start, end = ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
+
+    def _start_coalescing(self: ProcessGroup, *args: Any) -> None:
+        start(self, *args)
+        if (recorder := _recorder()) is not None:
+            recorder.batch_begins()
+
+    def _end_coalescing(self: ProcessGroup, *args: Any) -> Any:
+        recorder = _recorder()
+        return end(self, *args) if recorder is None else recorder.batch_ends(lambda: end(self, *args))
+
+    ProcessGroup._start_coalescing = _start_coalescing  # type: ignore[method-assign, assignment]
+    ProcessGroup._end_coalescing = _end_coalescing  # type: ignore[method-assign, assignment]
 
 
 torchs_wait = dist.Work.wait
@@ -230,6 +254,7 @@ def install() -> None:
             setattr(ProcessGroup, name, _wrap_collective(name))
     for name in ("send", "recv", "recv_anysource"):
         setattr(ProcessGroup, name, _wrap_message(name))
+    _wrap_batches()
     dist.Work.wait = _wrap_wait()  # type: ignore[method-assign]
     distributed_c10d._warn_not_in_group = _refuse_foreign_group  # type: ignore[assignment]
     functional_hooks.install(_recorder)

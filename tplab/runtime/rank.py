@@ -62,7 +62,7 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
         recorder = Recorder(rank, status, given["origin"])
         hooks.activate(recorder)
         if gpu is not None:
-            recorder.watch = StreamWatch(rank, status, torch.cuda.Event)
+            recorder.watch = StreamWatch(rank, status, torch.cuda.Event, lambda: torch.cuda.set_device(gpu))
             recorder.watch.start()
         status.set_state(rank, "running")
         fn, args, kwargs = transport.loads(given["call"], device=gpu)

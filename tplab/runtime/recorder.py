@@ -6,7 +6,7 @@ another rank, or a tensor whose elements aren't one block of memory. `hooks` cal
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -86,6 +86,7 @@ class Recorder:
         self._pending: weakref.WeakKeyDictionary[Any, _Entered] = weakref.WeakKeyDictionary()
         self._latest: tuple[weakref.ref[Any], _Entered] | None = None  # the usual case: it's waited for immediately
         self._functional: dict[int, _Entered] = {}
+        self._batch: list[_Entered] | None = None
 
     def now(self) -> float:
         """Return the number of seconds since the launch began."""
@@ -177,9 +178,16 @@ class Recorder:
             raise Mismatch(f"{mine.kind} on rank {self.rank}, {other.kind} at the same place on another")
 
     def started(self, entered: _Entered, work: Any) -> None:
-        """Note that the backend has accepted the collective. `work` is its handle, or None if it has completed."""
+        """Note that the backend has accepted the collective. `work` is its handle.
+
+        It's None if nothing is left to wait for. On NCCL, a collective with async_op=False is part of the stream.
+        """
+        if self._batch is not None:  # it starts when the batch ends
+            self._batch.append(entered)
+            return
         self._call_has_returned(entered)
         if work is None:
+            self._stream_waits_for(entered)
             self.completed(entered)
             return
         if self._latest is not None:
@@ -203,14 +211,41 @@ class Recorder:
     def has_waited(self, entered: _Entered) -> None:
         """Note that the collective has completed and the rank continues. On a GPU, only the stream may have to wait."""
         self._stream_goes_on(entered)
-        if self.watch is not None and entered.slot is not None:
-            self.watch.waits_for(entered.slot)
+        self._stream_waits_for(entered)
         if self.board is not None:
             self.board.set_waiting(self.rank, None)
         if entered.waits_since is not None:
             entered.waited += time.monotonic() - entered.waits_since
             entered.waits_since = None
         self.completed(entered)
+
+    def batch_begins(self) -> None:
+        """Note that the collectives that follow only start when the batch ends. They share the work that ends it."""
+        self._batch = []
+
+    def batch_ends(self, end: Callable[[], Any]) -> Any:
+        """Call the backend, which starts the batch, and return the work."""
+        batch, self._batch = self._batch or [], None
+        if not batch:
+            return end()
+        first, *others = batch
+        if self.watch is not None and first.slot is not None:
+            self.watch.calls(first.slot)
+        work = end()
+        self.started(first, work)
+        for entered in others:
+            self._stream_goes_on(entered)
+            self.completed(entered)
+        return work
+
+    def refused(self) -> None:
+        """Note that the backend has raised an error instead of accepting the collective."""
+        if self.watch is not None:
+            self.watch.called()
+
+    def _stream_waits_for(self, entered: _Entered) -> None:
+        if self.watch is not None and entered.slot is not None:
+            self.watch.waits_for(entered.slot)
 
     def _call_has_returned(self, entered: _Entered) -> None:
         self._stream_goes_on(entered)

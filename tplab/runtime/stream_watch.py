@@ -3,18 +3,22 @@
 On a GPU, `Work.wait()` doesn't block the CPU. It only makes the stream wait, and the program continues until it needs a
 value. So a rank that is stuck in a collective looks as if it were computing. A thread of the rank therefore checks
 
-    whether the program has moved           it is blocked if it stays at the same bytecode instruction for a second
+    whether the program has moved           it is blocked if it stays at the same bytecode instruction for a second and
+                                            enters no further collective
     which collectives have completed        from an event that was recorded on the stream after each wait()
 
 If the program is blocked, the oldest collective that hasn't completed is what it waits for. The parent finds deadlocks
-from there, as on the CPU. A program that is only slow, say in a long matmul, may look blocked, too. But its collectives
-complete once the other ranks join, so this is no deadlock.
+from there, as on the CPU. A program that is only slow, say in a long matmul on the CPU, may look blocked, too. That by
+itself is no deadlock, because its collectives complete once the other ranks join. Only a rank that spends seconds in a
+single call on the CPU, with a collective unfinished that others join only after it goes on, is reported wrongly.
 """
 
+import contextlib
 import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from tplab.runtime.board import Board
@@ -34,11 +38,12 @@ class Event(Protocol):
 class StreamWatch:
     """Watches the calling thread of a rank.
 
-    event    creates an event for the current stream
+    event         creates an event for the current stream
+    in_thread     called first in the watch's thread, to select the rank's GPU: a thread starts with GPU 0
     """
 
-    def __init__(self, rank: int, board: Board, event: Any) -> None:
-        self.rank, self._board, self._new_event = rank, board, event
+    def __init__(self, rank: int, board: Board, event: Any, in_thread: Callable[[], None] = lambda: None) -> None:
+        self.rank, self._board, self._new_event, self._in_thread = rank, board, event, in_thread
         self._watched = threading.get_ident()
         self._waited_for: deque[tuple[int, Event]] = deque()  # slots of collectives that the stream waits for
         self._calling: int | None = None  # slot of the collective whose call hasn't returned yet
@@ -69,16 +74,18 @@ class StreamWatch:
     # In the thread
 
     def _run(self) -> None:
-        while True:
-            time.sleep(LOOK_SECONDS)
-            self.look()
+        with contextlib.suppress(Exception):  # an error of the GPU, which the program reports, too
+            self._in_thread()
+            while True:
+                time.sleep(LOOK_SECONDS)
+                self.look()
 
     def look(self) -> None:
         """Show on the board what the watched thread is blocked in, if anything."""
         while self._waited_for and self._waited_for[0][1].query():
             self._waited_for.popleft()
         frame, now = sys._current_frames().get(self._watched), time.monotonic()
-        place = frame and (id(frame), frame.f_lasti)
+        place = frame and (id(frame), frame.f_lasti, self._board.entered(self.rank))
         if place != self._place:
             self._place, self._there_since = place, now
         blocked = now - self._there_since >= BLOCKED_SECONDS
@@ -90,11 +97,10 @@ class StreamWatch:
         return self._waited_for[0][0] if self._waited_for else None
 
     def _show(self, slot: int | None) -> None:
-        if slot == self._shown:
-            return
         on_board = self._board.waiting_slot(self.rank)
-        if on_board == self._shown:  # otherwise it's a wait on the CPU, which the rank has shown by itself
-            self._board.set_waiting(self.rank, slot)
-            self._shown = slot
-        elif slot is None:
+        if on_board is not None and on_board != self._shown:  # a wait on the CPU, which the rank has shown by itself
             self._shown = None
+            return
+        if slot != on_board:
+            self._board.set_waiting(self.rank, slot)
+        self._shown = slot

@@ -14,12 +14,16 @@ import torch
 import torch.distributed as dist
 
 from tplab.runtime import hooks
-from tplab.runtime.devices import backend_for
+from tplab.runtime.devices import VARIABLE, backend_for
 from tplab.runtime.failures import rank_names
 from tplab.runtime.records import Record
 from tplab.runtime.results import Results
 
-LOST_AFTER = timedelta(minutes=3)  # how long a rank waits for another in a collective before it gives up
+LOST_AFTER = timedelta(minutes=3)  # how long a rank waits in a collective of the default group before it gives up
+PATIENCE = timedelta(days=1)  # how long it waits for the results of the others. torchrun ends it if one of them fails
+
+
+_went_well = False
 
 
 def is_active() -> bool:
@@ -32,6 +36,8 @@ def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: 
 
     Raises ValueError if torchrun didn't start exactly `world_size` ranks.
     """
+    global _went_well
+    _went_well = False
     started = int(os.environ["WORLD_SIZE"])
     if started != world_size:
         raise ValueError(
@@ -40,6 +46,7 @@ def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: 
         )
     if not dist.is_initialized():
         _init_process_group()
+    waiting = _group_for_results()
     with hooks.record() as section:
         recorder = hooks.active
         assert recorder is not None  # there is a process group, so there is a recorder
@@ -47,10 +54,22 @@ def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: 
         result = fn(*args, **kwargs)
         span = began, recorder.now()
     everything: list[Any] = [None] * started
-    dist.all_gather_object(everything, (_on_cpu(result), span, list(section)))
+    dist.all_gather_object(everything, (_on_cpu(result), span, list(section)), waiting)
+    _went_well = True
     returned, spans, sections = ([part[index] for part in everything] for index in range(3))
     record = Record([collective for collectives in sections for collective in collectives])
     return Results(returned, [""] * started, record, spans)
+
+
+_results: dist.ProcessGroup | None = None
+
+
+def _group_for_results() -> dist.ProcessGroup | None:
+    """Return a group of all ranks in which one may wait long for another, which may still evaluate or write files."""
+    global _results
+    if _results is None:
+        _results = dist.new_group(backend="gloo", timeout=PATIENCE)
+    return _results
 
 
 def _init_process_group() -> None:
@@ -59,6 +78,9 @@ def _init_process_group() -> None:
     local_rank, on_machine = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     store, rank, world_size = next(dist.rendezvous("env://", timeout=LOST_AFTER))
     obstacles = _exchange(store, rank, world_size, _obstacle(torch.cuda.device_count(), on_machine))
+    if any(obstacles) and os.environ.get(VARIABLE) == "nccl":
+        reasons = "; ".join(f"{ranks}: {obstacle}" for obstacle, ranks in _ranks_by_obstacle(obstacles).items())
+        raise ValueError(f"{VARIABLE} is nccl, but not every rank has its own GPU. {reasons}")
     device = None if any(obstacles) else torch.device("cuda", local_rank)
     if device is not None:
         torch.cuda.set_device(device)
@@ -86,12 +108,13 @@ def _ranks_by_obstacle(obstacles: list[str]) -> dict[str, str]:
 
 
 def _destroy_process_group() -> None:
-    """End the threads of the process group before Python shuts down, unless the script has failed.
+    """End the threads of the process group before Python shuts down, if every rank has returned from its last launch.
 
     Otherwise gloo's threads may release a tensor too late, which aborts the process (pytorch/pytorch#179291). After an
     error, other ranks may still be waiting in a collective, and then destroying could hang (pytorch/torchtitan#1342).
     """
-    if dist.is_initialized() and not hasattr(sys, "last_type"):  # which Python sets for an error that nobody caught
+    failed = hasattr(sys, "last_type")  # which Python sets for an error that nobody caught
+    if dist.is_initialized() and _went_well and not failed:
         dist.destroy_process_group()
 
 

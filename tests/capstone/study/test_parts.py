@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.capstone.own_layers.test_build import SOLUTIONS, by_its_module
 from tests.capstone.study.test_run import BUDGET, MACHINE, TINY, no_room
@@ -28,7 +29,7 @@ def test_the_learners_losses_stand_beside_tplabs_and_what_nothing_calls_is_said(
     assert (whose["f"], whose["g"]) == ("not called", "the course's solution")
 
 
-@pytest.mark.parametrize(("gpus", "backend"), [(0, "gloo"), (1, "gloo"), (2, "auto")])
+@pytest.mark.parametrize(("gpus", "backend"), [(0, "gloo"), (1, "gloo"), (2, "nccl")])
 def test_one_rank_computes_where_the_whole_run_does(gpus: int, backend: str, monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[int, str]] = []
 
@@ -37,6 +38,7 @@ def test_one_rank_computes_where_the_whole_run_does(gpus: int, backend: str, mon
         return [([1.0], [1.0])]
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(study_parts, "launch", pretended)
     PARTS["alone"](Study(TINY, BUDGET, None))
     assert asked == [(1, backend)]

@@ -286,6 +286,12 @@ def gpu_tests(tmp_path):
 GPU_TESTS = {  # the last of five tests: state of the finding, words of the finding, words of the report
     "all pass": ("pass", GOOD, "5 passed", "5 passed"),
     "one fails": ("assert 1 + 1 == 3", BAD, "1 failed, 4 passed", "assert (1 + 1) == 3"),
+    "one fails and prints who ran it": (
+        "print(getpass.getuser(), platform.node()); assert False",
+        BAD,
+        "1 failed",
+        "1 failed",
+    ),
 }
 
 
@@ -295,12 +301,15 @@ def test_the_gpu_report_says_what_passed_and_nothing_about_who_ran_it(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(probe, "ask_torch", lambda: with_gpus(2))
+    monkeypatch.setattr("getpass.getuser", lambda: "grace")
+    monkeypatch.setattr("platform.node", lambda: "eniac.example.org")
+    last = last.replace("getpass.getuser()", "'grace'").replace("platform.node()", "'eniac.example.org on eniac'")
     assert cli.main(["doctor", "--gpu", "--root", str(gpu_tests(last))]) == int(state != GOOD)
     assert told in " ".join(capsys.readouterr().out.split())
     report = (tmp_path / gpu_report.REPORT).read_text()
     assert reported in report
     assert "NVIDIA H100, 86 GB; NVIDIA H100, 86 GB" in report
-    assert str(tmp_path) not in report
+    assert [name for name in (str(tmp_path), "grace", "eniac") if name in report] == []
     assert "emulated" not in report
 
 
