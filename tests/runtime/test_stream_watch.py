@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tplab import launch
 from tplab.runtime import devices, hooks
+from tplab.runtime.board import Board, anonymous_file, board_bytes
 from tplab.runtime.failures import Deadlock
 from tplab.runtime.stream_watch import StreamWatch
 
@@ -157,3 +158,73 @@ def each_waits_for_the_other_in_turn(read: Any) -> float:
 def test_a_slow_rank_is_no_deadlock_on_a_stream(program: Callable[[Any], object]) -> None:
     right = 8.0 if program is waits_for_a_slow_rank else 4.0
     assert list(launch(on_a_stream, 2, args=(program,))) == [right] * 2
+
+
+class Mark:
+    """An event that is reached when it's told so."""
+
+    def __init__(self) -> None:
+        self.reached = False
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool:
+        return self.reached
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch):
+    """A watch of this thread that counts it as blocked whenever it looks, its board, and the events that it created."""
+    board, marks = Board(anonymous_file(board_bytes(1)), 1), list[Mark]()
+    monkeypatch.setattr("tplab.runtime.stream_watch.BLOCKED_SECONDS", 0.0)
+
+    def new_mark() -> Mark:
+        marks.append(Mark())
+        return marks[-1]
+
+    return StreamWatch(0, board, new_mark), board, marks
+
+
+def test_a_second_wait_in_the_same_place_is_shown_like_the_first(watched) -> None:
+    watch, board, marks = watched
+    for slot in (3, 4):
+        watch.waits_for(slot)
+        watch.look()
+        assert board.waiting_slot(0) == slot
+        marks[-1].reached = True
+        board.set_waiting(0, None)  # the rank goes on, and is back before the next look
+
+
+def test_the_oldest_unfinished_collective_is_shown_until_it_completes(watched) -> None:
+    watch, board, marks = watched
+    for slot in (3, 4):
+        watch.waits_for(slot)
+    watch.look()
+    assert board.waiting_slot(0) == 3
+    marks[0].reached = True
+    watch.look()
+    assert board.waiting_slot(0) == 4
+    marks[1].reached = True
+    watch.look()
+    assert board.waiting_slot(0) is None
+
+
+def test_a_wait_on_the_cpu_that_the_rank_shows_itself_stays(watched) -> None:
+    watch, board, marks = watched
+    watch.waits_for(3)
+    watch.look()
+    board.set_waiting(0, 7)  # in a group over gloo
+    for reached in (False, True):
+        marks[0].reached = reached
+        watch.look()
+        assert board.waiting_slot(0) == 7
+
+
+def test_a_call_that_was_refused_is_not_what_the_rank_is_blocked_in(watched) -> None:
+    watch, board, _ = watched
+    watch.calls(3)
+    watch.look()
+    assert board.waiting_slot(0) == 3
+    watch.called()
+    watch.look()
+    assert board.waiting_slot(0) is None
