@@ -47,8 +47,8 @@ def test_planted_faults_are_found() -> None:
     assert pytest_on(4, "tests.emulated_gpu.test_planted_faults") >= 15
 
 
-def test_pipelines_get_through_and_ranks_that_wait_forever_are_named() -> None:
-    assert pytest_on(8, "tests.gpu.test_pipelines", "tests.gpu.test_failures") >= 15
+def test_pipelines_and_grids_get_through_and_ranks_that_wait_forever_are_named() -> None:
+    assert pytest_on(8, "tests.gpu.test_pipelines", "tests.gpu.test_failures", "tests.gpu.test_grids") >= 18
 
 
 # Machine and what runs there, as an expression for pytest's -k. The names of the tests say how many GPUs they take.

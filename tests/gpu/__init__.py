@@ -4,6 +4,8 @@
     python -m pytest -m gpu tests/gpu tests/runtime tests/tensor
     python -m benchmarks.gpu        # figures: step time beside plain PyTorch's, utilisation, peak memory, at p = 1
 
+Or `tplab doctor --gpu`, which writes a report. CI runs all of it on emulated GPUs (tests/emulated_gpu).
+
 What is compared, on each rank: the parallel layer, the same in plain torch on the same device and in the same dtype,
 and plain torch in float64 on the CPU. The programs know nothing of GPUs: tests/gpu/test_on_the_cpu.py runs the very
 same ones with gloo on the CPU, in every CI, so that what a GPU test runs has run before.
@@ -13,7 +15,7 @@ same ones with gloo on the CPU, in every CI, so that what a GPU test runs has ru
     layers          cases: operators, linear, MLP, attention, embedding, losses
     models          cases: a transformer layer, GPTs, dropout, generation, a compiled layer
     training        cases: gradients over replicas, ZeRO, grids, pipelines, checkpoints
-    ways            backends and devices, and which cases can run on them
+    implementations backends and devices, and which cases can run on them
     waiting         one rank waits for another
     first_losses    the capstone's
 """

@@ -9,9 +9,10 @@ import re
 
 from tplab.course.grading.merge import Merged, Piece, names_in
 from tplab.course.notebooks.cells import Cell
+from tplab.course.notebooks.kernels import CELL_TIMEOUT
 from tplab.course.notebooks.source import bound_names, parse_code, used_names
 
-OWN_TIMEOUT = 60  # seconds for a cell that the learner added
+OWN_TIMEOUT = CELL_TIMEOUT / 2  # seconds for a cell that the learner added
 _SIDE_EFFECTS = re.compile(
     r"^\s*[%!]|import \*|sys\.path|os\.environ|os\.chdir|\b(exec|globals|setattr|delattr|vars)\(|__(dict|code)__",
     re.MULTILINE,

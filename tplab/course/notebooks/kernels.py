@@ -7,7 +7,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 PACKAGE_ROOT = Path(__file__).resolve().parents[3]  # the folder that contains the tplab package
-CELL_TIMEOUT = 120.0  # seconds for one cell
+HAS_GPU = os.path.exists("/dev/nvidiactl")
+CELL_TIMEOUT = 300.0 if HAS_GPU else 120.0  # seconds for one cell; NCCL alone takes seconds to start in each launch
 STARTS = 3  # attempts before giving up on a kernel
 DIED = "Kernel died before replying"  # jupyter_client's wording
 
