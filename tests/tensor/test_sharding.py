@@ -1,18 +1,32 @@
 """Which part of a tensor is whose: `tplab.tensor.sharding`, against torch.chunk."""
 
 import copy
+import dataclasses
 import pickle
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from tests.reference import cut, random
-from tests.tensor.on_ranks import refusals
+from tests.tensor.on_ranks import own_group, refusals
 from tplab import launch
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.sharding import Block, ShardedModule, Sharding, divide, shard, shard_range, unshard
+from tplab.tensor.sharding import (
+    Block,
+    ShardedModule,
+    Sharding,
+    check_group,
+    divide,
+    shard,
+    shard_range,
+    shard_ranks,
+    unshard,
+)
 
 
 def test_divide_is_exact_division():
@@ -161,6 +175,43 @@ def _tie(module):
 )
 def test_a_sharded_parameter_says_so_after(change):
     assert _sharding(change(Half())) == Sharding(dim=1, stride=3)
+
+
+def _fully_shard(module):
+    return fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def _ranks_in_groups(changes):
+    group = own_group()
+    found = [shard_ranks(change(Half(group)).weight) for change in changes]
+    sharded = _fully_shard(Half(group))
+    assert isinstance(sharded.weight, DTensor)
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    own_layer = nn.Linear(2, 2)
+    own_layer.weight.tensor_parallel = Sharding(0)
+    others = [Half(), Half(alone), own_layer, nn.Linear(2, 2)]
+    messages = refusals(
+        lambda: check_group("weight", Half(group).weight, None), lambda: check_group("weight", Half().weight, group)
+    )
+    check_group("weight", Half(group).weight, group)
+    return [*found, shard_ranks(sharded.weight)], [shard_ranks(other.weight) for other in others], messages
+
+
+def test_a_sharded_parameter_knows_the_ranks_that_have_its_shards():
+    changes = [lambda module: module, copy.deepcopy, copy.copy, lambda module: module.double(), _assign, _tie]
+    for rank, (found, others, messages) in enumerate(launch(_ranks_in_groups, 4, args=(changes,))):
+        ranks = (0, 2) if rank % 2 == 0 else (1, 3)
+        assert found == [ranks] * 7
+        assert others == [(0, 1, 2, 3), (rank,), None, None]  # unknown for a layer without a group, none if replicated
+        wrong = f"weight [2, 6] has its shards on ranks {list(ranks)}, but group=None means ranks [0, 1, 2, 3]. Pass"
+        assert messages[0].startswith(wrong)
+        assert f"on ranks [0, 1, 2, 3], but the given group means ranks {list(ranks)}" in messages[1]
+
+
+def test_without_a_process_group_a_shard_is_on_rank_0():
+    assert shard_ranks(Half().weight) == (0,)
+    check_group("weight", Half().weight, None)
+    assert dataclasses.replace(Sharding(1, 3), ranks=(0, 1)) == Sharding(1, 3)  # the ranks don't say how it is split
 
 
 def test_a_deep_copy_has_parameters_of_its_own():

@@ -29,7 +29,18 @@ from tplab.tensor.qkv import QKVParallelLinear, copies_group, heads_on_rank
 from tplab.tensor.region import TENSOR_PARALLEL, Region, column_linear
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout, seed_all
 from tplab.tensor.rotary import rotary_angles, rotate
-from tplab.tensor.sharding import Block, ShardedModule, Sharding, divide, shard, shard_range, unshard
+from tplab.tensor.sharding import (
+    Block,
+    ShardedModule,
+    Sharding,
+    check_group,
+    divide,
+    group_ranks,
+    shard,
+    shard_range,
+    shard_ranks,
+    unshard,
+)
 
 __all__ = [
     "TENSOR_PARALLEL",
@@ -49,6 +60,7 @@ __all__ = [
     "Sharding",
     "VocabParallelEmbedding",
     "attention_mask",
+    "check_group",
     "checkpoint",
     "column_linear",
     "copies_group",
@@ -57,6 +69,7 @@ __all__ = [
     "dropout",
     "full_state_dict",
     "gather_from_region",
+    "group_ranks",
     "heads_on_rank",
     "init_parameter",
     "load_full_state_dict",
@@ -70,6 +83,7 @@ __all__ = [
     "seed_all",
     "shard",
     "shard_range",
+    "shard_ranks",
     "swiglu",
     "unshard",
     "vocab_parallel_cross_entropy",

@@ -20,11 +20,12 @@ Nothing here communicates. `tplab.tensor.full_state` gathers the shards of all r
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import isqrt
-from typing import Self
+from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
@@ -86,11 +87,16 @@ class Sharding:
     A parameter of which each rank has only a shard is marked: `param.tensor_parallel = Sharding(dim=0)`. A parameter
     without this attribute is replicated, so every rank has all of it. (Megatron's names for this:
     tensor_model_parallel, partition_dim, partition_stride.)
+
+    `ranks` are the global ranks that have the shards, in order. A `ShardedModule` fills them in, so that a function can
+    notice that it was given another process group (`check_group`). None: unknown. They don't say how the parameter is
+    split, so shardings that differ only in their ranks are equal.
     """
 
     dim: int
     stride: int = 1
     blocks: tuple[Block, ...] = ()
+    ranks: tuple[int, ...] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"Sharding(dim={self.dim}, " + (f"blocks={self.blocks})" if self.blocks else f"stride={self.stride})")
@@ -177,11 +183,39 @@ def unshard(shards: Sequence[Tensor], dim: int, *, stride: int = 1) -> Tensor:
     return torch.cat(parts, dim + 1).flatten(dim, dim + 1)  # [.., n, ..]
 
 
+def group_ranks(group: ProcessGroup | None = None) -> tuple[int, ...]:
+    """Return the global ranks of a process group, in the group's order. Without any process group, this is (0,)."""
+    rank_and_size(group)  # an error on a rank that isn't a member
+    return tuple(dist.get_process_group_ranks(group)) if dist.is_available() and dist.is_initialized() else (0,)
+
+
+def shard_ranks(parameter: Tensor) -> tuple[int, ...] | None:
+    """Return the global ranks that have the shards of a parameter, or None if it is replicated or they are unknown.
+
+    A single rank means that this rank has the full parameter. Ranks are unknown if a layer only set
+    `param.tensor_parallel = Sharding(dim)`, without `ranks`.
+    """
+    sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
+    return None if sharding is None else sharding.ranks
+
+
+def check_group(name: str, parameter: Tensor, group: ProcessGroup | None) -> None:
+    """Raise ValueError if a parameter's shards are known to be on other ranks than those of the group."""
+    own, given = shard_ranks(parameter), group_ranks(group)
+    if own is None or own == given or len(own) == len(given) == 1:
+        return
+    chosen = "group=None" if group is None else "the given group"
+    raise ValueError(
+        f"{name} {list(parameter.shape)} has its shards on ranks {list(own)}, but {chosen} means ranks {list(given)}. "
+        "Pass the group that its layer was made with (layer.group)"
+    )
+
+
 class ShardedModule(nn.Module):
     """Base class for modules with sharded parameters. `self.shardings` maps each parameter's name to its sharding.
 
     It keeps the `tensor_parallel` attribute on each of these parameters. A plain attribute would be lost whenever torch
-    creates new parameters, as in copy.deepcopy, to_empty and load_state_dict(assign=True).
+    creates new parameters, as in copy.deepcopy, to_empty, load_state_dict(assign=True) and fully_shard (FSDP2).
     """
 
     group: ProcessGroup | None
@@ -193,13 +227,16 @@ class ShardedModule(nn.Module):
         self.shardings: dict[str, Sharding] = {}
 
     def register_shard(self, name: str, parameter: nn.Parameter, sharding: Sharding) -> None:
-        """Register a parameter of which this rank has the shard described by `sharding`."""
-        self.shardings[name] = sharding
+        """Register a parameter of which this rank has the shard described by `sharding`, of those in `self.group`."""
+        self.shardings[name] = replace(sharding, ranks=group_ranks(self.group))
         self.register_parameter(name, parameter)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         super().register_parameter(name, param)
         self._mark_shards()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)  # without this method, fully_shard would bypass `register_parameter`
 
     def _mark_shards(self) -> None:
         for name, sharding in self.shardings.items():
