@@ -31,7 +31,6 @@ from tplab.capstone.settings.settings import Settings
 from tplab.capstone.training.build_model import build_model
 from tplab.capstone.training.loop import compile_layers
 from tplab.capstone.training.meter import known_machine
-from tplab.capstone.training.optimizer import make_optimizer
 from tplab.capstone.training.ranks import join
 from tplab.capstone.training.step import Step
 from tplab.cost.flops import model_flops
@@ -93,19 +92,17 @@ def _make(settings: Settings) -> tuple[Callable[[], float], Callable[[], int]]:
     """A step, which returns its loss when the device is done; and what counts the bytes of weights and optimizer."""
     ranks = join(settings)
     model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device)
-    optimizer = make_optimizer(model, settings)
     if settings.compile:
         compile_layers(model)
-    step = Step(model, optimizer, settings, ranks)
+    step = Step(model, settings, ranks)
     text = torch.randint(settings.vocab_size, (settings.batch_size, settings.seq_length + 1), generator=_seeded())
     ids, targets = text[:, :-1].to(ranks.device), text[:, 1:].to(ranks.device)
 
     def run() -> float:
         loss, _ = step.run(1, ids, targets)
-        optimizer.zero_grad()
         return float(loss)
 
-    return run, lambda: parameter_bytes(model) + optimizer_bytes(optimizer)
+    return run, lambda: parameter_bytes(model) + optimizer_bytes(step.optimizer)
 
 
 def _seeded() -> torch.Generator:

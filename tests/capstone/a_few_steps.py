@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from tests.reference import random
 from tplab.capstone import Settings
-from tplab.capstone.training.build_model import backward, build_model, clip_gradients, finish_gradients
+from tplab.capstone.training.build_model import backward, build_model, training_step
 from tplab.data.grid import mesh
 
 SMALL = Settings(
@@ -34,16 +34,13 @@ def make(settings, answers=None):
 def few_steps(settings, answers=None, count=5):
     """Losses and norms of the first steps."""
     model, grid = make(settings, answers)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    training = training_step(model, torch.optim.AdamW, grid, max_norm=1.0, lr=1e-2)
     told = []
     for step in range(count):
-        optimizer.zero_grad()
-        loss = model(*batch(step))
-        backward(model, loss)
-        finish_gradients(model)
-        norm = clip_gradients(model, 1.0, grid)
-        optimizer.step()
-        told.append((loss.item(), norm.item()))
+        with training.micro_batch():
+            loss = model(*batch(step))
+            backward(model, loss)
+        told.append((loss.item(), training.update().item()))
     return told
 
 

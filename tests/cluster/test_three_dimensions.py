@@ -3,6 +3,8 @@
 The reference is ParallelGPT on one process, which other tests hold to Hugging Face's, with torch's own clipping.
 """
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,17 +12,15 @@ import torch.distributed as dist
 from tests.reference import assert_close
 from tplab import launch
 from tplab.cluster.three_dimensions import Training3D
-from tplab.data.data_parallel import tokens_of_all
-from tplab.data.grad_norm import clip, grad_norm_of_pieces
-from tplab.data.grid import Grid, mesh
+from tplab.data.grid import Grid
 from tplab.data.zero3 import ZeRO3
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
-from tplab.pipeline.executor import counted_tokens
+from tplab.pipeline.schedules import gpipe, zero_bubble
 from tplab.tensor.rng import seed_all
 
 CONFIG = GPTConfig(
-    num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, vocab_size=37, seq_length=6, dropout=0.0
+    num_layers=3, hidden_size=8, num_heads=2, num_kv_heads=1, vocab_size=37, seq_length=6, dropout=0.0
 )  # fmt: skip
 SEED, STEPS, BATCH, MAX_NORM = 7, 4, 8, 0.5
 DTYPE = torch.float64
@@ -45,40 +45,16 @@ def _trained(grid, micro_batches, **options):
     losses, norms = [], []
     for step in range(STEPS):
         losses.append(training.step(*batch(step)))
-        norms.append(None if training.norm is None else float(training.norm))
-    weights = {
-        name: (parameter.detach().clone(), getattr(parameter, "tensor_parallel", None))
-        for name, parameter in training.stage.named_parameters()
-    }
-    return losses, norms, weights
+        norms.append(float(training.norm))
+    return losses, norms, weights_of(training.training.optimizer, training.stage)
 
 
-def _with_zero_3():
-    """ZeRO-3 over dp, tensor parallelism over tp, a unit for each layer and one for the rest."""
-    m = mesh(dp=2, tp=2)
-    dp, rank = m.get_group("dp"), m.get_local_rank("dp")
-    seed_all(SEED)
-    model = ParallelGPT(CONFIG, dtype=DTYPE, group=m.get_group("tp"))
-    zero = ZeRO3(model, list(model.layers), torch.optim.AdamW, average=False, group=dp, **OPTIONS)
-    losses, norms = [], []
-    for step in range(STEPS):
-        zero.zero_grad()
-        ids, targets = (whole.chunk(2)[rank] for whole in batch(step))
-        count = counted_tokens(targets)
-        loss = model(ids, targets) * count / tokens_of_all(count, dp)  # its part of the mean over all tokens
-        loss.backward()
-        zero.finish()
-        norms.append(grad_norm_of_pieces(zero.pieces(), m))
-        clip([piece.values for piece in zero.pieces()], norms[-1], MAX_NORM)
-        zero.step()
-        dist.all_reduce(loss := loss.detach(), group=dp)
-        losses.append(float(loss))
-    with zero.gathered():
-        weights = {
+def weights_of(optimizer, model):
+    with optimizer.gathered() if isinstance(optimizer, ZeRO3) else nullcontext():
+        return {
             name: (parameter.detach().clone(), getattr(parameter, "tensor_parallel", None))
             for name, parameter in model.named_parameters()
         }
-    return losses, list(map(float, norms)), weights
 
 
 def _refused():
@@ -87,15 +63,26 @@ def _refused():
     return str(error.value)
 
 
-CASES_4 = [(Grid(2, 1, 2), 2, {"zero": True, "max_norm": MAX_NORM}), (Grid(2, 2, 1), 2, {"max_norm": None})]
+CUTS, SEQUENCE_PARALLEL, CLIPPED = {"layers_per_stage": [2, 1]}, {"sequence_parallel": True}, {"max_norm": MAX_NORM}
+CASES_4 = [
+    (Grid(2, 1, 2), 2, {"zero": 1, **CLIPPED}),
+    (Grid(2, 2, 1), 2, {**CUTS, "max_norm": None}),
+    *((Grid(2, 1, 2), 2, {"zero": stage, **CLIPPED, **SEQUENCE_PARALLEL}) for stage in range(4)),
+    *((Grid(2, 2, 1), 2, {"zero": stage, **CLIPPED, **CUTS}) for stage in (0, 1, 2, 3)),
+    *((Grid(2, 2, 1), m, {"zero": stage, "schedule": zero_bubble, **CLIPPED, **CUTS}) for stage, m in [(2, 4), (3, 4)]),
+    (Grid(2, 2, 1), 1, {**CLIPPED, **CUTS}),  # with one micro-batch
+    (Grid(1, 2, 2), 4, {"schedule": gpipe, **CLIPPED, **CUTS, **SEQUENCE_PARALLEL}),
+]
 CASES_8 = [
-    (Grid(2, 2, 2), 2, {"max_norm": MAX_NORM}),
-    (Grid(2, 2, 2), 4, {"max_norm": MAX_NORM, "zero": True}),
+    (Grid(2, 2, 2), 2, {**CLIPPED, **CUTS}),
+    (Grid(2, 2, 2), 4, {"zero": 1, **CLIPPED, **CUTS}),
+    (Grid(2, 2, 2), 2, {"zero": 2, **CLIPPED, **CUTS, **SEQUENCE_PARALLEL}),
+    (Grid(2, 2, 2), 2, {"zero": 3, **CLIPPED, **CUTS, **SEQUENCE_PARALLEL}),
 ]
 
 
 def _on_4():
-    return [*(_trained(grid, m, **options) for grid, m, options in CASES_4), _with_zero_3()], _refused()
+    return [_trained(grid, m, **options) for grid, m, options in CASES_4], _refused()
 
 
 def _on_8():
@@ -112,7 +99,7 @@ def one_process(max_norm):
         loss = model(*batch(step))
         loss.backward()
         losses.append(loss.item())
-        norms.append(max_norm and float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm or torch.inf)))
         optimizer.step()
     whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
     whole["embedding.weight"] = whole["embedding.weight"][: CONFIG.vocab_size]  # without the padding
@@ -138,9 +125,9 @@ def assert_same(results, cases):
         assert seen == whole.keys()
 
 
-def test_two_replicas_with_tensor_parallelism_and_zero_1_or_3_or_with_a_pipeline():
+def test_two_dimensions_on_four_ranks_train_like_one_process():
     results = launch(_on_4, 4, timeout=200)
-    assert_same(results, [*CASES_4, (Grid(2, 1, 2), 1, {"max_norm": MAX_NORM})])
+    assert_same(results, CASES_4)
     assert "a batch of 8 sequences: dp=2 replicas of 2 micro-batches of 1 take 4" in results[0][1]
 
 

@@ -124,7 +124,7 @@ def test_stages_one_after_the_other_are_the_whole_model(dropout, options):
 
 
 def test_layers_that_cannot_be_divided_are_refused():
-    with pytest.raises(ValueError, match="4 layers can't be cut into 3 stages"):
+    with pytest.raises(ValueError, match="4 layers can't be divided evenly over 3 stages"):
         gpt_stages(ParallelGPT(GPT), 3)
 
 

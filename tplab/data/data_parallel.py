@@ -32,7 +32,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.data.flat_parameters import BUCKET_BYTES, broadcast, in_buckets
+from tplab.common.taken_gradients import clear_taken, mark_taken
+from tplab.data.flat_parameters import BUCKET_BYTES, broadcast, in_buckets, start_alike
 from tplab.runtime import device
 
 
@@ -65,7 +66,9 @@ class DataParallel:
 
     The constructor copies rank 0's parameters and buffers to all ranks. `buckets` is a list of lists of parameters, and
     `started` counts the buckets sent since the last `finish`. After a bucket is sent, its gradients are None until
-    `finish`, so that nothing can use unreduced gradients. Another backward before `finish` raises ValueError.
+    `finish`, so that nothing can use unreduced gradients.
+
+    Raises ValueError if the group's ranks aren't replicas (see `start_alike`), and for another backward before `finish`.
     """
 
     def __init__(
@@ -79,7 +82,8 @@ class DataParallel:
     ) -> None:
         self.group, self.world_size = group, rank_and_size(group)[1]
         self.average, self.reduce_dtype = average, reduce_dtype
-        broadcast([*model.parameters(), *model.buffers()], group)
+        start_alike(model.named_parameters(), group)
+        broadcast(model.buffers(), group)
         self.buckets = in_buckets(model.parameters(), bucket_bytes)
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._place = {parameter: number for number, bucket in enumerate(self.buckets) for parameter in bucket}
@@ -111,7 +115,9 @@ class DataParallel:
                 work.wait()
             numbers = vector.split([parameter.numel() for parameter in bucket])
             for parameter, gradient in zip(bucket, numbers, strict=True):
-                parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
+                if parameter.requires_grad:  # it may have been frozen since
+                    parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
+            clear_taken(bucket)
         self._arrived, self._travelling = set(), []
 
     def _gradient_is_there(self, parameter: nn.Parameter) -> None:
@@ -133,6 +139,7 @@ class DataParallel:
         for parameter in bucket:
             gradients.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
             parameter.grad = None
+        mark_taken(bucket, "DataParallel is still summing it over the replicas: call its finish() first")
         vector = torch.cat([gradient.detach().flatten() for gradient in gradients])
         vector = vector.to(self.reduce_dtype or vector.dtype)
         if self.average:

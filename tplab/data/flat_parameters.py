@@ -10,6 +10,7 @@ Adam and SGD treat each element separately, so an optimizer can work on a shard 
 FlatParameter; DeepSpeed: flattened partitions; Megatron: the distributed optimizer's grad buffer.)
 """
 
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
+from tplab.runtime import device
+from tplab.runtime.hooks import unrecorded
+from tplab.tensor.sharding import group_ranks, shard_ranks
 
 BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
 
@@ -75,13 +79,15 @@ class Flat:
         """Return this rank's shard [n], as a view of the vector [p n]."""
         return self.parts(vector)[self.rank]
 
-    def reduce_scatter(self, vector: Tensor) -> Tensor:
-        """Sum the ranks' vectors [p n]; return this rank's shard [n] in new memory, so that `vector` can be freed."""
+    def reduce_scatter(self, vector: Tensor) -> tuple[Tensor, dist.Work | None]:
+        """Start to sum the ranks' vectors [p n]. Returns new memory for this rank's shard [n], and what to wait for.
+
+        Don't use either tensor before `work.wait()`. On a single rank, work is None.
+        """
         total = torch.empty(self.shard_numel, dtype=vector.dtype, device=vector.device)
         if self.world_size == 1:
-            return total.copy_(vector)
-        dist.reduce_scatter(total, self.parts(vector), group=self.group)
-        return total
+            return total.copy_(vector), None
+        return total, dist.reduce_scatter(total, self.parts(vector), group=self.group, async_op=True)
 
     def all_gather(self, shard: Tensor, vector: Tensor) -> None:
         """Fill the vector [p n] with the shards [n] of all ranks. `shard` may be a view of the vector."""
@@ -102,11 +108,13 @@ class Flat:
         return found
 
 
-def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> list[list[nn.Parameter]]:
+def in_buckets(
+    parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES, separate: nn.Parameter | None = None
+) -> list[list[nn.Parameter]]:
     """Group the trainable parameters, last one first, into buckets of one dtype and at most `bucket_bytes` bytes.
 
-    Backward reaches the last layers first, so the first bucket is the first to fill up. A parameter that is larger than
-    `bucket_bytes` gets a separate bucket. Raises ValueError for bucket_bytes below 1.
+    Backward reaches the last layers first, so the first bucket is the first to fill up. `separate` gets a bucket of its
+    own, and so does a parameter that is larger than `bucket_bytes`. Raises ValueError for bucket_bytes below 1.
     """
     if bucket_bytes < 1:
         raise ValueError(f"bucket_bytes={bucket_bytes}: a bucket holds one byte at least")
@@ -114,6 +122,9 @@ def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BY
     open_buckets: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
     for parameter in reversed([parameter for parameter in parameters if parameter.requires_grad]):
         size = parameter.numel() * parameter.element_size()
+        if parameter is separate:
+            buckets.append([parameter])
+            continue
         bucket, filled = open_buckets.get(parameter.dtype, ([], 0))
         if not bucket or filled + size > bucket_bytes:
             bucket, filled = [], 0
@@ -132,3 +143,34 @@ def broadcast(tensors: Iterable[Tensor], group: ProcessGroup | None = None) -> N
         dist.broadcast(values, group_src=0, group=group)
         if values.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(values)
+
+
+def start_alike(parameters: Iterable[tuple[str, nn.Parameter]], group: ProcessGroup | None = None) -> None:
+    """Check that the group's ranks are replicas, and copy the named parameters from rank 0 of the group to all of them.
+
+    Raises ValueError if the ranks have different parameters, like the stages of a pipeline, or different shards of the
+    same ones, like the ranks of tensor parallelism: then rank 0's would overwrite the others.
+    """
+    if rank_and_size(group)[1] == 1:
+        return
+    named, ranks = list(parameters), group_ranks(group)
+    for name, parameter in named:
+        of_shards = set(shard_ranks(parameter) or ()) & set(ranks)
+        if len(of_shards) > 1:
+            raise ValueError(
+                f"{name} {list(parameter.shape)} is sharded over ranks {sorted(of_shards)}, so they aren't replicas of "
+                f"each other, but data parallelism was given ranks {list(ranks)}. Pass the group of the ranks that "
+                'have the same shards: group=mesh.get_group("dp")'
+            )
+    looks = [(tuple(p.shape), str(p.dtype), p.requires_grad) for _, p in named]
+    checksum = torch.tensor(zlib.crc32(repr(looks).encode()), device=device())
+    checksums = [torch.empty_like(checksum) for _ in ranks]
+    with unrecorded():
+        dist.all_gather(checksums, checksum, group=group)
+    if len(set(map(int, checksums))) > 1:
+        raise ValueError(
+            f"ranks {list(ranks)} aren't replicas: their parameters differ in number, shape or dtype, or in which of "
+            "them are trained. Pass the group of the ranks that have the same part of the model: "
+            'group=mesh.get_group("dp")'
+        )
+    broadcast((parameter for _, parameter in named), group)

@@ -24,9 +24,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from tplab.common.taken_gradients import check_not_taken
 from tplab.data.flat_parameters import Piece
 from tplab.runtime import device
-from tplab.tensor.sharding import Sharding
+from tplab.tensor.sharding import Sharding, group_ranks, shard_ranks
 
 
 def grad_norm(
@@ -37,9 +38,13 @@ def grad_norm(
     parameters    this rank's parameters; those without a gradient count as 0
     mesh          from `tplab.data.grid.mesh`; None: this process has the full model
     tied          the embedding table that the first and last stages share, as in `Pipeline`
-    Traffic: an all-reduce of one number for tp, and one for pp.
+    Traffic: an all-reduce of one number for tp, and one for pp. Raises ValueError if a parameter is sharded over other
+    ranks than the mesh's, or if data parallelism has taken a gradient that isn't back yet.
     """
-    own = [parameter for parameter in dict.fromkeys(parameters) if parameter.grad is not None]
+    parameters = list(dict.fromkeys(parameters))
+    check_not_taken(parameters, "compute the gradient's norm")
+    _check_mesh(parameters, mesh)
+    own = [parameter for parameter in parameters if parameter.grad is not None]
     pieces = [Piece(p, p.shape, 0, p.grad.flatten()) for p in own if p.grad is not None]
     return _norm(pieces, mesh, ("tp", "pp"), tied)
 
@@ -48,7 +53,9 @@ def grad_norm_of_pieces(
     pieces: Iterable[Piece], mesh: DeviceMesh | None = None, *, tied: nn.Parameter | None = None
 ) -> Tensor:
     """Like `grad_norm`, but for gradients that ZeRO shards over dp (`zero.pieces()`). Adds one all-reduce over dp."""
-    return _norm(list(pieces), mesh, ("tp", "pp", "dp"), tied)
+    pieces = list(pieces)
+    _check_mesh((piece.parameter for piece in pieces), mesh)
+    return _norm(pieces, mesh, ("tp", "pp", "dp"), tied)
 
 
 def clip_grad_norm(
@@ -112,6 +119,20 @@ def _norm(
         if mesh is not None and _place(mesh, name)[1] > 1:
             dist.all_reduce(total, group=mesh.get_group(name))
     return total.sqrt()
+
+
+def _check_mesh(parameters: Iterable[nn.Parameter], mesh: DeviceMesh | None) -> None:
+    """Raise ValueError if a parameter is sharded over other ranks than those that the norm is summed over."""
+    has_tp = mesh is not None and "tp" in (mesh.mesh_dim_names or ())
+    given = group_ranks(mesh.get_group("tp")) if mesh is not None and has_tp else None
+    for parameter in parameters:
+        own = shard_ranks(parameter)
+        if own is not None and len(own) > 1 and own != given:
+            which = "there is no mesh" if mesh is None else f"the mesh's tp ranks are {list(given or ())}"
+            raise ValueError(
+                f"a parameter {list(parameter.shape)} is sharded over ranks {list(own)}, but {which}. Each rank would "
+                "compute a different norm. Pass the mesh: mesh=tplab.data.mesh(dp=.., tp=..)"
+            )
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:

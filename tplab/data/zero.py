@@ -20,16 +20,20 @@ backward passes per step, that sends mΨ elements instead of Ψ. ZeRO-3 is in `z
 ZeroRedundancyOptimizer, fully_shard; DeepSpeed; Megatron: the distributed optimizer.)
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from tplab.data.flat_parameters import BUCKET_BYTES, Flat, Piece, broadcast, in_buckets
+from tplab.common.taken_gradients import clear_taken, mark_taken
+from tplab.data.flat_parameters import BUCKET_BYTES, Flat, Piece, in_buckets, start_alike
 from tplab.memory.meter import optimizer_bytes, tensor_bytes
 
 Parameters = Iterable[nn.Parameter] | Iterable[Mapping[str, Any]]
@@ -42,6 +46,8 @@ class Unit:
     shard       [n], this rank's shard of the weights
     master      [n], the parameter that the optimizer updates: the shard, or a copy in `master_dtype`
     gradient    [n], this rank's shard of the reduced gradients, or None
+
+    `reduce` only starts the reduction, so that backward can continue meanwhile. `wait` completes it.
     """
 
     def __init__(
@@ -59,19 +65,31 @@ class Unit:
         self.shard = self.flat.shard(self.weights)
         self.master = nn.Parameter(self.shard.to(master_dtype or self.flat.dtype))
         self.gradient: Tensor | None = None
+        self._reducing: tuple[Tensor, Tensor, dist.Work | None] | None = None  # [n], [p n], what to wait for
 
     def has_gradients(self) -> bool:
         """Return True if there are full gradients that haven't been reduced yet."""
         return any(parameter.grad is not None for parameter in self.parameters)
 
     def reduce(self) -> None:
-        """Reduce the ranks' gradients, keep this rank's shard, and free the full gradients."""
+        """Start to reduce the ranks' gradients, and take them out of `.grad`."""
+        self.wait()
         whole = self.flat.flatten([parameter.grad for parameter in self.parameters])  # [p n]
         for parameter in self.parameters:
             parameter.grad = None
+        mark_taken(self.parameters, "ZeRO has reduced it to shards: use zero.pieces(), or a TrainingStep for all of it")
         if self.average:
             whole /= self.flat.world_size
-        part = self.flat.reduce_scatter(whole)  # [n]
+        part, work = self.flat.reduce_scatter(whole)  # [n]
+        self._reducing = part, whole, work
+
+    def wait(self) -> None:
+        """Wait for the reduction in progress, if any: keep this rank's shard, and free the full gradients."""
+        if self._reducing is None:
+            return
+        (part, _, work), self._reducing = self._reducing, None
+        if work is not None:
+            work.wait()
         self.gradient = part if self.gradient is None else self.gradient.add_(part)
 
     def before_step(self) -> None:
@@ -99,6 +117,8 @@ class ZeRO1:
     bucket_bytes       the maximum number of bytes to reduce or gather in one call
     average            compute the mean of the ranks' gradients; False: the sum
     master_dtype       the optimizer updates a copy of its shard in this dtype: float32 for bfloat16 weights
+    separate           a parameter that gets a bucket of its own, such as a pipeline's tied table: its shards are then
+                       the same on both stages that have it, so their gradients can be summed (`TrainingStep`)
     defaults           options of the optimizer
 
     The constructor copies rank 0's weights to all ranks, but not its buffers (see `flat_parameters.broadcast`).
@@ -109,11 +129,12 @@ class ZeRO1:
     def __init__(
         self,
         parameters: Parameters,
-        optimizer_class: type[Optimizer],
+        optimizer_class: Callable[..., Optimizer],
         *,
         bucket_bytes: int = BUCKET_BYTES,
         average: bool = True,
         master_dtype: torch.dtype | None = None,
+        separate: nn.Parameter | None = None,
         group: ProcessGroup | None = None,
         **defaults: Any,
     ) -> None:
@@ -121,8 +142,8 @@ class ZeRO1:
         groups: list[dict[str, Any]] = []
         for given in _as_groups(parameters):
             own = list(given["params"])
-            broadcast(own, group)
-            units = [Unit(bucket, average, master_dtype, group) for bucket in in_buckets(own, bucket_bytes)]
+            start_alike(((f"parameter {number}", parameter) for number, parameter in enumerate(own)), group)
+            units = [Unit(bucket, average, master_dtype, group) for bucket in in_buckets(own, bucket_bytes, separate)]
             groups.append({**given, "params": [unit.master for unit in units]})
             self.units += units
         self.optimizer = optimizer_class(groups, **defaults)
@@ -132,6 +153,8 @@ class ZeRO1:
         for unit in self.units:
             if unit.has_gradients():
                 unit.reduce()
+        for unit in self.units:
+            unit.wait()
 
     @torch.no_grad()
     def step(self) -> None:
@@ -145,7 +168,9 @@ class ZeRO1:
 
     def zero_grad(self) -> None:
         for unit in self.units:
+            unit.wait()
             unit.gradient = unit.master.grad = None
+            clear_taken(unit.parameters)
             for parameter in unit.parameters:
                 parameter.grad = None
 
@@ -165,23 +190,43 @@ class ZeRO1:
 
 
 class ZeRO2(ZeRO1):
-    """ZeRO 1 without unsharded gradients: backward reduces and frees each bucket as soon as it is full."""
+    """ZeRO 1 without unsharded gradients: backward reduces and frees each bucket as soon as it is full.
 
-    def __init__(self, parameters: Parameters, optimizer_class: type[Optimizer], **options: Any) -> None:
+    A bucket is sent while backward computes the next one. Two buckets of full gradients exist at most.
+    """
+
+    def __init__(self, parameters: Parameters, optimizer_class: Callable[..., Optimizer], **options: Any) -> None:
         super().__init__(parameters, optimizer_class, **options)
-        for unit in self.units:
-            reduce_when_full(unit)
+        reduce_when_full(self.units)
 
 
-def reduce_when_full(unit: Unit) -> None:
-    """Register hooks that reduce a unit during backward, as soon as all its parameters have gradients."""
+def reduce_when_full(units: Sequence[Unit]) -> None:
+    """Register hooks that reduce each unit during backward, as soon as all its parameters have gradients.
 
-    def gradient_is_there(parameter: nn.Parameter) -> None:
-        if all(other.grad is not None for other in unit.parameters):
-            unit.reduce()
+    Before one is sent, the previous one has to arrive. At the end of backward, all of them have.
+    """
+    in_flight: list[Unit] = []
 
-    for parameter in unit.parameters:
-        parameter.register_post_accumulate_grad_hook(gradient_is_there)
+    def wait() -> None:
+        while in_flight:
+            in_flight.pop().wait()
+
+    def reduce(unit: Unit) -> None:
+        if in_flight:
+            wait()
+        else:  # the first one of this backward, or of what is left of it
+            Variable._execution_engine.queue_callback(wait)
+        unit.reduce()
+        in_flight.append(unit)
+
+    for unit in units:
+        for parameter in unit.parameters:
+            parameter.register_post_accumulate_grad_hook(partial(_gradient_is_there, unit, reduce))
+
+
+def _gradient_is_there(unit: Unit, reduce: Callable[[Unit], None], parameter: nn.Parameter) -> None:
+    if all(other.grad is not None for other in unit.parameters):
+        reduce(unit)
 
 
 def _as_groups(parameters: Parameters) -> list[dict[str, Any]]:

@@ -11,12 +11,14 @@ the model's entire forward pass.
 This takes two tricks. First, autograd has saved the weights, or views of them, for backward. So to free a weight, we
 resize its storage to 0 (`resize_(0)`), which keeps these views valid, and gathering fills the same storage before
 backward. Second, each unit has hooks: before and after its forward, before its backward (a hook on the gradient of its
-output), and after its backward, when the last of its parameters has a gradient. (Rajbhandari et al. 2020, section 5.3;
+output), and after its backward, when the last of its parameters has a gradient. A zero-bubble schedule runs backward in
+two halves, so weights stay gathered from the first half to the second. (Rajbhandari et al. 2020, section 5.3;
 Zhao et al. 2023, "PyTorch FSDP", whose flat parameters do the same; torch: fully_shard.)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -25,12 +27,16 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from tplab.data.flat_parameters import broadcast
+from tplab.data.flat_parameters import broadcast, start_alike
 from tplab.data.zero import Unit, ZeRO1, reduce_when_full
 
 
 class ShardedUnit(Unit):
-    """A unit that stores only its shard. `gather` fills in the full parameters, and `free` releases them."""
+    """A unit that stores only its shard. `gather` fills in the full parameters, and `free` releases them.
+
+    backwards    the backward passes that have reached the unit's output, by autograd's number, until their gradients of
+                 the parameters are complete. A zero-bubble schedule may have several at a time
+    """
 
     def __init__(
         self,
@@ -43,8 +49,8 @@ class ShardedUnit(Unit):
         self.shard = self.shard.clone()
         if self.master.dtype == self.shard.dtype:
             self.master = nn.Parameter(self.shard)
-        self.in_backward = self.stays_whole = False
-        reduce_when_full(self)
+        self.backwards: dict[int, None] = {}
+        self.stays_whole = False
         self.free()
 
     @property
@@ -63,7 +69,6 @@ class ShardedUnit(Unit):
 
     def free(self) -> None:
         """Free the memory of the full weights. The parameters are empty until they are gathered again."""
-        self.in_backward = False
         if self.stays_whole:
             return
         for parameter in self.parameters:
@@ -72,7 +77,11 @@ class ShardedUnit(Unit):
 
     def reduce(self) -> None:
         super().reduce()
-        self.free()
+        if self.backwards:  # W, the second half of a backward pass, has another number than I: then it's the oldest
+            now = torch._C._current_graph_task_id()
+            self.backwards.pop(now if now in self.backwards else next(iter(self.backwards)))
+        if not self.backwards:
+            self.free()
 
     def after_step(self) -> None:
         if self.master.dtype != self.shard.dtype:
@@ -98,24 +107,28 @@ class ZeRO3(ZeRO1):
         self,
         model: nn.Module,
         layers: Sequence[nn.Module],
-        optimizer_class: type[Optimizer],
+        optimizer_class: Callable[..., Optimizer],
         *,
         average: bool = True,
         master_dtype: torch.dtype | None = None,
+        separate: nn.Parameter | None = None,
         group: ProcessGroup | None = None,
         **defaults: Any,
     ) -> None:
-        broadcast([*model.parameters(), *model.buffers()], group)
+        start_alike(model.named_parameters(), group)
+        broadcast(model.buffers(), group)
         self.units, self.peak_gathered = [], 0
         for module, parameters in _by_unit(model, layers).items():
-            units = [ShardedUnit(same, average, master_dtype, group) for same in _by_dtype(parameters)]
+            units = [ShardedUnit(same, average, master_dtype, group) for same in _alike(parameters, separate)]
             self._gather_around(module, units)
             self.units += units
+        reduce_when_full(self.units)
         self.optimizer = optimizer_class([unit.master for unit in self.units], **defaults)
 
     def finish(self) -> None:
         super().finish()
         for unit in self.units:
+            unit.backwards.clear()
             unit.free()  # a unit with an unused parameter hasn't been freed yet
 
     def step(self) -> None:
@@ -147,18 +160,34 @@ class ZeRO3(ZeRO1):
         def before_backward(gradient: Tensor) -> None:
             gather()
             for unit in units:
-                unit.in_backward = True
+                unit.backwards[torch._C._current_graph_task_id()] = None
 
         def after_forward(module: nn.Module, inputs: object, output: object) -> None:
             for unit in units:
-                if not unit.in_backward:  # recomputation inside backward keeps the weights
+                if not unit.backwards:  # recomputation inside backward keeps the weights
                     unit.free()
-            for tensor in tree_leaves(output):
-                if isinstance(tensor, Tensor) and tensor.requires_grad:
+            for tensor in _tensors(output, type(module).__name__):
+                if tensor.requires_grad:
                     tensor.register_hook(before_backward)
 
         module.register_forward_pre_hook(gather)
         module.register_forward_hook(after_forward)
+
+
+def _tensors(output: object, of: str) -> list[Tensor]:
+    """Return all tensors in a module's output. Raises TypeError if there are none, but autograd is recording."""
+    if is_dataclass(output):
+        output = [getattr(output, field.name) for field in fields(output)]
+    parts = tree_leaves(output)
+    found = [tensor for part in parts for tensor in (_tensors(part, of) if is_dataclass(part) else [part])]
+    found = [tensor for tensor in found if isinstance(tensor, Tensor)]
+    if not found and torch.is_grad_enabled():
+        kinds = ", ".join(sorted({type(part).__name__ for part in parts})) or "nothing"
+        raise TypeError(
+            f"{of} returns {kinds}, in which ZeRO-3 finds no tensor, so it can't notice when backward needs the "
+            "weights. Return tensors, or tuples, lists, dicts or dataclasses of them"
+        )
+    return found
 
 
 def _by_unit(model: nn.Module, layers: Sequence[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
@@ -183,6 +212,7 @@ def _by_unit(model: nn.Module, layers: Sequence[nn.Module]) -> dict[nn.Module, l
     return units
 
 
-def _by_dtype(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    dtypes = dict.fromkeys(parameter.dtype for parameter in parameters)
-    return [[parameter for parameter in parameters if parameter.dtype == dtype] for dtype in dtypes]
+def _alike(parameters: Sequence[nn.Parameter], separate: nn.Parameter | None) -> list[list[nn.Parameter]]:
+    """Group parameters by dtype, with `separate` on its own."""
+    kinds = [(parameter is separate, parameter.dtype) for parameter in parameters]
+    return [[p for p, its in zip(parameters, kinds, strict=True) if its == kind] for kind in dict.fromkeys(kinds)]

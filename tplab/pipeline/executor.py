@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from tplab.common.taken_gradients import check_not_taken
 from tplab.pipeline.p2p import Channels, Messages
 from tplab.pipeline.schedule_order import check
 from tplab.pipeline.schedules import Action, Schedule, forward_only
@@ -54,8 +55,11 @@ class Pipeline:
     channels    the ranks of the pipeline, `Channels(group)`, which several pipelines may share. None: all ranks
     lanes       the name of `channels` before 0.2
 
-    `peak_live` is the maximum number of live micro-batches, measured in the last run. Raises ScheduleError for a
-    schedule that can't run, ValueError if stages and schedule don't match the ranks.
+    `peak_live` is the maximum number of live micro-batches, measured in the last run. Set `sums_tied` to False if
+    something else sums the gradients of the tied parameter's two copies after `step`, as a `TrainingStep` does.
+
+    Raises ScheduleError for a schedule that can't run, ValueError if stages and schedule don't match the ranks, or if
+    only one of the tied copies is frozen.
     """
 
     def __init__(
@@ -88,7 +92,7 @@ class Pipeline:
         self.loss_sum, self.count = loss_sum, count
         self.is_first, self.is_last = self.rank == 0, self.rank == p - 1
         self.peak_live = 0
-        self.tied = tied
+        self.tied, self.sums_tied = tied, True
         self._start_alike()
 
     def step(
@@ -110,10 +114,14 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(
-        self, inputs: Sequence[Tensor] | None = None, targets: Sequence[Tensor] | None = None
+        self,
+        inputs: Sequence[Tensor] | None = None,
+        targets: Sequence[Tensor] | None = None,
+        *,
+        total: int | None = None,
     ) -> Tensor | None:
-        """Run forward only. Returns the mean loss on the last rank, None elsewhere."""
-        losses = self._run(forward_only(self.schedule), inputs, self._finish(targets, None))
+        """Run forward only. Returns the mean loss on the last rank, None elsewhere. Arguments as in `step`."""
+        losses = self._run(forward_only(self.schedule), inputs, self._finish(targets, total))
         return torch.stack(losses).sum() if self.is_last else None
 
     @torch.no_grad()
@@ -144,23 +152,30 @@ class Pipeline:
 
     def _start_alike(self) -> None:
         """Copy the first stage's tied parameter to the last stage."""
-        if self.tied is not None and self.channels.ends is not None:
-            with torch.no_grad():
-                dist.broadcast(self.tied, group_src=0, group=self.channels.ends)
+        if self.tied is None or self.channels.ends is None:
+            return
+        trained = torch.tensor(float(self.tied.requires_grad), device=self.tied.device)
+        dist.all_reduce(trained, group=self.channels.ends)
+        if trained.item() == 1:
+            raise ValueError("one copy of the tied parameter is frozen and the other isn't: freeze both, or neither")
+        with torch.no_grad():
+            dist.broadcast(self.tied, group_src=0, group=self.channels.ends)
 
     @contextmanager
     def _tied_gradients(self) -> Iterator[None]:
         """Context manager that sums both tied copies' gradients from the block and adds them to any earlier ones."""
-        if self.tied is None or self.channels.ends is None or not self.schedule.trains:
+        tied = self.tied if self.schedule.trains and self.sums_tied else None
+        if tied is None or not tied.requires_grad or self.channels.ends is None:
             yield
             return
-        before, self.tied.grad = self.tied.grad, None
+        before, tied.grad = tied.grad, None
         yield
-        if self.tied.grad is None:
-            self.tied.grad = torch.zeros_like(self.tied)
-        dist.all_reduce(self.tied.grad, group=self.channels.ends)
+        check_not_taken([tied], "sum the gradients of the tied parameter's two copies")
+        if tied.grad is None:
+            tied.grad = torch.zeros_like(tied)
+        dist.all_reduce(tied.grad, group=self.channels.ends)
         if before is not None:
-            self.tied.grad += before
+            tied.grad += before
 
     def _check_number(self, name: str, given: Sequence[Tensor] | None) -> None:
         number = 0 if given is None else len(given)

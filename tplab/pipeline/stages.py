@@ -5,34 +5,40 @@
     last stage     x [b, s, h] -> layers, final norm, output layer -> logits_r [b, s, v/p]
 
 p is the number of ranks that share a stage by tensor parallelism. The output of a stage is replicated, so each of these
-ranks sends it to the rank of the next stage that has the same index there.
+ranks sends it to the rank of the next stage that has the same index there. With sequence parallelism, x is
+[b, s/p, h] everywhere, so each of them sends only its own tokens.
 
 Every parameter has the same name as in the full model. A tied output layer is the exception: the last stage has a copy
 of the embedding, `output.weight`, which `Pipeline(tied=stage.tied)` keeps identical to the first stage's.
 """
 
 import copy
+from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
+from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.model import ParallelGPT
+from tplab.sequence.linear import gather_linear
 from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 from tplab.tensor.embedding import parallel_logits
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout
+from tplab.tensor.sharding import shard
 
 
 class GPTStage(nn.Module):
     """Layers `first` to `stop` - 1 of a ParallelGPT, with its embedding or output layer on the first or last stage.
 
-    The stage shares the modules of `model`. Only a tied embedding is copied.
+    The stage shares the modules of `model`, which may be a SequenceParallelGPT. Only a tied embedding is copied.
     rng     random states for dropout; None: torch's current state
     """
 
     def __init__(self, model: ParallelGPT, first: int, stop: int, rng: RNGTracker | None = None) -> None:
         super().__init__()
-        self.config, self.group, self.rng = model.config, model.group, rng
+        self.config, self.group, self.region, self.rng = model.config, model.group, model.region, rng
         self.float32_residual, self.recompute = model.float32_residual, model.recompute
         self.async_grad_allreduce = model.async_grad_allreduce
         self.is_first, self.is_last = first == 0, stop == len(model.layers)
@@ -58,6 +64,8 @@ class GPTStage(nn.Module):
             return x
         weight = self._output_weight()  # [v/p, h]
         x = self.final_norm(x).to(weight.dtype)
+        if self.region.sequence_parallel:
+            return gather_linear(x, weight, None, self.group, self.async_grad_allreduce)  # [b, s, v/p]
         return parallel_logits(x, weight, async_grad_allreduce=self.async_grad_allreduce, group=self.group)
 
     def loss_sum(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -77,10 +85,17 @@ class GPTStage(nn.Module):
         assert self.embedding is not None
         x = self.embedding(ids)  # [b, s, h]
         if self.positions is not None:
-            x = x + self.positions.weight[: ids.shape[1]]
+            x = x + self.positions(self._places(ids))
         if self.float32_residual:
             x = x.to(torch.promote_types(x.dtype, torch.float32))
-        return dropout(x, self.config.dropout, self.training, sharded=False, rng=self.rng)
+        return dropout(x, self.config.dropout, self.training, sharded=self.region.sequence_parallel, rng=self.rng)
+
+    def _places(self, ids: Tensor) -> Tensor:
+        """Return the positions of this rank's tokens, [s] or [s/p]."""
+        if ids.shape[1] > self.config.seq_length:
+            raise ValueError(f"{ids.shape[1]} tokens are more than seq_length={self.config.seq_length}")
+        places = torch.arange(ids.shape[1], device=ids.device)
+        return shard(places, 0, *rank_and_size(self.group)) if self.region.sequence_parallel else places
 
     def _output_weight(self) -> nn.Parameter:
         table = self.head or self.output or self.embedding
@@ -88,13 +103,26 @@ class GPTStage(nn.Module):
         return table.weight  # type: ignore[return-value]
 
 
-def gpt_stages(model: ParallelGPT, num_stages: int, rng: RNGTracker | None = None) -> list[GPTStage]:
-    """Split the model into stages with equal numbers of layers. Each rank keeps one stage and discards the rest.
+def gpt_stages(model: ParallelGPT, num_stages: int | Sequence[int], rng: RNGTracker | None = None) -> list[GPTStage]:
+    """Split the model into stages. Each rank keeps its own and discards the rest.
 
-    Raises ValueError if the layers can't be divided evenly.
+    num_stages    the number of stages, which then have equally many layers, or a list of each stage's number of layers.
+                  The last stage also computes the output layer, so giving it fewer layers can balance the stages
+
+    Raises ValueError if the layers can't be divided evenly, or if the list doesn't add up.
     """
     num_layers = len(model.layers)
-    if num_stages < 1 or num_layers % num_stages:
-        raise ValueError(f"{num_layers} layers can't be cut into {num_stages} stages of equally many")
-    each = num_layers // num_stages
-    return [GPTStage(model, first, first + each, rng) for first in range(0, num_layers, each)]
+    if isinstance(num_stages, int):
+        if num_stages < 1 or num_layers % num_stages:
+            raise ValueError(
+                f"{num_layers} layers can't be divided evenly over {num_stages} stages: pass a list with the number of "
+                "layers of each stage"
+            )
+        num_stages = [num_layers // num_stages] * num_stages
+    if min(num_stages) < 1 or sum(num_stages) != num_layers:
+        raise ValueError(
+            f"stages of {list(num_stages)} layers have {sum(num_stages)} in all; the model has {num_layers}, and every "
+            "stage needs one at least"
+        )
+    stops = list(accumulate(num_stages))
+    return [GPTStage(model, stop - layers, stop, rng) for layers, stop in zip(num_stages, stops, strict=True)]

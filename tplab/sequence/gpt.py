@@ -30,7 +30,7 @@ tokens of a block's input and gathers them again in backward: 1/p of the memory 
 (Korthikanti et al. 2022, section 4.2.2; Megatron: sequence_parallel, allreduce_layernorm_grads.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
+from tplab.common.taken_gradients import check_not_taken
 from tplab.gpt.model import ParallelGPT
 from tplab.gpt.transformer import LayerCache
 from tplab.memory.config import GPTConfig
@@ -63,19 +64,33 @@ def allreduce_sequence_parallel_gradients(model: nn.Module, group: ProcessGroup 
     """Sum the gradients of all parameters marked `sequence_parallel` over the ranks, with one all-reduce per dtype.
 
     Call it on every rank, once per step, after the last backward and before gradients are clipped or used. Calling it
-    twice would sum them twice. Parameters without a gradient are skipped; they must be the same on every rank.
+    twice would sum them twice. Parameters without a gradient are skipped; they must be the same on every rank. Raises
+    ValueError if none of them has a gradient, or if data parallelism has taken one (see `TrainingStep`).
     """
     if rank_and_size(group)[1] == 1:
         return
+    parameters = [parameter for parameter in sequence_parallel_parameters(model) if parameter.requires_grad]
+    check_not_taken(parameters, "sum the gradients of sequence-parallel parameters")
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if parameters and not gradients:
+        raise ValueError(
+            f"none of the {len(parameters)} sequence-parallel parameters has a gradient: call this after backward, and "
+            "before zero_grad()"
+        )
+    sum_over_ranks(gradients, group)
+
+
+@torch.no_grad()
+def sum_over_ranks(tensors: Iterable[Tensor], group: ProcessGroup | None = None) -> None:
+    """Sum each tensor over the ranks in place, with one all-reduce per dtype. Shapes are the same on every rank."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for parameter in sequence_parallel_parameters(model):
-        if parameter.grad is not None:
-            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-    for gradients in by_dtype.values():
-        total = torch.cat([gradient.flatten() for gradient in gradients])
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for of_dtype in by_dtype.values():
+        total = torch.cat([tensor.flatten() for tensor in of_dtype])
         dist.all_reduce(total, group=group)
-        for gradient, part in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+        for tensor, part in zip(of_dtype, total.split([t.numel() for t in of_dtype]), strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 class SequenceParallelGPT(ParallelGPT):

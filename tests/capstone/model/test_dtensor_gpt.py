@@ -8,9 +8,18 @@ from tests.capstone.a_few_steps import SMALL, batch, few_steps, make, variant
 from tests.reference import assert_close
 from tplab import launch, record
 from tplab.capstone.model.plain_gpt import PlainGPT
-from tplab.capstone.training.build_model import backward, clip_gradients, copy_shards, finish_gradients, local
-from tplab.capstone.training.optimizer import make_optimizer
+from tplab.capstone.training.build_model import (
+    backward,
+    copy_shards,
+    finish_gradients,
+    gradients,
+    hooks_of,
+    local,
+    training_step,
+)
+from tplab.capstone.training.optimizer import adamw_options
 from tplab.checkpoint.sharded import load_sharded, save_sharded
+from tplab.data.grad_norm import clip
 
 pytestmark = pytest.mark.share(4)
 
@@ -31,7 +40,8 @@ def _one_step(sequence_parallel):
         told[name] = {n: local(p.grad).clone() for n, p in one.named_parameters()}
         told[f"traffic of {name}"] = dict(sent.totals())
     before = [local(parameter.grad).clone() for parameter in model.parameters()]
-    norm = clip_gradients(model, 0.5, grid)
+    norm = hooks_of(model).norm(grid)
+    clip(gradients(model), norm, 0.5)
     after = [local(parameter.grad) for parameter in model.parameters()]
     told["shorter by"] = [(a / b).nanmedian().item() for a, b in zip(after, before, strict=True)], 0.5 / norm.item()
     return told
@@ -50,7 +60,8 @@ def _fused():
     held = []
     for fused in (True, False):
         model, _ = make(variant(layers="dtensor", tp=2))
-        optimizer = make_optimizer(model, variant(layers="dtensor", tp=2))
+        options = adamw_options(model, variant(layers="dtensor", tp=2))
+        optimizer = torch.optim.AdamW(options.pop("parameters"), **options)
         was = {group["fused"] for group in optimizer.param_groups}
         for group in optimizer.param_groups:
             group["fused"] = fused
@@ -120,19 +131,17 @@ def test_padding_of_the_vocabulary_takes_no_part(two):
 def _go_on(layers, folder, first, last, tp):
     """Losses of some steps, from what another one has saved behind the step before, with the optimizer's state."""
     model, grid = make(variant(layers=layers, tp=tp))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    training = training_step(model, torch.optim.AdamW, grid, max_norm=1.0, lr=1e-2)
     group = grid.get_group("tp") if grid else None
     if first:
-        load_sharded(folder / str(first), model, optimizer=optimizer, group=group)
+        load_sharded(folder / str(first), model, optimizer=training.optimizer, group=group)
     losses = []
     for step in range(first, last):
-        optimizer.zero_grad()
-        losses.append(model(*batch(step)))
-        backward(model, losses[-1])
-        finish_gradients(model)
-        clip_gradients(model, 1.0, grid)
-        optimizer.step()
-    save_sharded(folder / str(last), model, optimizer=optimizer, group=group)
+        with training.micro_batch():
+            losses.append(model(*batch(step)))
+            backward(model, losses[-1])
+        training.update()
+    save_sharded(folder / str(last), model, optimizer=training.optimizer, group=group)
     return [loss.item() for loss in losses]
 
 

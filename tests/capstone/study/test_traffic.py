@@ -10,7 +10,6 @@ from tplab import launch
 from tplab.capstone.settings.settings import Settings
 from tplab.capstone.study.traffic import step_bytes, step_parts, totals
 from tplab.capstone.training.build_model import build_model
-from tplab.capstone.training.optimizer import make_optimizer
 from tplab.capstone.training.ranks import join
 from tplab.capstone.training.step import Step
 from tplab.runtime import Record, record
@@ -52,7 +51,7 @@ def one_step(runs: dict[str, Settings]) -> dict[str, list]:
     for name, settings in runs.items():
         ranks = join(settings)
         model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device)
-        step = Step(model, make_optimizer(model, settings), settings, ranks)
+        step = Step(model, settings, ranks)
         own = settings.batch_size // settings.dp
         ids = torch.randint(settings.vocab_size, (own, settings.seq_length), generator=torch.Generator().manual_seed(1))
         with record() as section:

@@ -16,7 +16,6 @@ from tplab.capstone.settings.settings import Layers, Settings
 from tplab.capstone.training.build_model import build_model, hooks_of
 from tplab.capstone.training.loop import compile_layers
 from tplab.capstone.training.meter import known_machine
-from tplab.capstone.training.optimizer import make_optimizer
 from tplab.capstone.training.ranks import Ranks, join
 from tplab.capstone.training.sample import write_sample
 from tplab.capstone.training.step import Step
@@ -47,8 +46,8 @@ class Short:
         )
         if settings.compile:
             compile_layers(self.model)
-        self.optimizer = make_optimizer(self.model, settings)
-        self.step = Step(self.model, self.optimizer, settings, self.ranks)
+        self.step = Step(self.model, settings, self.ranks)
+        self.optimizer = self.step.optimizer
         self.done = 0
 
     def once(self) -> tuple[float, float]:

@@ -2,11 +2,10 @@
 
     model = build_model(settings, settings.model, mesh=mesh, device=device(), answers=answers)
     backward(model, model(ids, targets))                  instead of loss.backward()
-    finish_gradients(model)                               once per step, after DataParallel.finish()
-    norm = clip_gradients(model, settings.max_norm, mesh)
+    training = training_step(model, AdamW, mesh, ..)      the rest of a step, in the right order (`TrainingStep`)
     writer = for_generation(model)                        a ParallelGPT with the current weights, to generate text
 
-These five functions handle every kind of model:
+These functions handle every kind of model:
 
     layers      parameters are        backward runs in    finish_gradients                     the norm is from
     "tplab"     shards                nothing             sequence_parallel: an all-reduce     tplab.data.grad_norm
@@ -20,7 +19,7 @@ Initial weights are drawn the way `ParallelGPT` draws them, in float32 on the CP
 with every kind of layers, on any number of ranks, on a GPU, and in float64.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -29,14 +28,15 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from tplab.capstone.model.plain_gpt import PlainGPT
 from tplab.capstone.model.training_hooks import TrainingHooks, nothing
 from tplab.capstone.own_layers.find import Answers
 from tplab.capstone.own_layers.link import used_of_mine
 from tplab.capstone.settings.settings import Settings
+from tplab.cluster.training_step import TrainingStep
 from tplab.collectives.by_hand import rank_and_size
-from tplab.data.grad_norm import clip, grad_norm
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
@@ -132,16 +132,16 @@ def backward(model: nn.Module, loss: Tensor) -> None:
 
 
 def finish_gradients(model: nn.Module) -> None:
-    """Complete the gradients. Every rank calls this once per step, after the last backward and before clipping."""
+    """Complete the gradients after backward. A `training_step` does this itself."""
     hooks_of(model).finish_gradients()
 
 
-def clip_gradients(model: nn.Module, max_norm: float, mesh: DeviceMesh | None = None) -> Tensor:
-    """Clip the full gradient to `max_norm` and return its norm before clipping, which is the same on every rank."""
-    norm = hooks_of(model).norm
-    length = norm(mesh) if norm else grad_norm(model.parameters(), mesh)
-    clip(gradients(model), length, max_norm)
-    return length
+def training_step(
+    model: nn.Module, optimizer_class: Callable[..., Optimizer], mesh: DeviceMesh | None = None, **options: Any
+) -> TrainingStep:
+    """Return the `TrainingStep` of a model. `options` are its options, and the optimizer's."""
+    hooks = hooks_of(model)
+    return TrainingStep(model, optimizer_class, mesh=mesh, finish=hooks.finish_gradients, norm=hooks.norm, **options)
 
 
 def gradients(model: nn.Module) -> list[Tensor]:

@@ -34,7 +34,7 @@ from tplab.capstone.training.evaluation import Evaluation
 from tplab.capstone.training.log import Log, Row, check_tensorboard
 from tplab.capstone.training.log_rows import start_row, step_row
 from tplab.capstone.training.meter import Clock, Meter
-from tplab.capstone.training.optimizer import learning_rate, make_optimizer
+from tplab.capstone.training.optimizer import learning_rate
 from tplab.capstone.training.ranks import Ranks, join
 from tplab.capstone.training.sample import write_sample
 from tplab.capstone.training.signals import Stop, stop_requests
@@ -85,8 +85,8 @@ class _Run:
     def __init__(self, settings: Settings, answers: Any, ranks: Ranks, stop: Stop) -> None:
         self.settings, self.answers, self.ranks, self.stop = settings, answers, ranks, stop
         self.model = build_model(settings, settings.model, mesh=ranks.mesh, device=ranks.device, answers=answers)
-        self.optimizer = make_optimizer(self.model, settings)
-        self.step = Step(self.model, self.optimizer, settings, ranks)
+        self.step = Step(self.model, settings, ranks)
+        self.optimizer = self.step.optimizer
         self.checkpoints = Checkpoints(
             Path(settings.folder, "checkpoints"), settings.keep, settings.async_save, ranks.tp, ranks.dp
         )

@@ -11,27 +11,27 @@ regularization"; 2017, "SGDR", the cosine.)
 """
 
 import math
+from typing import Any
 
 from torch import nn
-from torch.optim import AdamW
 
 from tplab.capstone.settings.settings import Settings
 
 
-def make_optimizer(model: nn.Module, settings: Settings) -> AdamW:
-    """Create AdamW for this rank's parameters, with one kernel per parameter group (fused) where torch has it."""
+def adamw_options(model: nn.Module, settings: Settings) -> dict[str, Any]:
+    """Return `parameters`, in groups, and AdamW's options: one kernel per group (fused) where torch has it."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
     known = all(p.device.type in ("cpu", "cuda") for p in parameters)
-    return AdamW(
-        [group for group in groups if group["params"]],
-        lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        fused=known,
-    )
+    return {
+        "parameters": [group for group in groups if group["params"]],
+        "lr": settings.learning_rate,
+        "betas": (settings.beta1, settings.beta2),
+        "fused": known,
+    }
 
 
 def learning_rate(step: int, settings: Settings) -> float:

@@ -2,10 +2,7 @@
 
     micro-batch 1..m-1   forward, backward             tp inside the layers; gradients accumulate here
     micro-batch m        forward, backward             full buckets of gradients are sent in the background  dp
-    finish               the remaining gradients arrive                                                      dp
-    sequence parallel    all-reduce the gradients of parameters that each rank used for its own tokens       tp
-    clip                 one norm for the full model, in which each parameter counts once                    tp
-    AdamW                each rank updates its own parameters
+    update               the gradients' remaining sums, their norm, clipping, AdamW (`tplab.cluster.training_step`)  dp, tp
 
 All sequences have the same length, so averaging the mean losses of micro-batches and replicas gives the overall mean.
 
@@ -16,18 +13,17 @@ each tp rank draws them for its shard from a separate random state.
 """
 
 import inspect
-import math
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import AdamW
 
 from tplab.capstone.settings.settings import Settings
-from tplab.capstone.training.build_model import backward, clip_gradients, finish_gradients
-from tplab.capstone.training.optimizer import learning_rate
+from tplab.capstone.training.build_model import backward, training_step
+from tplab.capstone.training.optimizer import adamw_options, learning_rate
 from tplab.capstone.training.ranks import Ranks
-from tplab.data.data_parallel import DataParallel
 from tplab.tensor.rng import RNGTracker, seed_all
 
 SEEDS_APART = 10_000  # see `tplab.tensor.rng.seed_all`
@@ -36,33 +32,30 @@ SEEDS_APART = 10_000  # see `tplab.tensor.rng.seed_all`
 class Step:
     """A training step, which updates a model in place. Every rank creates one with the same settings."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, settings: Settings, ranks: Ranks) -> None:
-        self.model, self.optimizer, self.settings, self.ranks = model, optimizer, settings, ranks
-        self.data = DataParallel(model, group=ranks.dp) if settings.dp > 1 else None
+    def __init__(self, model: nn.Module, settings: Settings, ranks: Ranks) -> None:
+        self.model, self.settings, self.ranks = model, settings, ranks
+        self.training = training_step(
+            model, AdamW, ranks.mesh, max_norm=settings.max_norm or None, check=False, **adamw_options(model, settings)
+        )
+        self.optimizer: Any = self.training.optimizer
         self.takes_rng = "rng" in inspect.signature(model.forward).parameters
 
     def run(self, step: int, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Run step number `step` (from 1) on this replica's ids and targets, [B/dp, s] each. A target is the next id.
 
         Returns the mean loss in nats per token, as float64, and the norm of the full gradient before clipping. Both are
-        scalars on the device, so this rank doesn't wait for the GPU.
+        scalars on the device, so this rank doesn't wait for the GPU. If the norm isn't finite, nothing was updated.
         """
         m = self.settings.micro_batches
-        self.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         for number, (x, y) in enumerate(zip(ids.chunk(m), targets.chunk(m), strict=True)):
-            with self._gradients_stay() if number < m - 1 else nullcontext():
+            with self.training.micro_batch(last=number == m - 1):
                 loss = self._forward(x, y, self._dropout(step, number)) / m
                 backward(self.model, loss)
             total += loss.detach()
-        if self.data is not None:
-            self.data.finish()
-        finish_gradients(self.model)
-        norm = clip_gradients(self.model, self.settings.max_norm or math.inf, self.ranks.mesh)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, self.settings)
-        self.optimizer.step()
-        return total, norm
+        return total, self.training.update()
 
     @torch.no_grad()
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
@@ -85,9 +78,6 @@ class Step:
         all_of_them = self.settings.dp * self.settings.micro_batches
         place = self.ranks.dp_rank * self.settings.micro_batches + number
         return seed_all(self.settings.seed + SEEDS_APART * (1 + (step - 1) * all_of_them + place), self.ranks.tp)
-
-    def _gradients_stay(self) -> AbstractContextManager:
-        return nullcontext() if self.data is None else self.data.no_sync()
 
 
 def lower_precision(settings: Settings, ranks: Ranks) -> AbstractContextManager:

@@ -1,0 +1,220 @@
+"""Chapter 14: a training step, in the only order that keeps every gradient.
+
+Every kind of parallelism leaves gradients that are only one term of a sum. A step has to complete them all, and each
+part has to come after the one above it:
+
+    backward, m times     the gradients of the micro-batches add up on each rank
+    reduce over dp        the replicas' sequences. ZeRO 2 and 3, and DataParallel in the last backward, start it already
+                          in backward, and take the gradients out of `.grad`
+    sum over tp           norms, biases and positions under sequence parallelism, which saw only this rank's tokens
+    sum over pp's ends    the table that a pipeline's first and last stages share
+    norm over tp, pp, dp  of the complete gradient, and clipping
+    check                 a norm that isn't finite must not reach the weights
+    optimizer             each rank updates its parameters, or its shard of them
+
+Sums can be taken in any order, so tp and pp may come after dp. The opposite order is the natural one, but it fails:
+once backward has taken the gradients, nothing is left in `.grad` to sum. And a norm that is computed before the sums
+belongs to a gradient that doesn't exist. `TrainingStep` owns this order.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from tplab.data.data_parallel import DataParallel
+from tplab.data.flat_parameters import BUCKET_BYTES
+from tplab.data.grad_norm import clip, grad_norm, grad_norm_of_pieces
+from tplab.data.zero import Parameters, ZeRO1, ZeRO2
+from tplab.data.zero3 import ZeRO3
+from tplab.pipeline.executor import Pipeline
+from tplab.sequence.gpt import sequence_parallel_parameters, sum_over_ranks
+
+
+class TrainingStep:
+    """Trains one rank's part of a model. Every rank of the mesh creates it with the same arguments.
+
+        training = TrainingStep(model, torch.optim.AdamW, mesh=mesh(dp=2, tp=2), zero=2, max_norm=1.0, lr=1e-3)
+        for k, (ids, targets) in enumerate(micro_batches):
+            with training.micro_batch(last=k == m - 1):
+                (model(ids, targets) / m).backward()
+        norm = training.update()
+
+    model            the model, or this rank's pipeline stage
+    optimizer_class  as in ZeRO1; `defaults` are its options
+    parameters       parameters or param groups for the optimizer; None: all that are trained. Not with zero=3
+    mesh             as created by `tplab.data.grid.mesh`; None: this process has the full model
+    zero             ZeRO stage. 0: all replicas keep the optimizer's full state
+    layers           for zero=3: the modules that are gathered separately; None: the model's `layers`
+    pipeline         the pipeline that runs the stage; its `step` takes the place of backward, in one `micro_batch()`
+    max_norm         the norm to which gradients are clipped; None: no clipping
+    average          compute the mean over the replicas; False: the sum
+    check            raise FloatingPointError for a norm that isn't finite. False: only skip the update. The caller then
+                     looks at the norm, when it likes. On a GPU, a fused optimizer skips without making the CPU wait
+    finish           run on the complete gradients of dp before the norm, for layers that sum their own (zero=0)
+    norm             replaces `tplab.data.grad_norm` (zero=0)
+    bucket_bytes     as in `in_buckets`, for zero=0 to 2; master_dtype: as in ZeRO1
+
+    `optimizer` is the torch optimizer, or the ZeRO one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer_class: Callable[..., Optimizer],
+        *,
+        parameters: Parameters | None = None,
+        mesh: DeviceMesh | None = None,
+        zero: int = 0,
+        layers: Sequence[nn.Module] | None = None,
+        pipeline: Pipeline | None = None,
+        max_norm: float | None = None,
+        average: bool = True,
+        check: bool = True,
+        finish: Callable[[], None] | None = None,
+        norm: Callable[[DeviceMesh | None], Tensor] | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+        master_dtype: torch.dtype | None = None,
+        **defaults: Any,
+    ) -> None:
+        if zero not in (0, 1, 2, 3):
+            raise ValueError(f"zero={zero} is not one of the stages 0, 1, 2 and 3")
+        if zero and (finish or norm):
+            raise ValueError(f"finish and norm read .grad, which zero={zero} empties: use zero=0")
+        if not zero and master_dtype:
+            raise ValueError("master_dtype needs zero=1, 2 or 3: torch's own optimizers update the weights themselves")
+        self.model, self.mesh, self.pipeline = model, mesh, pipeline
+        self.max_norm, self.check, self.finish, self.norm_of = max_norm, check, finish, norm
+        self.tied = _tied(model, pipeline)
+        dp = None if mesh is None else mesh.get_group("dp")
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        given = trained if parameters is None else parameters
+        options: dict[str, Any] = {"average": average, "master_dtype": master_dtype, "separate": self.tied, "group": dp}
+        self.data: DataParallel | None = None
+        self.optimizer: Optimizer | ZeRO1
+        if zero == 3:
+            if parameters is not None:
+                raise ValueError("zero=3 trains all parameters of its layers alike: leave out `parameters`")
+            layers = list(_layers(model)) if layers is None else layers
+            self.optimizer = ZeRO3(model, layers, optimizer_class, **options, **defaults)
+        elif zero:
+            kind = ZeRO1 if zero == 1 else ZeRO2
+            self.optimizer = kind(given, optimizer_class, bucket_bytes=bucket_bytes, **options, **defaults)
+        else:
+            if dp is not None and dp.size() > 1:
+                self.data = DataParallel(model, bucket_bytes=bucket_bytes, average=average, group=dp)
+            self.optimizer = optimizer_class(given, **defaults)
+        if pipeline is not None:
+            pipeline.sums_tied = False
+        self._micro_batches = 0
+
+    @contextmanager
+    def micro_batch(self, *, last: bool = True) -> Iterator[None]:
+        """Context manager for the backward of a micro-batch. In the last one of a step, buckets are sent meanwhile."""
+        stays = self.data is not None and (self.pipeline is not None or not last)
+        with self.data.no_sync() if stays and self.data is not None else nullcontext():
+            yield
+        self._micro_batches += 1
+
+    def update(self) -> Tensor:
+        """Complete the gradients, clip them, update the weights, and free the gradients.
+
+        Returns the norm of the full gradient before clipping, a scalar on the device, which is the same on every rank.
+        Raises FloatingPointError (see `check`) if it isn't finite; then the weights and the optimizer are unchanged.
+        Raises ValueError without a `micro_batch`.
+        """
+        if not self._micro_batches:
+            raise ValueError("there is no gradient yet: run backward inside `with training.micro_batch():`")
+        try:
+            gradients = self._complete()
+            norm = self._norm()
+            if self.max_norm is not None:
+                clip(gradients, norm, self.max_norm)
+            self._step(norm)
+        finally:
+            self._micro_batches = 0
+            self.optimizer.zero_grad()
+            self.model.zero_grad()
+        return norm
+
+    def _complete(self) -> list[Tensor]:
+        """Do all sums, and return this rank's gradients, which are parts of the full model's."""
+        if self.data is not None:
+            self.data.finish()
+        if isinstance(self.optimizer, ZeRO1):
+            self.optimizer.finish()
+        if self.finish is not None:
+            self.finish()
+        elif self.mesh is not None and self.mesh.get_group("tp").size() > 1:
+            marked = set(sequence_parallel_parameters(self.model))
+            sum_over_ranks([g for parameter, g in self._gradients() if parameter in marked], self.mesh.get_group("tp"))
+        self._sum_tied()
+        return [gradient for _, gradient in self._gradients()]
+
+    def _sum_tied(self) -> None:
+        tied, pipeline = self.tied, self.pipeline
+        if pipeline is None or tied is None or not tied.requires_grad or pipeline.channels.ends is None:
+            return
+        if isinstance(self.optimizer, ZeRO1):
+            (unit,) = [unit for unit in self.optimizer.units if unit.parameters[0] is tied]
+            if unit.gradient is None:  # this stage didn't use its copy
+                unit.gradient = torch.zeros_like(unit.shard)
+            own = unit.gradient
+        else:
+            if tied.grad is None:
+                tied.grad = torch.zeros_like(tied)
+            own = tied.grad
+        sum_over_ranks([own], pipeline.channels.ends)
+
+    def _gradients(self) -> Iterable[tuple[nn.Parameter, Tensor]]:
+        """Yield this rank's gradients. Writing to them changes what the optimizer uses."""
+        if isinstance(self.optimizer, ZeRO1):
+            yield from ((piece.parameter, piece.values) for piece in self.optimizer.pieces())
+            return
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                gradient = parameter.grad
+                yield parameter, gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+    @torch.no_grad()
+    def _norm(self) -> Tensor:
+        if self.norm_of is not None:
+            return self.norm_of(self.mesh)
+        if isinstance(self.optimizer, ZeRO1):
+            return grad_norm_of_pieces(self.optimizer.pieces(), self.mesh, tied=self.tied)
+        return grad_norm(self.model.parameters(), self.mesh, tied=self.tied)
+
+    def _step(self, norm: Tensor) -> None:
+        """Run the optimizer, unless the norm isn't finite."""
+        inner: Any = self.optimizer.optimizer if isinstance(self.optimizer, ZeRO1) else self.optimizer
+        on_device = norm.is_cuda and getattr(inner, "_step_supports_amp_scaling", False)  # as torch's GradScaler asks
+        if on_device and not self.check:
+            inner.grad_scale, inner.found_inf = None, (~norm.isfinite()).float()
+            self.optimizer.step()
+            return
+        if norm.isfinite():
+            self.optimizer.step()
+        elif self.check:
+            raise FloatingPointError(
+                f"the norm of the gradient is {norm.item()}. The update would have destroyed the weights, so it was "
+                "left out. Try a lower learning rate, a longer warmup, or a smaller max_norm"
+            )
+
+
+def _tied(model: nn.Module, pipeline: Pipeline | None) -> nn.Parameter | None:
+    tied = getattr(model, "tied", None) if pipeline is None else pipeline.tied
+    if tied is not None and pipeline is None:
+        raise ValueError("this stage shares its table with another one: pass pipeline=, which knows where it is")
+    return tied
+
+
+def _layers(model: nn.Module) -> Iterable[nn.Module]:
+    layers = getattr(model, "layers", None)
+    if layers is None:
+        raise ValueError("zero=3: this model has no `layers`, so pass the modules that are to be gathered separately")
+    return layers.values() if isinstance(layers, nn.ModuleDict) else layers

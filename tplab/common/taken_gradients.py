@@ -1,0 +1,33 @@
+"""A note on each parameter whose gradient has been taken out of `.grad`, so that nobody mistakes it for "no gradient".
+
+Data parallelism takes gradients while backward is still running: DataParallel puts them into buckets, and ZeRO reduces
+them to shards. Until they are back, `.grad` is None, which usually means that a parameter wasn't used. Functions that
+read `.grad` call `check_not_taken` first, because otherwise they would skip the parameter without saying so.
+"""
+
+from collections.abc import Iterable
+
+from torch import nn
+
+_NOTE = "gradient_taken"
+
+
+def mark_taken(parameters: Iterable[nn.Parameter], advice: str) -> None:
+    """Note that the gradients of `parameters` are elsewhere. `advice` says who has them, and how to get at them."""
+    for parameter in parameters:
+        setattr(parameter, _NOTE, advice)
+
+
+def clear_taken(parameters: Iterable[nn.Parameter]) -> None:
+    """Remove the notes of `mark_taken`."""
+    for parameter in parameters:
+        parameter.__dict__.pop(_NOTE, None)
+
+
+def check_not_taken(parameters: Iterable[nn.Parameter], to: str) -> None:
+    """Raise ValueError if the gradient of any parameter has been taken. `to` says what it was needed for."""
+    for parameter in parameters:
+        if parameter.grad is None and (advice := getattr(parameter, _NOTE, None)) is not None:
+            raise ValueError(
+                f"can't {to}: the gradient of a parameter {list(parameter.shape)} isn't in .grad. {advice}"
+            )
