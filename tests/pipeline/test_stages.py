@@ -19,6 +19,7 @@ from tplab.pipeline.executor import Pipeline
 from tplab.pipeline.p2p import Channels
 from tplab.pipeline.schedules import gpipe, interleaved, one_f_one_b, zero_bubble
 from tplab.pipeline.stages import gpt_stages
+from tplab.sequence.gpt import SequenceParallelGPT
 from tplab.tensor.rng import seed_all
 
 HIDDEN, BATCH, LENGTH = 6, 2, 3
@@ -123,9 +124,50 @@ def test_stages_one_after_the_other_are_the_whole_model(dropout, options):
     assert torch.equal(x, whole)
 
 
+def _with_sequence_parallelism():
+    """Loss and gradients of a sequence-parallel GPT, and of its stages, which exchange only this rank's tokens."""
+    found = []
+    ids, target = torch.randint(0, GPT.vocab_size, (2, 2, 6), generator=torch.Generator().manual_seed(3))
+    for cuts in ([4], [3, 1]):
+        seed_all(5)
+        model = SequenceParallelGPT(dataclasses.replace(GPT, dropout=0.3), dtype=DTYPE)
+        stages, x, shapes = gpt_stages(model, cuts, rng=seed_all(7)), ids, []
+        for stage in stages:
+            x = stage(x)
+            shapes.append(list(x.shape))
+        loss = stages[-1].loss_sum(x, target) / target.numel()
+        loss.backward()
+        named = {name: parameter.grad for stage in stages for name, parameter in stage.named_parameters()}
+        if "output.weight" in named:
+            named["embedding.weight"] += named.pop("output.weight")
+        found.append((loss.detach(), named, shapes))
+    seed_all(5)
+    model = SequenceParallelGPT(dataclasses.replace(GPT, dropout=0.3), dtype=DTYPE)
+    loss = model(ids, target, rng=seed_all(7))
+    loss.backward()
+    return found, (loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()})
+
+
+def test_stages_of_a_sequence_parallel_model_drop_and_compute_the_same_as_all_of_it():
+    for of_stages, (loss, gradients) in launch(_with_sequence_parallelism, 2, timeout=120):
+        for own_loss, own_gradients, _ in of_stages:
+            assert_close(own_loss, loss)
+            assert own_gradients.keys() == gradients.keys()
+            for name, gradient in gradients.items():
+                assert_close(own_gradients[name], gradient)
+        assert of_stages[1][2] == [[2, 3, 8], [2, 6, 128]]
+
+
 def test_layers_that_cannot_be_divided_are_refused():
-    with pytest.raises(ValueError, match="4 layers can't be divided evenly over 3 stages"):
-        gpt_stages(ParallelGPT(GPT), 3)
+    model = ParallelGPT(GPT)
+    with pytest.raises(ValueError, match="4 layers can't be divided evenly over 3 stages: pass a list"):
+        gpt_stages(model, 3)
+    with pytest.raises(ValueError, match=r"stages of \[3, 2\] layers have 5 in all; the model has 4"):
+        gpt_stages(model, [3, 2])
+    with pytest.raises(ValueError, match="every stage needs one at least"):
+        gpt_stages(model, [4, 0])
+    with pytest.raises(ValueError, match="7 tokens are more than seq_length=6"):
+        gpt_stages(model, [1, 3])[0](torch.zeros(1, 7, dtype=torch.long))
 
 
 # torch.distributed.pipelining, an executor that others wrote

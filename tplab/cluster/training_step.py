@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 
 from tplab.data.data_parallel import DataParallel
 from tplab.data.flat_parameters import BUCKET_BYTES
-from tplab.data.grad_norm import clip, grad_norm, grad_norm_of_pieces
+from tplab.data.grad_norm import check_mesh, clip, grad_norm, grad_norm_of_pieces
 from tplab.data.zero import Parameters, ZeRO1, ZeRO2
 from tplab.data.zero3 import ZeRO3
 from tplab.pipeline.executor import Pipeline
@@ -91,6 +91,7 @@ class TrainingStep:
         self.model, self.mesh, self.pipeline = model, mesh, pipeline
         self.max_norm, self.check, self.finish, self.norm_of = max_norm, check, finish, norm
         self.tied = _tied(model, pipeline)
+        check_mesh(model.parameters(), mesh)
         dp = None if mesh is None else mesh.get_group("dp")
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         given = trained if parameters is None else parameters

@@ -68,7 +68,7 @@ class DataParallel:
     `started` counts the buckets sent since the last `finish`. After a bucket is sent, its gradients are None until
     `finish`, so that nothing can use unreduced gradients.
 
-    Raises ValueError if the group's ranks aren't replicas (see `start_alike`), and for another backward before `finish`.
+    Raises ValueError if the group's ranks aren't replicas (`start_alike`), and for another backward before `finish`.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def grad_norm(
     """
     parameters = list(dict.fromkeys(parameters))
     check_not_taken(parameters, "compute the gradient's norm")
-    _check_mesh(parameters, mesh)
+    check_mesh(parameters, mesh)
     own = [parameter for parameter in parameters if parameter.grad is not None]
     pieces = [Piece(p, p.shape, 0, p.grad.flatten()) for p in own if p.grad is not None]
     return _norm(pieces, mesh, ("tp", "pp"), tied)
@@ -54,7 +54,7 @@ def grad_norm_of_pieces(
 ) -> Tensor:
     """Like `grad_norm`, but for gradients that ZeRO shards over dp (`zero.pieces()`). Adds one all-reduce over dp."""
     pieces = list(pieces)
-    _check_mesh((piece.parameter for piece in pieces), mesh)
+    check_mesh((piece.parameter for piece in pieces), mesh)
     return _norm(pieces, mesh, ("tp", "pp", "dp"), tied)
 
 
@@ -121,7 +121,7 @@ def _norm(
     return total.sqrt()
 
 
-def _check_mesh(parameters: Iterable[nn.Parameter], mesh: DeviceMesh | None) -> None:
+def check_mesh(parameters: Iterable[nn.Parameter], mesh: DeviceMesh | None) -> None:
     """Raise ValueError if a parameter is sharded over other ranks than those that the norm is summed over."""
     has_tp = mesh is not None and "tp" in (mesh.mesh_dim_names or ())
     given = group_ranks(mesh.get_group("tp")) if mesh is not None and has_tp else None

@@ -83,6 +83,10 @@ class Unit:
         part, work = self.flat.reduce_scatter(whole)  # [n]
         self._reducing = part, whole, work
 
+    @property
+    def is_reducing(self) -> bool:
+        return self._reducing is not None
+
     def wait(self) -> None:
         """Wait for the reduction in progress, if any: keep this rank's shard, and free the full gradients."""
         if self._reducing is None:

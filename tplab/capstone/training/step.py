@@ -2,7 +2,7 @@
 
     micro-batch 1..m-1   forward, backward             tp inside the layers; gradients accumulate here
     micro-batch m        forward, backward             full buckets of gradients are sent in the background  dp
-    update               the gradients' remaining sums, their norm, clipping, AdamW (`tplab.cluster.training_step`)  dp, tp
+    update               the remaining sums, the norm, clipping, AdamW (`tplab.cluster.training_step`)       dp, tp
 
 All sequences have the same length, so averaging the mean losses of micro-batches and replicas gives the overall mean.
 

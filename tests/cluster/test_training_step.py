@@ -1,0 +1,294 @@
+"""The order of a training step: what is refused in a different order, and what an update does and leaves alone.
+
+tests/cluster/test_three_dimensions.py compares its results with plain PyTorch for every kind of parallelism.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.reference import assert_close, random
+from tests.tensor.on_ranks import assert_refused, refusals
+from tplab import launch
+from tplab.cluster.training_step import TrainingStep
+from tplab.data.data_parallel import DataParallel
+from tplab.data.grad_norm import clip_grad_norm
+from tplab.data.grid import mesh
+from tplab.data.zero import ZeRO1, ZeRO2
+from tplab.data.zero3 import ZeRO3
+from tplab.gpt.model import ParallelGPT
+from tplab.memory.config import GPTConfig
+from tplab.pipeline.executor import Pipeline
+from tplab.pipeline.p2p import Channels
+from tplab.pipeline.schedules import one_f_one_b
+from tplab.pipeline.stages import gpt_stages
+from tplab.sequence.gpt import SequenceParallelGPT, allreduce_sequence_parallel_gradients
+from tplab.tensor.rng import seed_all
+
+CONFIG = GPTConfig(num_layers=2, hidden_size=8, num_heads=2, vocab_size=37, seq_length=6, dropout=0.0)
+SGD = torch.optim.SGD
+
+
+def batch(rows=2):
+    return torch.randint(0, CONFIG.vocab_size, (2, rows, 6), generator=torch.Generator().manual_seed(3))
+
+
+def stage_and_pipeline(grid, m=1, frozen=False):
+    seed_all(5)
+    stage = gpt_stages(ParallelGPT(CONFIG, group=grid.get_group("tp")), grid.size(1))[grid.get_local_rank("pp")]
+    if frozen:
+        stage.tied.requires_grad_(False)
+    pipeline = Pipeline(
+        [stage], one_f_one_b(grid.size(1), m), shape=(2 // m, 6, 8), loss_sum=stage.loss_sum, tied=stage.tied,
+        channels=Channels(grid.get_group("pp")),
+    )  # fmt: skip
+    return stage, pipeline
+
+
+# Parts that are used in a different order
+
+
+def _sequence_parallel(reducer):
+    """Sum the gradients of norms and biases after data parallelism has taken them in backward."""
+    grid = mesh(dp=2, tp=2)
+    dp, tp = grid.get_group("dp"), grid.get_group("tp")
+    model = SequenceParallelGPT(CONFIG, group=tp)
+    if reducer is ZeRO3:
+        ZeRO3(model, list(model.layers), SGD, group=dp)
+    else:
+        reducer(model if reducer is DataParallel else model.parameters(), **({} if reducer is DataParallel else
+                {"optimizer_class": SGD}), group=dp)  # fmt: skip
+    before = refusals(lambda: allreduce_sequence_parallel_gradients(model, tp))
+    model(*batch()).backward()
+    return before + refusals(
+        lambda: allreduce_sequence_parallel_gradients(model, tp),
+        lambda: clip_grad_norm(model.parameters(), 1.0, grid),
+    )
+
+
+def _orders():
+    return [_sequence_parallel(reducer) for reducer in (DataParallel, ZeRO2, ZeRO3)]
+
+
+def test_a_sum_over_tp_or_a_norm_refuses_gradients_that_data_parallelism_has_taken():
+    advices = ["call its finish() first", "zero.pieces()", "zero.pieces()"]
+    for on_rank in launch(_orders, 4, timeout=120):
+        for (before, the_sum, the_norm), advice in zip(on_rank, advices, strict=True):
+            assert "sequence-parallel parameters has a gradient: call this after backward" in before
+            assert "can't sum the gradients of sequence-parallel parameters" in the_sum
+            assert "can't compute the gradient's norm" in the_norm
+            assert advice in the_sum
+            assert advice in the_norm
+
+
+def _tied():
+    """A pipeline that sums its tied table itself, after data parallelism has taken the gradient."""
+    grid, found = mesh(dp=2, pp=2), []
+    ids, targets = batch()
+    for wrap in (
+        lambda stage: DataParallel(stage, group=grid.get_group("dp")),
+        lambda stage: ZeRO2(stage.parameters(), SGD, group=grid.get_group("dp")),
+        lambda stage: ZeRO3(stage, list(stage.layers.values()), SGD, group=grid.get_group("dp")),
+    ):
+        stage, pipeline = stage_and_pipeline(grid)
+        wrap(stage)
+        found += refusals(lambda pipeline=pipeline: pipeline.step([ids], [targets]))
+    return found
+
+
+def test_a_pipeline_refuses_to_sum_a_tied_table_that_data_parallelism_has_taken():
+    words = "can't sum the gradients of the tied parameter's two copies"
+    assert_refused(launch(_tied, 4, timeout=120), words, words, words)
+
+
+def _frozen():
+    grid = mesh(pp=2)
+    stage, pipeline = stage_and_pipeline(grid, m=2, frozen=True)
+    before = stage.tied.detach().clone()
+    training = TrainingStep(stage, torch.optim.AdamW, mesh=grid, pipeline=pipeline, lr=0.1, weight_decay=0.5)
+    ids, targets = batch()
+    with training.micro_batch():
+        pipeline.step(ids.chunk(2), targets.chunk(2))
+    training.update()
+    alone, same = stage_and_pipeline(grid, m=2, frozen=True)
+    same.step(ids.chunk(2), targets.chunk(2))
+    only_one = refusals(lambda: stage_and_pipeline(grid, frozen=dist.get_rank() == 0))
+    return torch.equal(stage.tied, before), alone.tied.grad is None, only_one[0]
+
+
+def test_a_frozen_tied_table_stays_as_it_is():
+    for unchanged, no_gradient, only_one in launch(_frozen, 2, timeout=120):
+        assert unchanged
+        assert no_gradient
+        assert "one copy of the tied parameter is frozen and the other isn't" in only_one
+
+
+# Groups that don't fit the model
+
+
+def _groups():
+    grid = mesh(dp=2, tp=2)
+    dp, tp = grid.get_group("dp"), grid.get_group("tp")
+    model = ParallelGPT(CONFIG, group=tp)
+    before = model.layers[0].mlp.up.weight.detach().clone()
+    model(*batch()).backward()
+    refused = refusals(
+        lambda: DataParallel(model),
+        lambda: ZeRO1(model.parameters(), SGD),
+        lambda: ZeRO3(model, list(model.layers), SGD, group=tp),
+        lambda: clip_grad_norm(model.parameters(), 1.0),
+        lambda: TrainingStep(model, SGD),
+        lambda: DataParallel(nn.Linear(3, 2 + grid.get_local_rank("dp")), group=dp),
+    )
+    other = mesh(dp=1, pp=2, tp=2)
+    swapped = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "dp"))
+    clip_grad_norm(model.parameters(), 1.0, other)
+    refused += refusals(lambda: clip_grad_norm(model.parameters(), 1.0, swapped))
+    DataParallel(model, group=dp)
+    DataParallel(ParallelGPT(CONFIG, group=dist.new_subgroups(1)[0]))  # each rank has the full model
+    return refused, torch.equal(model.layers[0].mlp.up.weight, before)
+
+
+def test_data_parallelism_and_norms_refuse_groups_that_do_not_fit_a_sharded_model():
+    results = launch(_groups, 4, timeout=120)
+    replicas = 'group=mesh.get_group("dp")'
+    no_mesh = "but there is no mesh. Each rank would compute a different norm"
+    for rank, (messages, unchanged) in enumerate(results):
+        row = [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert unchanged
+        for message in messages[:3]:
+            assert f"is sharded over ranks {row}" in message
+            assert replicas in message
+        assert no_mesh in messages[3]
+        assert no_mesh in messages[4]
+        assert "aren't replicas: their parameters differ in number, shape or dtype" in messages[5]
+        assert f"is sharded over ranks {row}, but the mesh's tp ranks are {[rank % 2, rank % 2 + 2]}" in messages[6]
+
+
+# Updates
+
+
+@pytest.mark.parametrize("options", [{}, {"zero": 1}, {"zero": 2}, {"zero": 3, "layers": ()}])
+@pytest.mark.parametrize("check", [True, False])
+def test_a_norm_that_is_not_finite_changes_neither_weights_nor_optimizer(options, check):
+    model = nn.Linear(3, 2)
+    training = TrainingStep(model, torch.optim.AdamW, check=check, max_norm=1.0, lr=0.1, **options)
+    x = random((4, 3), "x", dtype=torch.float32)
+
+    def step(scale):
+        with training.micro_batch():
+            (model(x).square().sum() * scale).backward()
+        return float(training.update())
+
+    step(1.0)
+    inner = getattr(training.optimizer, "optimizer", training.optimizer)
+    held = [shard.detach().clone() for group in inner.param_groups for shard in group["params"]]
+    average = [state["exp_avg"].clone() for state in inner.state.values()]
+    for scale in (torch.nan, torch.inf):
+        if check:
+            with pytest.raises(FloatingPointError, match="norm of the gradient is (nan|inf). The update would have"):
+                step(scale)
+        else:
+            assert not torch.tensor(step(scale)).isfinite()
+    for shard, before in zip((s for group in inner.param_groups for s in group["params"]), held, strict=True):
+        assert torch.equal(shard, before)
+    for state, before in zip(inner.state.values(), average, strict=True):
+        assert torch.equal(state["exp_avg"], before)
+    step(1.0)  # the next step has nothing left of the one that was skipped
+    assert not torch.equal(held[0], next(iter(inner.param_groups[0]["params"])))
+
+
+def test_an_update_needs_a_micro_batch_and_options_that_fit():
+    model = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match="there is no gradient yet"):
+        TrainingStep(model, SGD).update()
+    with pytest.raises(ValueError, match="zero=4 is not one of the stages"):
+        TrainingStep(model, SGD, zero=4)
+    with pytest.raises(ValueError, match="this model has no `layers`"):
+        TrainingStep(model, SGD, zero=3)
+    with pytest.raises(ValueError, match="finish and norm read .grad, which zero=1 empties"):
+        TrainingStep(model, SGD, zero=1, finish=lambda: None)
+    with pytest.raises(ValueError, match="leave out `parameters`"):
+        TrainingStep(model, SGD, zero=3, layers=(), parameters=model.parameters())
+    with pytest.raises(ValueError, match="master_dtype needs zero=1, 2 or 3"):
+        TrainingStep(model, SGD, master_dtype=torch.float64)
+    first, _ = gpt_stages(ParallelGPT(CONFIG), 2)
+    with pytest.raises(ValueError, match="shares its table with another one: pass pipeline="):
+        TrainingStep(first, SGD)
+
+
+# ZeRO 2 and 3
+
+
+def _overlap():
+    """For each unit, when the first layer's backward begins: has it been reduced, and is the reduction over?"""
+    found = []
+    for stage in (2, 3):
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+        zero = ZeRO2(model.parameters(), SGD, bucket_bytes=80) if stage == 2 else ZeRO3(model, list(model), SGD)
+        seen = []
+
+        def look(gradient, units=zero.units, seen=seen):
+            seen.append([(unit.gradient is not None, unit.is_reducing) for unit in units])
+
+        z = model[0](random((2, 4), "x", dtype=torch.float32))
+        z.register_hook(look)
+        model[3](model[2](model[1](z))).sum().backward()
+        found.append((sorted(seen[0]), all(unit.gradient is not None for unit in zero.units)))
+    return found
+
+
+def test_a_bucket_is_under_way_while_backward_computes_the_next_one():
+    for on_rank in launch(_overlap, 2, timeout=60):
+        for during, after in on_rank:
+            # of four layers' buckets: the first layer's isn't there yet, the second's is under way, the others are done
+            assert during == [(False, False), (False, True), (True, False), (True, False)]
+            assert after
+
+
+@dataclass
+class Output:
+    y: Tensor
+    extra: list[Tensor]
+
+
+class ReturnsADataclass(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return Output(y, [y.sum(), torch.ones(())])
+
+
+class ReturnsAnObject(nn.Linear):
+    def forward(self, x):
+        return type("Result", (), {"y": super().forward(x)})()
+
+
+class Unwraps(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x).y
+
+
+def test_zero_3_finds_the_tensors_in_a_dataclass_and_says_so_if_it_finds_none():
+    plain = nn.Linear(3, 3)
+    model = Unwraps(ReturnsADataclass(3, 3))
+    model.layer.load_state_dict(plain.state_dict())
+    training = TrainingStep(model, SGD, zero=3, layers=[model.layer], lr=0.5)
+    x = random((2, 3), "x", dtype=torch.float32)
+    with training.micro_batch():
+        model(x).square().sum().backward()
+    training.update()
+    plain(x).square().sum().backward()
+    with training.optimizer.gathered():
+        assert_close(model.layer.weight.detach(), (plain.weight - 0.5 * plain.weight.grad).detach(), 1e-6)
+
+    model = Unwraps(ReturnsAnObject(3, 3))
+    TrainingStep(model, SGD, zero=3, layers=[model.layer], lr=0.5)
+    with pytest.raises(TypeError, match="ReturnsAnObject returns Result, in which ZeRO-3 finds no tensor"):
+        model(x)
