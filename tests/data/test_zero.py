@@ -422,7 +422,24 @@ def test_weights_that_are_changed_while_they_are_whole_are_kept():
         assert_close(model(x), Net("others")(x))
     assert zero.memory()["weights"] == 8 * sum(unit_sizes(3))
     for unit in zero.units:
+        unit.before_step()
         assert_close(unit.master.detach(), unit.shard.float())
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_weights_that_are_loaded_replace_their_masters(stage):
+    model = Net(dtype=torch.bfloat16)
+    zero = make_zero(
+        stage, model, optimizer_class=torch.optim.SGD, lr=0.5, weight_decay=0.0, master_dtype=torch.float32
+    )
+    steps(model, zero, [batch(0, 0, torch.bfloat16)])
+    before = [unit.master.detach().clone() for unit in zero.units]
+    model.load_state_dict(Net("others", torch.bfloat16).state_dict())
+    zero.zero_grad()
+    zero.step()
+    for name, parameter in Net("others", torch.bfloat16).named_parameters():
+        assert torch.equal(model.get_parameter(name), parameter)
+    assert any((unit.master != old).any() for unit, old in zip(zero.units, before, strict=True))
 
 
 class Detached(nn.Linear):

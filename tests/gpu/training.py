@@ -120,7 +120,6 @@ def _on_a_grid(dimension: str, place: Place) -> Tensors:
     )  # fmt: skip
     own = dict(training.stage.named_parameters())
     whole = _weights(place)
-    whole["output.weight"] = whole["embedding.weight"]  # what a last stage calls its copy of a tied table
     wanted = {name: whole[name] for name in own}
     load_full_state_dict(training.stage, wanted, training.mesh.get_group("tp"), strict=False)
     losses, norms = [], []

@@ -166,6 +166,14 @@ def together(step: Callable[[], T], group: ProcessGroup | None) -> T:
     return result  # type: ignore[return-value]
 
 
+def gathered(value: T, group: ProcessGroup | None) -> list[T]:
+    """Return the values of all ranks of the group. Without one, the only value is this rank's."""
+    values = [value] if group is None else [value] * group.size()
+    if group is not None:
+        dist.all_gather_object(values, value, group)
+    return values
+
+
 @contextmanager
 def dcp_run(trouble: str) -> Iterator[None]:
     """Turn DCP's exception, which isn't an `Exception`, into a RuntimeError, and silence its warning for p = 1.

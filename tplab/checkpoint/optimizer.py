@@ -13,21 +13,31 @@ mixes values from several ranks, so it can't be sharded.
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.optim import Optimizer
 
-from tplab.checkpoint.files import names_under
+from tplab.checkpoint.files import gathered, names_under
 from tplab.checkpoint.pieces import Pieces, blank, held, pieces, value_of
 from tplab.tensor.sharding import Sharding
+
+
+class OptimizerState(Protocol):
+    """An optimizer as far as a checkpoint needs it: one of torch's, or `tplab.data.zero_state.FullOptimizer`."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
 
 GROUPS, STATE = ("optimizer", "param_groups"), ("optimizer", "state")
 
 
-def optimizer_content(optimizer: Optimizer, model: nn.Module, rank: int, world_size: int) -> dict[str, Any]:
+def optimizer_content(optimizer: OptimizerState, model: nn.Module, rank: int, world_size: int) -> dict[str, Any]:
     """Return the optimizer state to save, in the format above, with this rank's `Pieces` in place of tensors.
 
     Raises ValueError for a parameter that isn't in the model, or a tensor that can't be sharded.
@@ -62,9 +72,35 @@ def saved_groups(metadata: Metadata, loaded: Mapping[str, Any]) -> list[dict[str
     return list(groups.values())
 
 
-def check_groups(groups: Sequence[Mapping[str, Any]], optimizer: Optimizer, model: nn.Module) -> None:
+def named_groups(optimizer: OptimizerState, model: nn.Module) -> list[dict[str, Any]]:
+    """Return the optimizer's `param_groups` with parameter names: `params` only."""
+    return [{"params": names} for names in _groups(optimizer, model)]
+
+
+def of_all_stages(groups: list[dict[str, Any]], replica: ProcessGroup | None) -> list[dict[str, Any]]:
+    """Return the `param_groups` of the full model, given those of each rank's pipeline stage.
+
+    Raises ValueError if the stages have different numbers of groups, or different options in one of them.
+    """
+    of_ranks = gathered(groups, replica)
+    if len({len(of_rank) for of_rank in of_ranks}) > 1:
+        raise ValueError(
+            f"the ranks' optimizers have {[len(of_rank) for of_rank in of_ranks]} param_groups. Make the same groups "
+            "on every stage, even if one of them is empty there"
+        )
+    merged = []
+    for alike in zip(*of_ranks, strict=True):
+        options = [{key: value for key, value in group.items() if key != "params"} for group in alike]
+        if any(other != options[0] for other in options):
+            raise ValueError(f"the ranks have different options for a param_group: {options}")
+        names = dict.fromkeys(chain.from_iterable(group["params"] for group in alike))
+        merged.append({**options[0], "params": list(names)})
+    return merged
+
+
+def check_groups(groups: Sequence[Mapping[str, Any]], own_groups: Sequence[Mapping[str, Any]]) -> None:
     """Raise ValueError unless the saved groups match the optimizer's, with the same parameters in each."""
-    own = _groups(optimizer, model)
+    own = [group["params"] for group in own_groups]
     if len(groups) != len(own):
         raise ValueError(
             f"the checkpoint's optimizer has {len(groups)} param_groups, this one has {len(own)}"
@@ -83,6 +119,8 @@ def state_places(metadata: Metadata, model: nn.Module, rank: int, world_size: in
     """Return placeholders for the saved state of each parameter, sharded the way this rank needs it."""
     places, parameters = {}, dict(model.named_parameters())
     for name, (*_, parameter_name, key) in names_under(metadata, *STATE).items():
+        if str(parameter_name) not in parameters:  # of another pipeline stage
+            continue
         saved, parameter = metadata.state_dict_metadata[name], parameters[str(parameter_name)]
         places[name] = blank(metadata, name)
         if isinstance(saved, TensorStorageMetadata):
@@ -96,7 +134,7 @@ def state_places(metadata: Metadata, model: nn.Module, rank: int, world_size: in
 
 
 def load_optimizer(
-    optimizer: Optimizer,
+    optimizer: OptimizerState,
     model: nn.Module,
     metadata: Metadata,
     groups: Sequence[Mapping[str, Any]],
@@ -110,7 +148,8 @@ def load_optimizer(
     numbers = {name: number for number, name in enumerate(chain(*own))}
     state: dict[int, dict[str, Any]] = {}
     for name, (*_, parameter_name, key) in names_under(metadata, *STATE).items():
-        state.setdefault(numbers[str(parameter_name)], {})[str(key)] = value_of(loaded[name])
+        if name in loaded:
+            state.setdefault(numbers[str(parameter_name)], {})[str(key)] = value_of(loaded[name])
     numbered = [
         {**saved, **_implementation(group), "params": [numbers[n] for n in names]}
         for saved, names, group in zip(groups, own, optimizer.param_groups, strict=True)
@@ -122,7 +161,7 @@ def _implementation(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: group[key] for key in ("fused", "foreach", "capturable") if key in group}
 
 
-def _groups(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
+def _groups(optimizer: OptimizerState, model: nn.Module) -> list[list[str]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         for parameter in group["params"]:

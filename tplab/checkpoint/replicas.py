@@ -59,7 +59,8 @@ def _is_held_by_several(sharding: Sharding | None, world_size: int) -> bool:
 
 
 def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    copy = tensor.detach().to("cpu", copy=True)  # numpy() makes a storage unresizable, and ZeRO-3 resizes its weights
+    return zlib.crc32(copy.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def _differences(of_ranks: list[Checksums]) -> dict[str, list[str]]:

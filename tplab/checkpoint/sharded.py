@@ -46,14 +46,18 @@ from tplab.checkpoint.files import (
     check_is_shared,
     check_names,
     dcp_run,
+    gathered,
     make_directory,
     names_under,
     together,
 )
 from tplab.checkpoint.optimizer import (
+    OptimizerState,
     check_groups,
     group_places,
     load_optimizer,
+    named_groups,
+    of_all_stages,
     optimizer_content,
     saved_groups,
     state_places,
@@ -69,25 +73,31 @@ def save_sharded(
     path: str | PathLike,
     model: nn.Module,
     *,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: OptimizerState | None = None,
     rng: RNGTracker | None = None,
     extra: Mapping[str, Any] | None = None,
     check_replicas: bool = True,
     group: ProcessGroup | None = None,
+    replica: ProcessGroup | None = None,
 ) -> None:
     """Save model, optimizer, random states and `extra` to a new directory `path` on a disk that all ranks share.
 
     All ranks of the model's group must call it. Several groups save to separate paths. Of several data-parallel
-    replicas, only one has to be saved. extra: numbers, strings, tensors, dicts and lists of them, such as the step or
-    `scheduler.state_dict()`; rank 0's is saved.
+    replicas, only one has to be saved. If a pipeline's stages have different layers, `model` is this rank's stage, and
+    `replica` is the group of all ranks of all stages. The checkpoint is that of the full model.
+
+    extra: numbers, strings, tensors, dicts and lists of them, such as the step or `scheduler.state_dict()`; rank 0's is
+    saved. optimizer: one of torch's, or a `tplab.data.zero_state.FullOptimizer`.
 
     Replicated data is saved once. If the replicas differ, ValueError names the data and the ranks; check_replicas=False
     saves the lowest rank's replica anyway. Raises FileExistsError if `path` exists, because an interrupted overwrite
     would leave you without any checkpoint. Save each checkpoint to its own directory (step-1000), and delete the
     previous one afterwards.
     """
-    staged = stage_sharded(model, optimizer=optimizer, rng=rng, extra=extra, check_replicas=check_replicas, group=group)
-    write_sharded(path, staged, group=group)
+    staged = stage_sharded(
+        model, optimizer=optimizer, rng=rng, extra=extra, check_replicas=check_replicas, group=group, replica=replica
+    )
+    write_sharded(path, staged, group=replica or group)
 
 
 @dataclass(frozen=True)
@@ -109,15 +119,18 @@ class Staged:
 def stage_sharded(
     model: nn.Module,
     *,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: OptimizerState | None = None,
     rng: RNGTracker | None = None,
     extra: Mapping[str, Any] | None = None,
     check_replicas: bool = True,
     group: ProcessGroup | None = None,
+    replica: ProcessGroup | None = None,
 ) -> Staged:
     """Do the first half of `save_sharded`: read the model, and run every check that could fail because of it."""
     rank, world_size = rank_and_size(group)
-    content, ties = together(lambda: _content(model, optimizer, rng, extra, rank, world_size), group)
+    content, ties = together(lambda: _content(model, optimizer, rng, extra, rank, world_size), replica or group)
+    if replica is not None and optimizer is not None:
+        content["optimizer"]["param_groups"] = of_all_stages(content["optimizer"]["param_groups"], replica)
     if check_replicas:
         compare_replicas(model, group)
     return Staged(content, ties)
@@ -141,14 +154,16 @@ def load_sharded(
     path: str | PathLike,
     model: nn.Module,
     *,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: OptimizerState | None = None,
     rng: RNGTracker | None = None,
     group: ProcessGroup | None = None,
+    replica: ProcessGroup | None = None,
 ) -> dict[str, Any]:
     """Load in place what `save_sharded` saved on any number of ranks, and return its `extra`.
 
-    All ranks of the model's group must call it. Without `optimizer` or `rng`, their saved states are ignored. Values
-    are converted to the model's dtypes and devices.
+    All ranks of the model's group must call it; if `model` is a pipeline stage, all ranks of `replica`, as in
+    `save_sharded`. Without `optimizer` or `rng`, their saved states are ignored. Values are converted to the model's
+    dtypes and devices.
 
     rng: all ranks restore the streams that are the same on all ranks. A rank's own random state is restored on the rank
     with the same number. Ranks beyond those that were saved keep the state that `seed_all` gave them.
@@ -157,24 +172,27 @@ def load_sharded(
     optimizer; then nothing has changed. Raises RuntimeError if a file can't be read; then it may be partially loaded.
     """
     rank, world_size = rank_and_size(group)
+    everyone = replica or group
     reader = SafeReader(path)
-    metadata = together(reader.read_metadata, group)
+    metadata = together(reader.read_metadata, everyone)
     small: dict[str, Any] = {**group_places(metadata), **dict.fromkeys(names_under(metadata, "extra"))}
-    _read(small, reader, group)
+    _read(small, reader, everyone)
     groups = saved_groups(metadata, small)
+    names = set().union(*gathered(set(model.state_dict()), replica))
+    own_groups = None if optimizer is None else of_all_stages(named_groups(optimizer, model), replica)
 
     def places() -> dict[str, Any]:
-        wanted = _model_places(metadata, model, rank, world_size)
-        if optimizer is not None:
-            check_groups(groups, optimizer, model)
+        wanted = _model_places(metadata, model, names, rank, world_size)
+        if optimizer is not None and own_groups is not None:
+            check_groups(groups, own_groups)
             wanted |= state_places(metadata, model, rank, world_size)
         return wanted if rng is None else wanted | _rng_places(metadata, rng)
 
-    loaded = together(places, group)
+    loaded = together(places, everyone)
     for leaf in loaded.values():
         if isinstance(leaf, Pieces) and leaf.padded():
             leaf.shard.zero_()
-    _read(loaded, reader, group)
+    _read(loaded, reader, everyone)
     _finish_model(model, loaded)
     if optimizer is not None:
         load_optimizer(optimizer, model, metadata, groups, loaded)
@@ -185,7 +203,7 @@ def load_sharded(
 
 def _content(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: OptimizerState | None,
     rng: RNGTracker | None,
     extra: Mapping[str, Any] | None,
     rank: int,
@@ -217,11 +235,14 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     return {n: seen.setdefault(id(value), n) if isinstance(value, Tensor) else n for n, value in state.items()}
 
 
-def _model_places(metadata: Metadata, model: nn.Module, rank: int, world_size: int) -> dict[str, Any]:
-    """Return the model's tensors as placeholders. Raises ValueError if the checkpoint is of a different model."""
+def _model_places(metadata: Metadata, model: nn.Module, names: set[str], rank: int, world_size: int) -> dict[str, Any]:
+    """Return the model's tensors as placeholders. Raises ValueError if the checkpoint is of a different model.
+
+    names    those of the full model's state_dict
+    """
     _check_group(model, world_size)
     state = model.state_dict(keep_vars=True)
-    check_names([name.removeprefix("model.") for name in names_under(metadata, "model")], state)
+    check_names([name.removeprefix("model.") for name in names_under(metadata, "model")], names)
     places: dict[str, Any] = {}
     for name in dict.fromkeys(_first_names(model).values()):
         value, saved = state[name], metadata.state_dict_metadata[f"model.{name}"]

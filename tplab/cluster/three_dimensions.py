@@ -11,17 +11,27 @@ up to the order of additions. (Narayanan et al. 2021, "Efficient large-scale lan
 PTD-P.)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
+from os import PathLike
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from tplab.checkpoint.files import together
+from tplab.checkpoint.sharded import load_sharded, save_sharded
 from tplab.cluster.training_step import TrainingStep
+from tplab.collectives.subgroups import split
 from tplab.data.data_parallel import tokens_of_all
 from tplab.data.grid import Grid, mesh
+from tplab.data.zero import ZeRO1
+from tplab.data.zero3 import ZeRO3
+from tplab.data.zero_state import FullOptimizer
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
 from tplab.pipeline.executor import Pipeline, counted_tokens
@@ -71,7 +81,8 @@ class Training3D:
         self.grid, self.mesh = grid, mesh(grid.dp, grid.pp, grid.tp)
         self.place = grid.place(dist.get_rank())
         self.micro_batches, self.micro_batch_size = micro_batches, micro_batch_size
-        self.dp, self.pp, tp = (self.mesh.get_group(name) for name in ("dp", "pp", "tp"))
+        self.dp, self.pp, self.tp = (self.mesh.get_group(name) for name in ("dp", "pp", "tp"))
+        tp = self.tp
 
         seed_all(seed, tp)  # the same weights in every replica
         gpt = SequenceParallelGPT if sequence_parallel else ParallelGPT
@@ -114,6 +125,40 @@ class Training3D:
             return self._everywhere(self.pipeline.evaluate(own_ids, own_targets, total=total))
         finally:
             self.stage.train()
+
+    def save(self, path: str | PathLike, extra: Mapping[str, Any] | None = None) -> None:
+        """Save a checkpoint of the full model and optimizer, which any grid can load (`save_sharded`).
+
+        All ranks call this; the first replica writes. `extra` is as in `save_sharded`.
+        """
+        replica = self.replica  # all ranks create it
+        with self._unsharded() as optimizer:
+            if isinstance(optimizer, FullOptimizer):
+                optimizer.gather()
+
+            def write() -> None:
+                if self.place.dp == 0:
+                    save_sharded(path, self.stage, optimizer=optimizer, extra=extra, group=self.tp, replica=replica)
+
+            together(write, None)
+
+    def load(self, path: str | PathLike) -> dict[str, Any]:
+        """Load a checkpoint that was saved on any grid, and return its `extra`. All ranks call this."""
+        with self._unsharded() as optimizer:
+            return load_sharded(path, self.stage, optimizer=optimizer, group=self.tp, replica=self.replica)
+
+    @cached_property
+    def replica(self) -> ProcessGroup:
+        """The ranks of this rank's replica, over all stages. All ranks create it together, when they first need it."""
+        ranks = range(self.grid.size)
+        return split(None, [[r for r in ranks if self.grid.place(r).dp == dp] for dp in range(self.grid.dp)])
+
+    @contextmanager
+    def _unsharded(self) -> Iterator[Optimizer | FullOptimizer]:
+        """Context manager in which all weights are there; yields the optimizer as checkpoints need it."""
+        optimizer = self.training.optimizer
+        with optimizer.gathered() if isinstance(optimizer, ZeRO3) else nullcontext():
+            yield FullOptimizer(optimizer) if isinstance(optimizer, ZeRO1) else optimizer
 
     def _own(self, ids: Tensor, targets: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], int]:
         """Return this replica's micro-batches, and the number of tokens that count in all replicas."""

@@ -84,6 +84,11 @@ class Unit:
         self._reducing = part, whole, work
 
     @property
+    def has_master(self) -> bool:
+        """True if `master` is a copy in another dtype."""
+        return self.master.dtype != self.shard.dtype
+
+    @property
     def is_reducing(self) -> bool:
         return self._reducing is not None
 
@@ -97,12 +102,18 @@ class Unit:
         self.gradient = part if self.gradient is None else self.gradient.add_(part)
 
     def before_step(self) -> None:
-        """Set the gradient that the optimizer uses: this rank's shard, in the dtype of the master weights."""
+        """Set the gradient that the optimizer uses: this rank's shard, in the dtype of the master weights.
+
+        Weights that were loaded or changed since the last step replace their master weights.
+        """
+        if self.has_master:
+            unchanged = self.master.to(self.shard.dtype) == self.shard
+            self.master.data = torch.where(unchanged, self.master, self.shard.to(self.master.dtype))
         self.master.grad = None if self.gradient is None else self.gradient.to(self.master.dtype)
 
     def after_step(self) -> None:
         """Copy the shard that the optimizer updated, and all-gather the full weights."""
-        if self.master.dtype != self.shard.dtype:
+        if self.has_master:
             self.shard.copy_(self.master.detach())
             self.master.grad = None
         self.flat.all_gather(self.shard, self.weights)
@@ -126,8 +137,8 @@ class ZeRO1:
     defaults           options of the optimizer
 
     The constructor copies rank 0's weights to all ranks, but not its buffers (see `flat_parameters.broadcast`).
-    `optimizer` is an ordinary optimizer, so you can use schedulers. All ranks must use the same parameters. An unused
-    parameter gets a gradient of 0 if it shares a bucket with a used one.
+    `optimizer` is an ordinary optimizer, so you can use schedulers. `FullOptimizer` saves and loads its state. All
+    ranks must use the same parameters. An unused parameter gets a gradient of 0 if it shares a bucket with a used one.
     """
 
     def __init__(
@@ -143,12 +154,14 @@ class ZeRO1:
         **defaults: Any,
     ) -> None:
         self.units: list[Unit] = []
+        self.group_parameters: list[list[nn.Parameter]] = []
         groups: list[dict[str, Any]] = []
         for given in _as_groups(parameters):
             own = list(given["params"])
             start_alike(((f"parameter {number}", parameter) for number, parameter in enumerate(own)), group)
             units = [Unit(bucket, average, master_dtype, group) for bucket in in_buckets(own, bucket_bytes, separate)]
             groups.append({**given, "params": [unit.master for unit in units]})
+            self.group_parameters.append(own)
             self.units += units
         self.optimizer = optimizer_class(groups, **defaults)
 
@@ -185,7 +198,7 @@ class ZeRO1:
     def memory(self) -> dict[str, int]:
         """Return the bytes currently used on this rank for weights, gradients, and all tensors of the optimizer."""
         gradients = chain.from_iterable([unit.gradient, *(w.grad for w in unit.parameters)] for unit in self.units)
-        masters = [unit.master for unit in self.units if unit.master.dtype != unit.shard.dtype]
+        masters = [unit.master for unit in self.units if unit.has_master]
         return {
             "weights": tensor_bytes(chain.from_iterable([unit.weights, unit.shard] for unit in self.units)),
             "gradients": tensor_bytes(gradient for gradient in gradients if gradient is not None),

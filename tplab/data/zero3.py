@@ -84,7 +84,7 @@ class ShardedUnit(Unit):
             self.free()
 
     def after_step(self) -> None:
-        if self.master.dtype != self.shard.dtype:
+        if self.has_master:
             self.shard.copy_(self.master.detach())
             self.master.grad = None
 
@@ -123,7 +123,11 @@ class ZeRO3(ZeRO1):
             self._gather_around(module, units)
             self.units += units
         reduce_when_full(self.units)
+        self.group_parameters = [list(model.parameters())]
         self.optimizer = optimizer_class([unit.master for unit in self.units], **defaults)
+        for module in model.modules():
+            module.register_state_dict_pre_hook(self._check_gathered)
+            module.register_load_state_dict_pre_hook(self._check_gathered)
 
     def finish(self) -> None:
         super().finish()
@@ -147,9 +151,14 @@ class ZeRO3(ZeRO1):
             for unit in self.units:
                 unit.stays_whole = False
                 unit.shard.copy_(unit.flat.shard(unit.weights))
-                if unit.master.dtype != unit.shard.dtype:
-                    unit.master.data.copy_(unit.shard)
                 unit.free()
+
+    def _check_gathered(self, *_: object) -> None:
+        """Raise ValueError if a state_dict would be read from, or written to, parameters that are empty."""
+        if not all(unit.stays_whole for unit in self.units):
+            raise ValueError(
+                "ZeRO-3 keeps only shards of the weights: use the state_dict inside `with zero.gathered():`"
+            )
 
     def _gather_around(self, module: nn.Module, units: list[ShardedUnit]) -> None:
         def gather(*_: object) -> None:

@@ -8,8 +8,8 @@ p is the number of ranks that share a stage by tensor parallelism. The output of
 ranks sends it to the rank of the next stage that has the same index there. With sequence parallelism, x is
 [b, s/p, h] everywhere, so each of them sends only its own tokens.
 
-Every parameter has the same name as in the full model. A tied output layer is the exception: the last stage has a copy
-of the embedding, `output.weight`, which `Pipeline(tied=stage.tied)` keeps identical to the first stage's.
+Every parameter has the same name as in the full model. If the output layer is tied, the last stage has a copy of the
+embedding, with the same name. `Pipeline(tied=stage.tied)` keeps it identical to the first stage's.
 """
 
 import copy
@@ -47,12 +47,11 @@ class GPTStage(nn.Module):
         self.layers = nn.ModuleDict({str(number): model.layers[number] for number in range(first, stop)})
         self.final_norm = model.final_norm if self.is_last else None
         self.head = model.head if self.is_last else None
-        self.output: nn.Module | None = None
         if self.is_last and model.head is None and not self.is_first:
-            self.output = copy.deepcopy(model.embedding)
+            self.embedding = copy.deepcopy(model.embedding)  # only for the output layer
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.embedding is not None:
+        if self.is_first:
             x = self._embed(x)  # [b, s, h]
         for layer in self.layers.values():
             step = partial(layer, rng=self.rng)
@@ -98,9 +97,9 @@ class GPTStage(nn.Module):
         return shard(places, 0, *rank_and_size(self.group)) if self.region.sequence_parallel else places
 
     def _output_weight(self) -> nn.Parameter:
-        table = self.head or self.output or self.embedding
+        table = self.head or self.embedding
         assert table is not None
-        return table.weight  # type: ignore[return-value]
+        return table.weight
 
 
 def gpt_stages(model: ParallelGPT, num_stages: int | Sequence[int], rng: RNGTracker | None = None) -> list[GPTStage]:

@@ -1,0 +1,130 @@
+"""Chapter 14: ZeRO's optimizer state as a plain optimizer has it, so that any run can continue with it.
+
+ZeRO's own state follows its buckets: one vector per bucket and rank, wherever the boundaries fall. Another number of
+replicas, or plain data parallelism, has other boundaries. So we save the state of each parameter, and split it again:
+
+    exp_avg of a bucket    rank 0 [n], rank 1 [n], ..   -> all-gather -> [p n] -> one tensor per parameter, on the CPU
+
+One bucket at a time is gathered. (torch: ZeroRedundancyOptimizer.consolidate_state_dict; Megatron's distributed
+optimizer: "fully_reshardable".)
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tplab.data.zero import Unit, ZeRO1
+
+MASTER = "master_weight"  # the key of the weights in `master_dtype`, if there are any
+
+State = dict[str, Any]
+
+
+class FullOptimizer:
+    """A ZeRO optimizer, seen as one of the unsharded parameters. Checkpoints save it and load it in this form.
+
+        full = FullOptimizer(zero)
+        full.gather()                                           # on all ranks of ZeRO's group
+        save_sharded("step-100", model, optimizer=full)         # on one replica's
+        load_sharded("step-100", model, optimizer=full)         # on all, and with any number of replicas
+
+    Saving and loading need the full weights, too: with ZeRO-3, do both inside `with zero.gathered():`.
+    """
+
+    def __init__(self, zero: ZeRO1) -> None:
+        self.zero = zero
+        self._state: dict[nn.Parameter, State] | None = None
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Copies of the optimizer's groups, with the full parameters. To change a learning rate, use zero.optimizer."""
+        inner = self.zero.optimizer.param_groups
+        return [{**group, "params": own} for group, own in zip(inner, self.zero.group_parameters, strict=True)]
+
+    def gather(self) -> None:
+        """Gather the state on every rank, in CPU memory, one bucket at a time. All ranks of ZeRO's group call this.
+
+        Raises ValueError for state that isn't element by element, such as Adafactor's.
+        """
+        self._state = {}
+        for unit in self.zero.units:
+            entries = dict(self.zero.optimizer.state[unit.master])
+            if unit.has_master:
+                entries[MASTER] = unit.master.detach()
+            for key, value in entries.items():
+                for parameter, own in zip(unit.parameters, _unsharded(unit, key, value), strict=True):
+                    self._state.setdefault(parameter, {})[key] = own
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `gather` found, as torch's optimizers do. Raises ValueError without `gather`."""
+        if self._state is None:
+            raise ValueError("call gather() on all ranks first: each of them has only a shard of ZeRO's state")
+        numbers = self._numbers()
+        groups = [{**group, "params": [numbers[p] for p in group["params"]]} for group in self.param_groups]
+        return {"state": {numbers[parameter]: own for parameter, own in self._state.items()}, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load this rank's shards of the `state_dict` of a plain optimizer, or of a `FullOptimizer`. Nothing is sent.
+
+        Raises ValueError if only some parameters of a bucket have state, or if their steps differ: a bucket has one.
+        """
+        numbers, inner = self._numbers(), self.zero.optimizer
+        place = {id(master): number for number, master in enumerate(_all(g["params"] for g in inner.param_groups))}
+        state: dict[int, State] = {}
+        for unit in self.zero.units:
+            given = [state_dict["state"].get(numbers[parameter], {}) for parameter in unit.parameters]
+            own = {key: _shard(unit, key, [of.get(key) for of in given]) for key in dict.fromkeys(chain(*given))}
+            master = own.pop(MASTER, unit.shard)
+            if unit.has_master:
+                unit.master.data.copy_(master)
+            if own:
+                state[place[id(unit.master)]] = own
+        groups = zip(state_dict["param_groups"], inner.state_dict()["param_groups"], strict=True)
+        numbered = [{**saved, "params": own["params"]} for saved, own in groups]
+        inner.load_state_dict({"state": state, "param_groups": numbered})
+
+    def _numbers(self) -> dict[nn.Parameter, int]:
+        """Number the parameters as torch's `state_dict` does."""
+        return {parameter: number for number, parameter in enumerate(_all(self.zero.group_parameters))}
+
+
+def _unsharded(unit: Unit, key: str, value: Any) -> list[Any]:
+    """Return one tensor per parameter of the unit, or the same value for each if it isn't a tensor with elements."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return [value.clone() if isinstance(value, Tensor) else value for _ in unit.parameters]
+    if value.shape != unit.master.shape:
+        raise ValueError(
+            f"the optimizer's {key} is {list(value.shape)}, the bucket {list(unit.master.shape)}: ZeRO needs an "
+            "optimizer that works element by element, such as AdamW or SGD"
+        )
+    full = value.new_empty(unit.flat.world_size * unit.flat.shard_numel)
+    unit.flat.all_gather(value, full)
+    return [view.to("cpu", copy=True) for view in unit.flat.views(full)]
+
+
+def _shard(unit: Unit, key: str, values: Sequence[Any]) -> Any:
+    """Return this rank's shard, given the values of all parameters of the unit. Undoes `_unsharded`."""
+    missing = [list(shape) for shape, value in zip(unit.flat.shapes, values, strict=True) if value is None]
+    if missing:
+        raise ValueError(
+            f"a bucket has no {key} for {len(missing)} of its {len(values)} parameters, {missing[:3]}: they weren't "
+            "trained before. ZeRO updates all parameters of a bucket alike, so their state has to exist as well"
+        )
+    first = values[0]
+    shapes = [value.shape if isinstance(value, Tensor) else None for value in values]
+    if key == "step" or shapes != unit.flat.shapes:
+        if any(value != first for value in values):
+            found = sorted(set(map(float, values)))
+            raise ValueError(f"{key} is {found} for the parameters of a bucket, but ZeRO has a single {key} for them")
+        return first
+    full = torch.zeros(unit.flat.world_size * unit.flat.shard_numel, dtype=first.dtype, device=unit.flat.device)
+    for view, value in zip(unit.flat.views(full), values, strict=True):
+        view.copy_(value)
+    return unit.flat.shard(full).clone()
+
+
+def _all(groups: Iterable[Sequence[nn.Parameter]]) -> list[nn.Parameter]:
+    return list(chain(*groups))
