@@ -24,11 +24,12 @@ TARGET = ROOT / "pictures" / "rooms.svg"
 PLACES = {
     "trace": (0, 0), "collectives": (2, 0), "memory": (4, 0),
     "tensor": (2, 1), "cost": (5, 1),
-    "checkpoint": (1, 2), "gpt": (3, 2), "data": (4, 2),
-    "sequence": (2, 3), "pipeline": (3, 3),
-    "viz": (0, 4), "cluster": (4, 4),
-    "course": (2, 5),
-    "capstone": (1, 6),
+    "gpt": (2, 2), "data": (4, 2),
+    "sequence": (2, 3),
+    "pipeline": (3, 4), "checkpoint": (5, 4),
+    "viz": (0, 5), "cluster": (4, 5),
+    "course": (2, 6),
+    "capstone": (1, 7),
 }  # fmt: skip
 GROUND = ["runtime", "common"]  # every room may import these two, so they get no arrows
 
@@ -36,7 +37,7 @@ COLUMN, ROW = 178, 122  # distance between two boxes, in pixels
 WIDTH, HEIGHT = 160, 86  # of a box
 FLOOR_HEIGHT = 48
 MARGIN = 14
-COLUMNS, ROWS = 6, 7
+COLUMNS, ROWS = 6, 8
 INK, SOFT, LINE, BOX, FLOOR = "#1f2933", "#52606d", "#7b8794", "#e6f0fa", "#eceff1"
 
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.data import small_net
 from tests.data.small_net import Net, batch, gradients, loss_of, plain_gradients, uneven_batch, whole_batch
 from tests.reference import assert_close
-from tests.tensor.on_ranks import assert_refused, own_group, refusals
+from tests.tensor.on_ranks import own_group, refusals
 from tplab import launch, record
 from tplab.data.data_parallel import DataParallel, tokens_of_all
 from tplab.data.flat_parameters import broadcast, in_buckets
@@ -257,15 +257,19 @@ def _second_backward():
     model, rank = Net(), dist.get_rank()
     data = DataParallel(model, bucket_bytes=1)
     loss_of(model, batch(rank, 0)).backward()
-    messages = refusals(lambda: loss_of(model, batch(rank, 1)).backward())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    messages = refusals(lambda: loss_of(model, batch(rank, 1)).backward(), optimizer.step)
     data.finish()
+    optimizer.step()
     return messages
 
 
-def test_a_second_backward_before_finish_is_refused(runs):
-    refused = [messages for *_, messages in runs]
-    assert_refused(refused, "got a second gradient before finish()")
-    assert_refused(refused, "no_sync()")
+def test_a_second_backward_and_an_update_before_finish_are_refused(runs):
+    for *_, (second, update) in runs:
+        assert "got a second gradient before finish()" in second
+        assert "no_sync()" in second
+        assert "can't update the weights" in update
+        assert "call its finish() first" in update
 
 
 # Other dtypes, other groups, one rank

@@ -48,7 +48,8 @@ def test_planted_faults_are_found() -> None:
 
 
 def test_pipelines_and_grids_get_through_and_ranks_that_wait_forever_are_named() -> None:
-    assert pytest_on(8, "tests.gpu.test_pipelines", "tests.gpu.test_failures", "tests.gpu.test_grids") >= 18
+    files = ("pipelines", "failures", "grids", "updates")
+    assert pytest_on(8, *(f"tests.gpu.test_{name}" for name in files)) >= 19
 
 
 # Machine and what runs there, as an expression for pytest's -k. The names of the tests say how many GPUs they take.

@@ -5,6 +5,7 @@ flat_parameters   parameters concatenated into a flat vector that p ranks can sp
 data_parallel     gradients summed over the replicas, in buckets, during the backward pass
 grad_norm         the norm of a gradient that is spread over many ranks
 zero, zero3       ZeRO 1, 2 and 3
+zero_state        ZeRO's optimizer state as a plain optimizer has it, for checkpoints
 zero_cost         the memory and traffic of each ZeRO stage
 """
 
@@ -14,9 +15,11 @@ from tplab.data.grid import Grid, mesh
 from tplab.data.zero import ZeRO1, ZeRO2
 from tplab.data.zero3 import ZeRO3
 from tplab.data.zero_cost import ring_volume, zero_memory, zero_traffic
+from tplab.data.zero_state import FullOptimizer
 
 __all__ = [
     "DataParallel",
+    "FullOptimizer",
     "Grid",
     "ZeRO1",
     "ZeRO2",

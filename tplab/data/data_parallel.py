@@ -23,16 +23,19 @@ Each step all-reduces Ψ elements, for which each rank of a ring sends 2(p-1)/p 
 Experiences on Accelerating Data Parallel Training"; torch: DistributedDataParallel.)
 """
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.common.taken_gradients import clear_taken, mark_taken
+from tplab.common.taken_gradients import check_not_taken, clear_taken, mark_taken
 from tplab.data.flat_parameters import BUCKET_BYTES, broadcast, in_buckets, start_alike
 from tplab.runtime import device
 
@@ -68,7 +71,8 @@ class DataParallel:
     `started` counts the buckets sent since the last `finish`. After a bucket is sent, its gradients are None until
     `finish`, so that nothing can use unreduced gradients.
 
-    Raises ValueError if the group's ranks aren't replicas (`start_alike`), and for another backward before `finish`.
+    Raises ValueError if the group's ranks aren't replicas (`start_alike`), and for another backward or an optimizer's
+    step before `finish`.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class DataParallel:
         self._sync = True
         for parameter in self._place:
             parameter.register_post_accumulate_grad_hook(self._gradient_is_there)
+        weakref.finalize(self, register_optimizer_step_pre_hook(_check_finished).remove)
 
     @property
     def started(self) -> int:
@@ -146,3 +151,9 @@ class DataParallel:
             vector /= self.world_size
         work = None if self.world_size == 1 else dist.all_reduce(vector, group=self.group, async_op=True)
         self._travelling.append((vector, work))
+
+
+def _check_finished(optimizer: Optimizer, *_: Any) -> None:
+    """Raise ValueError if an optimizer is about to skip parameters because their buckets are still under way."""
+    for group in optimizer.param_groups:
+        check_not_taken(group["params"], "update the weights")

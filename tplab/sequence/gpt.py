@@ -14,8 +14,9 @@ only for its own tokens. So a rank's gradient is only one term of a sum, which h
     allreduce_sequence_parallel_gradients(model)
     optimizer.step()
 
-Without that sum, nothing fails, but the copies drift apart, because each is trained only on its rank's tokens. These
-parameters are marked with `param.sequence_parallel = True` (Megatron's name).
+With data parallelism as well, `tplab.cluster.TrainingStep` does all sums in the right order. Without this sum, nothing
+fails, but the copies drift apart, because each is trained only on its rank's tokens. These parameters are marked with
+`param.sequence_parallel = True` (Megatron's name).
 
 Traffic of one training step, in elements of the full [b, s, h]; one all-reduce counts as two of the others:
 

@@ -274,7 +274,7 @@ def gpu_tests(tmp_path):
     def write(last):
         folder = tmp_path / "course" / "tests" / "gpu"
         folder.mkdir(parents=True)
-        for name in ("failures", "pipelines", "grids", "layers", "tools", "capstone"):
+        for name in ("failures", "pipelines", "grids", "updates", "layers", "tools", "capstone"):
             body = last if name == "capstone" else "pass"
             test = f"import pytest\n\n@pytest.mark.gpu\ndef test_{name}():\n    {body}\n"
             (folder / f"test_{name}.py").write_text(test)
@@ -283,9 +283,9 @@ def gpu_tests(tmp_path):
     return write
 
 
-GPU_TESTS = {  # the last of six tests: state of the finding, words of the finding, words of the report
-    "all pass": ("pass", GOOD, "6 passed", "6 passed"),
-    "one fails": ("assert 1 + 1 == 3", BAD, "1 failed, 5 passed", "assert (1 + 1) == 3"),
+GPU_TESTS = {  # the last of seven tests: state of the finding, words of the finding, words of the report
+    "all pass": ("pass", GOOD, "7 passed", "7 passed"),
+    "one fails": ("assert 1 + 1 == 3", BAD, "1 failed, 6 passed", "assert (1 + 1) == 3"),
     "one fails and prints who ran it": (
         "print(getpass.getuser(), platform.node()); assert False",
         BAD,

@@ -37,7 +37,7 @@ class Tests:
 
 def run_tests(root: Path, scratch: Path) -> Tests:
     """Run the tests marked `gpu` that aren't slow, the most telling ones first, for at most SECONDS."""
-    names = ("failures", "pipelines", "grids", "layers", "tools", "capstone")
+    names = ("failures", "pipelines", "grids", "updates", "layers", "tools", "capstone")
     files = [f"tests/gpu/test_{name}.py" for name in names]
     command = [
         sys.executable, "-m", "pytest", "-m", "gpu and not slow", "-n", "0", "-p", "no:cacheprovider", "-v", "-rfE",
