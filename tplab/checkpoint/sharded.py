@@ -39,6 +39,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from tplab.checkpoint.files import (
     SafeReader,
@@ -61,8 +62,9 @@ from tplab.checkpoint.optimizer import (
 from tplab.checkpoint.pieces import PieceLoader, Pieces, PieceSaver, Plain, blank, copied, pieces, value_of
 from tplab.checkpoint.replicas import compare_replicas
 from tplab.collectives.by_hand import rank_and_size
+from tplab.tensor.full_state import is_on_ranks_of_shards
 from tplab.tensor.rng import RNGTracker
-from tplab.tensor.sharding import ShardedModule
+from tplab.tensor.sharding import check_group
 
 
 def save_sharded(
@@ -116,8 +118,7 @@ def stage_sharded(
     group: ProcessGroup | None = None,
 ) -> Staged:
     """Do the first half of `save_sharded`: read the model, and run every check that could fail because of it."""
-    rank, world_size = rank_and_size(group)
-    content, ties = together(lambda: _content(model, optimizer, rng, extra, rank, world_size), group)
+    content, ties = together(lambda: _content(model, optimizer, rng, extra, group), group)
     if check_replicas:
         compare_replicas(model, group)
     return Staged(content, ties)
@@ -164,7 +165,7 @@ def load_sharded(
     groups = saved_groups(metadata, small)
 
     def places() -> dict[str, Any]:
-        wanted = _model_places(metadata, model, rank, world_size)
+        wanted = _model_places(metadata, model, group)
         if optimizer is not None:
             check_groups(groups, optimizer, model)
             wanted |= state_places(metadata, model, rank, world_size)
@@ -188,11 +189,11 @@ def _content(
     optimizer: torch.optim.Optimizer | None,
     rng: RNGTracker | None,
     extra: Mapping[str, Any] | None,
-    rank: int,
-    world_size: int,
+    group: ProcessGroup | None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the content to save, and the names of tied tensors: {"model.head.weight": "model.table.weight"}."""
-    _check_group(model, world_size)
+    _check_group(model, group)
+    rank, world_size = rank_and_size(group)
     state, first = model.state_dict(keep_vars=True), _first_names(model)
     content: dict[str, Any] = {"model": {}}
     for name in dict.fromkeys(first.values()):
@@ -217,9 +218,10 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     return {n: seen.setdefault(id(value), n) if isinstance(value, Tensor) else n for n, value in state.items()}
 
 
-def _model_places(metadata: Metadata, model: nn.Module, rank: int, world_size: int) -> dict[str, Any]:
+def _model_places(metadata: Metadata, model: nn.Module, group: ProcessGroup | None) -> dict[str, Any]:
     """Return the model's tensors as placeholders. Raises ValueError if the checkpoint is of a different model."""
-    _check_group(model, world_size)
+    _check_group(model, group)
+    rank, world_size = rank_and_size(group)
     state = model.state_dict(keep_vars=True)
     check_names([name.removeprefix("model.") for name in names_under(metadata, "model")], state)
     places: dict[str, Any] = {}
@@ -260,10 +262,16 @@ def _finish_rng(rng: RNGTracker, metadata: Metadata, loaded: Mapping[str, Any]) 
     rng.load_state_dict(states, strict=False)
 
 
-def _check_group(model: nn.Module, world_size: int) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, ShardedModule) and module.shardings and module.world_size != world_size:
-            raise ValueError(f"{name} was made for {module.world_size} ranks, not {world_size}: pass its group")
+def _check_group(model: nn.Module, group: ProcessGroup | None) -> None:
+    """Raise ValueError unless the group's ranks, and no others, have the shards of each parameter."""
+    for name, value in model.state_dict(keep_vars=True).items():
+        if isinstance(value, Tensor):
+            check_group(name, value, group)
+        if isinstance(value, DTensor) and hasattr(value, "tensor_parallel") and not is_on_ranks_of_shards(name, value):
+            raise ValueError(
+                f"{name} is a tensor-parallel shard, and fully_shard split it again over {value.device_mesh.size()} "
+                "ranks: save the full_state_dict instead"
+            )
 
 
 def _read(places: dict[str, Any], reader: SafeReader, group: ProcessGroup | None) -> None:
