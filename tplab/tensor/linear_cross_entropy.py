@@ -26,6 +26,7 @@ from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.cross_entropy import Options, forward_of_rows, gradient_of_rows, wrong_targets
+from tplab.tensor.embedding import vocabulary
 from tplab.tensor.region import in_autocast_dtype
 
 
@@ -46,6 +47,7 @@ def parallel_linear_cross_entropy(
     """Compute vocab_parallel_cross_entropy(parallel_logits(x, weight), target) for x [.., h] and weight [v/p, h].
 
     tokens_at_once    c, the number of tokens per block
+    vocab_size        the number of ids that aren't padding; None: as the weight's `tensor_parallel` says, or all
     sum_gradient      False: don't apply f, so that dx is only this rank's term and an earlier operator has to sum it
     All other options, and the result, are as in `vocab_parallel_cross_entropy`.
 
@@ -60,6 +62,7 @@ def parallel_linear_cross_entropy(
         raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum'")
     if tokens_at_once < 1:
         raise ValueError(f"tokens_at_once={tokens_at_once}: a block has at least one token")
+    vocab_size = vocabulary("weight", weight, 0, vocab_size, group)
     options = Options.of(len(weight), ignore_index, label_smoothing, reduction, vocab_size, True, group)
     wrong = wrong_targets(target, options, check_target)
     x, weight = in_autocast_dtype(x, weight)
