@@ -31,12 +31,13 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from tplab.collectives.by_hand import rank_and_size
+from tplab.tensor.group_module import group_ranks
 from tplab.tensor.id_check import IdCheck, When
 from tplab.tensor.initialization import InitMethod, init_parameter
 from tplab.tensor.linear import Device
 from tplab.tensor.mappings import gather_from_region
 from tplab.tensor.region import TENSOR_PARALLEL, Region, column_linear
-from tplab.tensor.sharding import Block, ShardedModule, Sharding, check_group, group_ranks
+from tplab.tensor.sharding import Block, ShardedModule, Sharding, check_group
 
 
 def pad_vocab_size(vocab_size: int, world_size: int, multiple: int = 128) -> int:

@@ -15,6 +15,7 @@ dE_r once, so very small blocks are slow.
 (Hsu et al. 2024, "Liger Kernel", section 3.2, on one GPU; here the loss is computed on several ranks.)
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -67,18 +68,20 @@ def parallel_linear_cross_entropy(
     wrong = wrong_targets(target, options, check_target)
     x, weight = in_autocast_dtype(x, weight)
     with torch.autocast(x.device.type, enabled=False):
-        return _LinearCrossEntropy.apply(x, weight, target, wrong, options, tokens_at_once, sum_gradient, group)
+        # in evaluation, parameters still require gradients, and inside of forward, gradients are always disabled
+        needed = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, weight)]
+        return _LinearCrossEntropy.apply(x, weight, target, wrong, options, tokens_at_once, needed, sum_gradient, group)
 
 
 class _LinearCrossEntropy(Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, target: Tensor, wrong: Tensor, options: Options, tokens_at_once: int,
-        sum_gradient: bool, group: ProcessGroup | None,
+        needed: Sequence[bool], sum_gradient: bool, group: ProcessGroup | None,
     ) -> Tensor:  # fmt: skip
         rows, target, wrong = x.reshape(-1, x.shape[-1]), target.reshape(-1).long(), wrong.reshape(-1)
         count = (target != options.ignore_index).sum() if options.reduction == "mean" else target.new_ones(())
-        need_dx, need_dw = ctx.needs_input_grad[:2]
+        need_dx, need_dw = needed
         dx = torch.empty_like(rows, memory_format=torch.contiguous_format) if need_dx else None  # [n, h]
         dw: Tensor | None = None  # [v/p, h]
         logits = rows.new_empty(min(tokens_at_once, len(rows)), len(weight))  # [c, v/p], the same memory for all blocks
@@ -111,7 +114,7 @@ class _LinearCrossEntropy(Function):
             if ctx.sum_gradient and rank_and_size(ctx.group)[1] > 1:
                 dist.all_reduce(dx, group=ctx.group)
             dx = dx.view(ctx.shape)
-        return dx, dw, None, None, None, None, None, None
+        return dx, dw, None, None, None, None, None, None, None
 
 
 def _multiply(gradient: Tensor, dloss: Tensor) -> None:
