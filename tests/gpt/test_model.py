@@ -539,7 +539,21 @@ def test_buffers_of_old_checkpoints_are_passed_over():
         ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "rope_type='llama3'"),
         ("llama", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type='linear'"),
-        ("llama", {"model_type": "mistral"}, "model_type='mistral'"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type='yarn'"),
+        ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default", "mscale": 2.0}},
+            "mscale=2.0 isn't a field that is know",
+        ),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ("llama", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
+        ("llama", {"mlp_bias": True}, "mlp_bias=True"),
+        ("llama", {"sliding_window": 4}, "sliding_window=4: in transformers, a llama has no sliding window"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config="),
+        ("llama", {"logit_scale": 2.0}, "logit_scale=2.0 isn't a field that is known here, and it may change the num"),
+        ("llama", {"model_type": "gemma"}, "model_type='gemma'"),
+        ("gpt2", {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn=True"),
     ],
 )
 def test_a_configuration_that_would_give_other_numbers_is_refused(kind, change, says):

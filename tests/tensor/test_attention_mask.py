@@ -1,5 +1,7 @@
 """Who may look at whom: `tensor.attention_mask`, against masks drawn by hand, and what the kernel makes of them."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -73,3 +75,19 @@ def test_where_no_mask_is_needed_none_is_built_so_that_the_fast_kernels_stay():
     assert attention_mask(4, 4, True, None, None, CPU) == (None, True)
     assert attention_mask(1, 9, True, None, None, CPU) == (None, False)
     assert attention_mask(4, 9, False, None, None, CPU) == (None, False)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 7, 8, 20])
+@pytest.mark.parametrize(("s", "t"), [(8, 8), (3, 8), (1, 8), (1, 1), (4, 5)])
+def test_a_sliding_window_hides_what_lies_too_far_back(s, t, window):
+    padding = torch.zeros(2, t, dtype=torch.bool)
+    padding[1, 0] = True
+    for key_padding_mask in (None, padding):
+        mask, is_causal = attention_mask(s, t, True, key_padding_mask, None, CPU, window)
+        for query, text, key in itertools.product(range(s), range(2), range(t)):
+            place = t - s + query
+            may = key <= place < key + window and not (key_padding_mask is not None and padding[text, key])
+            if mask is None:
+                assert may == (key <= place if is_causal else True)
+            else:
+                assert mask.expand(2, 1, s, t)[text, 0, query, key] == may

@@ -4,7 +4,10 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from tests.reference import random
 from tests.tensor.on_ranks import GROUPS, assert_refused, assert_shards, own_group, refusals
@@ -12,6 +15,7 @@ from tplab import launch, record
 from tplab.tensor.attention import ParallelAttention
 from tplab.tensor.embedding import VocabParallelEmbedding
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
+from tplab.tensor.initialization import init_parameter
 from tplab.tensor.linear import ColumnParallelLinear, RowParallelLinear
 
 
@@ -104,6 +108,78 @@ def test_checkpoints_of_one_world_size_load_into_another(before, after):
     for loaded in launch(_load, after, args=(states,)):
         for name, state in states.items():
             assert_shards([loaded[name]], state, {}, tolerance=0)
+
+
+def _over_wrong_groups():
+    group, layer = own_group(), ColumnParallelLinear(4, 8)
+    in_group, full = ColumnParallelLinear(4, 8, group=group), {"weight": torch.ones(8, 4), "bias": torch.ones(8)}
+    alone = nn.Sequential(
+        ColumnParallelLinear(4, 8, group=dist.new_group([dist.get_rank()], use_local_synchronization=True))
+    )
+    with record() as sent:
+        messages = refusals(
+            lambda: full_state_dict(layer, group),
+            lambda: full_state_dict(in_group),
+            lambda: load_full_state_dict(in_group, full),
+            lambda: full_state_dict(alone),
+            lambda: init_parameter(in_group.weight, nn.init.normal_),
+        )
+    return messages, list(sent)
+
+
+def test_the_wrong_group_is_refused_before_anything_is_sent():
+    for rank, (messages, sent) in enumerate(launch(_over_wrong_groups, 4)):
+        own = list(GROUPS[rank % 2])
+        in_group = f"weight [4, 4] has its shards on ranks {own}, but group=None means ranks [0, 1, 2, 3]. Pass the"
+        assert_refused(
+            [messages],
+            f"weight [2, 4] has its shards on ranks [0, 1, 2, 3], but the given group means ranks {own}. Pass the",
+            in_group,
+            in_group,
+            f"0.weight [8, 4] has its shards on ranks [{rank}], but group=None means ranks [0, 1, 2, 3]",
+            "the parameter [4, 4] has its shards on ranks",
+        )
+        assert not sent
+
+
+def _fully_sharded():
+    """Two groups of two ranks for tensor parallelism; FSDP2 splits each shard again, over the other two pairs."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    group = mesh.get_group("tp")
+    models = {}
+    for name, make in FULLY_SHARDED.items():
+        models[name] = model = make(group)
+        load_full_state_dict(model, fully_sharded_state(name), group)
+        fully_shard(model, mesh=mesh["dp"])
+    gathered = {name: full_state_dict(model, group) for name, model in models.items()}
+    for name, model in models.items():
+        load_full_state_dict(model, {n: 2 * tensor for n, tensor in fully_sharded_state(name).items()}, group)
+    twice = {name: full_state_dict(model, group) for name, model in models.items()}
+    fully_shard(other := ColumnParallelLinear(8, 8, group=group), mesh=init_device_mesh("cpu", (4,)))
+    return gathered, twice, refusals(lambda: full_state_dict(other, group))
+
+
+FULLY_SHARDED = {
+    "fused": lambda group: nn.Sequential(ColumnParallelLinear(4, 16, stride=2, group=group), nn.LayerNorm(16)),
+    "row": lambda group: RowParallelLinear(8, 6, group=group),
+    "padded": lambda group: VocabParallelEmbedding(21, 6, multiple=3, group=group),
+}
+
+
+def fully_sharded_state(name):
+    shapes = {"fused": {"0.weight": (16, 4), "0.bias": (16,), "1.weight": (16,), "1.bias": (16,)}}
+    shapes |= {"row": {"weight": (6, 8), "bias": (6,)}, "padded": {"weight": (21, 6)}}
+    return {n: random(shape, name, n, dtype=torch.float32) for n, shape in shapes[name].items()}
+
+
+def test_shards_that_fsdp_splits_again_are_gathered_and_loaded_like_others():
+    for gathered, twice, messages in launch(_fully_sharded, 4):
+        for name in FULLY_SHARDED:
+            for n, tensor in fully_sharded_state(name).items():
+                assert type(gathered[name][n]) is torch.Tensor
+                assert torch.equal(gathered[name][n], tensor)
+                assert torch.equal(twice[name][n], 2 * tensor)
+        assert "weight is a DTensor on ranks [0, 1, 2, 3], and its tensor-parallel shards are on ranks" in messages[0]
 
 
 def _refusals():

@@ -1,12 +1,14 @@
 """parallel_linear_cross_entropy: `tensor.linear_cross_entropy`, against a matmul and F.cross_entropy on one process."""
 
 import itertools
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.reference import assert_close, random
 from tests.tensor.on_ranks import GROUPS, own_group, refusals, traffic
@@ -160,6 +162,27 @@ def test_two_groups_side_by_side_are_two_losses():
     x, weight = inputs()
     for number, members in enumerate(GROUPS):
         assert_equals([results[rank] for rank in members], *plain(x * (number + 1), weight, targets(None)))
+
+
+def _matmuls():
+    x, weight = (tensor.requires_grad_() for tensor in inputs())
+    frozen = weight.detach()
+    found = {}
+
+    def count(name, weight, context):
+        with context, FlopCounterMode(display=False) as flops:
+            parallel_linear_cross_entropy(x, weight, targets(None))  # in one block
+        found[name] = flops.get_total_flops() / (2 * x.numel() * len(weight))
+
+    count("training", weight, nullcontext())
+    count("frozen table", frozen, nullcontext())
+    count("no_grad", weight, torch.no_grad())
+    count("inference_mode", weight, torch.inference_mode())
+    return found
+
+
+def test_evaluation_takes_one_matmul_and_training_three():
+    assert _matmuls() == {"training": 3, "frozen table": 2, "no_grad": 1, "inference_mode": 1}
 
 
 TOKENS, WIDTH, BLOCK = 320, 16384, 64  # all logits of a rank: 21 MB; those of a block: 4 MB

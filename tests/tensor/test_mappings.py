@@ -121,6 +121,25 @@ def test_one_rank_gets_its_own_tensor_back_and_sends_nothing(how):
     assert_close(grad, 4 * random((3, 5), "dy"))
 
 
+def _memory_of_results():
+    found = {}
+    for name, operator in OPERATORS.items():
+        for with_grad in (True, False):
+            x = random((2, 8), name).requires_grad_(with_grad)
+            with torch.set_grad_enabled(with_grad):
+                y = operator.call(x)
+            found[name, with_grad] = y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    y = copy_to_region(random((2, 8), "written").requires_grad_())
+    return found, refusals(lambda: y.add_(1), kind=RuntimeError)
+
+
+def test_f_returns_a_view_with_and_without_gradients_and_the_others_new_memory():
+    expected = {(name, with_grad): name == "f" for name in OPERATORS for with_grad in (True, False)}
+    for found, (written,) in launch(_memory_of_results, 2):
+        assert found == expected
+        assert "is a view and is being modified inplace" in written
+
+
 def _refused():
     group = dist.new_group([1])
     foreign = group if dist.get_rank() == 0 else None

@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from tplab.checkpoint.files import together
 from tplab.checkpoint.pieces import pieces
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.sharding import Sharding
+from tplab.tensor.sharding import Sharding, check_group
 
 Piece = tuple[str, tuple[int, ...]]  # the name of a tensor, and the offset of this chunk in the full tensor
 Checksums = dict[Piece, int]
@@ -25,12 +25,13 @@ Checksums = dict[Piece, int]
 def compare_replicas(model: nn.Module, group: ProcessGroup | None = None) -> None:
     """Raise ValueError on all ranks if a parameter or buffer that should be identical differs between ranks.
 
-    All ranks of the group must call it. Replicas must match bit by bit, as they do if they are computed identically.
+    All ranks of the model's group must call it. Replicas must match bit by bit, as they do if they are computed
+    identically.
     """
-    rank, world_size = rank_and_size(group)
+    world_size = rank_and_size(group)[1]
     if world_size == 1:
         return
-    mine = together(lambda: _checksums(model, rank, world_size), group)
+    mine = together(lambda: _checksums(model, group), group)
     of_ranks: list[Any] = [None] * world_size
     dist.all_gather_object(of_ranks, mine, group)
     if differ := _differences(of_ranks):
@@ -43,12 +44,16 @@ def compare_replicas(model: nn.Module, group: ProcessGroup | None = None) -> Non
         )
 
 
-def _checksums(model: nn.Module, rank: int, world_size: int) -> Checksums:
+def _checksums(model: nn.Module, group: ProcessGroup | None) -> Checksums:
     """Return checksums of all data that this rank shares with at least one other rank."""
+    rank, world_size = rank_and_size(group)
     found: Checksums = {}
     for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            continue
+        check_group(name, value, group)
         sharding = getattr(value, "tensor_parallel", None)
-        if isinstance(value, Tensor) and _is_held_by_several(sharding, world_size):
+        if _is_held_by_several(sharding, world_size):
             for offset, view in pieces(value, sharding, rank, world_size).views.items():
                 found[name, tuple(offset)] = _checksum(view)
     return found

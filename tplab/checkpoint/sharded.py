@@ -39,6 +39,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from tplab.checkpoint.files import (
     SafeReader,
@@ -65,8 +66,9 @@ from tplab.checkpoint.optimizer import (
 from tplab.checkpoint.pieces import PieceLoader, Pieces, PieceSaver, Plain, blank, copied, pieces, value_of
 from tplab.checkpoint.replicas import compare_replicas
 from tplab.collectives.by_hand import rank_and_size
+from tplab.tensor.full_state import is_on_ranks_of_shards
 from tplab.tensor.rng import RNGTracker
-from tplab.tensor.sharding import ShardedModule
+from tplab.tensor.sharding import check_group
 
 
 def save_sharded(
@@ -127,8 +129,7 @@ def stage_sharded(
     replica: ProcessGroup | None = None,
 ) -> Staged:
     """Do the first half of `save_sharded`: read the model, and run every check that could fail because of it."""
-    rank, world_size = rank_and_size(group)
-    content, ties = together(lambda: _content(model, optimizer, rng, extra, rank, world_size), replica or group)
+    content, ties = together(lambda: _content(model, optimizer, rng, extra, group), replica or group)
     if replica is not None and optimizer is not None:
         content["optimizer"]["param_groups"] = of_all_stages(content["optimizer"]["param_groups"], replica)
     if check_replicas:
@@ -182,7 +183,7 @@ def load_sharded(
     own_groups = None if optimizer is None else of_all_stages(named_groups(optimizer, model), replica)
 
     def places() -> dict[str, Any]:
-        wanted = _model_places(metadata, model, names, rank, world_size)
+        wanted = _model_places(metadata, model, names, group)
         if optimizer is not None and own_groups is not None:
             check_groups(groups, own_groups)
             wanted |= state_places(metadata, model, rank, world_size)
@@ -206,11 +207,11 @@ def _content(
     optimizer: OptimizerState | None,
     rng: RNGTracker | None,
     extra: Mapping[str, Any] | None,
-    rank: int,
-    world_size: int,
+    group: ProcessGroup | None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the content to save, and the names of tied tensors: {"model.head.weight": "model.table.weight"}."""
-    _check_group(model, world_size)
+    _check_group(model, group)
+    rank, world_size = rank_and_size(group)
     state, first = model.state_dict(keep_vars=True), _first_names(model)
     content: dict[str, Any] = {"model": {}}
     for name in dict.fromkeys(first.values()):
@@ -235,12 +236,13 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     return {n: seen.setdefault(id(value), n) if isinstance(value, Tensor) else n for n, value in state.items()}
 
 
-def _model_places(metadata: Metadata, model: nn.Module, names: set[str], rank: int, world_size: int) -> dict[str, Any]:
+def _model_places(metadata: Metadata, model: nn.Module, names: set[str], group: ProcessGroup | None) -> dict[str, Any]:
     """Return the model's tensors as placeholders. Raises ValueError if the checkpoint is of a different model.
 
     names    those of the full model's state_dict
     """
-    _check_group(model, world_size)
+    _check_group(model, group)
+    rank, world_size = rank_and_size(group)
     state = model.state_dict(keep_vars=True)
     check_names([name.removeprefix("model.") for name in names_under(metadata, "model")], names)
     places: dict[str, Any] = {}
@@ -281,10 +283,16 @@ def _finish_rng(rng: RNGTracker, metadata: Metadata, loaded: Mapping[str, Any]) 
     rng.load_state_dict(states, strict=False)
 
 
-def _check_group(model: nn.Module, world_size: int) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, ShardedModule) and module.shardings and module.world_size != world_size:
-            raise ValueError(f"{name} was made for {module.world_size} ranks, not {world_size}: pass its group")
+def _check_group(model: nn.Module, group: ProcessGroup | None) -> None:
+    """Raise ValueError unless the group's ranks, and no others, have the shards of each parameter."""
+    for name, value in model.state_dict(keep_vars=True).items():
+        if isinstance(value, Tensor):
+            check_group(name, value, group)
+        if isinstance(value, DTensor) and hasattr(value, "tensor_parallel") and not is_on_ranks_of_shards(name, value):
+            raise ValueError(
+                f"{name} is a tensor-parallel shard, and fully_shard split it again over {value.device_mesh.size()} "
+                "ranks: save the full_state_dict instead"
+            )
 
 
 def _read(places: dict[str, Any], reader: SafeReader, group: ProcessGroup | None) -> None:

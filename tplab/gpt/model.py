@@ -27,6 +27,7 @@ from tplab.collectives.by_hand import rank_and_size
 from tplab.gpt.transformer import NORMS, LayerCache, ParallelTransformerLayer
 from tplab.memory.config import GPTConfig, Recompute, check_tensor_parallel
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
+from tplab.tensor.group_module import GroupModule
 from tplab.tensor.id_check import When
 from tplab.tensor.initialization import InitMethod, init_parameter
 from tplab.tensor.linear import Device, LayerOptions
@@ -38,7 +39,7 @@ from tplab.tensor.sharding import Block, ShardedModule, Sharding
 INIT_STD = 0.02  # as in GPT-2 and Megatron
 
 
-class ParallelGPT(nn.Module):
+class ParallelGPT(GroupModule):
     """GPT sharded over p ranks. Maps ids [b, s] to this rank's logits [b, s, v/p] or, given targets, to the mean loss.
 
     config                    the sizes, see `tplab.memory.config`
@@ -100,7 +101,10 @@ class ParallelGPT(nn.Module):
                 config.ffn_hidden_size,
                 activation="swiglu" if config.gated else config.activation,
                 rotary_base=None if config.learned_positions else config.rotary_base,
+                rotary_scaling=config.rotary_scaling,
+                sliding_window=config.sliding_window,
                 bias=config.bias,
+                qkv_bias=config.bias or config.qkv_bias,
                 norm=norm,
                 norm_eps=config.norm_eps,
                 hidden_dropout=config.dropout,

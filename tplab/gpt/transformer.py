@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tplab.memory.config import RotaryScaling
 from tplab.tensor.attention import ParallelAttention, run_once
 from tplab.tensor.initialization import InitMethod
 from tplab.tensor.kv_cache import KVCache
@@ -74,7 +75,8 @@ class ParallelTransformerLayer(nn.Module):
 
     causal                each token attends only to itself and to earlier tokens; False for an encoder
     cross_attention       adds a third block, which reads a memory [b, t, h]
-    num_kv_heads, ffn_hidden_size, activation, rotary_base, bias    as in ParallelAttention and ParallelMLP
+    num_kv_heads, ffn_hidden_size, activation, bias    as in ParallelAttention and ParallelMLP
+    rotary_base, rotary_scaling, sliding_window, qkv_bias    as in ParallelAttention; the first three only for x
     norm                  "layer" or "rms"; norm_eps is added to the variance
     hidden_dropout        dropout probability after each block, with the same mask on all ranks
     attention_dropout     dropout probability for the attention probabilities, with different masks on each rank
@@ -100,7 +102,10 @@ class ParallelTransformerLayer(nn.Module):
         cross_attention: bool = False,
         activation: str = "gelu",
         rotary_base: float | None = None,
+        rotary_scaling: RotaryScaling | None = None,
+        sliding_window: int | None = None,
         bias: bool = True,
+        qkv_bias: bool | None = None,
         norm: str = "layer",
         norm_eps: float = 1e-5,
         hidden_dropout: float = 0.0,
@@ -130,6 +135,7 @@ class ParallelTransformerLayer(nn.Module):
             "num_heads": num_heads,
             "num_kv_heads": num_kv_heads,
             "dropout": attention_dropout,
+            "qkv_bias": qkv_bias,
             "run_core": run_again_in_backward if recompute_attention else run_once,
             **block,
         }
@@ -140,7 +146,10 @@ class ParallelTransformerLayer(nn.Module):
             return made
 
         self.attention_norm = make_norm()
-        self.attention = ParallelAttention(hidden_size, causal=causal, rotary_base=rotary_base, **attention)
+        self.attention = ParallelAttention(
+            hidden_size, causal=causal, rotary_base=rotary_base, rotary_scaling=rotary_scaling,
+            sliding_window=sliding_window, **attention,
+        )  # fmt: skip
         self.cross_norm = make_norm() if cross_attention else None
         self.cross_attention = (
             ParallelAttention(hidden_size, attention_type="cross", **attention) if cross_attention else None

@@ -5,7 +5,7 @@ memory_bill   formulas for what one GPU has to store, for every way to split the
 meter         the same, measured on real tensors
 """
 
-from tplab.memory.config import PRESETS, GPTConfig, Recompute, parameter_count
+from tplab.memory.config import PRESETS, GPTConfig, Recompute, RotaryScaling, parameter_count
 from tplab.memory.memory_bill import (
     GPUS,
     RECIPES,
@@ -36,6 +36,7 @@ __all__ = [
     "MemoryMeter",
     "Recipe",
     "Recompute",
+    "RotaryScaling",
     "bill",
     "gradient_bytes",
     "layer_activations",

@@ -8,11 +8,29 @@
 biases that are added after a sum over ranks. This is pure arithmetic, so nothing here needs torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Any, Literal
 
 Recompute = Literal["nothing", "attention", "layers"]  # what the backward pass recomputes instead of saving it
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryScaling:
+    """Llama 3.1's change of the rotary frequencies, for texts longer than those of the pre-training ("llama3").
+
+    Frequencies that turn less than low_freq_factor times over original_seq_length tokens are divided by `factor`. Those
+    that turn more than high_freq_factor times don't change. Between the two, the change is gradual.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_seq_length: int
+
+    def __post_init__(self) -> None:
+        if self.factor < 1 or not 0 < self.low_freq_factor < self.high_freq_factor or self.original_seq_length < 1:
+            raise ValueError(f"{self}: factor should be at least 1, and low_freq_factor below high_freq_factor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +45,9 @@ class GPTConfig:
     tied_embedding:    the output layer uses the embedding's weight
     learned_positions: True: a learned vector for each of seq_length positions; False: rotary positions
     rotary_base:       the base of rotary positions
+    rotary_scaling:    a change of the rotary frequencies, as in Llama 3.1; None: none
+    qkv_bias:          Q, K and V have a bias even if bias=False, as in Qwen2
+    sliding_window:    each token attends to so many tokens, itself and those before it, as in Mistral; None: to all
     norm_eps:          the value that a norm adds to the variance
     dropout:           probability, after the attention scores, attention, the MLP and the embedding
     flash_attention:   the backward pass recomputes the scores instead of saving them
@@ -45,6 +66,9 @@ class GPTConfig:
     tied_embedding: bool = True
     learned_positions: bool = True
     rotary_base: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
+    qkv_bias: bool = False
+    sliding_window: int | None = None
     norm_eps: float = 1e-5
     dropout: float = 0.1
     flash_attention: bool = False
@@ -55,6 +79,12 @@ class GPTConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} should be a probability in [0, 1); 0 leaves it out")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(
+                f"sliding_window={self.sliding_window}: each token attends to itself at least, 1; None: all"
+            )
+        if self.learned_positions and self.rotary_scaling is not None:
+            raise ValueError("rotary_scaling needs rotary positions: learned_positions=False")
         if self.hidden_size % self.num_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} can't be divided into num_heads={self.num_heads} heads of one size"
@@ -118,9 +148,10 @@ def layer_weights(config: GPTConfig) -> list[Weight]:
     """Return the weights of one transformer layer, with shapes [out, in] as in nn.Linear."""
     h, f, kv = config.hidden_size, config.ffn_size, config.kv_heads * config.head_dim
     weights = _norm("attention_norm", config)
-    weights += _linear("attention.q", h, h, 0, config)
-    weights += _linear("attention.k", h, kv, 0, config, unit=config.head_dim)
-    weights += _linear("attention.v", h, kv, 0, config, unit=config.head_dim)
+    qkv = replace(config, bias=config.bias or config.qkv_bias)
+    weights += _linear("attention.q", h, h, 0, qkv)
+    weights += _linear("attention.k", h, kv, 0, qkv, unit=config.head_dim)
+    weights += _linear("attention.v", h, kv, 0, qkv, unit=config.head_dim)
     weights += _linear("attention.out", h, h, 1, config)
     weights += _norm("mlp_norm", config)
     weights += _linear("mlp.gate", h, f, 0, config) if config.gated else []

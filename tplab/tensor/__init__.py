@@ -1,6 +1,7 @@
 """Chapters 02 to 09: tensor parallelism, from one split matrix to a whole vocabulary.
 
 02  sharding               which slice of a tensor belongs to a rank; the error when p doesn't divide a size
+    group_module           copies and pickles of modules that have a process group
 03  mappings               f, g, scatter and gather, with their backward passes
 04  initialization         initial weights that are the same for every number of ranks
     full_state             convert full checkpoints to shards and back
@@ -18,6 +19,7 @@ from tplab.tensor.attention_mask import attention_mask
 from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 from tplab.tensor.embedding import VocabParallelEmbedding, pad_vocab_size, parallel_logits
 from tplab.tensor.full_state import full_state_dict, load_full_state_dict
+from tplab.tensor.group_module import GroupModule, group_ranks
 from tplab.tensor.id_check import IdCheck
 from tplab.tensor.initialization import InitMethod, init_parameter
 from tplab.tensor.kv_cache import KVCache
@@ -35,7 +37,6 @@ from tplab.tensor.sharding import (
     Sharding,
     check_group,
     divide,
-    group_ranks,
     shard,
     shard_range,
     shard_ranks,
@@ -46,6 +47,7 @@ __all__ = [
     "TENSOR_PARALLEL",
     "Block",
     "ColumnParallelLinear",
+    "GroupModule",
     "IdCheck",
     "InitMethod",
     "KVCache",

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tplab.collectives.by_hand import rank_and_size
+from tplab.memory.config import RotaryScaling
 from tplab.tensor.attention_mask import attention_mask, check_masks
 from tplab.tensor.initialization import InitMethod
 from tplab.tensor.kv_cache import KVCache
@@ -56,6 +57,9 @@ class ParallelAttention(nn.Module):
     causal                each token attends only to itself and to earlier tokens
     dropout               dropout probability for the attention probabilities, used only in training
     rotary_base           base of the rotary position embedding of q and k (Llama 2: 10000); None: don't rotate
+    rotary_scaling        changes the rotary frequencies, as in Llama 3.1 (`tplab.memory.config.RotaryScaling`)
+    sliding_window        with causal: each token attends to this many tokens, itself and those before it; None: all
+    qkv_bias              whether Q, K and V have a bias; None: as `bias`
     skip_bias_add         return (z without bias, bias)
     output_init_method    initializes the full Wo in place; None: `init_method`
     async_grad_allreduce  as in ColumnParallelLinear
@@ -78,6 +82,9 @@ class ParallelAttention(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         rotary_base: float | None = None,
+        rotary_scaling: RotaryScaling | None = None,
+        sliding_window: int | None = None,
+        qkv_bias: bool | None = None,
         skip_bias_add: bool = False,
         output_init_method: InitMethod | None = None,
         async_grad_allreduce: bool = False,
@@ -90,6 +97,10 @@ class ParallelAttention(nn.Module):
             raise ValueError(f"attention_type={attention_type!r} is not 'self' or 'cross'")
         if attention_type == "cross" and (causal or rotary_base is not None):
             raise ValueError("cross-attention has no causal mask and no rotary positions: x and memory are two texts")
+        if sliding_window is not None and (sliding_window < 1 or not causal):
+            raise ValueError(f"sliding_window={sliding_window} should be 1 or more, and it needs causal=True")
+        if rotary_scaling is not None and rotary_base is None:
+            raise ValueError("rotary_scaling needs a rotary_base: without it, there are no rotary positions")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout} should be in [0, 1)")
         self.rank, self.world_size = rank_and_size(options.get("group"))
@@ -99,13 +110,15 @@ class ParallelAttention(nn.Module):
         self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.attention_type, self.causal, self.dropout = attention_type, causal, dropout
-        self.rotary_base, self.run_core = rotary_base, run_core
+        self.rotary_base, self.rotary_scaling, self.run_core = rotary_base, rotary_scaling, run_core
+        self.sliding_window = sliding_window
+        qkv_bias = bias if qkv_bias is None else qkv_bias
         first: dict[str, Any] = {"async_grad_allreduce": async_grad_allreduce, **options}
         if attention_type == "self":
-            self.qkv = QKVParallelLinear(hidden_size, num_heads, num_kv_heads, self.head_dim, bias, **first)
+            self.qkv = QKVParallelLinear(hidden_size, num_heads, num_kv_heads, self.head_dim, qkv_bias, **first)
         else:
-            self.q = ColumnParallelLinear(hidden_size, num_heads * self.head_dim, bias, **first)
-            self.kv = QKVParallelLinear(hidden_size, 0, num_kv_heads, self.head_dim, bias, **first)
+            self.q = ColumnParallelLinear(hidden_size, num_heads * self.head_dim, qkv_bias, **first)
+            self.kv = QKVParallelLinear(hidden_size, 0, num_kv_heads, self.head_dim, qkv_bias, **first)
         options["init_method"] = output_init_method or options.get("init_method")
         self.out = RowParallelLinear(
             num_heads * self.head_dim, hidden_size, bias, skip_bias_add=skip_bias_add, **options
@@ -148,7 +161,7 @@ class ParallelAttention(nn.Module):
         if self.rotary_base is not None:
             if positions is None:
                 positions = torch.arange(offset, offset + q.shape[2], device=x.device)  # [s]
-            angles = rotary_angles(positions, self.head_dim, self.rotary_base)
+            angles = rotary_angles(positions, self.head_dim, self.rotary_base, self.rotary_scaling)
             q, k = rotate(q, angles), rotate(k, angles)
         return q, k, v
 
@@ -173,7 +186,7 @@ class ParallelAttention(nn.Module):
             attn_mask = copy_to_region(attn_mask, self.out.group).to(q.dtype)
             if attn_mask.dim() == 4 and attn_mask.shape[1] > 1:
                 attn_mask = attn_mask.narrow(1, self.rank * self.heads, self.heads)  # [b, n, s, t]
-        mask, is_causal = attention_mask(s, t, self.causal, key_padding_mask, attn_mask, q.device)
+        mask, is_causal = attention_mask(s, t, self.causal, key_padding_mask, attn_mask, q.device, self.sliding_window)
         dropout = self.dropout if self.training else 0.0
 
         def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -15,17 +15,27 @@ from torch import Tensor
 
 
 def attention_mask(
-    s: int, t: int, causal: bool, key_padding_mask: Tensor | None, attn_mask: Tensor | None, device: torch.device
+    s: int,
+    t: int,
+    causal: bool,
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    device: torch.device,
+    window: int | None = None,
 ) -> tuple[Tensor | None, bool]:
     """Return (`attn_mask`, `is_causal`) for `scaled_dot_product_attention`; `attn_mask` is None if none is needed.
 
     key_padding_mask    bool [b, t], True for padding, which no query attends to
     attn_mask           values added to the scores, [s, t] or [b, heads, s, t]; dimensions of size 1 are broadcast
+    window              with causal: each query attends to this many keys, its own and those before it; None: to all
     The returned mask [.., s, t] is bool (True: may attend), or `attn_mask` with -inf at masked positions.
     """
     may_look = None
-    if causal and s > 1 and not (s == t and key_padding_mask is None and attn_mask is None):
+    in_window = window is not None and t > window
+    if in_window or (causal and s > 1 and not (s == t and key_padding_mask is None and attn_mask is None)):
         may_look = torch.ones(s, t, dtype=torch.bool, device=device).tril(t - s)  # [s, t]
+    if may_look is not None and window is not None:
+        may_look = may_look.triu(t - s - window + 1)
     if key_padding_mask is not None:
         no_padding = ~key_padding_mask[:, None, None, :]  # [b, 1, 1, t]
         may_look = no_padding if may_look is None else may_look & no_padding  # [b, 1, s, t]

@@ -39,6 +39,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
+from tplab.tensor.embedding import vocabulary
 from tplab.tensor.id_check import outside, raise_first
 
 Reduction = Literal["mean", "sum", "none"]
@@ -59,20 +60,25 @@ def vocab_parallel_cross_entropy(
     """Compute `F.cross_entropy` from this rank's logits [.., v/p] and targets [..], ids of the full vocabulary.
 
     ignore_index, label_smoothing, reduction    as in F.cross_entropy; smoothing covers the full vocabulary
-    vocab_size          ignore the columns after it, which only pad the vocabulary; their gradient is zero
+    vocab_size          ignore the columns after it, which only pad the vocabulary; their gradient is zero. None: as
+                        the mark `logits.tensor_parallel` says, which `parallel_logits` sets. In a copy without it, such
+                        as `logits.float()`, the logits of padding are still -inf, so it isn't counted, but label
+                        smoothing and targets in the padding then give an infinite loss
     overwrite_logits    store the exponentials, then the gradient, in the memory of the logits. Nothing else may need
                         them: another backward pass that uses the saved logits raises RuntimeError
     check_target        for targets outside the vocabulary, raise IndexError (True) or return NaN in loss and gradient
                         (False). None: True on a CPU, False on a GPU, where the check would synchronize each call
 
     Returns the loss on every rank, a scalar or [..] for "none", in float32 (float64 for float64); it isn't twice
-    differentiable. Raises ValueError for invalid shapes and options. (Megatron: same name, but no vocab_size.)
+    differentiable. Raises ValueError for invalid shapes and options, such as a `vocab_size` or
+    a group that contradicts the mark. (Megatron: same name, but no vocab_size.)
     """
     if logits.dim() == 0 or logits.shape[:-1] != target.shape:
         raise ValueError(
             f"logits {list(logits.shape)} should be [.., v/p], with the [..] of target {list(target.shape)}"
         )
     columns = logits.shape[-1]
+    vocab_size = vocabulary("logits", logits, -1, vocab_size, group)
     options = Options.of(columns, ignore_index, label_smoothing, reduction, vocab_size, overwrite_logits, group)
     if overwrite_logits and logits.is_leaf and logits.requires_grad:
         raise ValueError(
@@ -93,18 +99,15 @@ class Options:
 
     @staticmethod
     def of(
-        columns: int, ignore_index: int, label_smoothing: float, reduction: Reduction, vocab_size: int | None,
+        columns: int, ignore_index: int, label_smoothing: float, reduction: Reduction, vocab_size: int,
         overwrite_logits: bool, group: ProcessGroup | None,
     ) -> "Options":  # fmt: skip
-        rank, p = rank_and_size(group)
-        vocab_size = p * columns if vocab_size is None else vocab_size
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing={label_smoothing} is not between 0 and 1")
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum', 'none'")
-        if not 0 < vocab_size <= p * columns:
-            raise ValueError(f"vocab_size={vocab_size} doesn't fit {p} ranks with {columns} columns each")
-        return Options(ignore_index, label_smoothing, reduction, vocab_size, overwrite_logits, rank * columns)
+        start = rank_and_size(group)[0] * columns
+        return Options(ignore_index, label_smoothing, reduction, vocab_size, overwrite_logits, start)
 
     @property
     def smooth(self) -> float:

@@ -19,8 +19,10 @@ Both uses add to the gradient of the same parameter, each on the rank that has t
     parallel_logits    none (gather: all-gather)         all-reduce of b s h elements
 
 v is padded to a multiple of 128 p, so that all ranks have the same number of rows and matmuls run efficiently. Padding
-is never looked up, trained or saved in a checkpoint: `full_state_dict` returns E [v, h] for any p. (Shoeybi et al.
-2019, "Megatron-LM", section 3; Megatron: VocabParallelEmbedding, parallel_lm_logits.)
+is never looked up, trained or saved in a checkpoint: `full_state_dict` returns E [v, h] for any p. Its logits are -inf,
+so no softmax counts it, whatever happens to the logits in between. The weight's mark, `weight.tensor_parallel`, has the
+size of the vocabulary, and so has that of the logits, from which the loss of chapter 08 reads it. (Shoeybi et al. 2019,
+"Megatron-LM", section 3; Megatron: VocabParallelEmbedding, parallel_lm_logits.)
 """
 
 import torch
@@ -28,12 +30,14 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
+from tplab.collectives.by_hand import rank_and_size
+from tplab.tensor.group_module import group_ranks
 from tplab.tensor.id_check import IdCheck, When
 from tplab.tensor.initialization import InitMethod, init_parameter
 from tplab.tensor.linear import Device
 from tplab.tensor.mappings import gather_from_region
 from tplab.tensor.region import TENSOR_PARALLEL, Region, column_linear
-from tplab.tensor.sharding import Block, ShardedModule, Sharding
+from tplab.tensor.sharding import Block, ShardedModule, Sharding, check_group
 
 
 def pad_vocab_size(vocab_size: int, world_size: int, multiple: int = 128) -> int:
@@ -130,13 +134,57 @@ def parallel_logits(
     """Return this rank's logits x E_r^T [.., v/p], given x [.., h] (replicated) and its rows of the table [v/p, h].
 
     bias                    [v/p], this rank's shard of a bias
-    gather                  return all logits [.., v] on every rank, for sampling: one all-gather
-    vocab_size              with gather: drop the columns after it, which only pad the table
+    gather                  return all logits [.., v] on every rank, without padding, for sampling: one all-gather
+    vocab_size              the number of ids that aren't padding; None: as the weight's `tensor_parallel` says, or all
     async_grad_allreduce    as in ColumnParallelLinear
 
-    For a tied output layer, pass `embedding.weight`. (Megatron: parallel_lm_logits.)
+    Without `gather`, the logits of padding are -inf, and `logits.tensor_parallel` says how they are sharded. For a tied
+    output layer, pass `embedding.weight`. A copy of it, such as `weight.bfloat16()`, has no mark, so it needs
+    `vocab_size`. Raises ValueError without it if the weight was computed from another tensor, and if `vocab_size` or
+    the group contradicts the mark. (Megatron: parallel_lm_logits.)
     """
     if x.shape[-1:] != weight.shape[-1:]:
         raise ValueError(f"x {list(x.shape)} should be [.., {weight.shape[-1]}], for a table {list(weight.shape)}")
+    vocab_size, rows = vocabulary("weight", weight, 0, vocab_size, group), len(weight)
+    rank, world_size = rank_and_size(group)
+    own = min(max(vocab_size - rank * rows, 0), rows)  # this rank's rows that aren't padding
+    if own < rows and not gather:
+        bias = torch.zeros_like(weight[:, 0]) if bias is None else bias.clone()
+        bias[own:] = -torch.inf  # added in the matmul, so it takes no memory
     logits = column_linear(x, weight, bias, group, async_grad_allreduce)  # [.., v/p]
-    return gather_from_region(logits, group)[..., :vocab_size] if gather else logits
+    if gather:
+        return gather_from_region(logits, group)[..., :vocab_size]
+    if vocab_size < world_size * rows and not torch.compiler.is_compiling():
+        padded = Block(vocab_size, rows, padded=True)
+        logits.tensor_parallel = Sharding(-1, blocks=(padded,), ranks=group_ranks(group))  # type: ignore[attr-defined]
+    return logits
+
+
+def vocabulary(name: str, shard: Tensor, dim: int, vocab_size: int | None, group: ProcessGroup | None) -> int:
+    """Return the size of the vocabulary of which a table has one row, or logits one column, per id.
+
+    dim            the dimension that is sharded
+    vocab_size     the size if the caller gave it; None: the size in the mark `shard.tensor_parallel`. Without a mark,
+                   nothing is padding.
+    Raises ValueError if the caller's size or group contradicts the mark, if the size doesn't fit the shards, or if it
+    is unknown and the table was computed from another tensor, which may have had a mark.
+    """
+    check_group(name, shard, group)
+    columns, p = shard.shape[dim], rank_and_size(group)[1]
+    sharding: Sharding | None = getattr(shard, "tensor_parallel", None)
+    known = sum(block.size for block in sharding.blocks) if sharding is not None and sharding.blocks else None
+    if vocab_size is not None and known is not None and vocab_size != known:
+        raise ValueError(
+            f"vocab_size={vocab_size}, but {name} {list(shard.shape)} is a shard of a vocabulary of {known}: leave "
+            "vocab_size out"
+        )
+    size = known if vocab_size is None else vocab_size
+    if size is None and name == "weight" and shard.grad_fn is not None:
+        raise ValueError(
+            f"weight {list(shard.shape)} was computed from another tensor, so it doesn't say which of its rows are "
+            "padding: pass vocab_size"
+        )
+    size = p * columns if size is None else size
+    if not 0 < size <= p * columns:
+        raise ValueError(f"vocab_size={size} doesn't fit {p} ranks with {columns} columns each")
+    return size

@@ -11,25 +11,32 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.mappings import all_gather
-from tplab.tensor.sharding import Sharding
+from tplab.tensor.sharding import Sharding, check_group
 
 
 def full_state_dict(module: nn.Module, group: ProcessGroup | None = None) -> dict[str, Tensor]:
     """Return the module's full state_dict on every rank, with sharded parameters [.., n/p, ..] gathered to [.., n, ..].
 
     All ranks of the group must call it, because it runs one all-gather per sharded parameter. Replicated parameters and
-    buffers are copied from this rank. The returned tensors share no memory with the module.
+    buffers are copied from this rank. The returned tensors share no memory with the module. If `fully_shard` (FSDP2)
+    split them again, all of its ranks must call it, too. Raises ValueError if the shards are on other ranks than those
+    of the group.
     """
     world_size = rank_and_size(group)[1]
-    state = {}
-    for name, value in module.state_dict(keep_vars=True).items():
+    state, own = {}, module.state_dict(keep_vars=True)
+    _check_groups(own, group)
+    for name, value in own.items():
         if not isinstance(value, Tensor):  # the result of a module's get_extra_state
             state[name] = value
             continue
         sharding, tensor = _sharding_of(value), value.detach()
+        if isinstance(value, DTensor):
+            tensor = value.to_local() if is_on_ranks_of_shards(name, value) else value.full_tensor()
+            tensor = tensor.detach()
         if sharding is None:
             state[name] = tensor.clone()
         else:
@@ -43,27 +50,69 @@ def load_full_state_dict(
     """Copy a full state_dict, from `full_state_dict` or from a plain torch module, into the module's shards.
 
     There is no communication: each rank takes its shards of the same `state`, which isn't modified. Raises ValueError
-    if a tensor doesn't have the shape of the full parameter and, like `torch.nn.Module.load_state_dict`, RuntimeError
-    if `strict` is set and the names differ.
+    if a tensor doesn't have the shape of the full parameter or the shards are on other ranks than those of the group
+    and, like `torch.nn.Module.load_state_dict`, RuntimeError if `strict` is set and the names differ.
     """
     rank, world_size = rank_and_size(group)
     own = module.state_dict(keep_vars=True)
+    _check_groups(own, group)
     shards = dict(state)
     for name in own.keys() & state.keys():
         if (sharding := _sharding_of(own[name])) is not None:
-            _check_is_whole(name, state[name], own[name], sharding, world_size)
+            _check_is_whole(name, state[name], _shard_shape(name, own[name]), sharding, world_size)
             shards[name] = sharding.shard(state[name], rank, world_size)
+        if isinstance(own[name], DTensor):
+            shards[name] = _as_dtensor(name, shards[name], own[name])
     module.load_state_dict(shards, strict=strict)
+
+
+def is_on_ranks_of_shards(name: str, parameter: DTensor) -> bool:
+    """Return True if the DTensor's local tensor is this rank's shard, False if it is split further, as by FSDP2.
+
+    Raises ValueError if its mesh has only some of the ranks that have the shards, or others besides them.
+    """
+    sharding, mesh = _sharding_of(parameter), set(parameter.device_mesh.mesh.flatten().tolist())
+    if sharding is None:
+        return False
+    if sharding.ranks is None:
+        known = "unknown ranks: set Sharding(.., ranks=..)"
+    elif mesh == set(sharding.ranks):
+        return True
+    elif len(mesh & set(sharding.ranks)) == 1:
+        return False
+    else:
+        known = f"ranks {list(sharding.ranks)}"
+    raise ValueError(
+        f"{name} is a DTensor on ranks {sorted(mesh)}, and its tensor-parallel shards are on {known}. They should be "
+        "the same ranks, or have only this one in common, like the dimensions of a mesh"
+    )
 
 
 def _sharding_of(value: object) -> Sharding | None:
     return getattr(value, "tensor_parallel", None)
 
 
-def _check_is_whole(name: str, given: Tensor, own: Tensor, sharding: Sharding, world_size: int) -> None:
-    whole = sharding.whole_shape(own.shape, world_size)
+def _check_groups(state: Mapping[str, object], group: ProcessGroup | None) -> None:
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            check_group(name, value, group)
+
+
+def _shard_shape(name: str, own: Tensor) -> list[int]:
+    return list((own.to_local() if isinstance(own, DTensor) and is_on_ranks_of_shards(name, own) else own).shape)
+
+
+def _as_dtensor(name: str, shard: Tensor, own: DTensor) -> DTensor:
+    mesh, placements, shard = own.device_mesh, own.placements, shard.to(own.device)
+    if is_on_ranks_of_shards(name, own):
+        return DTensor.from_local(shard, mesh, placements, run_check=False, shape=own.shape, stride=own.stride())
+    return distribute_tensor(shard, mesh, placements, src_data_rank=None)  # each rank takes its part of its own tensor
+
+
+def _check_is_whole(name: str, given: Tensor, own: list[int], sharding: Sharding, world_size: int) -> None:
+    whole = sharding.whole_shape(own, world_size)
     if list(given.shape) != whole:
         raise ValueError(
-            f"{name} needs the whole tensor {whole}, of which each of {world_size} ranks takes {list(own.shape)}; "
+            f"{name} needs the whole tensor {whole}, of which each of {world_size} ranks takes {own}; "
             f"got {list(given.shape)}"
         )

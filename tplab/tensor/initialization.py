@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.tensor.sharding import Sharding
+from tplab.tensor.sharding import Sharding, check_group
 
 InitMethod = Callable[[Tensor], object]
 
@@ -36,6 +36,7 @@ def init_parameter(
     weight, or is drawn directly if `per_rank`. Then `init_method` must consist of in-place draws and arithmetic with
     numbers, otherwise ValueError is raised. For example, orthogonal_ needs the full matrix.
     """
+    check_group("the parameter", parameter, group)
     rank, world_size = rank_and_size(group)
     sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
     shape = list(parameter.shape) if sharding is None else sharding.whole_shape(parameter.shape, world_size)

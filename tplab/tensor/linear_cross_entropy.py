@@ -15,6 +15,7 @@ dE_r once, so very small blocks are slow.
 (Hsu et al. 2024, "Liger Kernel", section 3.2, on one GPU; here the loss is computed on several ranks.)
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,7 @@ from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
 from tplab.tensor.cross_entropy import Options, forward_of_rows, gradient_of_rows, wrong_targets
+from tplab.tensor.embedding import vocabulary
 from tplab.tensor.region import in_autocast_dtype
 
 
@@ -46,6 +48,7 @@ def parallel_linear_cross_entropy(
     """Compute vocab_parallel_cross_entropy(parallel_logits(x, weight), target) for x [.., h] and weight [v/p, h].
 
     tokens_at_once    c, the number of tokens per block
+    vocab_size        the number of ids that aren't padding; None: as the weight's `tensor_parallel` says, or all
     sum_gradient      False: don't apply f, so that dx is only this rank's term and an earlier operator has to sum it
     All other options, and the result, are as in `vocab_parallel_cross_entropy`.
 
@@ -60,22 +63,25 @@ def parallel_linear_cross_entropy(
         raise ValueError(f"reduction={reduction!r} is not one of 'mean', 'sum'")
     if tokens_at_once < 1:
         raise ValueError(f"tokens_at_once={tokens_at_once}: a block has at least one token")
+    vocab_size = vocabulary("weight", weight, 0, vocab_size, group)
     options = Options.of(len(weight), ignore_index, label_smoothing, reduction, vocab_size, True, group)
     wrong = wrong_targets(target, options, check_target)
     x, weight = in_autocast_dtype(x, weight)
     with torch.autocast(x.device.type, enabled=False):
-        return _LinearCrossEntropy.apply(x, weight, target, wrong, options, tokens_at_once, sum_gradient, group)
+        # in evaluation, parameters still require gradients, and inside of forward, gradients are always disabled
+        needed = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, weight)]
+        return _LinearCrossEntropy.apply(x, weight, target, wrong, options, tokens_at_once, needed, sum_gradient, group)
 
 
 class _LinearCrossEntropy(Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, target: Tensor, wrong: Tensor, options: Options, tokens_at_once: int,
-        sum_gradient: bool, group: ProcessGroup | None,
+        needed: Sequence[bool], sum_gradient: bool, group: ProcessGroup | None,
     ) -> Tensor:  # fmt: skip
         rows, target, wrong = x.reshape(-1, x.shape[-1]), target.reshape(-1).long(), wrong.reshape(-1)
         count = (target != options.ignore_index).sum() if options.reduction == "mean" else target.new_ones(())
-        need_dx, need_dw = ctx.needs_input_grad[:2]
+        need_dx, need_dw = needed
         dx = torch.empty_like(rows, memory_format=torch.contiguous_format) if need_dx else None  # [n, h]
         dw: Tensor | None = None  # [v/p, h]
         logits = rows.new_empty(min(tokens_at_once, len(rows)), len(weight))  # [c, v/p], the same memory for all blocks
@@ -108,7 +114,7 @@ class _LinearCrossEntropy(Function):
             if ctx.sum_gradient and rank_and_size(ctx.group)[1] > 1:
                 dist.all_reduce(dx, group=ctx.group)
             dx = dx.view(ctx.shape)
-        return dx, dw, None, None, None, None, None, None
+        return dx, dw, None, None, None, None, None, None, None
 
 
 def _multiply(gradient: Tensor, dloss: Tensor) -> None:

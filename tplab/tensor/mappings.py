@@ -18,10 +18,12 @@ the full tensor's bytes for an all-reduce, and (p-1)/p of them for an all-gather
 As in Megatron and torch's DTensor, sums have the dtype of the tensor. In bfloat16, each of the p terms and each
 intermediate sum has 8 bits of precision (256 + 1 = 256). For more, cast to float32 before g, which doubles the traffic.
 
-No operator writes into its input, because collectives run on a contiguous copy. With a single rank, or without a
-process group, each operator returns its input. torch.compile captures the operators in one graph, because it replaces
-`dist.all_reduce` by the functional form of the collective. (Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3;
-megatron/core/tensor_parallel/mappings.py, where the names end in `_tensor_model_parallel_region`.)
+No operator writes into its input, because collectives run on a contiguous copy. Treat results as read-only, like those
+of torch's `contiguous` and `reshape`: f returns a view of its input, and with a single rank, or without a process
+group, each operator returns its input itself. Otherwise, g, scatter and gather return new memory. torch.compile
+captures the operators in one graph, because it replaces `dist.all_reduce` by the functional form of the collective.
+(Shoeybi et al. 2019, "Megatron-LM", section 3 and figure 3; megatron/core/tensor_parallel/mappings.py, where the names
+end in `_tensor_model_parallel_region`.)
 """
 
 from typing import Any

@@ -116,13 +116,14 @@ class QKVParallelLinear(ShardedModule):
         return q, k, v
 
     def _sum_over_copies(self, parameter: Tensor) -> Tensor:
-        if self.copies_group is None:
+        if self.copies == 1:
             return parameter
+        if self.copies_group is None:
+            self.copies_group = copies_group(self.group, self.copies)
         return _SumOverCopies.apply(parameter, self.heads[0] * self.head_dim, self.copies_group)
 
-    def __deepcopy__(self, memo: dict) -> "QKVParallelLinear":
-        memo[id(self.copies_group)] = self.copies_group  # a process group can't be copied
-        return super().__deepcopy__(memo)
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"copies_group": None}  # the first forward after unpickling creates it
 
     def extra_repr(self) -> str:
         kind = f"{self.copies} copies of each K, V head, " if self.copies > 1 else ""

@@ -8,22 +8,41 @@ A head's vector [d] has d/2 pairs. Pair i of the token at position m is rotated 
 The dot product of a rotated query at m and a rotated key at n depends on the positions only through m - n, so a score
 encodes the distance between two tokens. Like Llama, we pair element i with element i + d/2 (half-split). The paper
 pairs 2i with 2i + 1, so weights aren't interchangeable. All heads use the same angles, so ranks don't matter here. (Su
-et al. 2021, "RoFormer", arXiv 2104.09864, section 3.2; transformers, models/llama/modeling_llama.py.)
+et al. 2021, "RoFormer", arXiv 2104.09864, section 3.2; transformers, models/llama/modeling_llama.py and,
+for Llama 3.1, modeling_rope_utils.py.)
 """
+
+import math
 
 import torch
 from torch import Tensor
 
+from tplab.memory.config import RotaryScaling
 
-def rotary_angles(positions: Tensor, head_dim: int, base: float = 10_000.0) -> Tensor:
+
+def rotary_angles(
+    positions: Tensor, head_dim: int, base: float = 10_000.0, scaling: RotaryScaling | None = None
+) -> Tensor:
     """Return the angles [.., d/2] for integer positions [..]. As in Llama, they are float32 whatever the model's dtype.
 
+    scaling    changes the frequencies w_i, as in Llama 3.1
     Raises ValueError if head_dim is odd.
     """
     if head_dim % 2:
         raise ValueError(f"head_dim={head_dim} is odd: rotary positions turn pairs of numbers")
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim  # [d/2]
-    return positions[..., None].float() * (1.0 / base**exponents)  # [.., d/2]
+    frequencies = 1.0 / base**exponents
+    if scaling is not None:
+        frequencies = scaled(frequencies, scaling)
+    return positions[..., None].float() * frequencies  # [.., d/2]
+
+
+def scaled(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
+    """Divide low frequencies [d/2] by the factor, keep high ones, and interpolate between them, as Llama 3.1 does."""
+    turns = scaling.original_seq_length / (2 * math.pi / frequencies)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:

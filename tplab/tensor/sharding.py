@@ -18,18 +18,17 @@ heads, and K and V have 2. If there are more ranks than heads, neighboring ranks
 Nothing here communicates. `tplab.tensor.full_state` gathers the shards of all ranks.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
+from tplab.tensor.group_module import GroupModule, group_ranks, wrong_process
 
 
 @dataclass(frozen=True)
@@ -183,12 +182,6 @@ def unshard(shards: Sequence[Tensor], dim: int, *, stride: int = 1) -> Tensor:
     return torch.cat(parts, dim + 1).flatten(dim, dim + 1)  # [.., n, ..]
 
 
-def group_ranks(group: ProcessGroup | None = None) -> tuple[int, ...]:
-    """Return the global ranks of a process group, in the group's order. Without any process group, this is (0,)."""
-    rank_and_size(group)  # an error on a rank that isn't a member
-    return tuple(dist.get_process_group_ranks(group)) if dist.is_available() and dist.is_initialized() else (0,)
-
-
 def shard_ranks(parameter: Tensor) -> tuple[int, ...] | None:
     """Return the global ranks that have the shards of a parameter, or None if it is replicated or they are unknown.
 
@@ -211,7 +204,7 @@ def check_group(name: str, parameter: Tensor, group: ProcessGroup | None) -> Non
     )
 
 
-class ShardedModule(nn.Module):
+class ShardedModule(GroupModule):
     """Base class for modules with sharded parameters. `self.shardings` maps each parameter's name to its sharding.
 
     It keeps the `tensor_parallel` attribute on each of these parameters. A plain attribute would be lost whenever torch
@@ -248,11 +241,13 @@ class ShardedModule(nn.Module):
         self._mark_shards()
         return module
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if rank_and_size(self.group) != (self.rank, self.world_size):
+            raise wrong_process(type(self).__name__, f"as rank {self.rank} of {self.world_size}")
+
     def __deepcopy__(self, memo: dict) -> Self:
-        twin = self.__new__(type(self))
-        memo[id(self)] = twin
-        memo[id(self.group)] = self.group  # a process group can't be copied: both use the same
-        twin.__setstate__(copy.deepcopy(self.__dict__, memo))
+        twin = super().__deepcopy__(memo)
         twin._mark_shards()
         return twin
 

@@ -97,6 +97,11 @@ def padded(logits: Tensor, size: int) -> Tensor:
     return F.pad(logits, (0, -VOCAB % (8 * size)))
 
 
+def zeros_in_padding(out: Any) -> Any:
+    """Replace the -inf that `parallel_logits` returns for padding with 0, which a matmul with the table returns."""
+    return out.masked_fill(out.isneginf(), 0) if isinstance(out, Tensor) else out
+
+
 def shard_of(logits: Tensor, place: checks.Place) -> Tensor:
     return place.part(padded(logits, place.size), -1)
 
@@ -127,7 +132,10 @@ def run(gpt_class: Any, case: Call, given: Problem, group: Any) -> checks.Observ
     arguments = {"ids": ids, "targets": targets} if case.what == "loss" else {"ids": ids}
     upstream = given.dloss if case.what == "loss" else given.dlogits
     seen = checks.observe(
-        lambda *inputs: model(*inputs, rng=tracker), upstream.to(device()), inputs=arguments, parameters=watched
+        lambda *inputs: zeros_in_padding(model(*inputs, rng=tracker)),
+        upstream.to(device()),
+        inputs=arguments,
+        parameters=watched,
     )
     if replaced:
         calls = [options for layer in model.layers for options in layer.given]
@@ -141,7 +149,7 @@ def in_pieces(model: Any, ids: Tensor) -> checks.Observed:
     cache, outs, past = model.new_cache(BATCH, LENGTH), [], 0
     with torch.no_grad():
         for piece in ids.split(PIECES, dim=1):
-            outs.append(model(piece, cache=cache, past=past))
+            outs.append(zeros_in_padding(model(piece, cache=cache, past=past)))
             past += piece.shape[1]
     kept = [layer.text.length for layer in cache]
     wrong = f"after {LENGTH} tokens the layers' caches hold {kept}" if set(kept) != {LENGTH} else ""

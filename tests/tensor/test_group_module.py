@@ -1,0 +1,77 @@
+"""Copies and pickles of modules that have process groups: `tplab.tensor.group_module`."""
+
+import copy
+import io
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.tensor.on_ranks import own_group
+from tplab import launch
+from tplab.gpt.model import ParallelGPT
+from tplab.memory.config import GPTConfig
+from tplab.tensor.linear import ColumnParallelLinear
+from tplab.tensor.sharding import shard_ranks
+
+CONFIG = GPTConfig(
+    num_layers=1, hidden_size=8, num_heads=4, num_kv_heads=2, vocab_size=11, seq_length=6, gated=True, bias=False,
+    learned_positions=False, dropout=0.0,
+)  # fmt: skip
+IDS = torch.arange(6).view(1, 6)
+
+
+def saved(module):
+    file = io.BytesIO()
+    torch.save(module, file)
+    return file.getvalue()
+
+
+def loaded(content):
+    return torch.load(io.BytesIO(content), weights_only=False)
+
+
+def _save_and_load(in_group):
+    group = own_group() if in_group else None
+    torch.manual_seed(1)
+    model = ParallelGPT(CONFIG, group=group)
+    content = saved(model)
+    for twin in (loaded(content), copy.deepcopy(model), copy.copy(model)):
+        assert twin.group is group
+        assert [module.group for module in twin.modules() if hasattr(module, "group")] == 6 * [group]
+        for (name, parameter), own in zip(twin.named_parameters(), model.parameters(), strict=True):
+            assert torch.equal(parameter, own), name
+            assert shard_ranks(parameter) == shard_ranks(own), name
+        for _ in range(2):  # the first forward may create the group of the ranks that share K and V heads
+            loss = twin(IDS, IDS)
+            loss.backward()
+        assert torch.equal(loss, model(IDS, IDS))
+    return content
+
+
+@pytest.mark.parametrize("in_group", [False, True])
+def test_a_saved_model_is_the_same_after_loading_it_on_the_same_ranks(in_group):
+    for rank, content in enumerate(launch(_save_and_load, 4, args=(in_group,))):
+        group = [0, 2] if rank % 2 == 0 else [1, 3]
+        place = f"on rank {rank} with a group of ranks {group}" if in_group else f"as rank {rank} of 4"
+        with pytest.raises(RuntimeError, match=re.escape("was pickled " + place)) as error:
+            loaded(content)
+        assert "this process is rank 0 of 1" in str(error.value)
+        assert "save_sharded" in str(error.value)
+
+
+def _on_another_rank():
+    content = [saved(ColumnParallelLinear(4, 4, group=own_group()))]
+    dist.broadcast_object_list(content, src=0)
+    try:
+        loaded(content[0])
+    except RuntimeError as error:
+        return str(error)
+    return "loaded"
+
+
+def test_a_shard_of_rank_0_can_only_be_loaded_on_rank_0():
+    first, *others = launch(_on_another_rank, 4)
+    assert first == "loaded"
+    assert all("was pickled on rank 0 with a group of ranks [0, 2]" in message for message in others)

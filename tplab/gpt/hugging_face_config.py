@@ -1,0 +1,146 @@
+"""Chapter 10: the `config.json` of Hugging Face's GPT-2, Llama, Qwen2 and Mistral as a GPTConfig.
+
+Every field is used, or it must have the one value that our models compute with, or it doesn't affect the numbers. A
+field that isn't in any of these lists is an error, so nothing is ignored by accident. A missing field has the default
+of transformers' configuration class. (transformers, models/gpt2/configuration_gpt2.py and the like.)
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tplab.memory.config import GPTConfig, RotaryScaling
+
+_WITHOUT_EFFECT = {
+    "_name_or_path", "architectures", "attn_implementation", "_attn_implementation", "auto_map", "bos_token_id",
+    "chunk_size_feed_forward", "dtype", "eos_token_id", "finetuning_task", "gradient_checkpointing", "id2label",
+    "initializer_range", "label2id", "max_length", "model_type", "n_ctx", "num_labels", "output_attentions",
+    "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type", "return_dict", "summary_activation",
+    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
+    "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "unk_token_id", "use_cache",
+}  # fmt: skip
+_ANY: dict[str, tuple] = {"is_encoder_decoder": (False,), "add_cross_attention": (False,), "pruned_heads": ({}, None),
+        "quantization_config": (None,)}  # fmt: skip
+_GPT2 = {"activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"), "scale_attn_weights": (True,),
+         "scale_attn_by_inverse_layer_idx": (False,), "reorder_and_upcast_attn": (False,)}  # fmt: skip
+_GPT2_USED = {"n_layer", "n_embd", "n_head", "vocab_size", "n_positions", "n_inner", "layer_norm_epsilon",
+              "tie_word_embeddings", "resid_pdrop", "embd_pdrop", "attn_pdrop"}  # fmt: skip
+_LLAMA = {"hidden_act": ("silu", "swish"), "mlp_bias": (False,), "attention_bias": (False,),
+          "attention_dropout": (0.0, None), "partial_rotary_factor": (1.0, None)}  # fmt: skip
+_LLAMA_USED = {"num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size",
+               "max_position_embeddings", "intermediate_size", "rms_norm_eps", "tie_word_embeddings", "head_dim",
+               "rope_parameters", "rope_scaling", "rope_theta"}  # fmt: skip
+_WINDOW = {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"sliding_window": None},
+    "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+}
+_ROPE = {
+    "default": set(),
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+}
+
+
+def gpt_config(config: Mapping[str, Any]) -> GPTConfig:
+    """Return the GPTConfig for the `config.json` of a GPT-2, Llama, Qwen2 or Mistral, as a dict (`config.to_dict()`).
+
+    Raises ValueError for other kinds of models, and for options that would make their results differ from ours.
+    """
+    kind = config.get("model_type")
+    if kind == "gpt2":
+        return _gpt2(config)
+    if kind in _DEFAULTS:
+        return _llama({**_DEFAULTS[kind], **config}, kind)
+    raise ValueError(f"model_type={kind!r}: only 'gpt2', {', '.join(map(repr, _DEFAULTS))} are mapped here")
+
+
+def _gpt2(config: Mapping[str, Any]) -> GPTConfig:
+    _only(config, _GPT2_USED, _GPT2)
+    dropouts = {config.get(name, 0.1) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+    if len(dropouts) > 1:
+        raise ValueError(f"this model has dropouts of {sorted(dropouts)}; here there is one for all places")
+    activation = "gelu" if config.get("activation_function") == "gelu" else "gelu_tanh"
+    return GPTConfig(
+        num_layers=config["n_layer"], hidden_size=config["n_embd"], num_heads=config["n_head"],
+        vocab_size=config["vocab_size"], seq_length=config["n_positions"], ffn_hidden_size=config.get("n_inner"),
+        activation=activation, norm_eps=config.get("layer_norm_epsilon", 1e-5), dropout=dropouts.pop(),
+        tied_embedding=config.get("tie_word_embeddings", True),
+    )  # fmt: skip
+
+
+def _llama(config: Mapping[str, Any], kind: str) -> GPTConfig:
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    _only(config, _LLAMA_USED | _WINDOW, {**_LLAMA, "head_dim": (head_dim, None)})
+    base, scaling = _rotary(config)
+    return GPTConfig(
+        num_layers=config["num_hidden_layers"], hidden_size=config["hidden_size"],
+        num_heads=config["num_attention_heads"], num_kv_heads=config.get("num_key_value_heads"),
+        vocab_size=config["vocab_size"], seq_length=config["max_position_embeddings"],
+        ffn_hidden_size=config["intermediate_size"], gated=True, bias=False, qkv_bias=kind == "qwen2",
+        learned_positions=False, dropout=0.0, rotary_base=base, rotary_scaling=scaling,
+        sliding_window=_window(config, kind), norm_eps=config.get("rms_norm_eps", 1e-6),
+        tied_embedding=config.get("tie_word_embeddings", False),
+    )  # fmt: skip
+
+
+def _rotary(config: Mapping[str, Any]) -> tuple[float, RotaryScaling | None]:
+    """Return the base and the scaling, from `rope_parameters` or, before transformers 5, `rope_scaling`."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in _ROPE:
+        raise ValueError(f"rope_type={kind!r} is not supported here, only {' or '.join(map(repr, _ROPE))}")
+    _only(rope, {"rope_type", "type", "rope_theta", *_ROPE[kind]}, {"partial_rotary_factor": (1.0, None)})
+    base = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+    if kind == "default":
+        return base, None
+    if missing := sorted(_ROPE[kind] - {"original_max_position_embeddings"} - rope.keys()):
+        raise ValueError(f"rope_type={kind!r} needs {', '.join(missing)}, which this configuration lacks")
+    original = rope.get("original_max_position_embeddings") or config["max_position_embeddings"]
+    return base, RotaryScaling(
+        factor=rope["factor"], low_freq_factor=rope["low_freq_factor"], high_freq_factor=rope["high_freq_factor"],
+        original_seq_length=original,
+    )  # fmt: skip
+
+
+def _window(config: Mapping[str, Any], kind: str) -> int | None:
+    """Return the sliding window that all layers have, or None if it has no effect."""
+    window, length, layers = (
+        config.get("sliding_window"),
+        config["max_position_embeddings"],
+        config["num_hidden_layers"],
+    )
+    if kind == "qwen2" and not config["use_sliding_window"]:
+        window = None
+    kinds = config.get("layer_types")
+    if kind == "qwen2" and window is not None and kinds is None:
+        kinds = ["full_attention"] * min(layers, config["max_window_layers"])
+        kinds += ["sliding_attention"] * (layers - len(kinds))
+    if other := sorted(set(kinds or ()) - {"full_attention", "sliding_attention"}):
+        raise ValueError(f"layer_types has {other[0]!r}; here all layers have full or sliding attention")
+    if kinds is not None and kind != "qwen2":
+        raise ValueError("layer_types is only supported for qwen2: in transformers, a llama or mistral ignores it")
+    if window is None or window >= length or (kinds is not None and "sliding_attention" not in kinds):
+        return None
+    if kind == "llama":
+        raise ValueError(f"sliding_window={window}: in transformers, a llama has no sliding window")
+    if kinds is not None and "full_attention" in kinds:
+        raise ValueError(
+            f"sliding_window={window} is only for {kinds.count('sliding_attention')} of {layers} layers, and shorter "
+            f"than max_position_embeddings={length}; here all layers have the same window. With "
+            f"max_position_embeddings={window}, or fewer, it has no effect"
+        )
+    return window
+
+
+def _only(config: Mapping[str, Any], used: set[str], allowed: Mapping[str, tuple]) -> None:
+    """Raise ValueError unless each field is used, or has a value that is allowed, or has no effect."""
+    allowed = {**_ANY, **allowed}
+    for name, value in config.items():
+        if name in allowed and value not in allowed[name]:
+            values = " or ".join(map(repr, allowed[name]))
+            raise ValueError(f"{name}={value!r} is not supported here, only {values}")
+        if name not in allowed and name not in used and name not in _WITHOUT_EFFECT and value is not None:
+            raise ValueError(
+                f"{name}={value!r} isn't a field that is known here, and it may change the numbers. If it doesn't, "
+                "remove it from the dict"
+            )
