@@ -9,6 +9,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn import functional as F
 
 from tests.gpt import test_model as gpt
 from tests.gpt.test_transformer import BATCH, HIDDEN, cuts, make, run_layer, run_plain
@@ -26,6 +27,7 @@ from tplab.sequence.gpt import (
     sequence_parallel_parameters,
 )
 from tplab.sequence.linear import GATHER_AGAIN, SEQUENCE_PARALLEL
+from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 from tplab.tensor.mlp import ParallelMLP
 from tplab.tensor.region import TENSOR_PARALLEL
 from tplab.tensor.rng import seed_all
@@ -284,6 +286,23 @@ def test_new_parameters_of_a_copy_are_found_and_a_block_alone_can_be_sequence_pa
         assert count == of_twin == 2 * 6 + 2 + 1  # of two layers, the final norm, the positions
         assert of_mlp == [[HIDDEN]]
         assert shape == (2, 3, HIDDEN)
+
+
+def _loss_of_logits():
+    model = SequenceParallelGPT(small_config(dropout=0.0), dtype=torch.float64)
+    ids, targets = tokens()
+    logits = model(ids)
+    gathered = model(ids, gather=True)
+    return model(ids, targets), vocab_parallel_cross_entropy(logits, targets), logits.isneginf().sum(), gathered
+
+
+def test_padding_of_the_vocabulary_does_not_count_in_the_loss_of_its_logits():
+    results = launch(_loss_of_logits, 2, timeout=120)
+    for loss, of_logits, _, gathered in results:
+        plain = F.cross_entropy(gathered.flatten(0, 1), tokens()[1].flatten())
+        assert_close(loss, plain)
+        assert_close(of_logits, plain)
+    assert sum(padding for _, _, padding, _ in results) == BATCH * SEQUENCE * (256 - gpt.VOCAB)
 
 
 def _refused():

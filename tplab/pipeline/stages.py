@@ -25,6 +25,7 @@ from tplab.gpt.model import ParallelGPT
 from tplab.sequence.linear import gather_linear
 from tplab.tensor.cross_entropy import vocab_parallel_cross_entropy
 from tplab.tensor.embedding import parallel_logits
+from tplab.tensor.region import column_linear
 from tplab.tensor.rng import RNGTracker, checkpoint, dropout
 from tplab.tensor.sharding import shard
 
@@ -63,9 +64,10 @@ class GPTStage(nn.Module):
             return x
         weight = self._output_weight()  # [v/p, h]
         x = self.final_norm(x).to(weight.dtype)
-        if self.region.sequence_parallel:
-            return gather_linear(x, weight, None, self.group, self.async_grad_allreduce)  # [b, s, v/p]
-        return parallel_logits(x, weight, async_grad_allreduce=self.async_grad_allreduce, group=self.group)
+        linear = gather_linear if self.region.sequence_parallel else column_linear
+        return parallel_logits(
+            x, weight, linear=linear, async_grad_allreduce=self.async_grad_allreduce, group=self.group
+        )  # [b, s, v/p]
 
     def loss_sum(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the sum of the tokens' losses, for logits [b, s, v/p] and target [b, s], as `Pipeline` needs it."""

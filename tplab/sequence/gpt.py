@@ -46,8 +46,8 @@ from tplab.gpt.transformer import LayerCache
 from tplab.memory.config import GPTConfig
 from tplab.sequence.linear import GATHER_AGAIN, SEQUENCE_PARALLEL, gather_linear
 from tplab.sequence.regions import gather_from_sequence_region, tokens_per_rank
+from tplab.tensor.embedding import parallel_logits
 from tplab.tensor.linear_cross_entropy import parallel_linear_cross_entropy
-from tplab.tensor.mappings import gather_from_region
 from tplab.tensor.rng import RNGTracker
 from tplab.tensor.sharding import shard
 
@@ -126,8 +126,10 @@ class SequenceParallelGPT(ParallelGPT):
 
     def logits(self, x: Tensor, *, gather: bool = False) -> Tensor:
         """Return this rank's logits of all tokens [b, s, v/p], given x [b, s/p, h], or all [b, s, v] with `gather`."""
-        logits = gather_linear(x, self.output_weight, None, self.group, self.async_grad_allreduce)  # [b, s, v/p]
-        return gather_from_region(logits, self.group)[..., : self.config.vocab_size] if gather else logits
+        return parallel_logits(
+            x, self.output_weight, gather=gather, vocab_size=self.config.vocab_size, linear=gather_linear,
+            async_grad_allreduce=self.async_grad_allreduce, group=self.group,
+        )  # fmt: skip
 
     def loss(self, x: Tensor, targets: Tensor, *, ignore_index: int = -100) -> Tensor:
         """Return the mean loss, a replicated scalar, given x [b, s/p, h] and target tokens [b, s]."""

@@ -25,6 +25,8 @@ size of the vocabulary, and so has that of the logits, from which the loss of ch
 "Megatron-LM", section 3; Megatron: VocabParallelEmbedding, parallel_lm_logits.)
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -129,6 +131,7 @@ def parallel_logits(
     gather: bool = False,
     vocab_size: int | None = None,
     async_grad_allreduce: bool = False,
+    linear: Callable[..., Tensor] = column_linear,
     group: ProcessGroup | None = None,
 ) -> Tensor:
     """Return this rank's logits x E_r^T [.., v/p], given x [.., h] (replicated) and its rows of the table [v/p, h].
@@ -137,6 +140,7 @@ def parallel_logits(
     gather                  return all logits [.., v] on every rank, without padding, for sampling: one all-gather
     vocab_size              the number of ids that aren't padding; None: as the weight's `tensor_parallel` says, or all
     async_grad_allreduce    as in ColumnParallelLinear
+    linear                  the matmul; `tplab.sequence.linear.gather_linear` if x has only this rank's tokens
 
     Without `gather`, the logits of padding are -inf, and `logits.tensor_parallel` says how they are sharded. For a tied
     output layer, pass `embedding.weight`. A copy of it, such as `weight.bfloat16()`, has no mark, so it needs
@@ -151,7 +155,7 @@ def parallel_logits(
     if own < rows and not gather:
         bias = torch.zeros_like(weight[:, 0]) if bias is None else bias.clone()
         bias[own:] = -torch.inf  # added in the matmul, so it takes no memory
-    logits = column_linear(x, weight, bias, group, async_grad_allreduce)  # [.., v/p]
+    logits = linear(x, weight, bias, group, async_grad_allreduce)  # [.., v/p]
     if gather:
         return gather_from_region(logits, group)[..., :vocab_size]
     if vocab_size < world_size * rows and not torch.compiler.is_compiling():
