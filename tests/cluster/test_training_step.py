@@ -201,6 +201,18 @@ def test_a_norm_that_is_not_finite_changes_neither_weights_nor_optimizer(options
     assert not torch.equal(held[0], next(iter(inner.param_groups[0]["params"])))
 
 
+def test_no_gradient_is_left_over_after_an_update_even_of_a_parameter_that_is_not_in_the_optimizer():
+    model = nn.Linear(3, 2)
+    training = TrainingStep(model, SGD, parameters=[model.weight], lr=0.1)
+    norms = []
+    for _ in range(2):
+        with training.micro_batch():
+            model(torch.zeros(4, 3)).sum().backward()  # the same gradient in each step: 4 for each bias, 0 for weights
+        norms.append(float(training.update()))
+    assert norms == pytest.approx([32**0.5, 32**0.5])
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_an_update_needs_a_micro_batch_and_options_that_fit():
     model = nn.Linear(3, 2)
     with pytest.raises(ValueError, match="there is no gradient yet"):
