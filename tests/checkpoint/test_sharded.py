@@ -16,6 +16,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 from tests.reference import assert_close, random
@@ -585,6 +587,19 @@ def test_what_can_not_be_right_is_refused_on_all_ranks_and_nothing_changes(tmp_p
         assert unchanged
     assert not (tmp_path / "one").exists()
     assert not (tmp_path / "factored").exists()
+
+
+def _split_again(root):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = Layer(4, {"group": mesh.get_group("tp")})
+    fully_shard(model, mesh=mesh["dp"])
+    return message(save_sharded, root / "split again", model, group=mesh.get_group("tp"))
+
+
+def test_shards_that_fsdp_has_split_again_are_refused(tmp_path):
+    for text in launch(_split_again, 4, args=(tmp_path,)):
+        assert "is a tensor-parallel shard, and fully_shard split it again over 2 ranks" in text
+    assert not any(tmp_path.iterdir())
 
 
 # Replicas that are none any more

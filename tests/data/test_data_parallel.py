@@ -321,6 +321,17 @@ def test_two_groups_side_by_side_do_not_mix():
         assert count == (4 if rank % 2 == 0 else 6)
 
 
+def test_a_parameter_that_was_frozen_later_gets_no_gradient():
+    model = Two()
+    data = DataParallel(model)
+    first, *others = model.parameters()
+    first.requires_grad_(False)
+    sum(parameter.sum() for parameter in others).backward()
+    data.finish()
+    assert first.grad is None
+    assert all(parameter.grad is not None for parameter in others)
+
+
 def test_one_process_needs_no_group():
     model = Net()
     data = DataParallel(model)

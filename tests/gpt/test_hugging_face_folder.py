@@ -22,6 +22,7 @@ from tplab.gpt.hugging_face import to_hugging_face
 from tplab.gpt.hugging_face_config import gpt_config
 from tplab.gpt.hugging_face_folder import config_of_folder, load_folder
 from tplab.gpt.model import ParallelGPT
+from tplab.memory.config import parameter_count
 from tplab.tensor.full_state import full_state_dict
 
 HIDDEN, HEADS, DIM, FFN, LENGTH, LAYERS, VOCAB = 16, 4, 4, 24, 24, 2, 300
@@ -218,6 +219,12 @@ def test_at_four_ranks_a_rank_reads_about_a_quarter():
         assert sum(parts) < 1.5 * sum(p.nbytes for p in hugging_face(kind).parameters())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_configuration_has_as_many_parameters_as_their_model(kind):
+    model = hugging_face(kind)
+    assert parameter_count(gpt_config(model.config.to_dict())) == sum(p.numel() for p in model.parameters())
+
+
 # What doesn't fit
 
 
@@ -259,17 +266,24 @@ def written(folder, tmp_path, change):
         ("mistral", lambda state: state.update({"model.layers.0.self_attn.k_proj.bias": torch.ones(8)}),
          "1 tensors of .* have no place in this Llama"),
         ("mistral", lambda state: state.update({"model.layers.1.mlp.down_proj.weight": torch.ones(16, 23)}),
-         r"layers.1.mlp.down.weight is \[16, 23\] in .*; the model needs \[16, 24\]"),
+         r"mlp.down_proj.weight in .* is \[16, 23\], and layers.1.mlp.down.weight needs \[16, 24\]"),
+        ("mistral", lambda state: state.update({f"model.layers.0.mlp.{n}.weight": torch.ones(r, 16)
+                                                for n, r in (("gate_proj", 20), ("up_proj", 28))}),
+         r"mlp.gate_proj.weight in .* is \[20, 16\], and layers.0.mlp.up.weight needs \[24, 16\]"),
         ("mistral", lambda state: state.update({"lm_head.weight": torch.ones(301, 16)}),
-         r"head.weight is \[301, 16\]"),
+         r"lm_head.weight in .* is \[301, 16\], and head.weight needs \[300, 16\]"),
         ("llama 3.1", lambda state: state.update({"lm_head.weight": torch.ones(VOCAB, HIDDEN)}),
          "tie_word_embeddings is set in .*, but lm_head.weight differs from the embedding"),
     ],
 )  # fmt: skip
 def test_tensors_that_do_not_fit_are_refused_by_name(kind, change, says, folders, tmp_path):
     folder = written(folders[kind], tmp_path, change)
+    model = changed(folder)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     with pytest.raises(ValueError, match=says):
-        load_folder(changed(folder), folder)
+        load_folder(model, folder)
+    if kind != "llama 3.1":  # the tied table is compared while it is loaded
+        assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
 
 def test_a_tied_table_may_be_stored_twice_and_buffers_are_passed_over(folders, tmp_path):

@@ -517,6 +517,13 @@ def test_a_state_dict_that_does_not_fit_is_refused_by_name():
         from_hugging_face(state, dataclasses.replace(config, num_layers=1))
     with pytest.raises(ValueError, match=r"gated=True"):
         from_hugging_face(state, dataclasses.replace(config, learned_positions=True))
+    gate, up = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up"))
+    uneven = {gate: torch.ones(FFN - 4, HIDDEN), up: torch.ones(FFN + 4, HIDDEN)}
+    with pytest.raises(ValueError, match=r"gate_proj.weight, .*up_proj.weight have \[20, 28\] rows instead of"):
+        from_hugging_face(state | uneven, config)
+    tied = dataclasses.replace(config, tied_embedding=True)
+    with pytest.raises(ValueError, match=r"tied_embedding is set, but lm_head.weight differs from the embedding"):
+        from_hugging_face(state, tied)
     del state["model.layers.0.self_attn.k_proj.weight"]
     with pytest.raises(ValueError, match=r"layers.0.attention.qkv.weight should come from model.layers.0.self_attn.k"):
         from_hugging_face(state, config)

@@ -7,14 +7,13 @@ and its sizes. When loading, DCP compares the chunks that a rank wants with thos
     loaded on 3 ranks      [ 0 1 2 3 | 4 5 6 7 | 8 9 10 11 ]       rank 1 reads 4 5 from one file, 6 7 from the other
 
 A DTensor, torch's own sharded tensor, is one chunk per rank, and it knows its offset. A shard of a fused tensor
-consists of several chunks (see `runs`).
+consists of several chunks (see `tplab.tensor.sharding.runs`).
 """
 
 import copy
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import dataclass
 from typing import IO, Any
 
 import torch
@@ -40,7 +39,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.tensor import DTensor
 
-from tplab.tensor.sharding import Sharding
+from tplab.tensor.sharding import Sharding, runs
 
 
 @dataclass(frozen=True)
@@ -91,24 +90,6 @@ def pieces(tensor: Tensor, sharding: Sharding | None, rank: int, world_size: int
 def held(tensor: Tensor) -> Tensor:
     """Return the local shard of a DTensor, and any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def runs(sharding: Sharding, size: int, rank: int, world_size: int) -> list[tuple[int, int, int]]:
-    """Return (offset in the full tensor, offset in the shard, length) of each contiguous run of entries on `rank`.
-
-    To find the runs among `size` entries, shard the numbers 1 to size, so that zeros are padding. A run also ends where
-    a block ends. Otherwise, a rank with the last head of Q and the only head of K would have both in a single chunk,
-    which would overlap with other ranks' chunks of K without matching any of them.
-    """
-    mine = replace(sharding, dim=0).shard(torch.arange(1, size + 1, device="cpu"), rank, world_size)
-    places = mine.nonzero().flatten()
-    numbers = mine[places] - 1
-    borders = torch.tensor([0, *accumulate(block.size for block in sharding.blocks)])
-    begins = torch.isin(numbers, borders)
-    begins[:1] = True
-    begins[1:] |= numbers.diff() != 1
-    lengths = torch.diff(begins.nonzero().flatten(), append=torch.tensor([len(numbers)]))
-    return list(zip(numbers[begins].tolist(), places[begins].tolist(), lengths.tolist(), strict=True))
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,8 @@ def from_hugging_face(state: Mapping[str, Tensor], config: GPTConfig) -> dict[st
                 f"{family(config)} with {config.num_layers} layers, and of the model with its output layer?"
             )
         parts = [state[names[name]] for name in row.theirs]
+        if (needed := lengths(row, config)) and [len(part) for part in parts] != needed:
+            raise ValueError(f"{', '.join(row.theirs)} have {[len(part) for part in parts]} rows instead of {needed}")
         mine[row.ours] = (torch.cat(parts) if len(parts) > 1 else parts[0]).clone()
         if row.turned:
             mine[row.ours] = mine[row.ours].t().contiguous()
@@ -98,7 +100,7 @@ def to_hugging_face(state: Mapping[str, Tensor], config: GPTConfig) -> dict[str,
     theirs: dict[str, Tensor] = {}
     for row in rows(config):
         whole = state[row.ours].t().contiguous() if row.turned else state[row.ours]
-        parts = whole.split(_lengths(row, config)) if len(row.theirs) > 1 else (whole,)
+        parts = whole.split(lengths(row, config)) if len(row.theirs) > 1 else (whole,)
         theirs |= {name: part.clone() for name, part in zip(row.theirs, parts, strict=True)}
     if config.tied_embedding:
         table = "transformer.wte.weight" if config.learned_positions else "model.embed_tokens.weight"
@@ -137,7 +139,10 @@ def without_place(names: Iterable[str], config: GPTConfig) -> list[str]:
     return [name for name in names if name not in used and not name.endswith(BUFFERS)]
 
 
-def _lengths(row: Row, config: GPTConfig) -> list[int]:
+def lengths(row: Row, config: GPTConfig) -> list[int]:
+    """Return the number of rows of each tensor that is concatenated, or nothing if there is only one."""
+    if len(row.theirs) == 1:
+        return []
     if len(row.theirs) == 2:
         return [config.ffn_size, config.ffn_size]
     kv = config.kv_heads * config.head_dim

@@ -6,7 +6,7 @@
     folder/model-00001-of-00004.safetensors
 
 A safetensors file begins with the place of each tensor, so a slice can be read without the rest. Each chunk of a rank's
-shards (see `tplab.checkpoint.pieces`) is a slice of one tensor, or of several that we concatenate. It is read and
+shards (see `tplab.tensor.sharding.runs`) is a slice of one tensor, or of several that we concatenate. It is read and
 copied into the parameter, so at no time does a rank have more than its shards and one slice. There is no communication.
 
     bytes read by a rank = bytes of its shards, without padding, in the file's dtype
@@ -24,12 +24,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from tplab.checkpoint.pieces import pieces
-from tplab.gpt.hugging_face import Row, family, rows, stored_names, without_place
+from tplab.gpt.hugging_face import Row, family, lengths, rows, stored_names, without_place
 from tplab.gpt.hugging_face_config import gpt_config
 from tplab.gpt.model import ParallelGPT
 from tplab.memory.config import GPTConfig
+from tplab.tensor.sharding import Sharding, check_group, runs
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 WITHOUT_EFFECT = {"dropout", "flash_attention"}  # fields of GPTConfig that weights don't depend on
@@ -48,33 +49,45 @@ def load_folder(model: ParallelGPT, folder: str | PathLike) -> int:
     its positions are rotary, and any dtype. Raises ValueError if its config, or the name or shape of a tensor, doesn't
     match, and FileNotFoundError if the folder has no safetensors file.
     """
-    folder = Path(folder)
-    _check_config(model.config, config_of_folder(folder))
+    folder, config, parameters = Path(folder), model.config, dict(model.named_parameters())
+    _check_config(config, config_of_folder(folder))
+    for name, parameter in parameters.items():
+        check_group(name, parameter, model.group)
+        if isinstance(parameter, DTensor):
+            raise ValueError(f"{name} is a DTensor: load the folder first, then call fully_shard")
     with ExitStack() as files:
-        stored = _Stored(folder, model.config, files)
-        parameters, table = dict(model.named_parameters()), rows(model.config)
-        if left := without_place(stored.files, model.config):
-            raise ValueError(
-                f"{len(left)} tensors of {folder} have no place in this {family(model.config)}: {left[:5]}"
-            )
-        is_tied_twice = model.config.tied_embedding and "lm_head.weight" in stored.files
+        stored = _Stored(folder, config, files)
+        stored.check_names(config)
+        table = rows(config)
         for row in table:
-            stored.check(row)
-        for row in table:
-            parameter = parameters[row.ours]
-            sharding = getattr(parameter, "tensor_parallel", None)
-            own = pieces(parameter, sharding, model.rank, model.world_size)
-            if own.padded():
-                parameter.zero_()
-            shapes = [stored.shape(name, row.turned) for name in row.theirs]
-            whole = [sum(shape[0] for shape in shapes), *shapes[0][1:]]
-            if list(own.whole_shape) != whole:
-                raise ValueError(f"{row.ours} is {whole} in {folder}; the model needs {list(own.whole_shape)}")
-            for offset, view in own.views.items():
+            stored.check_shape(row, _whole_shape(parameters[row.ours], model.world_size), config)
+        for row in table:  # everything fits: nothing has changed before
+            for view, offset in _chunks(parameters[row.ours], model.rank, model.world_size):
                 stored.fill(view, offset, row)
-                if row.ours == "embedding.weight" and is_tied_twice:
+                if row.ours == "embedding.weight" and config.tied_embedding and "lm_head.weight" in stored.files:
                     stored.check_equal(view, offset, "lm_head.weight")
         return stored.bytes_read
+
+
+def _whole_shape(parameter: Tensor, world_size: int) -> list[int]:
+    sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
+    return list(parameter.shape) if sharding is None else sharding.whole_shape(parameter.shape, world_size)
+
+
+def _chunks(parameter: Tensor, rank: int, world_size: int) -> list[tuple[Tensor, list[int]]]:
+    """Return views of this rank's chunks, each with its offset in the full tensor, and fill padding with zeros."""
+    sharding: Sharding | None = getattr(parameter, "tensor_parallel", None)
+    nowhere = [0] * parameter.dim()
+    if sharding is None:
+        return [(parameter, nowhere)]
+    dim = sharding.dim % parameter.dim()
+    if any(block.padded for block in sharding.blocks):
+        parameter.zero_()
+    places = runs(sharding, _whole_shape(parameter, world_size)[dim], rank, world_size)
+    return [
+        (parameter.narrow(dim, place, length), [*nowhere[:dim], start, *nowhere[dim + 1 :]])
+        for start, place, length in places
+    ]
 
 
 class _Stored:
@@ -85,14 +98,15 @@ class _Stored:
             from safetensors import safe_open
         except ImportError as error:
             raise ImportError("loading a Hugging Face folder needs safetensors: pip install safetensors") from error
-        self.folder, self.bytes_read = folder, 0
+        self.folder, self.bytes_read, places = folder, 0, _file_names(folder)
         opened = {
             name: stack.enter_context(safe_open(folder / name, framework="pt", device="cpu"))
-            for name in sorted(set(_file_names(folder).values()))
+            for name in sorted(set(places.values()))
         }
-        in_files = {name: file for file in opened.values() for name in file.keys()}  # noqa: SIM118, not a dict
-        self.names = stored_names(in_files, config)
-        self.files: dict[str, Any] = {name: in_files[stored] for name, stored in self.names.items()}
+        if places.keys() == {""}:
+            places = dict.fromkeys(opened[SINGLE].keys(), SINGLE)
+        self.names = stored_names(places, config)
+        self.files: dict[str, Any] = {name: opened[places[stored]] for name, stored in self.names.items()}
 
     def slice_of(self, name: str) -> Any:
         return self.files[name].get_slice(self.names[name])
@@ -102,11 +116,22 @@ class _Stored:
         shape = self.slice_of(name).get_shape()
         return shape[::-1] if turned else shape
 
-    def check(self, row: Row) -> None:
-        if missing := [name for name in row.theirs if name not in self.files]:
-            raise ValueError(f"{row.ours} should come from {', '.join(missing)}, which {self.folder} lacks")
+    def check_names(self, config: GPTConfig) -> None:
+        """Raise ValueError if the model needs a tensor that isn't there, or doesn't have one that is."""
+        for row in rows(config):
+            if missing := [name for name in row.theirs if name not in self.files]:
+                raise ValueError(f"{row.ours} should come from {', '.join(missing)}, which {self.folder} lacks")
+        if left := without_place(self.files, config):
+            raise ValueError(f"{len(left)} tensors of {self.folder} have no place in this {family(config)}: {left[:5]}")
 
-    def fill(self, view: Tensor, offset: torch.Size, row: Row) -> None:
+    def check_shape(self, row: Row, needed: list[int], config: GPTConfig) -> None:
+        """Raise ValueError unless the tensors of a row make the parameter's full shape."""
+        for name, length in zip(row.theirs, lengths(row, config) or [needed[0]], strict=True):
+            shape, wanted = self.shape(name, row.turned), [length, *needed[1:]]
+            if shape != wanted:
+                raise ValueError(f"{name} in {self.folder} is {shape}, and {row.ours} needs {wanted}")
+
+    def fill(self, view: Tensor, offset: list[int], row: Row) -> None:
         """Read the part of the concatenated tensors that begins at `offset` and copy it into the view."""
         begin, first, stop = 0, offset[0], offset[0] + view.shape[0]
         for name in row.theirs:
@@ -124,7 +149,7 @@ class _Stored:
         self.bytes_read += part.nbytes
         return part.t() if turned else part
 
-    def check_equal(self, view: Tensor, offset: torch.Size, name: str) -> None:
+    def check_equal(self, view: Tensor, offset: list[int], name: str) -> None:
         place = [slice(o, o + n) for o, n in zip(offset, view.shape, strict=True)]
         if not torch.equal(self.read(name, place).to(view), view):
             raise ValueError(

@@ -20,6 +20,7 @@ Nothing here communicates. `tplab.tensor.full_state` gathers the shards of all r
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import isqrt
 from typing import Any, Self
 
@@ -129,6 +130,24 @@ class Sharding:
         return shape
 
 
+def runs(sharding: Sharding, size: int, rank: int, world_size: int) -> list[tuple[int, int, int]]:
+    """Return (offset in the full tensor, offset in the shard, length) of each contiguous run of entries on `rank`.
+
+    To find the runs among `size` entries, shard the numbers 1 to size, so that zeros are padding. A run also ends where
+    a block ends. Otherwise, a rank with the last head of Q and the only head of K would have both in a single chunk,
+    which would overlap with other ranks' chunks of K without matching any of them.
+    """
+    mine = replace(sharding, dim=0).shard(torch.arange(1, size + 1, device="cpu"), rank, world_size)
+    places = mine.nonzero().flatten()
+    numbers = mine[places] - 1
+    borders = torch.tensor([0, *accumulate(block.size for block in sharding.blocks)])
+    begins = torch.isin(numbers, borders)
+    begins[:1] = True
+    begins[1:] |= numbers.diff() != 1
+    lengths = torch.diff(begins.nonzero().flatten(), append=torch.tensor([len(numbers)]))
+    return list(zip(numbers[begins].tolist(), places[begins].tolist(), lengths.tolist(), strict=True))
+
+
 def divide(size: int, world_size: int, *, name: str = "size", unit: str = "elements") -> int:
     """Return `size / world_size`. Raises ValueError, listing the world sizes that work, if it isn't an integer.
 
@@ -194,8 +213,10 @@ def shard_ranks(parameter: Tensor) -> tuple[int, ...] | None:
 
 def check_group(name: str, parameter: Tensor, group: ProcessGroup | None) -> None:
     """Raise ValueError if a parameter's shards are known to be on other ranks than those of the group."""
-    own, given = shard_ranks(parameter), group_ranks(group)
-    if own is None or own == given or len(own) == len(given) == 1:
+    if (own := shard_ranks(parameter)) is None:
+        return
+    given = group_ranks(group)
+    if own == given or len(own) == len(given) == 1:
         return
     chosen = "group=None" if group is None else "the given group"
     raise ValueError(
