@@ -80,7 +80,7 @@ def format_chain(chain: Sequence[tuple[str, Frames]]) -> str:
     for text, frames in chain:
         lines = ["Traceback (most recent call last):"] if frames else []
         for (file, line, function), after in zip(frames, [*frames[1:], None], strict=False):
-            if _is_installed(file) and after and _is_installed(after[0]):
+            if is_installed(file) and after and is_installed(after[0]):
                 continue
             location = cell_of(file) or f'File "{file}"'
             lines.append(f"  {location}, line {line}, in {function}")
@@ -127,17 +127,22 @@ def parse_stack(dump: bytes) -> Frames:
 def innermost_user_frame(frames: Frames) -> str | None:
     """Return the innermost frame outside installed packages and tplab.runtime as "file:line:function", or None."""
     for file, line, function in frames:
-        if not (file.startswith(("<", _RUNTIME)) or _is_installed(file)):
+        if not (file.startswith(("<", _RUNTIME)) or is_installed(file)):
             return f"{file}:{line}:{function}"
     return None
 
 
 _RUNTIME = os.path.dirname(__file__) + os.sep
-_LIBRARY = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_PACKAGES = tuple({sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib")})
+_LIBRARY = (*_PACKAGES, *{sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
 
 
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
     return file.startswith(_LIBRARY)
+
+
+def is_standard_library(file: str) -> bool:
+    return file.startswith(("<frozen", *_LIBRARY)) and not file.startswith(_PACKAGES)
 
 
 def lost_connection(message: str) -> bool:

@@ -268,6 +268,7 @@ class _Family:
             os.setsid()  # signals reach a rank and its children as one group
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the parent may ask for the stack before there is one
             _die_with_parent()
             for sock in (*self._own, *self._spares.values()):
                 sock.close()

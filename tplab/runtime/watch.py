@@ -37,6 +37,7 @@ GRACE_SECONDS = 0.15  # after the first failure, because other ranks may be abou
 CAUSE_SECONDS = 10.0  # after an error that another rank must have caused, in case that rank reports late
 STACK_SECONDS = 3.0  # how long the ranks may take to report where they are
 STACK_REST_SECONDS = 0.05  # for the rest of a stack whose first part has arrived
+ASK_SECONDS = 1.0  # between two questions about threads
 LAST_OUTPUT_SECONDS = 2.0
 START_SECONDS = 120.0  # how long the ranks may take to start, which doesn't count against the timeout. NCCL needs time
 
@@ -46,6 +47,7 @@ class Watch:
         self.ranks, self.board, self.output = ranks, board, output
         self.view = live_view(board, lambda: [rank.rank for rank in ranks if not rank.alive])
         output.before_print = self.view.hide
+        self._ask_again_at = 0.0
         self.selector = selectors.DefaultSelector()
         for rank in ranks:
             for kind, source in (
@@ -84,7 +86,11 @@ class Watch:
             self.selector.unregister(rank.control)
             return
         try:
-            rank.message = transport.loads(data)
+            message = transport.loads(data)
+            if message[0] == "threads":
+                rank.threads = message[1:]
+            else:
+                rank.message = message
         except Exception as error:
             text = f"TypeError: what rank {rank.rank} returned can't be read in this process: {error!r}\n"
             rank.message = ("error", [(text, [])])
@@ -133,8 +139,23 @@ class Watch:
             raise Interrupted("the run was interrupted. Where the ranks were:\n" + self._explain()) from None
 
     def _is_deadlocked(self, progress: object) -> bool:
-        """Return True if the ranks are deadlocked and none has moved while their states were read one by one."""
-        return bool(deadlocked(snapshot(self.board))) and self._progress() == progress
+        """Return True if the ranks are deadlocked and none has moved while their states were read one by one.
+
+        A rank that waits in one thread may go on in another, so the ranks are asked about their threads.
+        """
+        states = snapshot(self.board)
+        if not (stuck := deadlocked(states)) or time.monotonic() < self._ask_again_at:
+            return False
+        waiting = [rank for rank in self.ranks if states[rank.rank].waits]
+        self._look_at_threads([rank for rank in waiting if rank.rank in stuck])
+        can_act = [rank.rank for rank in waiting if rank.threads and rank.threads[0]]
+        self._ask_again_at = time.monotonic() + ASK_SECONDS
+        return bool(deadlocked(states, can_act)) and self._progress() == progress
+
+    def _look_at_threads(self, ranks: Sequence[RankProcess]) -> None:
+        for rank in ranks:
+            rank.ask_for_threads()
+        self._poll_until(lambda: all(rank.threads or not rank.alive for rank in ranks), STACK_SECONDS)
 
     def _have_started(self) -> bool:
         return all(self.board.state(rank.rank) != "starting" for rank in self.ranks)
@@ -146,7 +167,7 @@ class Watch:
     def _progress(self) -> object:
         """Return a value that changes whenever a rank makes progress."""
         return [
-            (self.board.state(r.rank), self.board.entered(r.rank), self.board.waiting(r.rank), self.output.size(r.rank))
+            (self.board.state(r.rank), self.board.entered(r.rank), self.board.waits(r.rank), self.output.size(r.rank))
             for r in self.ranks
         ]
 
@@ -187,7 +208,7 @@ class Watch:
             "If the run only needs longer, give launch a larger timeout."
         )
         states = snapshot(self.board)
-        return Deadlock(report) if any(state.waiting for state in states) else RankError(report, cause_type="timeout")
+        return Deadlock(report) if any(state.waits for state in states) else RankError(report, cause_type="timeout")
 
     def _not_started(self) -> RankError:
         return RankError(
