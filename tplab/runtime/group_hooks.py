@@ -29,7 +29,11 @@ def _wrap_new_group(active: Active) -> Callable[..., Any]:
         members = tuple(sorted(given))
         if use_local_synchronization:  # torch derives the name from the number of groups so far, which must be equal
             number = len(distributed_c10d._world.pg_names)
-            channel, signature, others = f"{NEW_GROUP} {members}", f"ranks {list(members)}, after {number}", members
+            channel, signature, others = (
+                f"{NEW_GROUP} {members}",
+                f"ranks {list(members)}, as group {number + 1} of this rank",
+                members,
+            )
         else:
             channel, signature, others = NEW_GROUP, f"ranks {list(members)}", world
             if dist.group.WORLD.bound_device_id is not None:  # type: ignore[union-attr]
