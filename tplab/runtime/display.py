@@ -115,8 +115,17 @@ def _inside_output_widget() -> bool:
     return any(getattr(widget, "msg_id", "") for widget in list(getattr(module, "_instances", {}).values()))
 
 
+def in_kernel() -> bool:
+    """Return True if this process runs the cells of a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def say(text: str) -> None:
+    """Print information: to stderr, except in a notebook, which would show it like an error."""
+    print(f"tplab: {text}", file=sys.stdout if in_kernel() else sys.stderr)
+
+
 def output_for(world_size: int) -> Output:
     """Create the output for the current environment, a notebook or a terminal."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    in_notebook = shell is not None and getattr(shell, "kernel", None) is not None
-    return NotebookOutput(world_size) if in_notebook else TerminalOutput(world_size)
+    return NotebookOutput(world_size) if in_kernel() else TerminalOutput(world_size)

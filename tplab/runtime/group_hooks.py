@@ -4,6 +4,7 @@ All ranks must create the same groups in the same order, so these calls are comp
 """
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -62,6 +63,11 @@ def _wrap_method(name: str, active: Active) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
 
     return method
+
+
+def set_default_timeout(timeout: timedelta) -> None:
+    """Give this timeout to all groups that are created without one, as those of a device mesh are."""
+    distributed_c10d._get_default_timeout = lambda backend: timeout
 
 
 def install(active: Active) -> None:

@@ -9,6 +9,8 @@ the run ends, no process, file descriptor or memory is left behind.
 """
 
 import inspect
+import numbers
+import operator
 import os
 import pickle
 import signal
@@ -60,9 +62,11 @@ def launch(
     Raises RankError if a rank raises or dies, Deadlock if ranks wait for something that never comes, and ValueError or
     TypeError for invalid arguments, before anything starts.
     """
-    kwargs = dict(kwargs or {})
-    _check_arguments(fn, world_size, args, kwargs, timeout)
+    kwargs = {} if kwargs is None else kwargs
+    world_size = _check_arguments(fn, world_size, args, kwargs, timeout)
+    kwargs = dict(kwargs)
     if torchrun.is_active():
+        torchrun.refuse_in_kernel()
         return torchrun.run(fn, world_size, tuple(args), kwargs)
     if "TPLAB_RANK" in os.environ:
         raise RuntimeError("launch() was called inside a rank: the ranks are running already, just call the function")
@@ -74,21 +78,32 @@ def launch(
 # Before anything starts
 
 
-def _check_arguments(fn: Any, world_size: Any, args: Any, kwargs: dict[str, Any], timeout: Any) -> None:
+def _check_arguments(fn: Any, world_size: Any, args: Any, kwargs: Any, timeout: Any) -> int:
+    """Return the number of ranks. Raises TypeError or ValueError if an argument is wrong."""
     if not callable(fn):
         raise TypeError(
             f"launch needs a function, got {fn!r} of type {type(fn).__name__}. Write launch(fn), not launch(fn())"
         )
-    if isinstance(world_size, bool) or not isinstance(world_size, int):
+    if isinstance(world_size, bool) or not hasattr(world_size, "__index__"):
         raise TypeError(f"world_size must be a whole number of ranks, got {world_size!r}")
+    world_size = operator.index(world_size)
     if world_size < 1 or (world_size > MAX_RANKS and not torchrun.is_active()):
         raise ValueError(
             f"world_size must be between 1 and {MAX_RANKS} (each rank is a process here), got {world_size}"
         )
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise TypeError(f"args must be a tuple of arguments, got {args!r}. For a single argument write args=(x,)")
-    if timeout is not None and not timeout > 0:
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise TypeError(f"kwargs must be a dict of arguments by name, got {kwargs!r}. Write kwargs={{'x': x}}")
+    if timeout is not None and not isinstance(timeout, numbers.Real):
+        raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
+    if timeout is not None and not float(timeout) > 0:
         raise ValueError(f"timeout must be a positive number of seconds or None, got {timeout!r}")
+    _check_call(fn, args, kwargs)
+    return world_size
+
+
+def _check_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some builtins have none

@@ -23,6 +23,7 @@ from tplab.runtime import hooks, preload, threads, transport
 from tplab.runtime.board import Board
 from tplab.runtime.devices import finish_on_gpu, take_gpu
 from tplab.runtime.failures import Frames
+from tplab.runtime.group_hooks import set_default_timeout
 from tplab.runtime.recorder import Recorder
 from tplab.runtime.stream_watch import StreamWatch
 
@@ -149,6 +150,7 @@ def _enter_parents_world(given: dict[str, Any], rank: int) -> None:
 
 def _init_process_group(backend: str, store_path: str, rank: int, world_size: int, gpu: torch.device | None) -> None:
     store = dist.FileStore(store_path, world_size)
+    set_default_timeout(_PARENT_DECIDES)
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=_PARENT_DECIDES,
         device_id=gpu if backend == "nccl" else None,
