@@ -8,6 +8,7 @@ about to do in shared memory (see `board`). The parent shows what the ranks prin
 the run ends, no process, file descriptor or memory is left behind.
 """
 
+import errno
 import inspect
 import numbers
 import operator
@@ -23,6 +24,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tplab.runtime import torchrun, transport
+from tplab.runtime.blame import find_culprit
 from tplab.runtime.board import Board, anonymous_file, board_bytes
 from tplab.runtime.devices import choose
 from tplab.runtime.display import output_for
@@ -32,6 +34,7 @@ from tplab.runtime.results import Results
 from tplab.runtime.watch import Watch
 
 MAX_RANKS = 64
+_FILES_PER_RANK = 4  # see RankProcess
 
 
 def launch(
@@ -71,7 +74,7 @@ def launch(
     if "TPLAB_RANK" in os.environ:
         raise RuntimeError("launch() was called inside a rank: the ranks are running already, just call the function")
     chosen, gpus = choose(backend, world_size, share_gpus)
-    call = bytes(transport.dumps((fn, tuple(args), kwargs)))
+    call = _packed(fn, tuple(args), kwargs)
     return _run(call, world_size, chosen, gpus, timeout)
 
 
@@ -118,6 +121,20 @@ def _check_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None
         ) from None
 
 
+def _packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """Return the call as bytes. Raises TypeError with the name of the part that can't be sent to the ranks."""
+    try:
+        return bytes(transport.dumps((fn, args, kwargs)))
+    except Exception as error:
+        parts = [("the function", fn), *((f"args[{index}]", part) for index, part in enumerate(args))]
+        parts += [(f"kwargs[{name!r}]", part) for name, part in kwargs.items()]
+        name, part = next(((name, part) for name, part in parts if not transport.can_be_sent(part)), ("args", args))
+        culprit = find_culprit(part, name, transport.can_be_sent)
+        raise TypeError(
+            f"{culprit}, can't be sent to the ranks: {error}. Create it inside the function, on every rank."
+        ) from None
+
+
 # The run
 
 
@@ -148,7 +165,7 @@ def _run(call: bytes, world_size: int, backend: str, gpus: int, timeout: float |
         watch: Watch | None = None
         try:
             for rank in range(world_size):
-                with _interrupt_later():
+                with _interrupt_later(), _enough_files(world_size):
                     ranks.append(RankProcess(rank, server, (board_file, rendezvous, setup)))
             watch = Watch(ranks, board, output_for(world_size))
             results = watch.until_done(timeout)
@@ -162,6 +179,25 @@ def _run(call: bytes, world_size: int, backend: str, gpus: int, timeout: float |
                     watch.close()
                 for process in ranks:
                     process.close()
+
+
+@contextmanager
+def _enough_files(world_size: int) -> Iterator[None]:
+    """Context manager that explains an error about too many open files."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise OSError(
+            error.errno,
+            f"{world_size} ranks need about {world_size * _FILES_PER_RANK} open files in addition to those of this "
+            f"process, which may have {limit}. Raise the limit with `ulimit -n 1024` before you start Python, "
+            "or launch fewer ranks",
+        ) from None
 
 
 def _closing(stack: ExitStack, descriptor: int) -> int:

@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 import sys
+import textwrap
 import threading
 import traceback
 from multiprocessing.connection import Connection
@@ -180,4 +181,14 @@ def describe_exception(error: BaseException, depth: int = 0) -> list[tuple[str, 
         for frame in traceback.extract_tb(error.__traceback__)
         if os.path.dirname(frame.filename) != _RUNTIME_FOLDER
     ]
-    return [*chain, ("".join(traceback.format_exception_only(type(error), error)), frames)]
+    text = "".join(traceback.format_exception_only(type(error), error))
+    if isinstance(error, BaseExceptionGroup):
+        text += "".join(_describe_part(part, number) for number, part in enumerate(error.exceptions, start=1))
+    return [*chain, (text, frames)]
+
+
+def _describe_part(error: BaseException, number: int) -> str:
+    """Describe an exception in a group: its message and where it was raised."""
+    *_, (text, frames) = describe_exception(error)
+    places = [f'at File "{file}", line {line}, in {function}\n' for file, line, function in frames[-1:]]
+    return textwrap.indent(f"{number}. {text}{''.join(places)}", "  ")
