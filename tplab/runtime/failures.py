@@ -74,11 +74,13 @@ def cell_of(file: str) -> str | None:
     return f"cell [{numbers[file]}]" if file in numbers else "cell [?]"
 
 
-_CELL_FILE = r"\S*ipykernel_\d+[/\\]\d+\.py"  # the file that IPython pretends to compile a cell from
+_CELL_FILE = r"[^\s\"]{0,250}ipykernel_\d+[/\\]\d+\.py"  # the file that IPython pretends to compile a cell from
 
 
 def name_cells_in(text: str) -> str:
     """Replace the file names that IPython gives to cells, as in warnings and syntax errors, by the cells' names."""
+    if "ipykernel_" not in text:  # nearly always, and text may be long
+        return text
     return re.sub(rf'File "({_CELL_FILE})"|({_CELL_FILE})', lambda found: cell_of(found[1] or found[2]) or "", text)
 
 
