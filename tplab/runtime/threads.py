@@ -8,7 +8,8 @@ a time limit, as in `join()`, doesn't either.
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from tplab.runtime.failures import innermost_user_frame, is_installed, is_standard_library
@@ -17,6 +18,19 @@ _WAITS_FOR_A_THREAD = ("threading.py", "queue.py", os.path.join("concurrent", "f
 _RUNTIME = os.path.dirname(__file__) + os.sep
 _TPLAB = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _NO_LIMIT = (None, -1)
+
+
+_serving: set[int] = set()  # ids of threads that only carry out what other threads have begun
+
+
+@contextmanager
+def serving() -> Iterator[None]:
+    """Context manager in which this thread only carries out what another thread has begun, so it can't act itself."""
+    _serving.add(threading.get_ident())
+    try:
+        yield
+    finally:
+        _serving.discard(threading.get_ident())
 
 
 def look(main: int, is_blocked: Callable[[int], bool]) -> tuple[bool, str | None]:
@@ -29,7 +43,7 @@ def look(main: int, is_blocked: Callable[[int], bool]) -> tuple[bool, str | None
     can_act = any(
         not is_blocked(thread) and _can_act(stack, thread == main)
         for thread, stack in frames.items()
-        if thread != threading.get_ident()
+        if thread != threading.get_ident() and thread not in _serving
     )
     calls = [(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) for frame in frames.get(main, [])]
     return can_act, innermost_user_frame(calls)
