@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import ones
 
 import tplab
-from tplab.runtime import rank as rank_module
-from tplab.runtime import transport, watch
+from tplab.runtime import setup_file, transport, watch
 from tplab.runtime.board import SLOTS, Board, Call, anonymous_file, board_bytes
 from tplab.runtime.display import GROUPED_FROM, NotebookOutput, as_lines
 from tplab.runtime.failures import name_cells_in
@@ -117,14 +116,16 @@ def test_a_function_that_uses_an_operator_can_be_launched() -> None:
     assert tplab.launch(lambda: float(add(ones(1), ones(1))), 2) == [2.0, 2.0]
 
 
-def test_more_than_one_read_returns_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux reads at most 2 GiB at a time."""
-    data = os.urandom(100_000)
-    file = anonymous_file()
-    os.write(file, data)
-    preadv = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, views, start: preadv(fd, [views[0][:4096]], start))
-    assert rank_module.read_all(file) == data
+def test_a_call_may_be_larger_than_one_read_or_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux transfers at most 2 GiB at a time."""
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:4096]))
+    for name in ("read", "pread", "preadv"):
+        monkeypatch.setattr(os, name, lambda *_: pytest.fail("one read might not return everything"))
+    call, file = os.urandom(100_000), anonymous_file()
+    setup_file.write(file, {"world_size": 2}, memoryview(call))
+    given, read = setup_file.read(file)
+    assert (given, bytes(read)) == ({"world_size": 2}, call)
     os.close(file)
 
 

@@ -4,6 +4,7 @@ launcher    launch(): checks its arguments, starts one process per rank, and ret
 devices     which GPU each rank computes on, if any
 forkserver  the process that has already imported torch and forks the ranks
 preload     repeats the imports of earlier ranks in the fork server
+setup_file  tells the ranks what to run
 rank        the code that runs in a rank's process
 hooks       wraps torch.distributed to call the recorder (functional_hooks: the same for DTensor and torch.compile)
 group_hooks  shows where ranks create groups and wait for each other to do so

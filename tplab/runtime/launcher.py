@@ -13,7 +13,6 @@ import inspect
 import numbers
 import operator
 import os
-import pickle
 import signal
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from tplab.runtime import torchrun, transport
+from tplab.runtime import setup_file, torchrun, transport
 from tplab.runtime.blame import find_culprit
 from tplab.runtime.board import Board, anonymous_file, board_bytes
 from tplab.runtime.devices import choose
@@ -74,8 +73,7 @@ def launch(
     if "TPLAB_RANK" in os.environ:
         raise RuntimeError("launch() was called inside a rank: the ranks are running already, just call the function")
     chosen, gpus = choose(backend, world_size, share_gpus)
-    call = _packed(fn, tuple(args), kwargs)
-    return _run(call, world_size, chosen, gpus, timeout)
+    return _run(_packed(fn, tuple(args), kwargs), world_size, chosen, gpus, timeout)
 
 
 # Before anything starts
@@ -121,10 +119,10 @@ def _check_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None
         ) from None
 
 
-def _packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def _packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> memoryview:
     """Return the call as bytes. Raises TypeError with the name of the part that can't be sent to the ranks."""
     try:
-        return bytes(transport.dumps((fn, args, kwargs)))
+        return transport.dumps((fn, args, kwargs))
     except Exception as error:
         parts = [("the function", fn), *((f"args[{index}]", part) for index, part in enumerate(args))]
         parts += [(f"kwargs[{name!r}]", part) for name, part in kwargs.items()]
@@ -138,7 +136,7 @@ def _packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 # The run
 
 
-def _run(call: bytes, world_size: int, backend: str, gpus: int, timeout: float | None) -> Results:
+def _run(call: memoryview, world_size: int, backend: str, gpus: int, timeout: float | None) -> Results:
     origin = time.monotonic()
     server = fork_server()
     with ExitStack() as stack:
@@ -149,7 +147,6 @@ def _run(call: bytes, world_size: int, backend: str, gpus: int, timeout: float |
             board = Board(board_file, world_size)
             stack.callback(board.close)
         given = {
-            "call": call,
             "world_size": world_size,
             "backend": backend,
             "gpus": gpus,
@@ -160,7 +157,8 @@ def _run(call: bytes, world_size: int, backend: str, gpus: int, timeout: float |
             "path": list(sys.path),
             "threads": _threads_per_rank(world_size),
         }
-        _write_all(setup, pickle.dumps(given))
+        setup_file.write(setup, given, call)
+        del call  # it may be large
         ranks: list[RankProcess] = []
         watch: Watch | None = None
         try:
@@ -227,12 +225,6 @@ def _threads_per_rank(world_size: int) -> int:
         return max(1, int(os.environ["OMP_NUM_THREADS"]))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // world_size)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import contextlib
 import datetime
 import faulthandler
 import os
-import pickle
 import signal
 import sys
 import textwrap
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tplab.runtime import hooks, preload, threads, transport
+from tplab.runtime import hooks, preload, setup_file, threads, transport
 from tplab.runtime.board import Board
 from tplab.runtime.devices import finish_on_gpu, take_gpu
 from tplab.runtime.failures import Frames
@@ -69,7 +68,7 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
         recorder_of_run: list[Recorder] = []
         watching = (connection, recorder_of_run, send)
         threading.Thread(target=_answer_parent, args=watching, daemon=True).start()
-        given = pickle.loads(read_all(setup))
+        given, call = setup_file.read(setup)
         status = Board(board, given["world_size"])
         _enter_parents_world(given, rank)
         store = given["store_path"] or f"/proc/self/fd/{rendezvous}"
@@ -83,7 +82,7 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
             recorder.watch = StreamWatch(rank, status, torch.cuda.Event, lambda: torch.cuda.set_device(gpu))
             recorder.watch.start()
         status.set_state(rank, "running")
-        fn, args, kwargs = transport.loads(given["call"], device=gpu)
+        fn, args, kwargs = transport.loads(call, device=gpu)
         started = recorder.now()
         result = fn(*args, **kwargs)
         finish_on_gpu()
@@ -111,16 +110,6 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):  # the program may have closed or replaced them
         with contextlib.suppress(Exception):
             stream.flush()
-
-
-def read_all(descriptor: int) -> bytearray:
-    """Read a file from its beginning. A single read returns at most 2 GiB."""
-    size = os.fstat(descriptor).st_size
-    data = bytearray(size)
-    view, done = memoryview(data), 0
-    while done < size and (count := os.preadv(descriptor, [view[done:]], done)):
-        done += count
-    return data
 
 
 def _answer_parent(connection: Connection, recorders: list[Recorder], send: Any) -> None:
