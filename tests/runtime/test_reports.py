@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -78,7 +79,7 @@ def test_many_ranks_with_errors_of_their_own_are_counted() -> None:
 
 
 def test_a_cell_has_its_name_in_warnings_and_syntax_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = "/tmp/ipykernel_17/42.py"
+    file = os.path.join(tempfile.gettempdir(), "ipykernel_17", "42.py")
     monkeypatch.setattr("tplab.runtime.failures._cell_names", {file: "cell [3]"})
     assert name_cells_in(f'  File "{file}", line 2\n    x = = 1') == "  cell [3], line 2\n    x = = 1"
     assert as_lines(f"{file}:5: UserWarning: careful\n") == ["cell [3]:5: UserWarning: careful"]
