@@ -69,7 +69,8 @@ def test_asked_to_stop_the_command_saves_and_torchrun_goes_on(flags, tmp_path):
 @pytest.mark.slow
 def test_a_rank_of_torchrun_that_fails_says_where_and_ends_at_once(flags, tmp_path):
     """The last --learning-rate counts. One rank, started as torchrun starts it."""
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    rank = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", **address}
     wild = [*flags, "--tp", "1", "--learning-rate", "1e30", "--max-norm", "0"]
     run = subprocess.run([*COMMAND, *wild], env={**ENVIRONMENT, **rank}, capture_output=True, text=True, timeout=240)
     assert run.returncode == 1
@@ -85,8 +86,8 @@ def test_a_run_in_a_folder_goes_on_with_its_own_settings(tmp_path):
     assert (again.learning_rate, again.steps, again.stop_after, again.keep) == (0.5, 7, None, 5)
 
 
-TOO_MANY = {"RANK": "0", "WORLD_SIZE": "16"}
-ON_A_SECOND_MACHINE = {"RANK": "11", "WORLD_SIZE": "16"}
+TOO_MANY = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "16"}
+ON_A_SECOND_MACHINE = {**TOO_MANY, "RANK": "11"}
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,11 @@ class Messages:
 
     @staticmethod
     def _carry(message: Message) -> None:
+        from tplab.runtime import threads  # here, because the emulation starts before anything else is imported
+
         try:
-            on_the_cpu(message.work)
+            with threads.serving():  # as NCCL's own threads, it doesn't count as one that could end a deadlock
+                on_the_cpu(message.work)
         except Exception as error:  # it is raised where the program waits for the message
             message.error = error
         message.arrived.set()

@@ -20,6 +20,7 @@ class Cell:
 
     text: str = ""
     error: str = ""
+    number: int = 0
     messages: list[dict] = field(default_factory=list)
 
 
@@ -44,7 +45,9 @@ class Notebook:
                 continue
             kind, content = message["msg_type"], message["content"]
             cell.messages.append(message)
-            if kind == "stream":
+            if kind == "execute_input":
+                cell.number = content["execution_count"]
+            elif kind == "stream":
                 cell.text += content["text"]
             elif kind in ("display_data", "update_display_data", "execute_result"):
                 name = content.get("transient", {}).get("display_id") or len(cell.messages)

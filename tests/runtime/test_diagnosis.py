@@ -12,9 +12,11 @@ def all_reduce(number: int, members: tuple[int, ...] = WORLD) -> Entry:
     return Entry(f"group {members}", number, "all_reduce", "[2] float32, sum", members, "train.py:7:step")
 
 
-def message(kind: str, sender: int, receiver: int, number: int = 1) -> Entry:
+def message(kind: str, sender: int, receiver: int, number: int = 1, tag: int = 0) -> Entry:
     peer = receiver if kind == "send" else sender
-    return Entry(f"{sender}>{receiver}", number, kind, "[2] float32", (sender, receiver), "train.py:9:step", peer)
+    return Entry(
+        f"{sender}>{receiver} tag {tag}", number, kind, "[2] float32", (sender, receiver), "train.py:9:step", peer
+    )
 
 
 @pytest.fixture
@@ -29,8 +31,9 @@ def boards() -> list[Board]:
 
 def enter(boards: list[Board], rank: int, entry: Entry, wait: bool = True) -> None:
     call = Call(entry.channel, entry.kind, entry.signature, entry.members, entry.where, entry.peer)
-    slot = boards[rank].write(rank, call, entry.number)
-    boards[rank].set_waiting(rank, slot if wait else None)
+    boards[rank].write(rank, call, entry.number)
+    if wait:
+        boards[rank].begin_wait(rank, call, entry.number)
 
 
 def receive(rank: int, sender: int) -> Entry:
@@ -107,7 +110,6 @@ def test_more_channels_than_the_board_counts_are_never_called_a_deadlock(boards:
 def test_a_long_call_site_does_not_spoil_the_entry(boards: list[Board]) -> None:
     entry = Entry("group", 1, "barrier", "", WORLD, "/a/very/long/folder" * 30 + ".py:12:step")
     enter(boards, 0, entry)
-    found = boards[1].waiting(0)
-    assert found is not None
+    (found,) = boards[1].waits(0)
     assert (found.kind, found.members) == ("barrier", WORLD)
     assert found.where.endswith(":12:step")

@@ -177,7 +177,7 @@ ABSENT = "rank 1 never joined all_reduce #1"
 DEADLOCKS = {  # the number of ranks, what each does given its rank, and words of the report
     "two receives":     (2, lambda rank: dist.recv(ones(2), src=1 - rank),
                          ["rank 1 never sends to rank 0 (message #1); rank 0 waits in recv from rank 1 ([2] float32).",
-                          "let one side send first"]),
+                          "have one side send first"]),
     "two large sends":  (2, lambda rank: dist.send(ones(1 << 20), dst=1 - rank), ["rank 1 never receives from rank 0"]),
     "three receives":   (3, lambda rank: dist.recv(ones(2), src=(rank + 1) % 3), []),
     "a lost message":   (2, sends_and_returns,
@@ -331,7 +331,7 @@ def test_ranks_that_move_while_they_are_looked_at_are_not_called_deadlocked(monk
     seen = iter([0, 0])  # nothing moves, then, while the ranks are read one after another, something does
 
     monkeypatch.setattr(watch, "SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr(watch, "deadlocked", lambda states: [0, 1])
+    monkeypatch.setattr(watch, "deadlocked", lambda states, can_act=(): [0, 1])
     monkeypatch.setattr(watch.Watch, "_progress", lambda self: next(seen, object()))
     assert tplab.launch(lambda: time.sleep(0.5), 2) == [None, None]
     assert next(seen, None) is None

@@ -4,11 +4,13 @@ import fnmatch
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 import tplab
 from tplab.runtime import transport
@@ -73,6 +75,7 @@ def program():
 """, [[2.0, 2.0, 2.0]] * 2),
     "an attribute with the name of a module of torch": ("""  # cloudpickle takes it for torch.distributed.config
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 class Model:
     config = 7
 def program():
@@ -212,10 +215,15 @@ def test_random_numbers_of_numpy_differ_between_ranks_although_the_server_has_im
         ({"world_size": True}, TypeError, "whole number of ranks, got True"),
         ({"world_size": 65}, ValueError, "got 65"),
         ({"backend": "mpi"}, ValueError, "one of auto, gloo, nccl, got 'mpi'"),
+        ({"timeout": "5"}, TypeError, "timeout must be a number of seconds or None, got '5'"),
+        ({"timeout": float("nan")}, ValueError, "positive number of seconds"),
         ({"timeout": 0}, ValueError, "positive number of seconds"),
         ({"args": (1, 2, 3)}, TypeError, "can't be called with args=(1, 2, 3)"),
         ({"args": "x"}, TypeError, "args=(x,)"),
         ({"kwargs": {"unknown": 1}}, TypeError, "unknown"),
+        ({"kwargs": [1]}, TypeError, "kwargs must be a dict of arguments by name, got [1]"),
+        ({"kwargs": {1: 2}}, TypeError, "kwargs must be a dict of arguments by name, got {1: 2}"),
+        ({"args": 5}, TypeError, "args=(x,)"),
         ({"fn": 3}, TypeError, "launch(fn), not launch(fn())"),
     ],
 )
@@ -230,13 +238,35 @@ def test_wrong_arguments_are_refused_before_anything_starts(
     assert says in str(caught.value)
 
 
+def test_the_number_of_ranks_may_be_any_kind_of_whole_number() -> None:
+    import numpy
+
+    assert tplab.launch(dist.get_rank, numpy.int64(2)) == [0, 1]  # type: ignore[arg-type]
+
+
 def test_more_ranks_than_a_machine_should_start_are_refused_but_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="between 1 and 64"):
         tplab.launch(dist.get_rank, 72)
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "80")
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "80"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="launch asks for 72 ranks, but torchrun started 80"):
         tplab.launch(dist.get_rank, 72)
+
+
+def test_the_variables_of_a_tutorial_are_not_taken_for_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    assert tplab.launch(dist.get_rank, 3, timeout=20) == [0, 1, 2]
+
+
+def test_groups_without_a_timeout_have_the_one_of_the_default_group() -> None:
+    """torch would give up after half an hour."""
+
+    def timeouts() -> set[object]:
+        groups = [dist.new_group([0, 1]), *init_device_mesh("cpu", (2, 1)).get_all_groups(), dist.group.WORLD]
+        return {group._get_backend(torch.device("cpu")).options._timeout for group in groups}
+
+    assert tplab.launch(timeouts, 2) == [{timedelta(days=1)}] * 2
 
 
 def test_windows_is_told_to_use_wsl2(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def board(pages: list[str | Entry], entered: dict[int, int]) -> SimpleNamespace:
     return SimpleNamespace(
         world_size=len(pages),
         state=lambda rank: "running" if isinstance(pages[rank], Entry) else pages[rank],
-        waiting=lambda rank: pages[rank] if isinstance(pages[rank], Entry) else None,
+        waits=lambda rank: [pages[rank]] if isinstance(pages[rank], Entry) else [],
         has_entered=lambda rank, entry: entered.get(rank, 0) >= entry.number,
     )
 

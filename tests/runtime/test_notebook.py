@@ -115,8 +115,36 @@ def test_the_magic_runs_a_cell_on_every_rank(book: Notebook) -> None:
 
 def test_an_error_under_the_magic_shows_the_line_of_the_cell(book: Notebook) -> None:
     cell = book.run("%%ranks 2\ny = 1\nraise ValueError('boom')")
-    assert "line 3, in <module>\n    raise ValueError('boom')" in cell.error
-    assert "  cell [" in cell.error
+    number = cell.number
+    assert f"  cell [{number}], line 3, in <module>\n    raise ValueError('boom')" in cell.error
+
+
+def test_a_syntax_error_under_the_magic_names_the_cell(book: Notebook) -> None:
+    cell = book.run("%%ranks 2\nx = = 1")
+    assert f"Cell In[{cell.number}], line 2" in cell.error
+    assert "ipykernel_" not in cell.error
+
+
+def test_a_warning_names_the_cell(book: Notebook) -> None:
+    cell = book.run("%%ranks 2\nimport warnings\nwarnings.warn('careful')")
+    assert f"[rank 1] cell [{cell.number}]:3: UserWarning: careful" in cell.text
+
+
+def test_information_is_not_shown_like_an_error() -> None:
+    with notebook() as book:
+        cell = book.run("tplab.launch(dist.get_rank, 2)")
+    streams = {m["content"]["name"]: m["content"]["text"] for m in cell.messages if m["msg_type"] == "stream"}
+    assert "tplab: running on" in streams["stdout"]
+    assert "stderr" not in streams
+
+
+def test_a_tutorials_variables_do_not_stop_a_notebook_and_torchruns_do() -> None:
+    with notebook() as book:
+        book.run("os.environ.update(RANK='0', WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT='29500')")
+        assert "[0, 1]" in book.run("tplab.launch(dist.get_rank, 2, timeout=20)").text
+        book.run("os.environ['TORCHELASTIC_RUN_ID'] = 'none'")
+        error = book.run("tplab.launch(dist.get_rank, 2, timeout=20)").error
+    assert "this notebook was started by torchrun, as rank 0 of 2" in error
 
 
 def test_the_magic_refuses_what_is_no_number(book: Notebook) -> None:

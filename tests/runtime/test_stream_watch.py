@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tplab import launch
 from tplab.runtime import devices, hooks
-from tplab.runtime.board import Board, anonymous_file, board_bytes
+from tplab.runtime.board import Board, Call, anonymous_file, board_bytes
 from tplab.runtime.failures import Deadlock
 from tplab.runtime.stream_watch import StreamWatch
 
@@ -185,46 +185,54 @@ def watched(monkeypatch: pytest.MonkeyPatch):
     return StreamWatch(0, board, new_mark), board, marks
 
 
+def call(name: str) -> Call:
+    return Call("group", name, "", (0,), "train.py:1:step")
+
+
+def shown(board: Board) -> list[str]:
+    return [entry.kind for entry in board.waits(0)]
+
+
 def test_a_second_wait_in_the_same_place_is_shown_like_the_first(watched) -> None:
     watch, board, marks = watched
-    for slot in (3, 4):
-        watch.waits_for(slot)
+    for number in (3, 4):
+        watch.waits_for(call("step"), number)
         watch.look()
-        assert board.waiting_slot(0) == slot
-        marks[-1].reached = True
-        board.set_waiting(0, None)  # the rank goes on, and is back before the next look
+        assert [entry.number for entry in board.waits(0)] == [number]
+        marks[-1].reached = True  # the rank goes on, and is back before the next look
 
 
 def test_the_oldest_unfinished_collective_is_shown_until_it_completes(watched) -> None:
     watch, board, marks = watched
-    for slot in (3, 4):
-        watch.waits_for(slot)
+    for number, name in enumerate(("first", "second")):
+        watch.waits_for(call(name), number)
     watch.look()
-    assert board.waiting_slot(0) == 3
+    assert shown(board) == ["first"]
     marks[0].reached = True
     watch.look()
-    assert board.waiting_slot(0) == 4
+    assert shown(board) == ["second"]
     marks[1].reached = True
     watch.look()
-    assert board.waiting_slot(0) is None
+    assert shown(board) == []
 
 
 def test_a_wait_on_the_cpu_that_the_rank_shows_itself_stays(watched) -> None:
     watch, board, marks = watched
-    watch.waits_for(3)
+    watch.waits_for(call("stream"), 1)
     watch.look()
-    board.set_waiting(0, 7)  # in a group over gloo
+    board.begin_wait(0, call("gloo"), 1)
     for reached in (False, True):
         marks[0].reached = reached
         watch.look()
-        assert board.waiting_slot(0) == 7
+        assert "gloo" in shown(board)
+    assert shown(board) == ["gloo"]
 
 
 def test_a_call_that_was_refused_is_not_what_the_rank_is_blocked_in(watched) -> None:
     watch, board, _ = watched
-    watch.calls(3)
+    watch.calls(call("refused"), 1)
     watch.look()
-    assert board.waiting_slot(0) == 3
+    assert shown(board) == ["refused"]
     watch.called()
     watch.look()
-    assert board.waiting_slot(0) is None
+    assert shown(board) == []

@@ -51,6 +51,22 @@ def test_a_script_gives_the_same_results_with_and_without_torchrun(script: Path)
     assert [(script.parent / f"out{rank}").read_text() for rank in range(2)] == [plain, plain]
 
 
+def test_a_group_without_a_timeout_gives_up_after_as_long_as_the_default_group(script: Path) -> None:
+    """torch would wait for half an hour in a device mesh's group, although one of its machines is lost."""
+    mesh = """
+        from torch.distributed.device_mesh import init_device_mesh
+        groups = [*init_device_mesh("cpu", (1, 1)).get_all_groups(), dist.group.WORLD]
+        return {group._get_backend(torch.device("cpu")).options._timeout for group in groups}, 0
+    """
+    body = mesh.replace("\n        ", "\n    ")
+    script.write_text(
+        SCRIPT.replace("    x = torch.full", f"{body}\n    x = torch.full").replace("x.tolist()", "sorted(map(str, x))")
+    )
+    done = torchrun(script, 1, 1)
+    assert done.returncode == 0, done.stderr
+    assert (script.parent / "out0").read_text().startswith("[(['0:03:00'], 0)]")
+
+
 def test_another_number_of_ranks_than_torchrun_started_is_an_error_that_says_what_to_do(script: Path) -> None:
     done = torchrun(script, 1, 2)
     assert done.returncode != 0

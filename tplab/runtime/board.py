@@ -2,12 +2,13 @@
 
 Each rank has one page, which only that rank writes and every process may read:
 
-    | state | entered | waiting | channel 0 | ... | channel 127 | slot 0 | ... | slot 255 |
+    | state | entered | wait 0 | ... | wait 7 | slot 0 | ... | slot 255 | channel 0 | ... | channel 16383 |
 
 A slot holds one entry: a collective, send or receive that the rank has entered. The slot index is computed from the
 entry's channel and number, so rank 1 finds rank 0's "all_reduce #3 of group 0" without searching. The parent can read
 the entry even if the rank is stuck in C++ or dead. A later entry may overwrite an earlier one, but the number of
-entries per channel is stored separately and is never lost.
+entries per channel is stored separately and is never lost. What a thread of the rank is blocked in is copied to a wait,
+so it stays readable while other threads go on. The channels are a hash table. Pages that are never used take no memory.
 
 Ranks write here before every collective, so writing must be fast. A program enters the same few collectives again and
 again, so the part of an entry that doesn't change (`Call`) is encoded only once.
@@ -21,17 +22,19 @@ from typing import NamedTuple
 
 SLOTS = 256
 SLOT_BYTES = 512
-CHANNELS = 128
+WAITS = 8  # how many threads of a rank can show what they're blocked in
+CHANNELS = 1 << 14
 STATES = ("starting", "running", "returned", "raised")
 
 # The layout of a page, in four-byte words
 _WORD = 4
-_STATE, _ENTERED, _WAITING = 0, 1, 2  # waiting: 1 + the slot that the rank is blocked in (0: none)
-_CHANNELS_START = 4  # per channel: key of its name, number of entries so far
-_SLOTS_START = _CHANNELS_START + 2 * CHANNELS
+_STATE, _ENTERED = 0, 1
+_WAITS_START = 4
 _SLOT_WORDS = SLOT_BYTES // _WORD
-_KEY, _NUMBER, _LENGTH, _TEXT = 0, 1, 2, 3  # a slot: key of channel and number, number, length of the text, the text
-_PAGE_WORDS = _SLOTS_START + SLOTS * _SLOT_WORDS
+_SLOTS_START = _WAITS_START + WAITS * _SLOT_WORDS
+_CHANNELS_START = _SLOTS_START + SLOTS * _SLOT_WORDS  # per channel: key of its name, number of entries so far
+_KEY, _NUMBER, _LENGTH, _TEXT = 0, 1, 2, 3  # a slot or wait: key (0: unused), number, length of the text, the text
+_PAGE_WORDS = _CHANNELS_START + 2 * CHANNELS
 _ROOM = SLOT_BYTES - _TEXT * _WORD
 _SEPARATOR = "\x1f"
 
@@ -78,6 +81,16 @@ class Call:
         self.text = text[:_ROOM]
 
 
+def channel_of_messages(sender: int | None, receiver: int | None, tag: int | None) -> str:
+    """Return the channel of the messages with this tag from one rank to another. `sender` is None for any rank."""
+    return f"{'any' if sender is None else sender}>{receiver} tag {tag}"
+
+
+def tag_of(entry: Entry) -> int:
+    """Return the tag of a message's entry."""
+    return int(entry.channel.rpartition(" tag ")[2])
+
+
 def _decode(text: bytes, number: int) -> Entry | None:
     fields = text.decode(errors="replace").split(_SEPARATOR)
     if len(fields) != 6:
@@ -103,7 +116,8 @@ class Board:
         self.world_size = world_size
         self._memory = mmap.mmap(descriptor, board_bytes(world_size))
         self._words = memoryview(self._memory).cast("I")
-        self._channel_of: dict[str, int] = {}  # index of each channel of the rank that writes here
+        self._channel_of: dict[str, int | None] = {}  # the words of each channel of the rank that writes here
+        self._free_waits = list(range(WAITS))
 
     def close(self) -> None:
         self._words.release()
@@ -116,28 +130,42 @@ class Board:
 
     def write(self, rank: int, call: Call, number: int) -> int:
         """Write an entry to the rank's page and return its slot."""
-        words, page, text = self._words, rank * _PAGE_WORDS, call.text
+        words, page = self._words, rank * _PAGE_WORDS
         key = _entry_key(call.channel_key, number)
         slot = key % SLOTS
-        start = page + _SLOTS_START + slot * _SLOT_WORDS
+        self._write(page + _SLOTS_START + slot * _SLOT_WORDS, key, call, number)
+        words[page + _ENTERED] += 1
+        place = self._channel_of.get(call.channel, -1)
+        if place == -1:
+            place = self._channel_of[call.channel] = self._place_of_channel(page, call.channel_key)
+        if place is not None:
+            words[place + 1] = number
+            words[place] = call.channel_key
+        return slot
+
+    def _write(self, start: int, key: int, call: Call, number: int) -> None:
+        words, text = self._words, call.text
         words[start + _KEY] = 0  # readers ignore the entry while it is half written
         body = (start + _TEXT) * _WORD
         self._memory[body : body + len(text)] = text
         words[start + _NUMBER] = number
         words[start + _LENGTH] = len(text)
         words[start + _KEY] = key
-        words[page + _ENTERED] += 1
-        index = self._channel_of.get(call.channel)
-        if index is None:
-            index = self._channel_of[call.channel] = len(self._channel_of)
-        if index < CHANNELS:
-            place = page + _CHANNELS_START + 2 * index
-            words[place + 1] = number
-            words[place] = call.channel_key
-        return slot
 
-    def set_waiting(self, rank: int, slot: int | None) -> None:
-        self._words[rank * _PAGE_WORDS + _WAITING] = 0 if slot is None else slot + 1
+    def begin_wait(self, rank: int, call: Call, number: int) -> int | None:
+        """Show that a thread of the rank is blocked in an entry. Returns the wait's index (None: all are taken)."""
+        try:
+            index = self._free_waits.pop(0)
+        except IndexError:
+            return None
+        start = rank * _PAGE_WORDS + _WAITS_START + index * _SLOT_WORDS
+        self._write(start, _entry_key(call.channel_key, number), call, number)
+        return index
+
+    def end_wait(self, rank: int, index: int | None) -> None:
+        if index is not None:
+            self._words[rank * _PAGE_WORDS + _WAITS_START + index * _SLOT_WORDS + _KEY] = 0
+            self._free_waits.insert(0, index)
 
     # Read by everyone
 
@@ -148,28 +176,37 @@ class Board:
         """Return the number of entries that the rank has written so far."""
         return self._words[rank * _PAGE_WORDS + _ENTERED]
 
-    def waiting(self, rank: int) -> Entry | None:
-        """Return the entry in which the rank is currently blocked, or None."""
-        slot = self.waiting_slot(rank)
-        return None if slot is None else self.read(rank, slot)
-
-    def waiting_slot(self, rank: int) -> int | None:
-        word = self._words[rank * _PAGE_WORDS + _WAITING]
-        return word - 1 if word else None
+    def waits(self, rank: int) -> list[Entry]:
+        """Return the entries that threads of the rank are currently blocked in. Usually, there is one thread."""
+        page = rank * _PAGE_WORDS + _WAITS_START
+        starts = range(page, page + WAITS * _SLOT_WORDS, _SLOT_WORDS)
+        return [entry for start in starts if self._words[start + _KEY] and (entry := self._read(start))]
 
     def has_entered(self, rank: int, entry: Entry) -> bool:
         """Return True if the rank has reached `entry` on its channel, or if it uses too many channels to tell."""
-        start = rank * _PAGE_WORDS + _CHANNELS_START
-        wanted = _key(entry.channel)
-        free = False
-        for place in range(start, start + 2 * CHANNELS, 2):
-            if self._words[place] == wanted:
-                return self._words[place + 1] >= entry.number
-            free = free or not self._words[place]
-        return not free
+        count = self.count(rank, entry.channel)
+        return count is None or count >= entry.number
+
+    def count(self, rank: int, channel: str) -> int | None:
+        """Return how many entries the rank has made on the channel, or None if it uses too many channels to tell."""
+        key = _key(channel)
+        place = self._place_of_channel(rank * _PAGE_WORDS, key)
+        if place is None:
+            return None
+        return self._words[place + 1] if self._words[place] == key else 0
+
+    def _place_of_channel(self, page: int, key: int) -> int | None:
+        """Return where the page counts a channel: its own words or the first free ones (None: the table is full)."""
+        for probe in range(CHANNELS):
+            place = page + _CHANNELS_START + 2 * ((key + probe) % CHANNELS)
+            if self._words[place] in (0, key):
+                return place
+        return None
 
     def read(self, rank: int, slot: int) -> Entry | None:
-        start = rank * _PAGE_WORDS + _SLOTS_START + slot * _SLOT_WORDS
+        return self._read(rank * _PAGE_WORDS + _SLOTS_START + slot * _SLOT_WORDS)
+
+    def _read(self, start: int) -> Entry | None:
         key, number, length = self._words[start + _KEY], self._words[start + _NUMBER], self._words[start + _LENGTH]
         body = (start + _TEXT) * _WORD
         text = self._memory[body : body + length]

@@ -14,10 +14,11 @@ overrides the default.
 """
 
 import os
-import sys
 
 import torch
 import torch.distributed as dist
+
+from tplab.runtime.display import say
 
 BACKENDS = ("auto", "gloo", "nccl")
 COURSE_RANKS = 8  # the most ranks that a chapter launches
@@ -77,14 +78,13 @@ def _say_once(backend: str, gpus: int, world_size: int, share_gpus: bool) -> Non
     _said.add(backend)
     on = "NCCL, one GPU per rank" if backend == "nccl" else f"gloo, {'sharing GPUs' if share_gpus else 'on the CPU'}"
     why = f"{gpus} GPU{'' if gpus == 1 else 's'} for {world_size} rank{'' if world_size == 1 else 's'}"
-    print(f"tplab: running on {on} ({why})", file=sys.stderr)
+    say(f"running on {on} ({why})")
     if backend == "gloo" and gpus and not share_gpus:
         some = f"{gpus} GPU{'' if gpus == 1 else 's'}"
-        print(
-            f"tplab: the course launches up to {COURSE_RANKS} ranks, all on the same kind of device, so that a seed "
+        say(
+            f"the course launches up to {COURSE_RANKS} ranks, all on the same kind of device, so that a seed "
             f"gives the same model for every p. To use your {some}, set {VARIABLE}=nccl before the first launch. "
-            f"Launches of more than {gpus} rank{'' if gpus == 1 else 's'} are then refused.",
-            file=sys.stderr,
+            f"Launches of more than {gpus} rank{'' if gpus == 1 else 's'} are then refused."
         )
 
 

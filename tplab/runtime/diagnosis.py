@@ -2,14 +2,19 @@
 
 A rank that waits in a collective depends on the members that haven't entered it yet. It can continue only if each of
 them can still arrive, either because that member is computing or because it waits for something that can itself
-complete. All other waiting ranks are deadlocked, which we can tell without a time limit. The board is only read.
+complete. A receive from any rank needs only one of them. All other waiting ranks are deadlocked, which we can tell
+without a time limit. A rank with several threads may wait in several places, and it continues if any of them completes.
+The board is only read.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tplab.runtime.board import Board, Entry
+from tplab.runtime.board import Board, Entry, channel_of_messages, tag_of
 from tplab.runtime.failures import place, rank_names
+
+NEW_GROUP = "new_group"  # the channel on which all ranks create groups
+NEW_LINE = "\n          "
 
 
 @dataclass(frozen=True)
@@ -17,15 +22,15 @@ class RankState:
     """The state of one rank, as read from the board.
 
     state:    the state on the board, or "ended" if the process is gone
-    waiting:  the entry that the rank is blocked in, if any
+    waits:    the entries that the rank is blocked in: none, or one per waiting thread
     entries:  the rank's latest entries, by channel and number
     """
 
     rank: int
     state: str
-    waiting: Entry | None
+    waits: list[Entry]
     entries: dict[tuple[str, int], Entry]
-    absent: dict[tuple[str, int], list[int]]  # for each entry: the members that haven't arrived yet
+    absent: dict[tuple[str, int], list[int]]  # for each entry and wait: the members that haven't arrived yet
 
 
 def snapshot(board: Board, ended: Sequence[int] = ()) -> list[RankState]:
@@ -33,40 +38,67 @@ def snapshot(board: Board, ended: Sequence[int] = ()) -> list[RankState]:
     states = []
     for rank in range(board.world_size):
         entries = {(entry.channel, entry.number): entry for entry in board.entries(rank)}
-        absent = {
-            key: [other for other in entry.members if entry.number and not board.has_entered(other, entry)]
-            for key, entry in entries.items()
-        }
+        waits = board.waits(rank)
+        absent = {_key(entry): _absent(board, rank, entry) for entry in [*entries.values(), *waits]}
         state = "ended" if rank in ended else board.state(rank)
-        states.append(RankState(rank, state, board.waiting(rank), entries, absent))
+        states.append(RankState(rank, state, waits, entries, absent))
     return states
+
+
+def _key(entry: Entry) -> tuple[str, int]:
+    return entry.channel, entry.number
+
+
+def _absent(board: Board, rank: int, entry: Entry) -> list[int]:
+    if not _is_from_any_rank(entry):
+        return [other for other in entry.members if not board.has_entered(other, entry)]
+    others = [other for other in entry.members if other != rank]
+    for sender in others:
+        channel = channel_of_messages(sender, rank, tag_of(entry))
+        sent, received = board.count(sender, channel), board.count(rank, channel)
+        if sent is None or received is None or sent > received:
+            return []  # there is a message to receive
+    return others
+
+
+def _is_from_any_rank(entry: Entry) -> bool:
+    return entry.kind == "recv" and not entry.number
 
 
 def missing(entry: Entry, states: Sequence[RankState]) -> list[int]:
     """Return the members that haven't entered the collective or message that `entry` belongs to."""
-    key = (entry.channel, entry.number)
+    key = _key(entry)
     return next((state.absent[key] for state in states if key in state.absent), [])
 
 
-def deadlocked(states: Sequence[RankState]) -> list[int]:
-    """Return the ranks that are waiting for something that can never complete."""
+def deadlocked(states: Sequence[RankState], can_act: Sequence[int] = ()) -> list[int]:
+    """Return the ranks that are waiting for something that can never complete.
+
+    can_act    ranks that wait in one thread, but may go on in another
+    """
     may_go_on = {
         state.rank
         for state in states
-        if state.state in ("starting", "running") and (state.waiting is None or not state.waiting.number)
+        if state.state in ("starting", "running") and (not state.waits or state.rank in can_act)
     }
-    waiting = {state.rank: state.waiting for state in states if state.state == "running" and state.waiting is not None}
+    waiting = {state.rank: state.waits for state in states if state.state == "running" and state.waits}
     while True:
         freed = {
             rank
-            for rank, entry in waiting.items()
-            if rank not in may_go_on and all(other in may_go_on for other in missing(entry, states))
+            for rank, entries in waiting.items()
+            if rank not in may_go_on and any(_can_complete(entry, may_go_on, states) for entry in entries)
         }
         if not freed:
             break
         may_go_on |= freed
     stuck = [rank for rank in waiting if rank not in may_go_on]
     return sorted(stuck) or _left_behind(states)
+
+
+def _can_complete(entry: Entry, may_go_on: set[int], states: Sequence[RankState]) -> bool:
+    absent = missing(entry, states)
+    arriving = [rank in may_go_on for rank in absent]
+    return not absent or (any(arriving) if _is_from_any_rank(entry) else all(arriving))
 
 
 def _left_behind(states: Sequence[RankState]) -> list[int]:
@@ -82,7 +114,7 @@ def _left_behind(states: Sequence[RankState]) -> list[int]:
         and any(
             gone.intersection(state.absent[key])
             for key, entry in state.entries.items()
-            if entry.kind not in ("send", "recv")
+            if entry.kind not in ("send", "recv") and state.rank in entry.members
         )
     )
 
@@ -94,13 +126,10 @@ def lost_messages(states: Sequence[RankState]) -> list[Entry]:
     """
     gone = {state.rank for state in states if state.state in ("returned", "raised", "ended")}
     return [
-        state.waiting
+        entry
         for state in states
-        if state.waiting
-        and state.waiting.kind == "recv"
-        and state.waiting.peer in gone
-        and state.waiting.number
-        and not missing(state.waiting, states)
+        for entry in state.waits
+        if entry.kind == "recv" and entry.number and entry.peer in gone and not missing(entry, states)
     ]
 
 
@@ -118,8 +147,13 @@ def advice(states: Sequence[RankState]) -> str:
     if not differing and lost_messages(states):
         return "Keep what dist.isend returns and call its wait(): until then the message may be dropped."
     kinds = {entry.kind for entry in ([differing] if differing else _open_entries(states))}
+    if kinds == {"new_group"}:
+        return "Every rank must call new_group for every group, in the same order, also for groups that it isn't in."
     if kinds <= {"send", "recv"}:
-        return "A send and its recv wait for each other: pair them, with the same shape, and let one side send first."
+        return (
+            "A send and its recv wait for each other: pair them, with the same shape and tag, "
+            "and have one side send first."
+        )
     return (
         "Every rank of a group must enter the same collectives in the same order, "
         "with tensors of the same shape and memory layout."
@@ -132,27 +166,59 @@ def _headlines(states: Sequence[RankState]) -> list[str]:
         if differing.kind in ("send", "recv"):
             sender, receiver = differing.members
             return [f"message #{differing.number} from rank {sender} to rank {receiver} is not the same on both sides:"]
+        if differing.channel == NEW_GROUP:
+            return [f"the ranks don't create the same groups in the same order (new_group #{differing.number}):"]
         return [f"collective #{differing.number}{_group(differing, states)} is not the same on all ranks:"]
     lines = [
         f"rank {entry.peer} began to send message #{entry.number} to rank {entry.members[1]} and has returned; "
         f"rank {entry.members[1]} waits in {name(entry)}, and nothing comes."
         for entry in lost_messages(states)
     ]
-    for entry in _open_entries(states):
-        absent = missing(entry, states)
-        inside = [rank for rank in entry.members if rank not in absent]
-        verb = "waits" if len(inside) == 1 else "wait"
-        if entry.kind in ("send", "recv"):
-            sender, receiver = entry.members
-            other = "sends to" if entry.kind == "recv" else "receives from"
-            peer, own = (sender, receiver) if entry.kind == "recv" else (receiver, sender)
-            lines.append(
-                f"rank {peer} never {other} rank {own} (message #{entry.number}); rank {own} waits in {name(entry)}."
+    return list(dict.fromkeys([*lines, *(_headline(entry, states) for entry in _open_entries(states))]))
+
+
+def _headline(entry: Entry, states: Sequence[RankState]) -> str:
+    absent = missing(entry, states)
+    if _is_from_any_rank(entry):
+        (own,) = (state.rank for state in states if entry in state.waits)
+        senders = f"rank {absent[0]} never sends" if len(absent) == 1 else f"none of {rank_names(absent)} sends"
+        return f"{senders} to rank {own} with tag {tag_of(entry)}; rank {own} waits in {name(entry)}."
+    if entry.kind in ("send", "recv"):
+        sender, receiver = entry.members
+        if other := _with_another_tag(entry, states):
+            sent, expected = (tag_of(other), tag_of(entry)) if entry.kind == "recv" else (tag_of(entry), tag_of(other))
+            return (
+                f"rank {sender} sends to rank {receiver} with tag {sent}, "
+                f"but rank {receiver} expects a message with tag {expected}."
             )
-        else:
-            what = f"{name(entry)}{_group(entry, states)}"
-            lines.append(f"{rank_names(absent)} never joined {what}; {rank_names(inside)} {verb} in it.")
-    return lines
+        does = "sends to" if entry.kind == "recv" else "receives from"
+        peer, own = (sender, receiver) if entry.kind == "recv" else (receiver, sender)
+        return f"rank {peer} never {does} rank {own} (message #{entry.number}); rank {own} waits in {name(entry)}."
+    inside = [states[rank] for rank in entry.members if rank not in absent]
+    gone = {"returned": "returned", "raised": "failed", "ended": "ended"}
+    waiting = [state.rank for state in inside if _key(entry) in map(_key, state.waits) and state.state not in gone]
+    waiting = waiting or [state.rank for state in inside if state.state not in gone]
+    clauses = [f"{rank_names(absent)} never joined {name(entry)}{_group(entry, states)}"]
+    if waiting:
+        clauses.append(f"{rank_names(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in it")
+    for end, verb in gone.items():
+        if ranks := [state.rank for state in inside if state.state == end]:
+            clauses.append(f"{rank_names(ranks)} joined it and {'has' if len(ranks) == 1 else 'have'} {verb}")
+    return "; ".join(clauses) + "."
+
+
+def _with_another_tag(entry: Entry, states: Sequence[RankState]) -> Entry | None:
+    """Return a pending send for this receive, or receive for this send, that only differs in its tag."""
+    (absent,) = missing(entry, states) or (None,)
+    if absent is None:
+        return None
+    others = [
+        other
+        for other in states[absent].entries.values()
+        if other.members == entry.members and other.kind in ("send", "recv") and other.kind != entry.kind
+        if missing(other, states)
+    ]
+    return min(others, key=lambda other: other.number, default=None)
 
 
 def _first_difference(states: Sequence[RankState]) -> Entry | None:
@@ -161,20 +227,25 @@ def _first_difference(states: Sequence[RankState]) -> Entry | None:
         entry
         for state in states
         for key, entry in state.entries.items()
-        for other in (states[rank].entries.get(key) for rank in entry.members)
+        for other in (states[rank].entries.get(key) for rank in _compared(entry, states))
         if entry.number and other and entry.differs_from(other)
     ]
     return min(found, key=lambda entry: entry.number, default=None)
 
 
+def _compared(entry: Entry, states: Sequence[RankState]) -> Sequence[int]:
+    """Return the ranks whose entry must be the same. All ranks must create all groups, also those they aren't in."""
+    return range(len(states)) if entry.channel == NEW_GROUP else entry.members
+
+
 def _open_entries(states: Sequence[RankState]) -> list[Entry]:
     """Return one entry per operation that some members haven't joined. If ranks are waiting, use only their entries."""
     known: dict[tuple[str, int], Entry] = {}
-    waiting = [state.waiting for state in states if state.waiting]
-    entered = [entry for state in states for entry in state.entries.values()]
+    waiting = [entry for state in states for entry in state.waits]
+    entered = [entry for state in states for entry in state.entries.values() if entry.number]
     for entry in waiting or sorted(entered, key=lambda entry: entry.number):
-        if entry.number and missing(entry, states):
-            known.setdefault((entry.channel, entry.number), entry)
+        if missing(entry, states):
+            known.setdefault(_key(entry), entry)
     return list(known.values())
 
 
@@ -184,10 +255,11 @@ def _line_of(state: RankState, states: Sequence[RankState], stacks: dict[int, st
     mine = state.entries.get((differing.channel, differing.number)) if differing else None
     if mine:
         return f"{start}{name(mine)} at {place(mine.where)}"
-    if state.waiting:
-        return f"{start}waits in {name(state.waiting)}, called at {place(state.waiting.where)}"
     if state.state == "returned":
         return f"{start}has returned"
+    if state.waits and state.state != "ended":
+        waits = (f"{name(entry)}, called at {place(entry.where)}" for entry in state.waits)
+        return f"{start}waits in {f'{NEW_LINE}and in '.join(waits)}"
     if state.state == "raised":
         return f"{start}has raised an error"
     if state.state == "ended":
@@ -203,11 +275,16 @@ def name(entry: Entry) -> str:
     """Describe an entry in words, such as "all_reduce #3 ([4, 8] float32, sum)" or "recv from rank 0 ([4] float32)"."""
     signature = f" ({entry.signature})" if entry.signature else ""
     if entry.kind == "send":
-        return f"send to rank {entry.peer}{signature}"
+        return f"send to rank {entry.peer}{_with_tag(entry)}{signature}"
     if entry.kind == "recv":
-        return f"recv from {f'rank {entry.peer}' if entry.peer >= 0 else 'any rank'}{signature}"
+        return f"recv from {f'rank {entry.peer}' if entry.peer >= 0 else 'any rank'}{_with_tag(entry)}{signature}"
     return f"{entry.kind} #{entry.number}{signature}"
 
 
+def _with_tag(entry: Entry) -> str:
+    tag = tag_of(entry)
+    return f" with tag {tag}" if tag else ""
+
+
 def _group(entry: Entry, states: Sequence[RankState]) -> str:
-    return "" if len(entry.members) == len(states) else f" of group {list(entry.members)}"
+    return "" if len(entry.members) == len(states) or entry.kind == "new_group" else f" of group {list(entry.members)}"

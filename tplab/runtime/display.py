@@ -5,9 +5,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tplab.runtime.failures import name_cells_in, rank_names
+
 KEPT_BYTES = 1 << 20  # per rank; longer output keeps only its beginning and end
 SHOWN_LINES = 40  # per rank in a notebook, from the beginning and from the end each
 REFRESH_SECONDS = 0.2
+GROUPED_FROM = 8  # more ranks than this that print the same are shown as one
 
 
 class Output:
@@ -26,6 +29,9 @@ class Output:
             head = KEPT_BYTES // 2
             note = b"\n... output cut here: too long ...\n"
             text[head : len(text) - head] = note
+
+    def note(self, text: str) -> None:
+        """Show a line from tplab itself. It isn't part of any rank's output."""
 
     def texts(self) -> list[str]:
         return [bytes(text).decode(errors="replace") for text in self._text]
@@ -48,6 +54,11 @@ class NotebookOutput(Output):
         self._handle: Any = None
         self._shown_at = 0.0
         self._live = not _inside_output_widget()
+        self._notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self._notes.append(f"tplab: {text}")
+        self._changed = True
 
     def refresh(self) -> None:
         if self._live and self._changed and time.monotonic() - self._shown_at > REFRESH_SECONDS:
@@ -69,14 +80,14 @@ class NotebookOutput(Output):
 
     def _render(self) -> str:
         lines: list[str] = []
-        for rank, text in enumerate(self.texts()):
-            own = text.rstrip("\n").split("\n") if text else []
+        for ranks, text in _grouped(list(enumerate(self.texts()))):
+            own = as_lines(text)
             hidden = len(own) - 2 * SHOWN_LINES
             if hidden > 0:
-                note = f"... {hidden} lines not shown; results.output[{rank}] has more ..."
+                note = f"... {hidden} lines not shown; results.output[{ranks[0]}] has more ..."
                 own = [*own[:SHOWN_LINES], note, *own[-SHOWN_LINES:]]
-            lines += [f"[rank {rank}] {line}" for line in own]
-        return "\n".join(lines)
+            lines += [f"[{rank_names(ranks)}] {line}" for line in own]
+        return "\n".join([*lines, *self._notes])
 
 
 class TerminalOutput(Output):
@@ -94,19 +105,49 @@ class TerminalOutput(Output):
     def refresh(self) -> None:
         end = self._pending.rfind(b"\n") + 1
         if end:
-            self._print(0, self._pending[:end])
+            self._print([0], bytes(self._pending[:end]).decode(errors="replace"))
             del self._pending[:end]
 
-    def close(self) -> None:
-        self._print(0, self._pending)
-        for rank, text in enumerate(self._text[1:], start=1):
-            self._print(rank, text)
-
-    def _print(self, rank: int, data: bytearray) -> None:
+    def note(self, text: str) -> None:
         self.before_print()
-        for line in data.decode(errors="replace").splitlines():
-            print(f"[rank {rank}] {line}")
+        say(text)
+
+    def close(self) -> None:
+        self._print([0], bytes(self._pending).decode(errors="replace"))
+        for ranks, text in _grouped(list(enumerate(self.texts()))[1:]):
+            self._print(ranks, text)
+
+    def _print(self, ranks: list[int], text: str) -> None:
+        self.before_print()
+        for line in as_lines(text):
+            print(f"[{rank_names(ranks)}] {line}")
         sys.stdout.flush()
+
+
+def as_lines(text: str) -> list[str]:
+    """Return the lines of a text as a terminal would show them: after a carriage return, a line starts again.
+
+    Cells have their names in it, not those of the files that IPython makes up for them.
+    """
+    if not text:
+        return []
+    return [_overwritten(line) for line in name_cells_in(text.removesuffix("\n")).split("\n")]
+
+
+def _overwritten(line: str) -> str:
+    shown = ""
+    for part in line.split("\r"):
+        shown = part + shown[len(part) :]
+    return shown
+
+
+def _grouped(texts: list[tuple[int, str]]) -> list[tuple[list[int], str]]:
+    """Group the ranks that printed the same, if there are more of them than a chapter ever launches."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, text in texts:
+        ranks_of.setdefault(text, []).append(rank)
+    same = {text: ranks for text, ranks in ranks_of.items() if len(ranks) > GROUPED_FROM}
+    return [(same.get(text, [rank]), text) for rank, text in texts if text not in same or rank == same[text][0]]
 
 
 def _inside_output_widget() -> bool:
@@ -115,8 +156,17 @@ def _inside_output_widget() -> bool:
     return any(getattr(widget, "msg_id", "") for widget in list(getattr(module, "_instances", {}).values()))
 
 
+def in_kernel() -> bool:
+    """Return True if this process runs the cells of a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def say(text: str) -> None:
+    """Print information: to stderr, except in a notebook, which would show it like an error."""
+    print(f"tplab: {text}", file=sys.stdout if in_kernel() else sys.stderr)
+
+
 def output_for(world_size: int) -> Output:
     """Create the output for the current environment, a notebook or a terminal."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    in_notebook = shell is not None and getattr(shell, "kernel", None) is not None
-    return NotebookOutput(world_size) if in_notebook else TerminalOutput(world_size)
+    return NotebookOutput(world_size) if in_kernel() else TerminalOutput(world_size)

@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 Frames = list[tuple[str, int, str]]  # file, line, function
+SHOWN_FRAMES = 10  # of a traceback, from its beginning and from its end each
+SHOWN_MESSAGE_LINES = 100  # of an exception's message
+SHOWN_REPORTS = 4  # of different errors on different ranks
 
 
 class RankError(RuntimeError):
@@ -62,13 +65,23 @@ def name_cell(file: str, name: str) -> None:
 
 def cell_of(file: str) -> str | None:
     """Return the name of the cell that IPython compiled as `file`, such as "cell [7]", or None for any other file."""
-    if not re.search(r"ipykernel_\d+[/\\]\d+\.py$", file):
+    if not re.fullmatch(_CELL_FILE, file):
         return None
     if _cell_names:
         return _cell_names.get(file, "another cell")
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
     return f"cell [{numbers[file]}]" if file in numbers else "cell [?]"
+
+
+_CELL_FILE = r"[^\s\"]{0,250}ipykernel_\d+[/\\]\d+\.py"  # the file that IPython pretends to compile a cell from
+
+
+def name_cells_in(text: str) -> str:
+    """Replace the file names that IPython gives to cells, as in warnings and syntax errors, by the cells' names."""
+    if "ipykernel_" not in text:  # nearly always, and text may be long
+        return text
+    return re.sub(rf'File "({_CELL_FILE})"|({_CELL_FILE})', lambda found: cell_of(found[1] or found[2]) or "", text)
 
 
 def format_chain(chain: Sequence[tuple[str, Frames]]) -> str:
@@ -79,16 +92,41 @@ def format_chain(chain: Sequence[tuple[str, Frames]]) -> str:
     parts = []
     for text, frames in chain:
         lines = ["Traceback (most recent call last):"] if frames else []
-        for (file, line, function), after in zip(frames, [*frames[1:], None], strict=False):
-            if _is_installed(file) and after and _is_installed(after[0]):
-                continue
-            location = cell_of(file) or f'File "{file}"'
-            lines.append(f"  {location}, line {line}, in {function}")
-            source = linecache.getline(file, line).strip()
-            if source:
-                lines.append(f"    {source}")
-        parts.append("\n".join([*lines, text.rstrip()]))
+        shown = _without_repetition(_without_installed(frames))
+        lines += [part if isinstance(part, str) else _format_frame(*part) for part in shown]
+        parts.append("\n".join([*lines, _shorten(name_cells_in(text.rstrip()))]))
     return "\n\nThis led to the next error:\n\n".join(parts)
+
+
+def _without_installed(frames: Frames) -> Frames:
+    """Return the frames without those in installed packages that are followed by another such frame."""
+    pairs = zip(frames, [*frames[1:], None], strict=False)
+    return [frame for frame, after in pairs if not (is_installed(frame[0]) and after and is_installed(after[0]))]
+
+
+def _without_repetition(frames: Frames) -> list[tuple[str, int, str] | str]:
+    """Return the frames, or only the outermost and innermost ones if there are very many, as in endless recursion."""
+    left_out = len(frames) - 2 * SHOWN_FRAMES
+    if left_out <= 0:
+        return list(frames)
+    about = f"over {left_out // 100 * 100}" if left_out > 100 else left_out  # the same on every rank
+    note = f"  ... {about} more calls in between ..."
+    return [*frames[:SHOWN_FRAMES], note, *frames[-SHOWN_FRAMES:]]
+
+
+def _format_frame(file: str, line: int, function: str) -> str:
+    location = cell_of(file) or f'File "{file}"'
+    source = linecache.getline(file, line).strip()
+    return f"  {location}, line {line}, in {function}" + (f"\n    {source}" if source else "")
+
+
+def _shorten(text: str) -> str:
+    """Leave out the middle of a very long message."""
+    lines = text.split("\n")
+    if len(lines) > SHOWN_MESSAGE_LINES:
+        half = SHOWN_MESSAGE_LINES // 2
+        lines = [*lines[:half], f"... {len(lines) - 2 * half} more lines ...", *lines[-half:]]
+    return "\n".join(lines)
 
 
 def split_message(chain: Sequence[tuple[str, Frames]]) -> tuple[str, str]:
@@ -99,8 +137,11 @@ def split_message(chain: Sequence[tuple[str, Frames]]) -> tuple[str, str]:
 
 
 def rank_names(ranks: Sequence[int]) -> str:
-    """Format ranks as text, such as "rank 2" or "ranks 0, 1, 3"."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))
+    """Format ranks as text, such as "rank 2" or "ranks 0, 1, 3", or "ranks 0-31" if there are many in a row."""
+    ranks = sorted(ranks)
+    if len(ranks) > 8 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 def describe_exit(status: int) -> str:
@@ -127,17 +168,22 @@ def parse_stack(dump: bytes) -> Frames:
 def innermost_user_frame(frames: Frames) -> str | None:
     """Return the innermost frame outside installed packages and tplab.runtime as "file:line:function", or None."""
     for file, line, function in frames:
-        if not (file.startswith(("<", _RUNTIME)) or _is_installed(file)):
+        if not (file.startswith(("<", _RUNTIME)) or is_installed(file)):
             return f"{file}:{line}:{function}"
     return None
 
 
 _RUNTIME = os.path.dirname(__file__) + os.sep
-_LIBRARY = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_PACKAGES = tuple({sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib")})
+_LIBRARY = (*_PACKAGES, *{sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
 
 
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
     return file.startswith(_LIBRARY)
+
+
+def is_standard_library(file: str) -> bool:
+    return file.startswith(("<frozen", *_LIBRARY)) and not file.startswith(_PACKAGES)
 
 
 def lost_connection(message: str) -> bool:

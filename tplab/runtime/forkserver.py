@@ -47,6 +47,7 @@ _BEFORE_LAUNCH = 0.1  # seconds that a launch may wait for imports that each ran
 _STATUS = struct.Struct("<q")
 _DESCRIPTORS = 6  # control, output, crash, board, rendezvous, setup (see rank.main), after the status pipe
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _LOOK = socket.MSG_PEEK | socket.MSG_DONTWAIT
 
 
@@ -164,6 +165,7 @@ def serve(descriptor: int) -> None:
     signal.set_wakeup_fd(wake.fileno())
     to_import, wanted = list(_PRELOAD), preload.Wanted(has_gpu=torch.cuda.device_count() > 0)
     family = _Family((control, woken, wake))
+    _adopt_orphans()
 
     def import_wanted(seconds: float) -> None:
         """Import at least one module, and start no further imports after `seconds`."""
@@ -268,6 +270,7 @@ class _Family:
             os.setsid()  # signals reach a rank and its children as one group
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the parent may ask for the stack before there is one
             _die_with_parent()
             for sock in (*self._own, *self._spares.values()):
                 sock.close()
@@ -295,10 +298,23 @@ class _Family:
             if pid in self._spares:
                 self._spares.pop(pid).close()
                 continue
+            if pid not in self._status_pipes:  # started by a rank, and left behind, maybe with children of its own
+                self._end_what_is_left()
+                continue
             pipe = self._status_pipes.pop(pid)
             with contextlib.suppress(BrokenPipeError):
                 os.write(pipe, _STATUS.pack(os.waitstatus_to_exitcode(status)))
             os.close(pipe)
+            self._end_what_is_left()
+
+    def _end_what_is_left(self) -> None:
+        """Kill the processes that ranks left behind in sessions of their own, once no rank is running."""
+        if self._status_pipes:
+            return
+        ours = self._spares.keys() | self._outdated
+        for pid in _children() - ours:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     def end(self) -> None:
         for pid in (*self._status_pipes, *self._spares, *self._outdated):
@@ -310,6 +326,19 @@ def _die_with_parent() -> None:
     """On Linux, ask the kernel to kill this process when the server ends. Elsewhere, the rank notices by itself."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _adopt_orphans() -> None:
+    """On Linux, become the parent of all processes that ranks leave behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _children() -> set[int]:
+    """Return the process ids of this process's children (Linux only)."""
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return {int(pid) for pid in file.read().split()}
+    return set()
 
 
 def _end_children_of_next() -> None:

@@ -5,6 +5,7 @@ under the backend's dispatch key that records the collective and then calls torc
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
 
 Active = Callable[[], Recorder | None]  # returns the recorder of this thread's collectives, if there is one
+Unrecorded = Callable[[], AbstractContextManager[None]]
 
 # operator: kind, whether the message is group-size times as large as the input
 _FUNCTIONAL: dict[str, tuple[str, bool]] = {
@@ -38,7 +40,7 @@ def _torchs_own(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
 
-def _wrap_operator(operator: Any, kind: str, whole: bool, active: Active) -> Callable[..., Any]:
+def _wrap_operator(operator: Any, kind: str, whole: bool, active: Active, unrecorded: Unrecorded) -> Callable[..., Any]:
     names = [argument.name for argument in operator._schema.arguments]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -52,7 +54,8 @@ def _wrap_operator(operator: Any, kind: str, whole: bool, active: Active) -> Cal
         entered = recorder.enter_collective(
             group, kind, tensors, group.size() if whole else 1, op and op.lower(), given.get("src")
         )
-        outputs = _torchs_own(operator, *args, **kwargs)
+        with unrecorded():  # torch's kernel calls the backend from C++
+            outputs = _torchs_own(operator, *args, **kwargs)
         recorder.functional_started(entered, flat(outputs))
         return outputs
 
@@ -68,7 +71,11 @@ def _wrap_wait(active: Active) -> Callable[[Tensor], Tensor]:
         if recorder is None or entered is None:
             return _torchs_own(operator, tensor)
         recorder.waits(entered)
-        result = _torchs_own(operator, tensor)
+        try:
+            result = _torchs_own(operator, tensor)
+        except BaseException as error:
+            recorder.gave_up(entered, error)
+            raise
         recorder.has_waited(entered)
         return result
 
@@ -78,7 +85,7 @@ def _wrap_wait(active: Active) -> Callable[[Tensor], Tensor]:
 _library: torch.library.Library | None = None  # deleting it would unregister its kernels
 
 
-def install(active: Active) -> None:
+def install(active: Active, unrecorded: Unrecorded) -> None:
     """Install the kernels. While `active()` returns None, they record nothing and only call torch's kernels."""
     global _library
     _library = torch.library.Library("_c10d_functional", "IMPL")
@@ -86,6 +93,6 @@ def install(active: Active) -> None:
         if hasattr(torch.ops._c10d_functional, name):
             operator = getattr(torch.ops._c10d_functional, name).default
             for key in ("CPU", "CUDA"):
-                _library.impl(name, _wrap_operator(operator, kind, whole, active), key)
+                _library.impl(name, _wrap_operator(operator, kind, whole, active, unrecorded), key)
     for key in ("CPU", "CUDA"):
         _library.impl("wait_tensor", _wrap_wait(active), key)

@@ -3,7 +3,8 @@
     dist.all_reduce(x) ─▶ ProcessGroup.allreduce ─▶ [recorder] ─▶ gloo or NCCL
 
 Every function of torch.distributed ends in a Python method of `ProcessGroup`, so we wrap those methods. Functional
-collectives end elsewhere (see `functional_hooks`). Collectives started from C++, as in DDP's reducer, aren't recorded.
+collectives end elsewhere (see `functional_hooks`). Collectives that torch starts from C++, as in DDP's reducer, and the
+creation of groups aren't recorded, but the board shows them (see `torch_hooks` and `group_hooks`).
 """
 
 import threading
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from tplab.runtime import functional_hooks
+from tplab.runtime import functional_hooks, group_hooks, torch_hooks
 from tplab.runtime.naming import flat
 from tplab.runtime.recorder import Recorder
 from tplab.runtime.records import Record
@@ -85,9 +86,8 @@ def marked(stream: StreamWaits) -> Iterator[None]:
 def unrecorded() -> Iterator[None]:
     """Context manager that excludes this thread's collectives from recording and from deadlock detection.
 
-    This is for a thread that runs alongside the training thread, such as a checkpoint writer. The board stores only one
-    waiting entry per rank, so with two threads, a rank might look blocked while it computes, and the run might look
-    stuck.
+    This is for a thread that runs alongside the training thread, such as a checkpoint writer, whose collectives aren't
+    part of what the program communicates.
     """
     before, _thread.recorded = _thread.recorded, False
     try:
@@ -162,7 +162,8 @@ def _wrap_collective(name: str) -> Callable[..., Any]:
 def _started(recorder: Recorder, entered: Any, call: Callable[[], Any]) -> Any:
     """Call the backend, and return the work."""
     try:
-        work = call()
+        with torch_hooks.recorded_already():
+            work = call()
     except BaseException:
         recorder.refused()
         raise
@@ -214,7 +215,11 @@ def _wrap_wait() -> Callable[..., Any]:
         if entered is None:
             return torchs_wait(self, *args, **kwargs)
         recorder.waits(entered)
-        result = torchs_wait(self, *args, **kwargs)
+        try:
+            result = torchs_wait(self, *args, **kwargs)
+        except BaseException as error:
+            recorder.gave_up(entered, error)
+            raise
         if entered.tag is not None:
             recorder.came_from(entered, self._source_rank())
         recorder.has_waited(entered)
@@ -257,5 +262,7 @@ def install() -> None:
     _wrap_batches()
     dist.Work.wait = _wrap_wait()  # type: ignore[method-assign]
     distributed_c10d._warn_not_in_group = _refuse_foreign_group  # type: ignore[assignment]
-    functional_hooks.install(_recorder)
+    functional_hooks.install(_recorder, unrecorded)
+    torch_hooks.install(_recorder)
+    group_hooks.install(_recorder)
     _installed = True

@@ -8,9 +8,11 @@ about to do in shared memory (see `board`). The parent shows what the ranks prin
 the run ends, no process, file descriptor or memory is left behind.
 """
 
+import errno
 import inspect
+import numbers
+import operator
 import os
-import pickle
 import signal
 import sys
 import tempfile
@@ -20,7 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from tplab.runtime import torchrun, transport
+from tplab.runtime import setup_file, torchrun, transport
+from tplab.runtime.blame import find_culprit
 from tplab.runtime.board import Board, anonymous_file, board_bytes
 from tplab.runtime.devices import choose
 from tplab.runtime.display import output_for
@@ -30,6 +33,7 @@ from tplab.runtime.results import Results
 from tplab.runtime.watch import Watch
 
 MAX_RANKS = 64
+_FILES_PER_RANK = 4  # see RankProcess
 
 
 def launch(
@@ -60,35 +64,47 @@ def launch(
     Raises RankError if a rank raises or dies, Deadlock if ranks wait for something that never comes, and ValueError or
     TypeError for invalid arguments, before anything starts.
     """
-    kwargs = dict(kwargs or {})
-    _check_arguments(fn, world_size, args, kwargs, timeout)
+    kwargs = {} if kwargs is None else kwargs
+    world_size = _check_arguments(fn, world_size, args, kwargs, timeout)
+    kwargs = dict(kwargs)
     if torchrun.is_active():
+        torchrun.refuse_in_kernel()
         return torchrun.run(fn, world_size, tuple(args), kwargs)
     if "TPLAB_RANK" in os.environ:
         raise RuntimeError("launch() was called inside a rank: the ranks are running already, just call the function")
     chosen, gpus = choose(backend, world_size, share_gpus)
-    call = bytes(transport.dumps((fn, tuple(args), kwargs)))
-    return _run(call, world_size, chosen, gpus, timeout)
+    return _run(_packed(fn, tuple(args), kwargs), world_size, chosen, gpus, timeout)
 
 
 # Before anything starts
 
 
-def _check_arguments(fn: Any, world_size: Any, args: Any, kwargs: dict[str, Any], timeout: Any) -> None:
+def _check_arguments(fn: Any, world_size: Any, args: Any, kwargs: Any, timeout: Any) -> int:
+    """Return the number of ranks. Raises TypeError or ValueError if an argument is wrong."""
     if not callable(fn):
         raise TypeError(
             f"launch needs a function, got {fn!r} of type {type(fn).__name__}. Write launch(fn), not launch(fn())"
         )
-    if isinstance(world_size, bool) or not isinstance(world_size, int):
+    if isinstance(world_size, bool) or not hasattr(world_size, "__index__"):
         raise TypeError(f"world_size must be a whole number of ranks, got {world_size!r}")
+    world_size = operator.index(world_size)
     if world_size < 1 or (world_size > MAX_RANKS and not torchrun.is_active()):
         raise ValueError(
             f"world_size must be between 1 and {MAX_RANKS} (each rank is a process here), got {world_size}"
         )
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise TypeError(f"args must be a tuple of arguments, got {args!r}. For a single argument write args=(x,)")
-    if timeout is not None and not timeout > 0:
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise TypeError(f"kwargs must be a dict of arguments by name, got {kwargs!r}. Write kwargs={{'x': x}}")
+    if timeout is not None and not isinstance(timeout, numbers.Real):
+        raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
+    if timeout is not None and not float(timeout) > 0:
         raise ValueError(f"timeout must be a positive number of seconds or None, got {timeout!r}")
+    _check_call(fn, args, kwargs)
+    return world_size
+
+
+def _check_call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some builtins have none
@@ -103,10 +119,24 @@ def _check_arguments(fn: Any, world_size: Any, args: Any, kwargs: dict[str, Any]
         ) from None
 
 
+def _packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> memoryview:
+    """Return the call as bytes. Raises TypeError with the name of the part that can't be sent to the ranks."""
+    try:
+        return transport.dumps((fn, args, kwargs))
+    except Exception as error:
+        parts = [("the function", fn), *((f"args[{index}]", part) for index, part in enumerate(args))]
+        parts += [(f"kwargs[{name!r}]", part) for name, part in kwargs.items()]
+        name, part = next(((name, part) for name, part in parts if not transport.can_be_sent(part)), ("args", args))
+        culprit = find_culprit(part, name, transport.can_be_sent)
+        raise TypeError(
+            f"{culprit}, can't be sent to the ranks: {error}. Create it inside the function, on every rank."
+        ) from None
+
+
 # The run
 
 
-def _run(call: bytes, world_size: int, backend: str, gpus: int, timeout: float | None) -> Results:
+def _run(call: memoryview, world_size: int, backend: str, gpus: int, timeout: float | None) -> Results:
     origin = time.monotonic()
     server = fork_server()
     with ExitStack() as stack:
@@ -117,7 +147,6 @@ def _run(call: bytes, world_size: int, backend: str, gpus: int, timeout: float |
             board = Board(board_file, world_size)
             stack.callback(board.close)
         given = {
-            "call": call,
             "world_size": world_size,
             "backend": backend,
             "gpus": gpus,
@@ -128,12 +157,13 @@ def _run(call: bytes, world_size: int, backend: str, gpus: int, timeout: float |
             "path": list(sys.path),
             "threads": _threads_per_rank(world_size),
         }
-        _write_all(setup, pickle.dumps(given))
+        setup_file.write(setup, given, call)
+        del call  # it may be large
         ranks: list[RankProcess] = []
         watch: Watch | None = None
         try:
             for rank in range(world_size):
-                with _interrupt_later():
+                with _interrupt_later(), _enough_files(world_size):
                     ranks.append(RankProcess(rank, server, (board_file, rendezvous, setup)))
             watch = Watch(ranks, board, output_for(world_size))
             results = watch.until_done(timeout)
@@ -147,6 +177,25 @@ def _run(call: bytes, world_size: int, backend: str, gpus: int, timeout: float |
                     watch.close()
                 for process in ranks:
                     process.close()
+
+
+@contextmanager
+def _enough_files(world_size: int) -> Iterator[None]:
+    """Context manager that explains an error about too many open files."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise OSError(
+            error.errno,
+            f"{world_size} ranks need about {world_size * _FILES_PER_RANK} open files in addition to those of this "
+            f"process, which may have {limit}. Raise the limit with `ulimit -n 1024` before you start Python, "
+            "or launch fewer ranks",
+        ) from None
 
 
 def _closing(stack: ExitStack, descriptor: int) -> int:
@@ -176,12 +225,6 @@ def _threads_per_rank(world_size: int) -> int:
         return max(1, int(os.environ["OMP_NUM_THREADS"]))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // world_size)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def look(board: Board, dead: Sequence[int] = ()) -> list[Now]:
 
 def _look(board: Board, rank: int, dead: bool) -> Now:
     doing = _STATES[board.state(rank)]
-    entry = board.waiting(rank)
+    entry = next(iter(board.waits(rank)), None)
     if dead and doing != "finished":
         return Now(rank, "failed")
     if doing != "computing" or entry is None:

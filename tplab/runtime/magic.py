@@ -9,6 +9,7 @@ x                          # its value is shown for every rank
 import ast
 import builtins
 import sys
+from types import FrameType
 from typing import Any
 
 from tplab.runtime.forkserver import fork_server
@@ -35,12 +36,23 @@ def ranks(line: str, cell: str) -> Any:
 
     world_size = _parse(line)
     shell = IPython.get_ipython()
-    file = shell.compile.cache("\n" + cell, shell.execution_count, raw_code=f"%%ranks {line}\n{cell}")
+    file = shell.compile.cache("\n" + cell, _number_of_cell(shell), raw_code=f"%%ranks {line}\n{cell}")
     tree = ast.parse("\n" + cell, filename=file)
     results = launch(_run_cell, world_size, args=("\n" + cell, file, _variables(tree, shell.user_ns)))
     for rank, (has_value, text) in enumerate(results):
         if has_value:
             print(f"[rank {rank}] {text}")
+
+
+def _number_of_cell(shell: Any) -> int:
+    """Return the number of the running cell. In recent versions of IPython, execution_count is already the next one."""
+    numbers = getattr(shell.compile, "_filename_map", {})
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename in numbers:
+            return int(numbers[frame.f_code.co_filename])
+        frame = frame.f_back
+    return int(shell.execution_count)
 
 
 def _parse(line: str) -> int:

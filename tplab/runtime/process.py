@@ -14,6 +14,7 @@ class RankProcess:
 
     message:  the rank's final message: ("result", ...), ("error", ...) or ("mismatch",); None until it arrives
     status:   exit status of the process (negative: signal number); None while it's alive
+    threads:  whether any of its threads can act, and where its main thread is; None until it answers
     crash:    the Python stack that faulthandler wrote, either on request or in a crash
     """
 
@@ -21,6 +22,7 @@ class RankProcess:
         self.rank = rank
         self.message: tuple[Any, ...] | None = None
         self.status: int | None = None
+        self.threads: tuple[bool, str | None] | None = None
         self.crash = bytearray()
         self.pid: int | None = None
         self.control, theirs = Pipe()
@@ -47,6 +49,13 @@ class RankProcess:
         if self.pid is not None and self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGUSR1)
+
+    def ask_for_threads(self) -> None:
+        """Have the rank look at its threads. It can't answer while a call holds Python's lock."""
+        self.threads = None
+        if self.alive:
+            with contextlib.suppress(OSError):
+                self.control.send_bytes(b"threads")
 
     def kill(self) -> None:
         """Kill the rank and every process that it has started."""

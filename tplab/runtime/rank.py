@@ -8,9 +8,9 @@ import contextlib
 import datetime
 import faulthandler
 import os
-import pickle
 import signal
 import sys
+import textwrap
 import threading
 import traceback
 from multiprocessing.connection import Connection
@@ -19,11 +19,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tplab.runtime import hooks, preload, transport
+from tplab.runtime import hooks, preload, setup_file, threads, transport
 from tplab.runtime.board import Board
 from tplab.runtime.devices import finish_on_gpu, take_gpu
 from tplab.runtime.failures import Frames
-from tplab.runtime.recorder import Mismatch, Recorder
+from tplab.runtime.group_hooks import set_default_timeout
+from tplab.runtime.recorder import Recorder
 from tplab.runtime.stream_watch import StreamWatch
 
 hooks.install()  # once, when the fork server imports this module, because it would take each rank milliseconds
@@ -43,8 +44,6 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
     _redirect_output(output)
     faulthandler.enable(crash, all_threads=False)
     faulthandler.register(signal.SIGUSR1, crash, all_threads=False)
-    rank = int.from_bytes(connection.recv_bytes(), "little")
-    given = pickle.loads(os.pread(setup, os.fstat(setup).st_size, 0))
     sending = threading.Lock()
 
     def send(kind: str, *parts: Any) -> None:
@@ -52,20 +51,38 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
         with sending:
             connection.send_bytes(message)
 
-    threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
-    status = Board(board, given["world_size"])
+    status: Board | None = None
+    rank = -1
+
+    def fail(*message: Any) -> None:
+        """Report the end of this rank's program and wait for the parent, which ends all ranks."""
+        _flush()
+        if status is not None:
+            status.set_state(rank, "raised")
+        send(*message)
+        while True:
+            signal.pause()
+
     try:
+        rank = int.from_bytes(connection.recv_bytes(), "little")
+        recorder_of_run: list[Recorder] = []
+        watching = (connection, recorder_of_run, send)
+        threading.Thread(target=_answer_parent, args=watching, daemon=True).start()
+        given, call = setup_file.read(setup)
+        status = Board(board, given["world_size"])
         _enter_parents_world(given, rank)
         store = given["store_path"] or f"/proc/self/fd/{rendezvous}"
         gpu = take_gpu(rank, given["world_size"], given["gpus"])
         _init_process_group(given["backend"], store, rank, given["world_size"], gpu)
         recorder = Recorder(rank, status, given["origin"])
+        recorder.report = lambda: fail("mismatch")
         hooks.activate(recorder)
+        recorder_of_run.append(recorder)
         if gpu is not None:
             recorder.watch = StreamWatch(rank, status, torch.cuda.Event, lambda: torch.cuda.set_device(gpu))
             recorder.watch.start()
         status.set_state(rank, "running")
-        fn, args, kwargs = transport.loads(given["call"], device=gpu)
+        fn, args, kwargs = transport.loads(call, device=gpu)
         started = recorder.now()
         result = fn(*args, **kwargs)
         finish_on_gpu()
@@ -73,14 +90,8 @@ def main(control: int, output: int, crash: int, board: int, rendezvous: int, set
         _flush()
         status.set_state(rank, "returned")
         _send_result(send, rank, result, span, recorder, modules)
-    except Mismatch:
-        _flush()
-        status.set_state(rank, "raised")
-        send("mismatch")
     except BaseException as error:  # also SystemExit and KeyboardInterrupt, because the parent must know
-        _flush()
-        status.set_state(rank, "raised")
-        send("error", describe_exception(error))
+        fail("error", describe_exception(error))
     while True:
         signal.pause()
 
@@ -96,14 +107,19 @@ def _redirect_output(output: int) -> None:
 
 
 def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):  # the program may have closed or replaced them
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
-def _end_with_parent(connection: Connection) -> None:
-    """Kill this rank and all processes that it started when the parent, which sends no more messages, is gone."""
+def _answer_parent(connection: Connection, recorders: list[Recorder], send: Any) -> None:
+    """Tell the parent what the threads do whenever it asks. When it's gone, kill this rank and all that it started."""
+    main = threading.main_thread().ident
+    assert main is not None
     with contextlib.suppress(EOFError, OSError):
-        connection.recv_bytes()
+        while True:
+            connection.recv_bytes()
+            send("threads", *threads.look(main, recorders[0].is_blocked if recorders else lambda _: False))
     os.killpg(0, signal.SIGKILL)
 
 
@@ -124,6 +140,7 @@ def _enter_parents_world(given: dict[str, Any], rank: int) -> None:
 
 def _init_process_group(backend: str, store_path: str, rank: int, world_size: int, gpu: torch.device | None) -> None:
     store = dist.FileStore(store_path, world_size)
+    set_default_timeout(_PARENT_DECIDES)
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=_PARENT_DECIDES,
         device_id=gpu if backend == "nccl" else None,
@@ -153,4 +170,14 @@ def describe_exception(error: BaseException, depth: int = 0) -> list[tuple[str, 
         for frame in traceback.extract_tb(error.__traceback__)
         if os.path.dirname(frame.filename) != _RUNTIME_FOLDER
     ]
-    return [*chain, ("".join(traceback.format_exception_only(type(error), error)), frames)]
+    text = "".join(traceback.format_exception_only(type(error), error))
+    if isinstance(error, BaseExceptionGroup):
+        text += "".join(_describe_part(part, number) for number, part in enumerate(error.exceptions, start=1))
+    return [*chain, (text, frames)]
+
+
+def _describe_part(error: BaseException, number: int) -> str:
+    """Describe an exception in a group: its message and where it was raised."""
+    *_, (text, frames) = describe_exception(error)
+    places = [f'at File "{file}", line {line}, in {function}\n' for file, line, function in frames[-1:]]
+    return textwrap.indent(f"{number}. {text}{''.join(places)}", "  ")

@@ -4,9 +4,11 @@ The recorder rejects calls that would otherwise hang or crash: a collective that
 another rank, or a tensor whose elements aren't one block of memory. `hooks` calls it from inside torch.distributed.
 """
 
+import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -14,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from tplab.runtime.board import Board, Call, Entry
+from tplab.runtime.board import Board, Call, Entry, channel_of_messages
+from tplab.runtime.failures import lost_connection
 from tplab.runtime.naming import (
     caller,
     describe,
@@ -29,7 +32,6 @@ from tplab.runtime.records import Collective
 from tplab.runtime.stream_waits import StreamWaits
 from tplab.runtime.stream_watch import StreamWatch
 
-_FROM_ANYONE = "from anyone"
 _MOST_KNOWN = 4096  # a limit is needed because shapes may differ each time
 
 
@@ -51,14 +53,15 @@ class _Known(NamedTuple):
 class _Entered:
     """A collective that this rank has entered, with its timing."""
 
-    __slots__ = ("end", "known", "mark", "number", "slot", "start", "tag", "waited", "waits_since")
+    __slots__ = ("end", "known", "mark", "number", "start", "tag", "wait", "waited", "waits_since")
 
-    def __init__(self, known: _Known, number: int, slot: int | None, start: float) -> None:
-        self.known, self.number, self.slot, self.start = known, number, slot, start
+    def __init__(self, known: _Known, number: int, start: float) -> None:
+        self.known, self.number, self.start = known, number, start
         self.end: float | None = None
         self.tag: int | None = None  # only for a receive from any rank, until the sender is known
         self.waited = 0.0
         self.waits_since: float | None = None
+        self.wait: int | None = None  # where the board shows that the rank waits for it
         self.mark: Any = None  # where the stream may have started to wait
 
     def collective(self, rank: int, origin: float) -> Collective:
@@ -67,11 +70,22 @@ class _Entered:
         return Collective(rank, kind, group, self.number, shape, dtype, size, op, peer, where, start, end, self.waited)
 
 
+class _Done:
+    """Says whether a work has completed."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def query(self) -> bool:
+        return bool(self._work.is_completed())
+
+
 class Recorder:
     """Records the collectives of one rank. If there is a board, it also writes to the board.
 
     stream    measures how long the stream of this rank's GPU waits (None: not measured)
     watch     finds out what a rank with a GPU is blocked in (None: it computes on the CPU)
+    report    called before a Mismatch is raised, so that the parent knows even if the program catches everything
     """
 
     def __init__(self, rank: int, board: Board | None = None, origin: float | None = None) -> None:
@@ -80,6 +94,9 @@ class Recorder:
         self.entered: list[_Entered] = []
         self.stream: StreamWaits | None = None
         self.watch: StreamWatch | None = None
+        self._watch_of_torch: StreamWatch | None = None  # on the CPU, once torch has started a collective in C++
+        self.report: Callable[[], None] = lambda: None
+        self.waiting: dict[int, _Entered] = {}  # what each thread is blocked in, by thread id
         self._known: dict[tuple[Any, ...], _Known] = {}
         self._numbers: dict[str, int] = {}
         self._members: dict[str, tuple[int, ...]] = {}
@@ -95,8 +112,9 @@ class Recorder:
     # Entering and leaving
 
     def enter_collective(
-        self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], factor: int, op: str | None, root: int | None
-    ) -> _Entered:
+        self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], factor: int, op: str | None, root: int | None,
+        kept: bool = True,
+    ) -> _Entered:  # fmt: skip
         """Enter a collective of `group`. The message size is `factor` times the size of `tensors` in bytes."""
         name = group.group_name
         frame = caller()
@@ -107,7 +125,33 @@ class Recorder:
             peer = None if root is None else members[root]
             signature = signature_of(kind, tensors, op, peer)
             known = self._know(key, name, kind, members, tensors, factor, op, peer, signature, frame)
-        return self._enter(name, known)
+        return self._enter(name, known, kept)
+
+    def enter_call(
+        self, kind: str, channel: str, signature: str, members: tuple[int, ...], others: Sequence[int]
+    ) -> _Entered:
+        """Enter a call in which ranks wait for each other, but which transfers no tensors. It isn't kept in the record.
+
+        members    the ranks that wait for each other in it
+        others     the ranks whose matching call must be the same
+        """
+        where = place_of(caller())
+        call = Call(channel, kind, signature, members, where)
+        others = tuple(rank for rank in others if rank != self.rank)
+        return self._enter(channel, _Known(call, others, (kind, members, (), "", 0, None, None, where)), kept=False)
+
+    @contextmanager
+    def blocked_in(self, entered: _Entered) -> Iterator[None]:
+        """Context manager for a call that returns once the other ranks have joined it."""
+        self._shows_wait(entered)
+        try:
+            yield
+        except BaseException as error:
+            self.gave_up(entered, error)
+            raise
+        finally:
+            self.refused()
+        self._no_longer_waits(entered)
 
     def enter_message(
         self, group: ProcessGroup, kind: str, tensors: Sequence[Tensor], peer: int | None, tag: int
@@ -122,13 +166,14 @@ class Recorder:
         frame = caller()
         key = (kind, other, tag, layout(tensors), frame and (id(frame.f_code), frame.f_lasti))
         sender, receiver = (self.rank, other) if kind == "send" else (other, self.rank)
-        channel = _FROM_ANYONE if other is None else _channel(sender, receiver, tag)
+        channel = channel_of_messages(sender, receiver, tag)
         known = self._known.get(key)
         if known is None:
             pair = members if other is None else (sender, receiver)
             known = self._know(key, channel, kind, pair, tensors, 1, None, other, describe(tensors), frame)
         entered = self._enter(channel, known)
-        entered.tag = tag if other is None else None
+        if other is None:  # it gets its number once the sender is known
+            entered.tag = tag
         return entered
 
     def _know(
@@ -144,30 +189,31 @@ class Recorder:
         shape = () if first is None else tuple(first.shape)
         dtype = "" if first is None else dtype_name(first.dtype)
         call = Call(channel, kind, signature, members, where, -1 if peer is None else peer)
-        others = tuple(rank for rank in members if rank != self.rank and channel != _FROM_ANYONE)
+        others = tuple(rank for rank in members if rank != self.rank)
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         known = _Known(call, others, (kind, members, shape, dtype, size, op, peer, where))
         self._known[key] = known
         return known
 
-    def _enter(self, channel: str, known: _Known) -> _Entered:
+    def _enter(self, channel: str, known: _Known, kept: bool = True) -> _Entered:
         number = 0
-        if channel != _FROM_ANYONE:  # a receive from any rank gets its number once the sender is known
+        if not _is_from_any_rank(known):
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
-        slot = None
         if self.board is not None:
             slot = self.board.write(self.rank, known.call, number)
-            for rank in known.others:
-                different = self.board.find_other(rank, known.call, number)
-                if different is not None:
-                    self._compare(different, slot)
-        entered = _Entered(known, number, slot, time.monotonic())
-        self.entered.append(entered)
+            if number:
+                for rank in known.others:
+                    different = self.board.find_other(rank, known.call, number)
+                    if different is not None:
+                        self._compare(different, slot)
+        entered = _Entered(known, number, time.monotonic())
+        if kept:
+            self.entered.append(entered)
         if self.stream is not None:
             entered.mark = self.stream.mark()
-        if self.watch is not None and slot is not None:
-            self.watch.calls(slot)
+        if self.watch is not None:
+            self.watch.calls(known.call, number)
         return entered
 
     def _compare(self, other: Entry, slot: int) -> None:
@@ -175,6 +221,7 @@ class Recorder:
         assert self.board is not None
         mine = self.board.read(self.rank, slot)
         if mine is not None and other.differs_from(mine):
+            self.report()
             raise Mismatch(f"{mine.kind} on rank {self.rank}, {other.kind} at the same place on another")
 
     def started(self, entered: _Entered, work: Any) -> None:
@@ -196,28 +243,59 @@ class Recorder:
                 self._pending[earlier_work] = still_running
         self._latest = weakref.ref(work), entered
 
+    def started_in_torch(self, entered: _Entered, work: Any) -> None:
+        """Note that C++ code of torch has started a collective. It waits for `work` without telling us."""
+        if self.board is None:
+            return
+        watch = self.watch or self._watch_of_torch
+        if watch is None:
+            watch = self._watch_of_torch = StreamWatch(self.rank, self.board, None)
+            watch.start()
+        watch.completes(entered.known.call, entered.number, _Done(work))
+
+    def is_blocked(self, thread: int) -> bool:
+        """Return True if the thread is blocked in a collective, so that only other ranks can make it go on."""
+        watches = (self.watch, self._watch_of_torch)
+        return thread in self.waiting or any(watch is not None and watch.blocked_thread == thread for watch in watches)
+
     def completed(self, entered: _Entered) -> None:
         if entered.end is None:
             entered.end = time.monotonic()
 
     def waits(self, entered: _Entered) -> None:
-        """Note that the rank starts to wait for the collective."""
+        """Note that this thread starts to wait for the collective."""
         entered.waits_since = time.monotonic()
         if self.stream is not None:
             entered.mark = self.stream.mark()
+        self._shows_wait(entered)
+
+    def _shows_wait(self, entered: _Entered) -> None:
         if self.board is not None:
-            self.board.set_waiting(self.rank, entered.slot)
+            entered.wait = self.board.begin_wait(self.rank, entered.known.call, entered.number)
+            self.waiting[threading.get_ident()] = entered
 
     def has_waited(self, entered: _Entered) -> None:
         """Note that the collective has completed and the rank continues. On a GPU, only the stream may have to wait."""
         self._stream_goes_on(entered)
         self._stream_waits_for(entered)
-        if self.board is not None:
-            self.board.set_waiting(self.rank, None)
+        self._no_longer_waits(entered)
         if entered.waits_since is not None:
             entered.waited += time.monotonic() - entered.waits_since
             entered.waits_since = None
         self.completed(entered)
+
+    def gave_up(self, entered: _Entered, error: BaseException) -> None:
+        """Note that waiting has raised an error. If another rank is gone, the board goes on showing the wait."""
+        if lost_connection(str(error)):
+            self.waiting.pop(threading.get_ident(), None)
+        else:
+            self._no_longer_waits(entered)
+
+    def _no_longer_waits(self, entered: _Entered) -> None:
+        if self.board is not None:
+            self.waiting.pop(threading.get_ident(), None)
+            wait, entered.wait = entered.wait, None
+            self.board.end_wait(self.rank, wait)
 
     def batch_begins(self) -> None:
         """Note that the collectives that follow only start when the batch ends. They share the work that ends it."""
@@ -229,8 +307,8 @@ class Recorder:
         if not batch:
             return end()
         first, *others = batch
-        if self.watch is not None and first.slot is not None:
-            self.watch.calls(first.slot)
+        if self.watch is not None:
+            self.watch.calls(first.known.call, first.number)
         work = end()
         self.started(first, work)
         for entered in others:
@@ -244,8 +322,8 @@ class Recorder:
             self.watch.called()
 
     def _stream_waits_for(self, entered: _Entered) -> None:
-        if self.watch is not None and entered.slot is not None:
-            self.watch.waits_for(entered.slot)
+        if self.watch is not None:
+            self.watch.waits_for(entered.known.call, entered.number)
 
     def _call_has_returned(self, entered: _Entered) -> None:
         self._stream_goes_on(entered)
@@ -260,7 +338,7 @@ class Recorder:
         """Note that a receive from any rank has completed. `source` is the sender's rank within the group."""
         kind, members, shape, dtype, size, op, _, where = entered.known.described
         sender, pair = members[source], (members[source], self.rank)
-        channel = _channel(sender, self.rank, entered.tag)
+        channel = channel_of_messages(sender, self.rank, entered.tag)
         entered.number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
         call = Call(channel, kind, f"{list(shape)} {dtype}", pair, where, sender)
         entered.known = _Known(call, (), (kind, pair, shape, dtype, size, op, sender, where))
@@ -294,5 +372,6 @@ class Recorder:
         return self._members[name]
 
 
-def _channel(sender: int | None, receiver: int | None, tag: int | None) -> str:
-    return f"{sender}>{receiver} tag {tag}"
+def _is_from_any_rank(known: _Known) -> bool:
+    kind, *_, peer, _ = known.described
+    return kind == "recv" and peer is None

@@ -21,18 +21,25 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from tplab.runtime.board import Board
+from tplab.runtime.board import Board, Call
 
 LOOK_SECONDS = 0.1
 BLOCKED_SECONDS = 1.0  # how long the program must stay in the same place to count as blocked
 
 
-class Event(Protocol):
+_Number = tuple[Call, int]
+
+
+class Completion(Protocol):
+    """Says whether a collective has completed."""
+
+    def query(self) -> bool: ...
+
+
+class Event(Completion, Protocol):
     """A `torch.cuda.Event`: a mark on the stream, which is reached when all work before it has completed."""
 
     def record(self) -> None: ...
-
-    def query(self) -> bool: ...
 
 
 class StreamWatch:
@@ -45,31 +52,36 @@ class StreamWatch:
     def __init__(self, rank: int, board: Board, event: Any, in_thread: Callable[[], None] = lambda: None) -> None:
         self.rank, self._board, self._new_event, self._in_thread = rank, board, event, in_thread
         self._watched = threading.get_ident()
-        self._waited_for: deque[tuple[int, Event]] = deque()  # slots of collectives that the stream waits for
-        self._calling: int | None = None  # slot of the collective whose call hasn't returned yet
+        self._waited_for: deque[tuple[_Number, Completion]] = deque()  # the collectives that the stream waits for
+        self._calling: _Number | None = None  # the collective whose call hasn't returned yet
         self._place: object = None
         self._there_since = time.monotonic()
-        self._shown: int | None = None  # slot that this watch has put on the board
+        self._shown: _Number | None = None  # what this watch has put on the board,
+        self._wait: int | None = None  # and where
 
     def start(self) -> None:
         threading.Thread(target=self._run, daemon=True, name="stream watch").start()
 
     # Called by the watched thread
 
-    def calls(self, slot: int) -> None:
+    def calls(self, call: Call, number: int) -> None:
         """Note that the rank calls the backend. The first message to a rank blocks here until both sides are ready."""
-        self._calling = slot
+        self._calling = call, number
 
     def called(self) -> None:
         """Note that the backend has returned from the call."""
         self._calling = None
 
-    def waits_for(self, slot: int) -> None:
+    def waits_for(self, call: Call, number: int) -> None:
         """Note that the stream waits for a collective from here on."""
         event = self._new_event()
         event.record()
+        self.completes(call, number, event)
+
+    def completes(self, call: Call, number: int, event: "Completion") -> None:
+        """Note that the collective has been started, and that it has completed once `event.query()` is true."""
         self._calling = None
-        self._waited_for.append((slot, event))
+        self._waited_for.append(((call, number), event))
 
     # In the thread
 
@@ -91,16 +103,20 @@ class StreamWatch:
         blocked = now - self._there_since >= BLOCKED_SECONDS
         self._show(self._blocked_in() if blocked else None)
 
-    def _blocked_in(self) -> int | None:
+    def _blocked_in(self) -> _Number | None:
         if self._calling is not None:
             return self._calling
         return self._waited_for[0][0] if self._waited_for else None
 
-    def _show(self, slot: int | None) -> None:
-        on_board = self._board.waiting_slot(self.rank)
-        if on_board is not None and on_board != self._shown:  # a wait on the CPU, which the rank has shown by itself
-            self._shown = None
+    def _show(self, blocked_in: _Number | None) -> None:
+        if blocked_in == self._shown:
             return
-        if slot != on_board:
-            self._board.set_waiting(self.rank, slot)
-        self._shown = slot
+        self._board.end_wait(self.rank, self._wait)
+        self._shown, self._wait = blocked_in, None
+        if blocked_in is not None:
+            self._wait = self._board.begin_wait(self.rank, *blocked_in)
+
+    @property
+    def blocked_thread(self) -> int | None:
+        """The id of the watched thread if it's blocked, otherwise None."""
+        return None if self._shown is None else self._watched

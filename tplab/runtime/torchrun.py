@@ -15,11 +15,13 @@ import torch.distributed as dist
 
 from tplab.runtime import hooks
 from tplab.runtime.devices import VARIABLE, backend_for
+from tplab.runtime.display import in_kernel
 from tplab.runtime.failures import rank_names
+from tplab.runtime.group_hooks import set_default_timeout
 from tplab.runtime.records import Record
 from tplab.runtime.results import Results
 
-LOST_AFTER = timedelta(minutes=3)  # how long a rank waits in a collective of the default group before it gives up
+LOST_AFTER = timedelta(minutes=3)  # how long a rank waits in a collective before it gives up, unless its group says so
 PATIENCE = timedelta(days=1)  # how long it waits for the results of the others. torchrun ends it if one of them fails
 
 
@@ -27,8 +29,20 @@ _went_well = False
 
 
 def is_active() -> bool:
-    """Return True if torchrun, or a launcher that sets the same variables, has started this process as a rank."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ and "TPLAB_RANK" not in os.environ
+    """Return True if torchrun has started this process as a rank.
+
+    Every rank has RANK and WORLD_SIZE, but so does a shell or a notebook in which somebody tried a tutorial.
+    """
+    return {"TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"} <= os.environ.keys() and "TPLAB_RANK" not in os.environ
+
+
+def refuse_in_kernel() -> None:
+    """Raise RuntimeError in a notebook that torchrun has started. Its other ranks wouldn't run the notebook's cells."""
+    if in_kernel():
+        raise RuntimeError(
+            f"this notebook was started by torchrun, as rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, and "
+            "launch would wait for the other ranks. Start Jupyter without torchrun."
+        )
 
 
 def run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Results:
@@ -81,6 +95,7 @@ def _init_process_group() -> None:
     if any(obstacles) and os.environ.get(VARIABLE) == "nccl":
         reasons = "; ".join(f"{ranks}: {obstacle}" for obstacle, ranks in _ranks_by_obstacle(obstacles).items())
         raise ValueError(f"{VARIABLE} is nccl, but not every rank has its own GPU. {reasons}")
+    set_default_timeout(LOST_AFTER)
     device = None if any(obstacles) else torch.device("cuda", local_rank)
     if device is not None:
         torch.cuda.set_device(device)

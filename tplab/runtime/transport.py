@@ -9,6 +9,7 @@ computed arrives detached, because its graph isn't sent.
 import functools
 import importlib
 import io
+import operator
 import pickle
 import sys
 from types import ModuleType
@@ -28,6 +29,14 @@ def dumps(value: object) -> memoryview:
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(value)
     return buffer.getbuffer()
+
+
+def can_be_sent(value: object) -> bool:
+    try:
+        dumps(value)
+    except Exception:
+        return False
+    return True
 
 
 def loads(data: bytes | memoryview, device: torch.device | None = None) -> Any:
@@ -51,11 +60,27 @@ class _Pickler(cloudpickle.Pickler):
             and not (obj.is_quantized or obj.is_meta)
         ):
             return _reduce_tensor(obj)
+        if isinstance(obj, _OPERATORS):
+            return operator.attrgetter(_name_of_operator(obj)), (torch,)
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
             return importlib.import_module, (obj.__name__,)  # torch.distributed.config, for one, has its own class
         if isinstance(obj, functools._lru_cache_wrapper) and not _has_a_name(obj):
             return functools.lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)
         return super().reducer_override(obj)
+
+
+_OPERATORS = (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPacket, torch._ops.OpOverload)
+
+
+def _name_of_operator(obj: Any) -> str:
+    """Return the name of `torch.ops` or a part of it, as an attribute of torch."""
+    if isinstance(obj, torch._ops._Ops):
+        return "ops"
+    if isinstance(obj, torch._ops._OpNamespace):
+        return f"ops.{obj.name}"
+    if isinstance(obj, torch._ops.OpOverloadPacket):
+        return "ops." + obj._qualified_op_name.replace("::", ".")
+    return f"{_name_of_operator(obj.overloadpacket)}.{obj._overloadname}"
 
 
 def _has_a_name(function: Any) -> bool:

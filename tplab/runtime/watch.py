@@ -8,9 +8,10 @@ from typing import Any
 
 from tplab.runtime import transport
 from tplab.runtime.board import Board
-from tplab.runtime.diagnosis import advice, deadlocked, explain, lost_messages, snapshot
+from tplab.runtime.diagnosis import advice, deadlocked, explain, lost_messages, missing, name, snapshot
 from tplab.runtime.display import Output
 from tplab.runtime.failures import (
+    SHOWN_REPORTS,
     Deadlock,
     Interrupted,
     RankError,
@@ -37,6 +38,8 @@ GRACE_SECONDS = 0.15  # after the first failure, because other ranks may be abou
 CAUSE_SECONDS = 10.0  # after an error that another rank must have caused, in case that rank reports late
 STACK_SECONDS = 3.0  # how long the ranks may take to report where they are
 STACK_REST_SECONDS = 0.05  # for the rest of a stack whose first part has arrived
+BUSY_SECONDS = 10.0  # how long a rank may compute while others wait for it, before we say so
+ASK_SECONDS = 1.0  # between two questions about threads
 LAST_OUTPUT_SECONDS = 2.0
 START_SECONDS = 120.0  # how long the ranks may take to start, which doesn't count against the timeout. NCCL needs time
 
@@ -46,6 +49,8 @@ class Watch:
         self.ranks, self.board, self.output = ranks, board, output
         self.view = live_view(board, lambda: [rank.rank for rank in ranks if not rank.alive])
         output.before_print = self.view.hide
+        self._ask_again_at = 0.0
+        self._told, self._busy_since, self._entered = False, 0.0, list[tuple[str, int]]()
         self.selector = selectors.DefaultSelector()
         for rank in ranks:
             for kind, source in (
@@ -84,7 +89,11 @@ class Watch:
             self.selector.unregister(rank.control)
             return
         try:
-            rank.message = transport.loads(data)
+            message = transport.loads(data)
+            if message[0] == "threads":
+                rank.threads = message[1:]
+            else:
+                rank.message = message
         except Exception as error:
             text = f"TypeError: what rank {rank.rank} returned can't be read in this process: {error!r}\n"
             rank.message = ("error", [(text, [])])
@@ -123,6 +132,7 @@ class Watch:
                     raise self._deadlock("the ranks wait for what never comes")
                 elif now - settled > LOST_SECONDS and lost_messages(snapshot(self.board)):
                     raise self._deadlock("a message was lost")
+                self._tell_if_a_rank_is_busy(now)
                 if started is None and self._have_started():
                     started = now
                 if started is None and now - began > START_SECONDS:
@@ -133,8 +143,46 @@ class Watch:
             raise Interrupted("the run was interrupted. Where the ranks were:\n" + self._explain()) from None
 
     def _is_deadlocked(self, progress: object) -> bool:
-        """Return True if the ranks are deadlocked and none has moved while their states were read one by one."""
-        return bool(deadlocked(snapshot(self.board))) and self._progress() == progress
+        """Return True if the ranks are deadlocked and none has moved while their states were read one by one.
+
+        A rank that waits in one thread may go on in another, so the ranks are asked about their threads.
+        """
+        states = snapshot(self.board)
+        if not (stuck := deadlocked(states)) or time.monotonic() < self._ask_again_at:
+            return False
+        waiting = [rank for rank in self.ranks if states[rank.rank].waits]
+        self._look_at_threads([rank for rank in waiting if rank.rank in stuck])
+        can_act = [rank.rank for rank in waiting if rank.threads and rank.threads[0]]
+        self._ask_again_at = time.monotonic() + ASK_SECONDS
+        return bool(deadlocked(states, can_act)) and self._progress() == progress
+
+    def _look_at_threads(self, ranks: Sequence[RankProcess]) -> None:
+        for rank in ranks:
+            rank.ask_for_threads()
+        self._poll_until(lambda: all(rank.threads or not rank.alive for rank in ranks), STACK_SECONDS)
+
+    def _tell_if_a_rank_is_busy(self, now: float) -> None:
+        """Say once per run which rank computes for a long time while others wait for it, and where."""
+        entered = [(self.board.state(rank.rank), self.board.entered(rank.rank)) for rank in self.ranks]
+        if entered != self._entered:
+            self._entered, self._busy_since = entered, now
+        if self._told or now - self._busy_since < BUSY_SECONDS:
+            return
+        states = snapshot(self.board)
+        entry = next((entry for state in states if state.state == "running" for entry in state.waits), None)
+        absent = missing(entry, states) if entry else []
+        busy = [rank for rank in self.ranks if rank.rank in absent and states[rank.rank].state == "running"]
+        if entry is None or not busy or any(states[rank.rank].waits for rank in busy):
+            return
+        self._told = True
+        self._look_at_threads(busy)
+        where = next((f", at {place(rank.threads[1])}" for rank in busy if rank.threads and rank.threads[1]), "")
+        has, names = "has" if len(busy) == 1 else "have", rank_names([rank.rank for rank in busy])
+        waiting = [state.rank for state in states if state.waits]
+        self.output.note(
+            f"{names} {has} been computing for {now - self._busy_since:.0f} s{where}. "
+            f"Meanwhile, {rank_names(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in {name(entry)}."
+        )
 
     def _have_started(self) -> bool:
         return all(self.board.state(rank.rank) != "starting" for rank in self.ranks)
@@ -146,7 +194,7 @@ class Watch:
     def _progress(self) -> object:
         """Return a value that changes whenever a rank makes progress."""
         return [
-            (self.board.state(r.rank), self.board.entered(r.rank), self.board.waiting(r.rank), self.output.size(r.rank))
+            (self.board.state(r.rank), self.board.entered(r.rank), self.board.waits(r.rank), self.output.size(r.rank))
             for r in self.ranks
         ]
 
@@ -187,7 +235,7 @@ class Watch:
             "If the run only needs longer, give launch a larger timeout."
         )
         states = snapshot(self.board)
-        return Deadlock(report) if any(state.waiting for state in states) else RankError(report, cause_type="timeout")
+        return Deadlock(report) if any(state.waits for state in states) else RankError(report, cause_type="timeout")
 
     def _not_started(self) -> RankError:
         return RankError(
@@ -207,8 +255,11 @@ class Watch:
             raised = [rank for rank in raised if rank.message and not lost_connection(rank.message[1][-1][0])]
         first = dead[0] if dead else raised[0]
         parts = []
-        for text, numbers in self._group_reports(dead, raised).items():
+        reports = self._group_reports(dead, raised)
+        for text, numbers in list(reports.items())[:SHOWN_REPORTS]:
             parts.append(f"{rank_names(numbers)} {text}")
+        if others := [rank for numbers in list(reports.values())[SHOWN_REPORTS:] for rank in numbers]:
+            parts.append(f"{rank_names(others)} failed, too, each in its own way.")
         if len(dead) + len(raised) < len(self.ranks):
             parts.append("Where the ranks were:\n" + self._explain())
         kind, message = self._cause(first)

@@ -1,0 +1,286 @@
+"""Ranks that wait for each other outside the usual collectives: creating groups, DDP, monitored_barrier, messages.
+
+None of these programs ends by itself. `launch` gets a timeout only so that a missing diagnosis fails the test soon.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn, ones
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+import tplab
+
+LIMIT = 25.0
+
+
+def report_of(program: Callable[[int], object], p: int) -> str:
+    with pytest.raises(tplab.Deadlock) as caught:
+        tplab.launch(lambda: program(dist.get_rank()), p, timeout=LIMIT)
+    assert "not finished after" not in str(caught.value)
+    return str(caught.value)
+
+
+def new_group_skipped(rank: int) -> None:
+    if rank != 1:
+        dist.new_group([0, 1])
+
+
+def new_group_skipped_for_a_barrier(rank: int) -> None:
+    if rank != 1:
+        dist.new_group([0, 1, 2])
+    dist.barrier()
+
+
+def new_group_by_its_members(rank: int) -> None:
+    dist.all_reduce(ones(2), group=dist.new_group([0, 1] if rank < 2 else [2, 3]))
+
+
+def new_groups_in_another_order(rank: int) -> None:
+    for ranks in ([0, 1], [0, 1, 2]) if rank else ([0, 1, 2], [0, 1]):
+        dist.new_group(ranks)
+
+
+def local_group_skipped(rank: int) -> None:
+    if rank == 0:
+        dist.new_group([0, 1], use_local_synchronization=True)
+
+
+def mesh_skipped(rank: int) -> None:
+    if rank != 3:
+        init_device_mesh("cpu", (2, 2))
+
+
+def mesh_of_another_shape(rank: int) -> None:
+    init_device_mesh("cpu", (2, 2) if rank else (4, 1))
+
+
+def ddp_built_by_one(rank: int) -> None:
+    if rank == 0:
+        DistributedDataParallel(nn.Linear(4, 4))
+
+
+def ddp_built_while_another_receives(rank: int) -> None:
+    DistributedDataParallel(nn.Linear(4, 4)) if rank == 0 else dist.recv(ones(2), 0)
+
+
+def backward_by_one(rank: int) -> None:
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    loss = model(ones(2, 4)).sum()
+    if rank == 0:
+        loss.backward()
+
+
+def backward_while_another_receives(rank: int) -> None:
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    loss = model(ones(2, 4)).sum()
+    loss.backward() if rank == 0 else dist.recv(ones(2), 0)
+
+
+def backward_while_another_reduces(rank: int) -> None:
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    loss = model(ones(2, 4)).sum()
+    loss.backward() if rank == 0 else dist.all_reduce(ones(3))
+
+
+def monitored_barrier_by_one(rank: int) -> None:
+    if rank == 0:
+        dist.monitored_barrier()
+
+
+def another_barrier(rank: int) -> None:
+    dist.monitored_barrier() if rank else dist.barrier()
+
+
+def receive_from_any(rank: int) -> None:
+    dist.recv(ones(2))
+
+
+def receive_from_any_after_the_last_message(rank: int) -> None:
+    if rank:
+        dist.send(ones(2), 0)
+        return
+    for _ in range(3):
+        dist.recv(ones(2))
+
+
+def another_tag(rank: int) -> None:
+    dist.recv(ones(2), 0, tag=2) if rank else dist.send(ones(2), 1, tag=1)
+
+
+def many_groups(rank: int) -> None:
+    groups = [dist.new_group([0, 1]) for _ in range(135)]  # as many words as the table had once, and some more
+    for group in groups:
+        dist.all_reduce(ones(1), group=group)
+    if rank == 0:
+        dist.all_reduce(ones(1), group=groups[-1])
+
+
+def bare_except(rank: int) -> None:
+    try:
+        dist.all_reduce(ones(2 + rank))
+    except:  # noqa: E722
+        time.sleep(1000)
+
+
+def many_outstanding(rank: int) -> None:
+    works = [dist.all_reduce(ones(i + 1), async_op=True) for i in range(600 if rank == 0 else 5)]
+    works[5 - rank].wait()
+
+
+def left_without_waiting(rank: int) -> None:
+    if rank < 2:
+        work = dist.all_reduce(ones(2), async_op=True)
+        if rank == 0:
+            work.wait()
+
+
+def joins_a_thread_that_receives(rank: int) -> None:
+    thread = threading.Thread(target=lambda: dist.recv(ones(2), 1 - rank))
+    thread.start()
+    thread.join()
+
+
+def awaits_a_future(rank: int) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: dist.recv(ones(2), 1 - rank)).result()
+
+
+ORDER = "the ranks don't create the same groups in the same order (new_group #1):"
+SENDS = "rank 1 never sends to rank 0 (message #1); rank 0 waits in recv from rank 1 ([2] float32)."
+# fmt: off
+CASES: dict[Callable[[int], object], tuple[int, list[str]]] = {  # the number of ranks, and words of the report
+    new_group_skipped:                (2, ["rank 1 never joined new_group #1 (ranks [0, 1]); rank 0 waits in it."]),
+    new_group_skipped_for_a_barrier:  (3, ["rank 1 never joined new_group #1 (ranks [0, 1, 2]); ranks 0, 2 wait in it.",
+                                           "ranks 0, 2 never joined barrier #1; rank 1 waits in it."]),
+    new_group_by_its_members:         (4, [ORDER, "rank 0: new_group #1 (ranks [0, 1]) at",
+                                           "rank 3: new_group #1 (ranks [2, 3]) at"]),
+    new_groups_in_another_order:      (3, [ORDER, "rank 0: new_group #1 (ranks [0, 1, 2]) at"]),
+    local_group_skipped:              (2, ["rank 1 never joined new_group #1 (ranks [0, 1], as group 2"]),
+    mesh_skipped:                     (4, ["rank 3 never joined new_group #"]),
+    mesh_of_another_shape:            (4, [ORDER]),
+    ddp_built_by_one:                 (2, ["rank 1 never joined all_gather #1 ([1] int64); rank 0 waits in it."]),
+    ddp_built_while_another_receives: (2, ["rank 1 never joined all_gather #1", "rank 1 waits in recv from rank 0"]),
+    backward_by_one:                  (2, ["rank 1 never joined all_reduce #4 ([20] float32, sum); rank 0 waits"]),
+    backward_while_another_receives:  (2, ["rank 1 never joined all_reduce #4 ([20] float32, sum); rank 0 waits"]),
+    backward_while_another_reduces:   (2, ["collective #4 is not the same", "rank 0: all_reduce #4 ([20] float32, sum)",
+                                           "rank 1: all_reduce #4 ([3] float32, sum)"]),
+    monitored_barrier_by_one:         (3, ["ranks 1, 2 never joined monitored_barrier #1; rank 0 waits in it."]),
+    another_barrier:                  (2, ["rank 0: barrier #1 at", "rank 1: monitored_barrier #1 at"]),
+    receive_from_any:                 (2, ["rank 1 never sends to rank 0 with tag 0; rank 0 waits in recv from any"]),
+    receive_from_any_after_the_last_message:
+                                      (3, ["none of ranks 1, 2 sends to rank 0 with tag 0; rank 0 waits in recv from"]),
+    another_tag:                      (2, ["rank 0 sends to rank 1 with tag 1, but rank 1 expects a message with tag"]),
+    many_groups:                      (2, ["rank 1 never joined all_reduce #2 ([1] float32, sum); rank 0 waits"]),
+    bare_except:                      (2, ["rank 0: all_reduce #1 ([2] float32, sum)"]),
+    many_outstanding:                 (2, ["rank 1 never joined all_reduce #6 ([6] float32, sum); rank 0 waits"]),
+    left_without_waiting:             (3, ["rank 2 never joined all_reduce #1 ([2] float32, sum); rank 0 waits in it; "
+                                           "rank 1 joined it and has returned."]),
+    joins_a_thread_that_receives:     (2, [SENDS]),
+    awaits_a_future:                  (2, [SENDS]),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("program", CASES, ids=lambda program: program.__name__)
+def test_ranks_that_wait_for_each_other_are_reported_with_the_line(program: Callable[[int], object]) -> None:
+    p, says = CASES[program]
+    report = report_of(program, p)
+    assert [words for words in says if words not in report] == []
+    first = program.__code__.co_firstlineno
+    lines = range(first, max(line for *_, line in program.__code__.co_lines() if line) + 1)
+    assert any(f"test_group_failures.py line {line} in " in report for line in lines)
+
+
+# Programs that are right
+
+
+def a_thread_receives_while_another_computes(rank: int) -> int:
+    thread = threading.Thread(target=lambda: dist.recv(ones(2), 1 - rank, tag=7))
+    thread.start()
+    for _ in range(2):
+        time.sleep(1.2)  # longer than a deadlock must last to be called one
+        dist.all_reduce(ones(3))
+    dist.send(ones(2), 1 - rank, tag=7)
+    thread.join()
+    return 1
+
+
+def a_thread_sends_what_the_other_waits_for(rank: int) -> int:
+    def later() -> None:
+        time.sleep(2.5)
+        dist.send(ones(2), 1 - rank)
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    dist.recv(ones(2), 1 - rank)
+    thread.join()
+    return 1
+
+
+def a_timer_sends_what_the_other_waits_for(rank: int) -> int:
+    threading.Timer(2.5, lambda: dist.send(ones(2), 1 - rank)).start()
+    dist.recv(ones(2), 1 - rank)
+    return 1
+
+
+def receives_from_slow_ranks(rank: int) -> int:
+    for _ in range(2):
+        if rank == 0:
+            dist.recv(ones(2))
+            dist.recv(ones(2))
+        else:
+            time.sleep(1.2 * rank)
+            dist.send(ones(2), 0)
+    return 1
+
+
+def trains_with_ddp(rank: int) -> int:
+    torch.manual_seed(0)
+    plain = nn.Linear(4, 4, dtype=torch.float64)
+    model = DistributedDataParallel(nn.Linear(4, 4, dtype=torch.float64))
+    model.module.load_state_dict(plain.state_dict())
+    x = torch.randn(3, 2, 4, dtype=torch.float64)
+    if rank == 1:
+        time.sleep(1.2)
+    model(x[rank]).square().mean().backward()
+    sum(plain(part).square().mean() for part in x).div(3).backward()
+    torch.testing.assert_close(model.module.weight.grad, plain.weight.grad)
+    return 1
+
+
+def creates_many_groups_and_sends_in_them(rank: int) -> int:
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1, 2]), dist.new_group([2])]
+    if rank < 2:
+        dist.send(ones(2), 1, group=groups[0]) if rank == 0 else dist.recv(ones(2), 0, group=groups[0])
+    dist.all_reduce(ones(2), group=groups[1])
+    return 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        a_thread_receives_while_another_computes,
+        a_thread_sends_what_the_other_waits_for,
+        a_timer_sends_what_the_other_waits_for,
+        receives_from_slow_ranks,
+        trains_with_ddp,
+        creates_many_groups_and_sends_in_them,
+    ],
+    ids=lambda program: program.__name__,
+)
+def test_a_program_that_is_right_is_not_called_a_deadlock(program: Callable[[int], int]) -> None:
+    p = 2 if "thread" in program.__name__ or "timer" in program.__name__ else 3
+    assert tplab.launch(lambda: program(dist.get_rank()), p) == [1] * p
+
+
+def test_what_ddp_sends_is_not_in_the_record() -> None:
+    """Because it comes from torch, and not from the learner's program."""
+    results = tplab.launch(lambda: trains_with_ddp(dist.get_rank()), 3)
+    assert len(results.record) == 0

@@ -1,0 +1,236 @@
+"""What a report or the output contains, and what it leaves out."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch import ones
+
+import tplab
+from tplab.runtime import setup_file, transport, watch
+from tplab.runtime.board import SLOTS, Board, Call, anonymous_file, board_bytes
+from tplab.runtime.display import GROUPED_FROM, NotebookOutput, as_lines
+from tplab.runtime.failures import name_cells_in
+from tplab.runtime.forkserver import fork_server
+
+
+def fails(program: Callable[[], object], p: int = 1) -> tplab.RankError:
+    with pytest.raises(tplab.RankError) as caught:
+        tplab.launch(program, p)
+    return caught.value
+
+
+# Errors
+
+
+def test_endless_recursion_is_reported_in_a_few_lines() -> None:
+    def program(n: int = 0) -> int:
+        return program(n + 1)
+
+    report = str(fails(program, 2))
+    assert report.startswith("ranks 0, 1 failed:"), "both ranks have the same report"
+    assert len(report.splitlines()) < 60
+    assert "over 900 more calls in between" in report
+    assert "RecursionError: maximum recursion depth exceeded" in report
+
+
+def test_a_very_long_message_is_shortened() -> None:
+    def program() -> None:
+        raise ValueError("\n".join(map(str, range(5000))))
+
+    report = str(fails(program))
+    assert len(report.splitlines()) < 120
+    assert "more lines ..." in report
+
+
+def test_the_parts_of_an_exception_group_are_listed_with_their_lines() -> None:
+    def program() -> None:
+        errors = [ValueError("first")]
+        try:
+            raise KeyError("second")
+        except KeyError as error:
+            errors.append(error)
+        raise ExceptionGroup("several", errors)
+
+    report = str(fails(program))
+    assert "ExceptionGroup: several (2 sub-exceptions)\n  1. ValueError: first\n  2. KeyError: 'second'" in report
+    assert f'at File "{__file__}", line {program.__code__.co_firstlineno + 3}, in program' in report
+
+
+def test_many_ranks_with_errors_of_their_own_are_counted() -> None:
+    def program() -> None:
+        dist.barrier()
+        raise ValueError(f"rank {dist.get_rank()} is wrong")
+
+    report = str(fails(program, 12))
+    assert report.count("Traceback") == 4
+    assert "failed, too, each in its own way." in report
+
+
+def test_a_cell_has_its_name_in_warnings_and_syntax_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = os.path.join(tempfile.gettempdir(), "ipykernel_17", "42.py")
+    monkeypatch.setattr("tplab.runtime.failures._cell_names", {file: "cell [3]"})
+    assert name_cells_in(f'  File "{file}", line 2\n    x = = 1') == "  cell [3], line 2\n    x = = 1"
+    assert as_lines(f"{file}:5: UserWarning: careful\n") == ["cell [3]:5: UserWarning: careful"]
+
+
+# What can't be sent
+
+
+def test_what_cannot_be_sent_is_named() -> None:
+    lock = threading.Lock()
+    holder = SimpleNamespace(inner=[1, lock])
+    cases: list[tuple[Callable[..., object], dict[str, Any], str]] = [
+        (lambda a, b: None, {"args": (1, {"x": [lock]})}, "args[1]['x'][0], of type lock, can't be sent"),
+        (lambda x: None, {"kwargs": {"x": holder}}, "kwargs['x'].inner[1], of type lock, can't be sent"),
+        (lambda: lock, {}, "the variable lock that the body of the lambda uses, of type lock, can't be sent"),
+        (lambda x=lock: None, {}, "a default value of the lambda, of type lock, can't be sent"),
+    ]
+    for function, call, says in cases:
+        with pytest.raises(TypeError) as caught:
+            tplab.launch(function, 2, **call)
+        assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [torch.ops, torch.ops.aten, torch.ops.aten.add, torch.ops.aten.add.Tensor, torch.ops.aten.relu.default],
+    ids=str,
+)
+def test_torchs_operators_can_be_sent(operator: object) -> None:
+    assert transport.loads(transport.dumps(operator)) is operator
+
+
+def test_a_function_that_uses_an_operator_can_be_launched() -> None:
+    add = torch.ops.aten.add.Tensor
+    assert tplab.launch(lambda: float(add(ones(1), ones(1))), 2) == [2.0, 2.0]
+
+
+def test_a_call_may_be_larger_than_one_read_or_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux transfers at most 2 GiB at a time."""
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:4096]))
+    for name in ("read", "pread", "preadv"):
+        monkeypatch.setattr(os, name, lambda *_: pytest.fail("one read might not return everything"))
+    call, file = os.urandom(100_000), anonymous_file()
+    setup_file.write(file, {"world_size": 2}, memoryview(call))
+    given, read = setup_file.read(file)
+    assert (given, bytes(read)) == ({"world_size": 2}, call)
+    os.close(file)
+
+
+# Output
+
+
+@pytest.mark.parametrize("end", [lambda: sys.stdout.close(), lambda: os.close(1), lambda: setattr(sys, "stdout", None)])
+def test_a_program_that_closes_stdout_still_returns(end: Callable[[], object]) -> None:
+    def program() -> int:
+        end()
+        return 7
+
+    assert tplab.launch(program, 2) == [7, 7]
+
+
+def test_a_progress_bar_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def program() -> None:
+        for i in range(5):
+            print(f"\r{i} of 4", end="", flush=True)
+        print("\ndone")
+
+    results = tplab.launch(program, 2)
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        "[rank 0] 4 of 4", "[rank 0] done", "[rank 1] 4 of 4", "[rank 1] done",
+    ]  # fmt: skip
+    assert results.output[0].count("\r") == 5
+
+
+def test_equal_lines_of_many_ranks_are_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    p = GROUPED_FROM + 2
+    results = tplab.launch(lambda: print("the same"), p)
+    assert capsys.readouterr().out.splitlines()[-2:] == ["[rank 0] the same", f"[ranks 1-{p - 1}] the same"]
+    assert results.output == ["the same\n"] * p
+    output = NotebookOutput(p)
+    for rank in range(p):
+        output.write(rank, b"different\n" if rank == 3 else b"the same\n")
+    assert output._render().splitlines() == ["[ranks 0, 1, 2, 4, 5, 6, 7, 8, 9] the same", "[rank 3] different"]
+
+
+def test_a_rank_that_others_wait_for_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "BUSY_SECONDS", 0.5)
+
+    def program() -> None:
+        if dist.get_rank() == 1:
+            time.sleep(2.5)
+        dist.all_reduce(ones(2))
+
+    tplab.launch(program, 3)
+    said = [line for line in capsys.readouterr().err.splitlines() if "computing" in line]
+    assert len(said) == 1
+    assert said[0].startswith("tplab: rank 1 has been computing for ")
+    assert f"{__file__} line {program.__code__.co_firstlineno + 2} in program" in said[0]
+    assert said[0].endswith("Meanwhile, ranks 0, 2 wait in all_reduce #1 ([2] float32, sum).")
+
+
+# Processes and files
+
+
+def test_a_process_that_has_not_started_yet_survives_the_question_where_it_is() -> None:
+    tplab.launch(dist.get_rank, 2)
+    server = psutil.Process(fork_server()._process.pid)
+    while not (spares := server.children()):
+        time.sleep(0.05)
+    for spare in spares:
+        spare.send_signal(signal.SIGUSR1)
+    assert tplab.launch(dist.get_rank, 2) == [0, 1]
+    assert all(spare.is_running() for spare in spares[:-2])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, a process can't adopt its children's children")
+def test_a_process_in_a_session_of_its_own_ends_with_the_run() -> None:
+    def program() -> int:
+        script = "import subprocess as s, time; print(s.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+        child = subprocess.Popen(
+            [sys.executable, "-c", script], start_new_session=True, stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        return int(child.stdout.readline())
+
+    (pid,) = tplab.launch(program, 1)
+    if psutil.pid_exists(pid):
+        psutil.wait_procs([psutil.Process(pid)], timeout=30)
+    assert not psutil.pid_exists(pid)
+
+
+def test_too_few_open_files_are_explained() -> None:
+    script = (
+        "import resource, tplab, torch.distributed as d\n"
+        "tplab.launch(d.get_rank, 2)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
+        "tplab.launch(d.get_rank, 16)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "16 ranks need about 64 open files" in done.stderr
+    assert "`ulimit -n 1024`" in done.stderr
+
+
+def test_a_wait_keeps_its_text_while_its_slot_is_used_again() -> None:
+    board = Board(anonymous_file(board_bytes(1)), 1)
+    first, other = (Call("group", kind, "", (0,), "train.py:1:step") for kind in ("barrier", "all_reduce"))
+    board.write(0, first, 1)
+    board.begin_wait(0, first, 1)
+    for number in range(2, 3 * SLOTS):
+        board.write(0, other, number)
+    assert [(entry.kind, entry.number) for entry in board.waits(0)] == [("barrier", 1)]

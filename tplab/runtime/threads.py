@@ -1,0 +1,83 @@
+"""What the threads of a rank are doing, as seen by the rank itself when the parent asks.
+
+A rank in which a thread waits for a message isn't stuck if another of its threads can still act. Threads of installed
+packages that only serve others, such as a progress bar's, don't count. A thread that waits for another thread without
+a time limit, as in `join()`, doesn't either.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from tplab.runtime.failures import innermost_user_frame, is_installed, is_standard_library
+
+_WAITS_FOR_A_THREAD = ("threading.py", "queue.py", os.path.join("concurrent", "futures", "_base.py"))
+_RUNTIME = os.path.dirname(__file__) + os.sep
+_TPLAB = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_NO_LIMIT = (None, -1)
+
+
+_serving: set[int] = set()  # ids of threads that only carry out what other threads have begun
+
+
+@contextmanager
+def serving() -> Iterator[None]:
+    """Context manager in which this thread only carries out what another thread has begun, so it can't act itself."""
+    _serving.add(threading.get_ident())
+    try:
+        yield
+    finally:
+        _serving.discard(threading.get_ident())
+
+
+def look(main: int, is_blocked: Callable[[int], bool]) -> tuple[bool, str | None]:
+    """Return whether any thread can still act, and where the main thread is as "file:line:function".
+
+    main          id of the thread that runs the learner's function
+    is_blocked    says whether a thread is blocked in a collective, given its id
+    """
+    frames = {thread: _frames(frame) for thread, frame in sys._current_frames().items()}
+    can_act = any(
+        not is_blocked(thread) and _can_act(stack, thread == main)
+        for thread, stack in frames.items()
+        if thread != threading.get_ident() and thread not in _serving
+    )
+    calls = [(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name) for frame in frames.get(main, [])]
+    return can_act, innermost_user_frame(calls)
+
+
+def _frames(frame: FrameType | None) -> list[FrameType]:
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _can_act(stack: list[FrameType], is_main: bool) -> bool:
+    files = [frame.f_code.co_filename for frame in stack]
+    of_learner = is_main or any(_is_learners(file) for file in files)
+    if not of_learner and not all(is_standard_library(file) for file in files):
+        return False
+    waits = [frame for frame in _of_the_innermost_call(stack) if "timeout" in frame.f_locals]
+    if files and files[0].endswith(_WAITS_FOR_A_THREAD):
+        return any(frame.f_locals["timeout"] not in _NO_LIMIT for frame in waits)
+    return of_learner
+
+
+def _is_learners(file: str) -> bool:
+    """Return True for files of the learner and of tplab, except for the launcher's own threads."""
+    if file.startswith(("<", _RUNTIME)):
+        return False
+    return file.startswith(_TPLAB) or not is_installed(file)
+
+
+def _of_the_innermost_call(stack: list[FrameType]) -> list[FrameType]:
+    """Return the innermost frames that belong to modules in which a thread waits for another."""
+    count = 0
+    while count < len(stack) and stack[count].f_code.co_filename.endswith(_WAITS_FOR_A_THREAD):
+        count += 1
+    return stack[:count]
