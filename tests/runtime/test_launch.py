@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import tplab
-from tplab.runtime import transport
+from tplab.runtime import devices, transport
 
 
 def rank_and_sum(start: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -253,10 +253,15 @@ def test_more_ranks_than_a_machine_should_start_are_refused_but_under_torchrun(m
         tplab.launch(dist.get_rank, 72)
 
 
-def test_the_variables_of_a_tutorial_are_not_taken_for_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variables_of_a_tutorial_are_not_taken_for_torchrun(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(devices, "_said", set())
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
     assert tplab.launch(dist.get_rank, 3, timeout=20) == [0, 1, 2]
+    told = capfd.readouterr()
+    assert "RANK=0 and WORLD_SIZE=2 are ignored, because torchrun didn't start this process" in told.out + told.err
 
 
 def test_groups_without_a_timeout_have_the_one_of_the_default_group() -> None:

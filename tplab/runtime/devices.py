@@ -79,6 +79,11 @@ def _say_once(backend: str, gpus: int, world_size: int, share_gpus: bool) -> Non
     on = "NCCL, one GPU per rank" if backend == "nccl" else f"gloo, {'sharing GPUs' if share_gpus else 'on the CPU'}"
     why = f"{gpus} GPU{'' if gpus == 1 else 's'} for {world_size} rank{'' if world_size == 1 else 's'}"
     say(f"running on {on} ({why})")
+    if {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        say(
+            f"RANK={os.environ['RANK']} and WORLD_SIZE={os.environ['WORLD_SIZE']} are ignored, because torchrun didn't "
+            "start this process. It starts its own ranks."
+        )
     if backend == "gloo" and gpus and not share_gpus:
         some = f"{gpus} GPU{'' if gpus == 1 else 's'}"
         say(

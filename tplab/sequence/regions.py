@@ -26,9 +26,9 @@ Here the sequence is dimension 1, and a shard of it isn't contiguous in memory i
 copy. That's why Megatron uses [s, b, h].
 
 As in `tplab.tensor.mappings`, no operator writes into its input, sums have the tensor's dtype, and with a single rank,
-or without a process group, each operator returns its input. (Korthikanti et al. 2022, "Reducing Activation
-Recomputation in Large Transformer Models", section 4.2.2, where the first pair is called g and g-bar;
-megatron/core/tensor_parallel/mappings.py.)
+or without a process group, each operator returns its input itself, so treat results as read-only. With several ranks,
+results are new memory. (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
+section 4.2.2, where the first pair is called g and g-bar; megatron/core/tensor_parallel/mappings.py.)
 """
 
 from typing import Any
