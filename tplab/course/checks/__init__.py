@@ -2,6 +2,7 @@
 
 exercises          `check("4.1", answer)`, and the decorator that registers a check
 cases              run one answer in many cases, on 1, 2 and 4 ranks and in groups, and compare it on every rank
+twins              the same cases in float32, between two other calls, and on tensors that aren't contiguous
 check_vocabulary   random inputs, process groups, and conditions under which to ask a question
 run_answer         run the learner's code, and if it fails, report what failed and on which line
 observation        record the outputs, gradients and traffic of one rank
@@ -36,6 +37,7 @@ from tplab.course.checks.predictions import Prediction
 from tplab.course.checks.recorded_traffic import Call, Traffic, traffic
 from tplab.course.checks.run_answer import called_as, calling, fail, must_refuse, run_cases, run_ranks
 from tplab.course.checks.symptoms import Symptom
+from tplab.course.checks.twins import Twin
 from tplab.course.checks.verification import LATE_QUESTION, Differences, Question, verify
 from tplab.course.feedback.verdict import CheckFailed, Verdict
 
@@ -61,6 +63,7 @@ __all__ = [
     "Snapshot",
     "Symptom",
     "Traffic",
+    "Twin",
     "Verdict",
     "ask_about_group",
     "by_name",

@@ -87,28 +87,27 @@ def run_cases(
 ) -> Iterator[list[Any]]:
     """Run `program(answer, cases, data)`, which returns a list, on p ranks. Yields each case's results from all ranks.
 
-    All cases share one launch. If that launch fails, each case gets its own, so that the failure can name the case with
-    `note` and ask its `question`, or `stuck` if the ranks wait for each other. If `ask_instead` derives a question from
-    the failure, that question is asked instead. Exhaust the iterator, because an answer that fails only when the cases
-    run one after another is reported at the end.
+    All cases share one launch. If that launch fails, each half of the cases gets its own, and so on, so that the failure
+    can name the case with `note` and ask its `question`, or `stuck` if the ranks wait for each other. If `ask_instead`
+    derives a question from the failure, that question is asked instead. Exhaust the iterator, because an answer that
+    fails only when the cases run one after another is reported at the end.
     """
 
-    def run(some: Sequence[Any], theirs: Sequence[Any], said: str) -> Any:
+    def run(some: Sequence[Any], theirs: Sequence[Any]) -> Iterator[list[Any]]:
         asked = {"question": question(some[0]), "stuck": stuck(some[0])}
         try:
-            return run_ranks(program, p, answer, some, theirs, **asked, note=said)
+            seen = run_ranks(program, p, answer, some, theirs, **asked, note=note(some[0]) if len(some) == 1 else "")
         except CheckFailed as failure:
+            if len(some) > 1:
+                half = len(some) // 2
+                yield from run(some[:half], theirs[:half])
+                yield from run(some[half:], theirs[half:])
             failure.question = ask_instead(failure) or failure.question
             raise
+        for index in range(len(some)):
+            yield [on_rank[index] for on_rank in seen]
 
-    try:
-        seen = run(cases, data, note(cases[0]) if len(cases) == 1 else "")
-    except CheckFailed:
-        for case, mine in zip(cases, data, strict=True) if len(cases) > 1 else ():
-            yield [on_rank[0] for on_rank in run([case], [mine], note(case))]
-        raise
-    for index in range(len(cases)):
-        yield [on_rank[index] for on_rank in seen]
+    yield from run(cases, data)
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def give(case: Root, problem: Problem, place: checks.Place) -> Given:
 def run(answers: tuple[Scatter, Gather], case: Root, given: Given, group: Any) -> checks.Observed:
     scatter, gather = answers
     parts = None if given.parts is None else [part.to(device()) for part in given.parts]
-    out = torch.full(case.shape, 7.0, dtype=torch.float64, device=device())
+    out = torch.full(case.shape, 7.0, dtype=case.dtype, device=device())
     x = given.x.to(device())
     before = checks.Snapshot(x=x, **{f"parts[{index}]": part for index, part in enumerate(parts or [])})
     seen: checks.Observed = {}

@@ -57,7 +57,7 @@ class Drawn(checks.Case):
     """All weights are drawn one after another, from one seed."""
 
     def describe(self, name: str) -> str:
-        return "float64 parameters" + "," * bool(self.groups)
+        return f"{str(self.dtype).removeprefix('torch.')} parameters" + "," * bool(self.groups)
 
 
 CASES = (Drawn(), Drawn(groups=checks.GROUPS))
@@ -77,16 +77,16 @@ def draw(case: Drawn, generator: torch.Generator, size: int) -> Problem:
     seed = int(torch.randint(10**6, (), generator=generator))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        masters = {name: weight.draw() for name, weight in WEIGHTS.items()}
+        masters = {name: weight.draw(dtype=case.dtype) for name, weight in WEIGHTS.items()}
         next_numbers = uniform()
         torch.manual_seed(seed)
         float32 = FIRST.draw(dtype=torch.float32).double()
         torch.manual_seed(seed)
-        return Problem(seed, masters, next_numbers, float32, FIRST.draw(size))
+        return Problem(seed, masters, next_numbers, float32, FIRST.draw(size, case.dtype))
 
 
 def uniform() -> Tensor:
-    return torch.rand(4, dtype=torch.float64)
+    return torch.rand(4)
 
 
 def give(case: Drawn, problem: Problem, place: checks.Place) -> int:
@@ -97,7 +97,7 @@ def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> checks.
     """Initialize all weights on the CPU, because the CPU's random generator is compared. Runs on every rank."""
     params = {}
     for name, weight in WEIGHTS.items():
-        full = torch.full(weight.full_shape, UNTOUCHED, dtype=torch.float64)
+        full = torch.full(weight.full_shape, UNTOUCHED, dtype=case.dtype)
         params[name] = nn.Parameter(weight.shard_of(full, 0, dist.get_world_size(group)))
         params[name].tensor_parallel = weight.sharding  # type: ignore[attr-defined]
     before = [param.data_ptr() for param in params.values()]

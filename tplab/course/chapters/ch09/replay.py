@@ -99,13 +99,13 @@ def run(checkpoint: Callable[..., Any], case: Scene, given: Problem, group: Any)
     both = (runs, len(body.made) - runs)
     seen[TWICE] = checks.Claim("" if both == (len(xs), len(xs)) else f"{both[0]} runs forward, {both[1]} backward")
     seen |= {"dw": weight.grad} | {name: x.grad for name, x in zip(case.dx_names, xs, strict=True)}
-    seen[AFTERWARDS] = next_masks(tracker)
+    seen[AFTERWARDS] = next_masks(tracker, case.dtype)
     return seen | {MASKS: masks(given.seed, runs=2 * case.calls)}
 
 
-def next_masks(tracker: RNGTracker) -> list[Tensor]:
+def next_masks(tracker: RNGTracker, dtype: torch.dtype) -> list[Tensor]:
     """Draw the next mask from the current state, then from "replicated" and from "sharded"."""
-    ones = torch.ones(SIZE, dtype=torch.float64, device=device())
+    ones = torch.ones(SIZE, dtype=dtype, device=device())
     return [F.dropout(ones, RATE), *(dropout(ones, RATE, sharded=sharded, rng=tracker) for sharded in (False, True))]
 
 

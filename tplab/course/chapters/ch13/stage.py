@@ -173,7 +173,7 @@ def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: An
     stage = WatchedStage(given.weights[rank].to(device()), flow.to(device()))
     inputs = list(given.inputs.to(device()).clone()) if rank == 0 else None
     targets = list(given.targets.to(device()).clone()) if rank == last else None
-    template = torch.zeros(BATCH, HIDDEN, dtype=torch.float64, device=device())
+    template = torch.zeros(BATCH, HIDDEN, dtype=case.dtype, device=device())
     row = actions(case.lists)[rank]
     tensors = {"inputs": inputs, "targets": targets}
     watched = {f"{name}[{k}]": x for name, xs in tensors.items() for k, x in enumerate(xs or ())}
@@ -186,7 +186,7 @@ def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: An
     sent = checks.traffic(section)
     most, allowed = stage.most_live, peak(case.lists[rank]) + 1  # one may be entering while another leaves
     return {
-        "loss": scalar(loss),
+        "loss": scalar(loss, case.dtype),
         "dW": stage.weight.grad,
         "db": stage.bias.grad,
         IN_ORDER: checks.Claim(stage.out_of_step([f"{kind}{k}" for kind, k in case.lists[rank]])),
@@ -200,10 +200,10 @@ def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: An
     }
 
 
-def scalar(loss: Any) -> Any:
-    """Convert a loss to a float64 tensor []. Anything that isn't a single number is returned unchanged."""
+def scalar(loss: Any, dtype: torch.dtype) -> Any:
+    """Convert a loss to a tensor []. Anything that isn't a single number is returned unchanged."""
     if isinstance(loss, float):
-        return torch.tensor(loss, dtype=torch.float64)
+        return torch.tensor(loss, dtype=dtype)
     return loss.reshape(()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
 
 

@@ -144,8 +144,8 @@ def one_step(step: Callable[..., Any], model: Any, optimizer: Any, own: Any, gri
     over = {"dp": sent["dp"] - numbers, "tp": sent["tp"] - of_model - marked}
     tensors = [f"{name} is a tensor" for name, value in (("loss", loss), ("norm", norm)) if isinstance(value, Tensor)]
     return {
-        "loss": number(loss),
-        "norm": number(norm),
+        "loss": number(loss, case.dtype),
+        "norm": number(norm, case.dtype),
         TWO: checks.Claim("" if pair else f"it returned {describe(checks.portable(said))}"),
         TENSORS: checks.Claim(" and ".join(tensors)),
         **{name: parameter.detach().clone() for name, parameter in model.named_parameters()},
@@ -155,11 +155,11 @@ def one_step(step: Callable[..., Any], model: Any, optimizer: Any, own: Any, gri
     }
 
 
-def number(said: Any) -> Any:
-    """Convert a single number to a float64 scalar tensor. Anything else is returned unchanged."""
+def number(said: Any, dtype: torch.dtype) -> Any:
+    """Convert a single number to a scalar tensor. Anything else is returned unchanged."""
     if isinstance(said, Tensor) and said.numel() == 1:
-        return said.detach().cpu().double().reshape(())
-    return scalar(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else said
+        return said.detach().cpu().to(dtype).reshape(())
+    return scalar(said).to(dtype) if isinstance(said, (int, float)) and not isinstance(said, bool) else said
 
 
 def expect(case: Step, problem: Problem, place: checks.Place) -> checks.Expected:
