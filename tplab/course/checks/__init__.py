@@ -8,10 +8,12 @@ run_answer         run the learner's code, and if it fails, report what failed a
 observation        record the outputs, gradients and traffic of one rank
 verification       compare all ranks with the expected values, and ask one question
 differences, mistake_kinds, describe, recorded_traffic   describe in words how a value differs
+default_device     find tensors that are made on the CPU whatever the device of the input
 ledger             what the running check has compared so far
 predictions, symptoms, failures   predict(), symptoms(), show_failure()
 """
 
+from tplab.course.checks import twins
 from tplab.course.checks.cases import Case, Expected, Place, check_cases
 from tplab.course.checks.check_vocabulary import (
     GROUPS,
@@ -30,6 +32,7 @@ from tplab.course.checks.check_vocabulary import (
     member_of,
     random_tensor,
 )
+from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.exercises import WORLD_SIZES, exercise, fresh_generator
 from tplab.course.checks.ledger import current
 from tplab.course.checks.observation import Changed, Claim, NotRun, Observed, Snapshot, observe, portable
@@ -52,6 +55,7 @@ __all__ = [
     "Changed",
     "CheckFailed",
     "Claim",
+    "DefaultDevice",
     "Differences",
     "Expected",
     "Lookalikes",
@@ -89,5 +93,6 @@ __all__ = [
     "run_cases",
     "run_ranks",
     "traffic",
+    "twins",
     "verify",
 ]

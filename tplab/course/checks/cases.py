@@ -29,12 +29,13 @@ from tplab.course.checks.check_vocabulary import (
     make_group,
     member_of,
 )
+from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.exercises import WORLD_SIZES, fresh_generator
 from tplab.course.checks.observation import Observed
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.run_answer import run_cases
 from tplab.course.checks.twins import Twin
-from tplab.course.checks.verification import Question, verify
+from tplab.course.checks.verification import Question, is_gradient, verify
 from tplab.course.feedback.verdict import CheckFailed
 
 Groups = tuple[tuple[int, ...], ...]
@@ -141,6 +142,9 @@ def check_cases(
 
         return choose
 
+    def by_group(case: Any) -> list[Question]:
+        return [group_question(whose_group)] if case.groups and whose_group else []
+
     for world_size in world_sizes:
         generator = fresh_generator()
         wanted = cases(world_size) if callable(cases) else cases
@@ -168,12 +172,10 @@ def check_cases(
                     for problem, place in rows
                 ]
                 own = questions(case, observed) if callable(questions) else questions
-                if case.twin:
-                    own = [Question(lambda d: True, twins.question(case.twin))]
                 verify(
                     number, world_size, observed, [twins.expected(case.twin, one.right) for one in expected],
                     lookalikes=by_name([one.mistakes for one in expected]),
-                    questions=[group_question(whose_group), *own] if case.groups and whose_group else own,
+                    questions=[*twins.asked_first(case.twin), *by_group(case), *own],
                     note=note(case), tol=twins.tolerance(case.twin, tol),
                 )  # fmt: skip
 
@@ -189,6 +191,8 @@ def _on_a_rank(given: tuple[Any, Any], cases: Sequence[Any], data: Sequence[Sequ
     run, answer = given
     seen = []
     for case, mine in zip(cases, data, strict=True):
-        with twins.observed_as(case.twin):
-            seen.append(run(answer, case, mine[dist.get_rank()], make_group(case.groups)))
+        with twins.observed_as(case.twin), DefaultDevice() as watch:
+            observed = run(answer, case, mine[dist.get_rank()], make_group(case.groups))
+        returned = {name: value for name, value in observed.items() if name == "out" or is_gradient(name)}
+        seen.append(observed | watch.claims(returned))
     return seen

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.ledger import current
 from tplab.course.checks.observation import portable
 from tplab.course.feedback.tracebacks import has_frames, readable_report, readable_traceback
@@ -87,7 +88,7 @@ def run_cases(
 ) -> Iterator[list[Any]]:
     """Run `program(answer, cases, data)`, which returns a list, on p ranks. Yields each case's results from all ranks.
 
-    All cases share one launch. If that launch fails, each half of the cases gets its own, and so on, so that the failure
+    All cases share one launch. If that launch fails, each half of the cases gets its own, and so on, until the failure
     can name the case with `note` and ask its `question`, or `stuck` if the ranks wait for each other. If `ask_instead`
     derives a question from the failure, that question is asked instead. Exhaust the iterator, because an answer that
     fails only when the cases run one after another is reported at the end.
@@ -122,14 +123,16 @@ def called_as(call: str) -> Iterator[None]:
 
 
 @contextmanager
-def calling(call: str, question: str | None = None) -> Iterator[None]:
+def calling(call: str, question: str | None = None) -> Iterator[DefaultDevice]:
     """Context manager that turns any exception raised in this process into a CheckFailed that shows the call.
 
-    with calling("shard(tensor [5, 24], dim=-1, rank=0, world_size=2)"):
+    with calling("shard(tensor [5, 24], dim=-1, rank=0, world_size=2)") as watch:
         mine = shard(tensor, -1, 0, 2)
+    seen = {"shard": mine} | watch.claims({"shard": mine})
     """
     try:
-        yield
+        with DefaultDevice() as watch:
+            yield watch
     except Exception as error:
         failure = as_failure(current().exercise, error, f"{call} raised", question)
         raise failure from (None if failure is error else error)

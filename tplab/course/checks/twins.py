@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 
 from tplab.course.checks.observation import others_in_between
 from tplab.course.checks.recorded_traffic import Traffic
+from tplab.course.checks.verification import Question
 
 WORLD_SIZE = 2  # the smallest on which anything is sent
 FLOAT32_TOLERANCE = 1e-4
@@ -27,9 +28,11 @@ class Twin(Enum):
     STRIDED = "on tensors that aren't contiguous"
 
 
+ALONE = (None, Twin.FLOAT32, Twin.STRIDED)  # for a check that runs in this process and loops over twins itself
+
 _QUESTIONS = {
     Twin.FLOAT32: (
-        "The same call is right in float64. Which line decides on a dtype itself? Take it from a tensor that was handed "
+        "The same call is right in float64. Which line decides on a dtype itself? Take it from a tensor that was given "
         "to you: torch.empty_like(x), x.new_zeros(...), or dtype=x.dtype."
     ),
     Twin.BETWEEN: (
@@ -55,6 +58,11 @@ def note(twin: Twin | None) -> str:
 
 def question(twin: Twin) -> str:
     return _QUESTIONS[twin]
+
+
+def asked_first(twin: Twin | None) -> list[Question]:
+    """Return the question about a twin as the first of a check's questions. No question for an ordinary case."""
+    return [Question(lambda d: True, question(twin))] if twin else []
 
 
 def tolerance(twin: Twin | None, tol: float) -> float:

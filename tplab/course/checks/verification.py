@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tplab.course.checks.default_device import MADE_THERE
+from tplab.course.checks.default_device import QUESTION as MADE_THERE_QUESTION
 from tplab.course.checks.differences import MALFORMED, MISSING, NOT_RUN, Difference, compare
 from tplab.course.checks.ledger import current
 from tplab.course.checks.mistake_kinds import Context
@@ -25,7 +27,7 @@ class Differences(Sequence[Difference]):
         self.p, self.alone = p, alone
         self._all = list(differences)
         self.names = frozenset(d.name for d in self._all if d.kind != NOT_RUN)
-        self.malformed = any(d.kind in MALFORMED and not _is_gradient(d.name) for d in self._all)
+        self.malformed = any(d.kind in MALFORMED and not is_gradient(d.name) for d in self._all)
 
     def __len__(self) -> int:
         return len(self._all)
@@ -87,6 +89,9 @@ LATE_QUESTION = Question(
     lambda d: "never waited" in d.kinds(),
     "The collective was started with async_op=True. From when on may its result be read?",
 )
+
+# Asked before the exercise's own questions, which may say that they fit anything
+_FIRST = (Question(MADE_THERE, MADE_THERE_QUESTION),)
 
 # Fallbacks, asked if none of the exercise's questions fits
 _GENERAL = (
@@ -155,7 +160,7 @@ def verify(
             if name not in expected[rank] and not isinstance(seen[rank], (Changed, Claim)):
                 continue
             alike = {label: values[rank] for label, values in (lookalikes or {}).get(name, {}).items()}
-            context = Context(count, rank, seen, right, alike, tol, _is_gradient(name))
+            context = Context(count, rank, seen, right, alike, tol, is_gradient(name))
             difference = compare(seen[rank], right[rank], context)
             if difference:
                 found.append(Difference(name, rank, *difference))
@@ -180,7 +185,7 @@ def _explain(
         f"Exercise {number}, {where}: wrong{on}{current().passed_before(p)}.",
         rows=list(differences.rows()),
         right=[name for name in names if name not in wrong],
-        question=next(question.ask for question in (*questions, *_GENERAL) if question.fits(differences)),
+        question=next(question.ask for question in (*_FIRST, *questions, *_GENERAL) if question.fits(differences)),
     )
 
 
@@ -194,6 +199,6 @@ def _get(observed: Any, name: str) -> Any:
     return observed.get(name, MISSING) if isinstance(observed, Mapping) else MISSING
 
 
-def _is_gradient(name: str) -> bool:
+def is_gradient(name: str) -> bool:
     """Return whether this is the name of a gradient: "dx", "dW", "db2", but not "dtype" or "device"."""
     return name.startswith("d") and name not in ("dtype", "dim", "device", "divide")

@@ -21,11 +21,11 @@ CANCEL = "the differences cancel in the sum"
 class Part(nn.Module):
     """A module with two replicated parameters and one sharded parameter."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
-        self.first = nn.Parameter(torch.zeros(5, dtype=torch.float64, device=device()))
-        self.second = nn.Parameter(torch.zeros(3, 4, dtype=torch.float64, device=device()))
-        self.shard = nn.Parameter(torch.zeros(SHARDED_NUMEL, dtype=torch.float64, device=device()))
+        self.first = nn.Parameter(torch.zeros(5, dtype=dtype, device=device()))
+        self.second = nn.Parameter(torch.zeros(3, 4, dtype=dtype, device=device()))
+        self.shard = nn.Parameter(torch.zeros(SHARDED_NUMEL, dtype=dtype, device=device()))
         self.shard.tensor_parallel = Sharding(0)  # type: ignore[attr-defined]
 
 
@@ -41,6 +41,7 @@ SCENES: dict[str, Offsets] = {
     "the values climb from rank to rank": {"first": (0, 0.5, 1, 1.5)},
     CANCEL: {"second": (0.5, -0.5, 0.5, -0.5)},  # and the opposite on its first element
     "inside a module": {"inner.second": (0, 0, 0, 4)},
+    "the parameters are float32, and one element differs": {"second": (0, 0, 0.5, 0)},
     "one element is NaN on rank 1": {"second": (0, math.nan, 0, 0)},
     "one element is NaN on every rank": {"second": (math.nan,) * 4},
 }
@@ -65,8 +66,9 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
     rank, q = dist.get_rank(group), dist.get_world_size(group)
     seen = []
     for note, scene in SCENES.items():
-        model = Part()
-        model.add_module("inner", Part())
+        dtype = torch.float32 if "float32" in note else torch.float64
+        model = Part(dtype)
+        model.add_module("inner", Part(dtype))
         generator = torch.Generator().manual_seed(seed)  # same values within a group, different values in the other
         params = dict(model.named_parameters())
         with torch.no_grad():
@@ -78,13 +80,17 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
                 if note == CANCEL:
                     params[name].view(-1)[0] -= offsets[rank]
         snapshot = checks.Snapshot(**params)
-        with record() as section, checks.called_as(f"replica_drift(module, group), where {note}"):
+        with (
+            record() as section,
+            checks.DefaultDevice() as watch,
+            checks.called_as(f"replica_drift(module, group), where {note}"),
+        ):
             drift = detect(model, group)
         if type(drift) is float and not math.isfinite(drift):
             drift = NOT_FINITE
         sent = any(call.numel % SHARDED_NUMEL == 0 for call in checks.traffic(section) if call.numel)
         claim = checks.Claim("a collective is as large as a sharded parameter" if sent else "")
-        seen.append({"drift": drift, NO_SHARD_SENT: claim, "inputs unchanged": snapshot.changed()})
+        seen.append({"drift": drift, NO_SHARD_SENT: claim, "inputs unchanged": snapshot.changed()} | watch.claims({}))
     return seen
 
 

@@ -179,7 +179,10 @@ def draw_text(case: Text, generator: torch.Generator, size: int) -> dict[str, Te
 @torch.no_grad()
 def generate(answer: tuple[Any, Any], case: Text, problem: dict[str, Tensor], group: Any) -> checks.Observed:
     cache_class, attend_next = answer
-    attention, on_rank = Parts(case.kv_heads, case.dtype), {name: tensor.to(device()) for name, tensor in problem.items()}
+    attention, on_rank = (
+        Parts(case.kv_heads, case.dtype),
+        {name: tensor.to(device()) for name, tensor in problem.items()},
+    )
     fused = {f"qkv.{name}": torch.cat([on_rank[letter + part] for part in "qkv"]) for name, letter in KINDS}
     load_full_state_dict(attention, fused | {f"out.{name}": on_rank[f"{letter}o"] for name, letter in KINDS})
     cache, x = cache_class(attention, BATCH, MAX_LENGTH), on_rank["x"]
