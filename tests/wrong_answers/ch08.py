@@ -31,7 +31,7 @@ MAXIMUM = [
     ("group is ignored", maximum("m = logits.amax(-1)\ndist.all_reduce(m, op=dist.ReduceOp.MAX)\nreturn m"), "was not given `group`"),
     ("zeros", maximum("return torch.zeros(logits.shape[:-1], dtype=logits.dtype)"), "rank 0 all zeros"),
     ("never waits", maximum("m = logits.amax(-1)\ndist.all_reduce(m, op=dist.ReduceOp.MAX, group=group, async_op=True)\nreturn m.clone()"), "never waited"),
-    ("rounds to float32", maximum("m = logits.amax(-1).float()\n" + ALL_REDUCE), "float32, right is float64"),
+    ("rounds to float32", maximum("m = logits.amax(-1).float()\n" + ALL_REDUCE), "its dtype is float32, but float64 is"),
 ]  # fmt: skip
 
 

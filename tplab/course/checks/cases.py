@@ -35,7 +35,7 @@ from tplab.course.checks.observation import Observed
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.run_answer import run_cases
 from tplab.course.checks.twins import Twin
-from tplab.course.checks.verification import Question, is_gradient, verify
+from tplab.course.checks.verification import Question, verify
 from tplab.course.feedback.verdict import CheckFailed
 
 Groups = tuple[tuple[int, ...], ...]
@@ -114,6 +114,7 @@ def check_cases(
     world_sizes: Sequence[int] = WORLD_SIZES,
     tol: float = 1e-9,
     without: Collection[Twin] | Callable[[Any], Collection[Twin]] = (),
+    values_on_cpu: bool = False,
 ) -> None:
     """Run every case at each world size, and raise CheckFailed for the first case that is wrong.
 
@@ -125,6 +126,7 @@ def check_cases(
     ask_instead:  returns a better question for a failed run if its report suggests one, else None
     world_sizes:  tried in this order, so start with the world size that exposes a mistake best
     tol:          as in `verify`
+    values_on_cpu: whether `run` may return values on the CPU that it made or drew there
     without:      twins that make no sense for this exercise. May be a function of the case
     """
     name = getattr(answer, "__name__", "the answer")
@@ -141,6 +143,9 @@ def check_cases(
             return question(case) if callable(question) else question
 
         return choose
+
+    def instead(case: Any, failure: CheckFailed) -> str | None:
+        return twins.question(case.twin) if case.twin else ask_instead(failure)
 
     def by_group(case: Any) -> list[Question]:
         return [group_question(whose_group)] if case.groups and whose_group else []
@@ -163,8 +168,8 @@ def check_cases(
                 for case, rows in zip(batch, problems, strict=True)
             ]
             runs = run_cases(
-                _on_a_rank, world_size, (run, answer), batch, given,
-                note=note, question=asked(crash), stuck=asked(stuck), ask_instead=ask_instead,
+                _on_a_rank, world_size, (run, answer, values_on_cpu), batch, given,
+                note=note, question=asked(crash), stuck=asked(stuck), ask_instead=instead,
             )  # fmt: skip
             for case, rows, observed in zip(batch, problems, runs, strict=True):
                 expected = [
@@ -187,12 +192,12 @@ def _problems(case: Any, world_size: int, draw: Any, generator: torch.Generator)
     return [(drawn[i], Place(ranks.index(rank), ranks, world_size)) for rank, (i, ranks) in enumerate(members)]
 
 
-def _on_a_rank(given: tuple[Any, Any], cases: Sequence[Any], data: Sequence[Sequence[Any]]) -> list[Observed]:
-    run, answer = given
+def _on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequence[Sequence[Any]]) -> list[Observed]:
+    run, answer, values_on_cpu = given
     seen = []
     for case, mine in zip(cases, data, strict=True):
         with twins.observed_as(case.twin), DefaultDevice() as watch:
             observed = run(answer, case, mine[dist.get_rank()], make_group(case.groups))
-        returned = {name: value for name, value in observed.items() if name == "out" or is_gradient(name)}
+        returned = {} if values_on_cpu else observed
         seen.append(observed | watch.claims(returned))
     return seen

@@ -78,6 +78,8 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
         try:
             with torch.enable_grad():
                 verdict = asked.function(*answers)
+            if ledger.afterwards:
+                raise ledger.afterwards
         except Exception as error:
             failure = as_failure(number, error)
             if isinstance(failure, CheckFailed):

@@ -43,7 +43,7 @@ def tensor_difference(seen: Any, expected: Tensor, context: Context) -> tuple[st
         kind, looks = _shape(seen, expected, context)
         return kind, f"shape {list(seen.shape)}, right is {list(expected.shape)}" + (f": {looks}" if looks else "")
     if seen.dtype != expected.dtype:
-        return "dtype", f"{_dtype(seen)}, right is {_dtype(expected)}"
+        return "dtype", f"its dtype is {_dtype(seen)}, but {_dtype(expected)} is what this call works in"
     if expected.numel() == 0 or _close(seen, expected, context.tol):
         return None
     return next(_guesses(seen, expected, context))

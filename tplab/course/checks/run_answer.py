@@ -28,6 +28,13 @@ _LATE = (
     "Where the report says that a rank runs, look at that line: does its loop end? A rank that has not started yet is "
     "none of your doing: the machine is busy with something else. Run the check again."
 )
+_DTYPES = (
+    "Two dtypes meet in that line. Which of the two has the dtype of what came in, and which line of yours makes the "
+    "other one? (torch.empty and torch.zeros give float32 unless they get dtype=x.dtype.)"
+)
+_DTYPES_MEET = re.compile(
+    r"different dtypes|same dtype|dtypes? to match|scalar type|grad_dtype|dtypes? (do not|don't) match"
+)
 _STUCK = "Does every rank enter the same collectives in the same order, with tensors of the same shape?"
 
 
@@ -39,7 +46,14 @@ def as_failure(number: str, error: Exception, what: str = "your code raised", qu
         return NotImplementedError(str(error))
     report = readable_traceback(error)
     headline = f"Exercise {number}: {what} {type(error).__name__}."
-    return CheckFailed(headline, report=report, question=question or (_FAILED if has_frames(report) else _CALLED))
+    return CheckFailed(headline, report=report, question=_about(report, question))
+
+
+def _about(report: str, question: str | None) -> str:
+    """Return the question about an exception: one that its message suggests, the check's own, or a general one."""
+    if _DTYPES_MEET.search(report):
+        return _DTYPES
+    return question or (_FAILED if has_frames(report) else _CALLED)
 
 
 def run_ranks(
@@ -69,8 +83,7 @@ def run_ranks(
         start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
         start += f", {note}" if note else ""
         report = readable_report(str(error))
-        asked = question or (_FAILED if has_frames(report) else _CALLED)
-        asked = (stuck or _STUCK) if waiting else _LATE if late else asked
+        asked = (stuck or _STUCK) if waiting else _LATE if late else _about(report, question)
         raise CheckFailed(f"{start}: {what}{current().passed_before(p)}.", report=report, question=asked) from error
 
 
@@ -84,7 +97,7 @@ def run_cases(
     note: Callable[[Any], str],
     question: Callable[[Any], str | None] = lambda case: None,
     stuck: Callable[[Any], str | None] = lambda case: None,
-    ask_instead: Callable[[CheckFailed], str | None] = lambda failure: None,
+    ask_instead: Callable[[Any, CheckFailed], str | None] = lambda case, failure: None,
 ) -> Iterator[list[Any]]:
     """Run `program(answer, cases, data)`, which returns a list, on p ranks. Yields each case's results from all ranks.
 
@@ -99,12 +112,13 @@ def run_cases(
         try:
             seen = run_ranks(program, p, answer, some, theirs, **asked, note=note(some[0]) if len(some) == 1 else "")
         except CheckFailed as failure:
-            if len(some) > 1:
-                half = len(some) // 2
-                yield from run(some[:half], theirs[:half])
-                yield from run(some[half:], theirs[half:])
-            failure.question = ask_instead(failure) or failure.question
-            raise
+            half = len(some) // 2
+            for part in (slice(0, half), slice(half, None)) if half else ():
+                yield from run(some[part], theirs[part])
+            if len(some) in (1, len(cases)):
+                failure.question = ask_instead(some[0], failure) or failure.question
+                raise
+            return  # these cases fail only one after another, and a later one may fail by itself
         for index in range(len(some)):
             yield [on_rank[index] for on_rank in seen]
 

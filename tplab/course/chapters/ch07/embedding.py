@@ -174,6 +174,7 @@ def vocab_parallel_embedding(embedding_class: Any) -> checks.Verdict:
     checks.check_cases(
         "7.3", embedding_class, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
         crash=lambda case: CRASH if case.padding_idx is None else PADDING_CRASH, stuck=STUCK, whose_group=WHOSE_GROUP,
+        values_on_cpu=True,
     )  # fmt: skip
     return checks.Verdict(
         "Padding stays zeros and is in no checkpoint; an id that no rank has is an error on every rank."

@@ -152,7 +152,17 @@ def expect(case: Scene, problem: Problem, place: checks.Place) -> checks.Expecte
 
 @checks.exercise("9.5", "Run again with the same dropout")
 def replay(checkpoint: Callable[..., Any]) -> checks.Verdict:
-    checks.check_cases("9.5", checkpoint, SCENES, draw=draw, run=run, expect=expect, questions=QUESTIONS, crash=CRASH)
+    checks.check_cases(
+        "9.5",
+        checkpoint,
+        SCENES,
+        values_on_cpu=True,
+        draw=draw,
+        run=run,
+        expect=expect,
+        questions=QUESTIONS,
+        crash=CRASH,
+    )
     return checks.Verdict("The second run drops what the first has dropped, and leaves no trace in any state.")
 
 

@@ -172,6 +172,7 @@ def norm_of_the_gradient(gradient_norm: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
         "14.4", gradient_norm, lambda world_size: MESHES[world_size], draw=draw, give=give, run=run, expect=expect,
         questions=QUESTIONS, crash=CRASH, stuck=STUCK,
+        values_on_cpu=True,
     )  # fmt: skip
     return checks.Verdict("Every parameter of the model counts once, on every mesh, and all ranks agree.")
 

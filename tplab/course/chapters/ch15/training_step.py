@@ -229,7 +229,7 @@ def micro_steps(case: Step, weights: Weights, batch: Batch) -> Weights:
 @checks.exercise("15.3", "A training step")
 def a_training_step(step: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
-        "15.3", step, cases, draw=draw, give=give, run=run, expect=expect,
+        "15.3", step, cases, values_on_cpu=True, draw=draw, give=give, run=run, expect=expect,
         questions=lambda case, observed: (*FIRST_QUESTIONS, *[LATER] * (case.number > 1), *QUESTIONS),
         crash=CRASH, stuck=STUCK,
     )  # fmt: skip
