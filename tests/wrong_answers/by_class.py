@@ -89,19 +89,34 @@ NAMES_THE_CPU: list[Changed] = [
     ("11.3", [("dx = dy @ weight", "dx = dy @ weight + torch.zeros(weight.shape[1], dtype=dy.dtype)")]),
 ]  # fmt: skip
 
-FIRST_OF_CLASS = "class {name}(Function):"
 LEAVES_SOMETHING: list[Changed] = [
 ("4.1", [("        out = F.linear(x,", "        outputs = vars(self).setdefault('outputs', {})  # by shape\n        out = outputs.get(x.shape)\n        if out is None:\n            out = outputs[x.shape] = F.linear(x,"), ("self.bias)  # [..., o/p]", "self.bias)")]),
     ("8.4", [("ctx.start = dist", "VocabParallelCrossEntropy.start = dist"), ("ctx.save_for_backward(logits, target, lse)", "VocabParallelCrossEntropy.kept = logits, target, lse"), ("logits, target, lse = ctx.saved_tensors", "logits, target, lse = VocabParallelCrossEntropy.kept"), ("target - ctx.start", "target - VocabParallelCrossEntropy.start")]),
     ("11.3", [("ctx.save_for_backward(x, weight)", "LinearAsync.kept = x, weight"), ("x, weight = ctx.saved_tensors", "x, weight = LinearAsync.kept")]),
+    ("6.5", [("self.keys = torch.zeros(shape", "type(self).keys = torch.zeros(shape"), ("self.values = torch", "type(self).values = torch")]),
+    ("12.3", [("    marked = [", "    if vars(module).setdefault('added', []):\n        return\n    module.added.append(True)\n    marked = [")]),
+    ("14.2", [("self.shard = nn.Parameter(", "type(self).shard = nn.Parameter(")]),
 ]  # fmt: skip
 
-HAS_GAPS: list[Changed] = []
+CHANGES_THE_CALLERS: list[Changed] = [
+    ("1.1", [("return out.copy_(parts[src])", "return out.copy_(parts.pop(src))")], "which the caller still needs"),
+    ("2.1", [("return torch.cat(shards, dim)", "whole = torch.cat(shards, dim)\n    shards.clear()\n    return whole")], "Which line writes into a tensor that came in"),
+    ("4.3", [("piece.chunk(stride, dim) for piece in shards]", "shards.pop(0).chunk(stride, dim) for _ in range(len(shards))]")], "which the caller still needs"),
+    ("4.5", [("value = full_state[name]", "value = full_state.pop(name)")], "wrote into full_state"),
+    ("13.4", [("    rank, last = channels.rank", "    for param in stage.parameters():\n        param.grad = None\n    rank, last = channels.rank")], "Gradients are added to what is there"),
+    ("14.2", [("self.parameters = list(parameters)", "self.parameters = list(parameters)\n        parameters.clear()")], "wrote into parameters"),
+    ("15.3", [("    norm = clip_grad_norm", "    micro_batches.clear()\n    norm = clip_grad_norm")], "wrote into micro_batches"),
+]  # fmt: skip
+
+HAS_GAPS: list[Changed] = [
+    ("8.4", [("dlogits = (logits - lse.unsqueeze(-1)).exp_()", "dlogits = (logits - lse.unsqueeze(-1)).exp_()"), ("dlogits.scatter_add_(-1, column.unsqueeze(-1), -one.unsqueeze(-1))", "dlogits.reshape(-1, logits.shape[-1]).scatter_add_(-1, column.reshape(-1, 1), -one.reshape(-1, 1))")]),
+]  # fmt: skip
 
 CLASSES = (
     ("names float64 itself", NAMES_FLOAT64, "Which line decides on a dtype itself"),
     ("makes or moves a tensor on the CPU", NAMES_THE_CPU, "your code is meant for GPUs too"),
     ("leaves something behind for the next call", LEAVES_SOMETHING, "What does a call leave behind"),
+    ("changes what is the caller's", CHANGES_THE_CALLERS, ""),
     ("writes into a copy", HAS_GAPS, "are right if the tensors are contiguous"),
 )
 WRONG = [

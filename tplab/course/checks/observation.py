@@ -45,20 +45,29 @@ class Claim(str):
 
 
 class Snapshot:
-    """A copy of some tensors, used to find out later whether anything has written into them.
+    """A copy of some tensors, lists and dictionaries, used to find out later whether anything has written into them.
 
-    before = Snapshot(x=x, dy=dy)
+    before = Snapshot(x=x, dy=dy, parts=parts)
     ...
-    before.changed()          # Changed(("x",)) if x was written to
+    before.changed()          # Changed(("x",)) if x was written to, Changed(("parts",)) if parts holds other objects
     """
 
-    def __init__(self, **tensors: Tensor | None) -> None:
-        self.tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    def __init__(self, **values: Tensor | list[Any] | dict[Any, Any] | None) -> None:
+        self.tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        self.holders = {name: value for name, value in values.items() if isinstance(value, (list, dict))}
+        self.held = {name: _identities(value) for name, value in self.holders.items()}
         self.before = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
 
     def changed(self) -> Changed:
         now = self.tensors.items()
-        return Changed(name for name, tensor in now if not _same(tensor.detach(), self.before[name]))
+        written = [name for name, tensor in now if not _same(tensor.detach(), self.before[name])]
+        return Changed(
+            [*written, *(name for name, value in self.holders.items() if _identities(value) != self.held[name])]
+        )
+
+
+def _identities(value: list[Any] | dict[Any, Any]) -> list[Any]:
+    return [(key, id(item)) for key, item in (value.items() if isinstance(value, dict) else enumerate(value))]
 
 
 def _same(now: Tensor, before: Tensor) -> bool:

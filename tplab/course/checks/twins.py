@@ -113,7 +113,13 @@ def _traffic(right: Traffic) -> Traffic:
 
 
 def _strided(value: Any) -> Any:
-    """Return a tensor's values in every second place of a larger one. Vectors and numbers are left alone."""
+    """Return a tensor's values in another memory layout. Vectors and numbers are left alone.
+
+    A matrix gets gaps, as a slice of a larger one has. With more dimensions the first two change places in memory, as
+    in [s, b, h]: elementwise operators keep that layout, so what the code computes isn't contiguous either.
+    """
+    if isinstance(value, Tensor) and value.dim() > 2:
+        return value.transpose(0, 1).contiguous().transpose(0, 1)
     if not isinstance(value, Tensor) or value.dim() < 2 or not value.is_contiguous():
         return value
     wide = value.new_zeros((*value.shape[:-1], 2 * value.shape[-1]))

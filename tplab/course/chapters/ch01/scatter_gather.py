@@ -78,7 +78,7 @@ def run(answers: tuple[Scatter, Gather], case: Root, given: Given, group: Any) -
     parts = None if given.parts is None else [part.to(device()) for part in given.parts]
     out = torch.full(case.shape, 7.0, dtype=case.dtype, device=device())
     x = given.x.to(device())
-    before = checks.Snapshot(x=x, **{f"parts[{index}]": part for index, part in enumerate(parts or [])})
+    before = checks.Snapshot(x=x, parts=parts, **{f"parts[{index}]": part for index, part in enumerate(parts or [])})
     seen: checks.Observed = {}
     if case.scatters:
         with record() as section:

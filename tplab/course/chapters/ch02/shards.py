@@ -105,7 +105,7 @@ def _cut_and_paste(
     p: int,
 ) -> checks.Observed:
     given = [part.clone() for part in parts]
-    before = checks.Snapshot(tensor=whole, **{f"shards[{i}]": part for i, part in enumerate(given)})
+    before = checks.Snapshot(tensor=whole, shards=given, **{f"shards[{i}]": part for i, part in enumerate(given)})
     with checks.calling(
         f"shard(a tensor of shape {list(whole.shape)}, dim={dim}, rank={rank}, world_size={p})", _DIVIDES
     ) as cutting:

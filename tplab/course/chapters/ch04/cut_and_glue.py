@@ -71,8 +71,10 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> che
             n = full.shape[dim]
             order = torch.arange(n).reshape(stride, p, -1).transpose(0, 1).reshape(p, -1)  # [rank, entries]
             assert all(torch.equal(full.index_select(dim, order[rank]), right[rank]) for rank in range(p))
+            given = list(right)
             before = checks.Snapshot(
-                **{"the full tensor": full}, **{f"the shard of rank {rank}": right[rank] for rank in range(p)}
+                **{"the full tensor": full, "the list of shards": given},
+                **{f"the shard of rank {rank}": right[rank] for rank in range(p)},
             )
             shards = []
             elsewhere: checks.Observed = {}
@@ -84,7 +86,7 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> che
             with checks.calling(
                 f"unshard({p} shards of shape {list(right[0].shape)}, dim={dim}, stride={stride})", CRASH
             ) as watch:
-                glued = glue(list(right), dim, stride=stride)
+                glued = glue(given, dim, stride=stride)
             elsewhere |= watch.claims({"unshard": glued})
             observed = [
                 {

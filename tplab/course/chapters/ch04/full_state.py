@@ -72,9 +72,10 @@ def load_and_save(
 def see_loading(load: Callable[..., Any], model: nn.Module, full: Mapping[str, Tensor], group: Any) -> checks.Observed:
     full = {name: value.to(device()) for name, value in full.items()}
     identity = {name: (id(param), param.data_ptr()) for name, param in model.named_parameters()}
-    snapshot = checks.Snapshot(**{f"full_state[{name!r}]": value for name, value in full.items()})
+    given = dict(full)
+    snapshot = checks.Snapshot(full_state=given, **{f"full_state[{name!r}]": value for name, value in full.items()})
     with record() as section, checks.DefaultDevice() as watch:
-        load(model, dict(full), group)
+        load(model, given, group)
     params = dict(model.named_parameters())
     seen: checks.Observed = {name: param.detach().clone() for name, param in params.items()}
     kept = all(identity[name] == (id(param), param.data_ptr()) for name, param in params.items())

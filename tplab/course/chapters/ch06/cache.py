@@ -76,6 +76,11 @@ def room(case: Cache, tokens: Sequence[Tensor]) -> str:
     return f"keys {shape}, values {shape}"
 
 
+def between(case: Cache) -> bool:
+    """Return whether another cache lives at the same time and is used in between."""
+    return case.twin is checks.Twin.BETWEEN
+
+
 @torch.no_grad()
 def append(cache_class: Any, case: Cache, tokens: Sequence[Tensor], group: Any) -> checks.Observed:
     with checks.called_as(f"KVCache(an {case.attention}, {BATCH}, {MAX_LENGTH})"):
@@ -88,12 +93,15 @@ def append(cache_class: Any, case: Cache, tokens: Sequence[Tensor], group: Any) 
         return seen | dict.fromkeys(
             ("keys so far", "values so far", "length"), checks.NotRun("the cache has another memory")
         )
+    other = cache_class(Parts(case.kv_heads, case.dtype), BATCH, MAX_LENGTH) if between(case) else None
     homes = [cache.keys.data_ptr(), cache.values.data_ptr()]
     mine = [t.to(device()) for t in tokens]
     snapshot, claims, returned = checks.Snapshot(keys=mine[0], values=mine[1]), {IN_PLACE: "", VIEWS: ""}, None
     for start, stop in ((0, 3), (3, 5)):
         k, v = (t[:, :, start:stop] for t in mine)
         with checks.called_as(f"cache.append(keys {list(k.shape)}, values {list(v.shape)})"):
+            if other:
+                other.append(-k, 2 * v)
             returned = cache.append(k, v)
             returned = tuple(returned) if isinstance(returned, list) else returned  # a list is fine too
         if [cache.keys.data_ptr(), cache.values.data_ptr()] != homes:
@@ -186,11 +194,14 @@ def generate(answer: tuple[Any, Any], case: Text, problem: dict[str, Tensor], gr
     fused = {f"qkv.{name}": torch.cat([on_rank[letter + part] for part in "qkv"]) for name, letter in KINDS}
     load_full_state_dict(attention, fused | {f"out.{name}": on_rank[f"{letter}o"] for name, letter in KINDS})
     cache, x = cache_class(attention, BATCH, MAX_LENGTH), on_rank["x"]
+    other = cache_class(attention, BATCH, MAX_LENGTH) if between(case) else None
     snapshot = checks.Snapshot(x=x, **dict(attention.named_parameters()))
     seen: checks.Observed = {}
     for tokens, piece in zip(TOKENS, x.split(PIECES, 1), strict=True):
         with record() as section, checks.called_as(f"attend_next(an {case.attention}, x {list(piece.shape)}, cache)"):
             seen[f"out of {tokens}"] = checks.portable(attend_next(attention, piece, cache))
+        if other:
+            attend_next(attention, -piece, other)
         seen[f"traffic of {tokens}"] = checks.traffic(section)
     return seen | {"length": checks.portable(cache.length), "inputs unchanged": snapshot.changed()}
 

@@ -98,7 +98,7 @@ def run(gradient_norm: Callable[..., Any], case: Mesh, given: dict[str, Tensor],
     tied = named.get("table") if case.pp > 1 else None
     params = list(named.values())
     params.insert(1, nn.Parameter(torch.ones(2, dtype=case.dtype, device=device())))  # without a gradient
-    before = checks.Snapshot(**{f"gradient {n}": param.grad for n, param in enumerate(params)})
+    before = checks.Snapshot(parameters=params, **{f"gradient {n}": param.grad for n, param in enumerate(params)})
     with record() as section, checks.called_as("gradient_norm(parameters, tp_group, pp_group, tied)"):
         norm = gradient_norm(params, tp_group, pp_group, tied)
     sent = [call for call in checks.traffic(section) if call.numel > 2 * len(call.group)]

@@ -131,7 +131,7 @@ def run(step: Callable[..., Any], case: Step, given: Given, group: Any) -> check
 
 def one_step(step: Callable[..., Any], model: Any, optimizer: Any, own: Any, grid: Any, case: Step) -> checks.Observed:
     own = [(x.to(device()), y.to(device())) for x, y in own]
-    before = checks.Snapshot(**{f"micro-batch {k}": x for k, (x, _) in enumerate(own)})
+    before = checks.Snapshot(micro_batches=own, **{f"micro-batch {k}": x for k, (x, _) in enumerate(own)})
     call = f"training_step(model, optimizer, {case.m} micro-batches, mesh, max_norm={case.max_norm})"
     with record() as section, checks.called_as(call):
         said = step(model, optimizer, own, grid, case.max_norm)
