@@ -108,8 +108,24 @@ CHANGES_THE_CALLERS: list[Changed] = [
     ("15.3", [("    norm = clip_grad_norm", "    micro_batches.clear()\n    norm = clip_grad_norm")], "wrote into micro_batches"),
 ]  # fmt: skip
 
+COMBINES_OR_SKIPS: list[Changed] = [
+    ("4.1", [("(out, self.bias) if self.skip_bias_add else out", "(out, self.bias) if self.skip_bias_add and not self.gather_output else out")], "What does the layer return"),
+    ("4.2", [("        if self.skip_bias_add:\n", "        if self.skip_bias_add and self.input_is_parallel:\n")], "What does the layer return"),
+    ("5.4", [("torch.tensor(drifts, dtype", "torch.tensor(drifts[1:], dtype")], "Then nothing can drift"),
+    ("6.2", [("divide(num_heads, world_size, name", "divide(num_heads, dist.get_world_size(), name")], "Two ranks share 6 heads evenly"),
+    ("8.3", [("columns * dist.get_world_size(group)", "columns * dist.get_world_size()")], "belongs to nobody"),
+    ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
+    ("13.3", [(' if action.kind == "B" else []\n', " if False else []\n")], "Does a B in your program wait for the F"),
+    ("15.4", [("    write(unfinished)\n", "    try:\n        write(unfinished)\n    except OSError:\n        pass\n")], "the error reach the caller"),
+]  # fmt: skip
+
+WRONG_MESSAGE: list[Changed] = [
+    ("5.4", [("(largest - smallest).max()", "(smallest - largest).min()"), ("dtype=torch.float64).max()", "dtype=torch.float64).min()")], "a drift is a distance"),
+    ("13.3", [("if done == before:", "if done == before or sum(done) > 20:")], "These lists can be played to their end"),
+]  # fmt: skip
+
 HAS_GAPS: list[Changed] = [
-    ("8.4", [("dlogits = (logits - lse.unsqueeze(-1)).exp_()", "dlogits = (logits - lse.unsqueeze(-1)).exp_()"), ("dlogits.scatter_add_(-1, column.unsqueeze(-1), -one.unsqueeze(-1))", "dlogits.reshape(-1, logits.shape[-1]).scatter_add_(-1, column.reshape(-1, 1), -one.reshape(-1, 1))")]),
+    ("8.4", [("dlogits.scatter_add_(-1, column.unsqueeze(-1), -one.unsqueeze(-1))", "dlogits.reshape(-1, logits.shape[-1]).scatter_add_(-1, column.reshape(-1, 1), -one.reshape(-1, 1))")], "not contiguous"),
 ]  # fmt: skip
 
 CLASSES = (
@@ -117,6 +133,8 @@ CLASSES = (
     ("makes or moves a tensor on the CPU", NAMES_THE_CPU, "your code is meant for GPUs too"),
     ("leaves something behind for the next call", LEAVES_SOMETHING, "What does a call leave behind"),
     ("changes what is the caller's", CHANGES_THE_CALLERS, ""),
+    ("forgets a combination or an edge", COMBINES_OR_SKIPS, ""),
+    ("is asked about its own mistake", WRONG_MESSAGE, ""),
     ("writes into a copy", HAS_GAPS, "are right if the tensors are contiguous"),
 )
 WRONG = [

@@ -2,6 +2,7 @@
 
 exercises          `check("4.1", answer)`, and the decorator that registers a check
 cases              run one answer in many cases, on 1, 2 and 4 ranks and in groups, and compare it on every rank
+layouts            memory layouts of tensors, which a rank gets to see
 twins              the same cases in float32, between two other calls, and on tensors that aren't contiguous
 check_vocabulary   random inputs, process groups, and conditions under which to ask a question
 run_answer         run the learner's code, and if it fails, report what failed and on which line
@@ -9,6 +10,7 @@ observation        record the outputs, gradients and traffic of one rank
 verification       compare all ranks with the expected values, and ask one question
 differences, mistake_kinds, describe, recorded_traffic   describe in words how a value differs
 default_device     find tensors that are made on the CPU whatever the device of the input
+own_functions      notice an answer that calls the course's own version of it
 ledger             what the running check has compared so far
 predictions, symptoms, failures   predict(), symptoms(), show_failure()
 """

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tplab.course.checks import twins
+from tplab.course.checks import layouts, twins
 from tplab.course.checks.check_vocabulary import (
     IN_GROUPS,
     ask_about_group,
@@ -164,7 +164,7 @@ def check_cases(
         for batch in filter(None, (here[:1], here[1:])):
             problems = [_problems(case, world_size, draw, generator) for case in batch]
             given = [
-                [twins.given(case.twin, give(case, *problem)) for problem in rows]
+                [layouts.packed(twins.given(case.twin, give(case, *problem))) for problem in rows]
                 for case, rows in zip(batch, problems, strict=True)
             ]
             runs = run_cases(
@@ -197,7 +197,7 @@ def _on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequenc
     seen = []
     for case, mine in zip(cases, data, strict=True):
         with twins.observed_as(case.twin), DefaultDevice() as watch:
-            observed = run(answer, case, mine[dist.get_rank()], make_group(case.groups))
+            observed = run(answer, case, layouts.unpacked(*mine[dist.get_rank()]), make_group(case.groups))
         returned = {} if values_on_cpu else observed
         seen.append(observed | watch.claims(returned))
     return seen

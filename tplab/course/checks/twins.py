@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from tplab.course.checks import layouts
 from tplab.course.checks.observation import others_in_between
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.verification import Question
@@ -78,7 +79,7 @@ def given(twin: Twin | None, value: Any) -> Any:
     """Return what a rank is given, with the dtype or the memory layout of the twin."""
     if twin is Twin.FLOAT32:
         return tree_map(lambda item: _cast(item, torch.float32), value)
-    return tree_map(_strided, value) if twin is Twin.STRIDED else value
+    return layouts.spread_out(value) if twin is Twin.STRIDED else value
 
 
 def expected(twin: Twin | None, right: dict[str, Any]) -> dict[str, Any]:
@@ -110,18 +111,3 @@ def _float32(value: Any) -> Any:
 
 def _traffic(right: Traffic) -> Traffic:
     return Traffic(call._replace(dtype="float32") if call.dtype == "float64" else call for call in right)
-
-
-def _strided(value: Any) -> Any:
-    """Return a tensor's values in another memory layout. Vectors and numbers are left alone.
-
-    A matrix gets gaps, as a slice of a larger one has. With more dimensions the first two change places in memory, as
-    in [s, b, h]: elementwise operators keep that layout, so what the code computes isn't contiguous either.
-    """
-    if isinstance(value, Tensor) and value.dim() > 2:
-        return value.transpose(0, 1).contiguous().transpose(0, 1)
-    if not isinstance(value, Tensor) or value.dim() < 2 or not value.is_contiguous():
-        return value
-    wide = value.new_zeros((*value.shape[:-1], 2 * value.shape[-1]))
-    wide[..., ::2] = value
-    return wide[..., ::2]

@@ -94,6 +94,20 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
     return seen
 
 
+def watch_nothing(detect: Callable[..., Any]) -> checks.Observed:
+    """Run the detector on a module whose only parameter is sharded. Runs on every rank."""
+    model = nn.Module()
+    model.shard = Part().shard
+    with checks.called_as("replica_drift(module without replicated parameters)"):
+        return {"drift": detect(model)}
+
+
+EMPTY = (
+    "A module may have no replicated parameter at all. Then nothing can drift, and the drift is 0. Which line needs at "
+    "least one?"
+)
+
+
 @checks.exercise("5.4", "A detector for drifting replicas")
 def detector(detect: Callable[..., Any]) -> checks.Verdict:
     runs = []
@@ -111,17 +125,23 @@ def detector(detect: Callable[..., Any]) -> checks.Verdict:
                     right = {"drift": right_drift(offsets_on(scene, q))}
                     observed = [mine[i] for mine in seen]
                     questions = [CHANGED, checks.group_question(WHOSE_GROUP)] if groups else [CHANGED]
-                    questions += detector_questions(note, [mine["drift"] for mine in observed])
+                    questions += detector_questions(note, [mine["drift"] for mine in observed], right["drift"])
                     where = f"{note}, {checks.IN_GROUPS}" if groups else note
                     checks.verify("5.4", p, observed, [right] * p, questions=questions, note=where)
+    note = "a module without any replicated parameter"
+    empty = checks.run_ranks(watch_nothing, 2, detect, question=EMPTY, note=note)
+    checks.verify(
+        "5.4", 2, list(empty), [{"drift": 0.0}] * 2, questions=[checks.Question(lambda d: True, EMPTY)], note=note
+    )
     return checks.Verdict("It sees one wrong element on one rank, also a NaN, and does not mind that shards differ.")
 
 
-def detector_questions(note: str, drifts: list[Any]) -> list[checks.Question]:
+def detector_questions(note: str, drifts: list[Any], right: float | str) -> list[checks.Question]:
     """Return the questions about a wrong drift in one scene, depending on what the ranks returned."""
     rules = [
         (lambda d: NO_SHARD_SENT in d.names, DETECTOR_ASKS["only the shards differ"]),
         (lambda d: any(type(drift) is not float and drift != NOT_FINITE for drift in drifts), DETECTOR_ASKS["type"]),
+        (lambda d: type(right) is float and drifts == [-right] * len(drifts), DETECTOR_ASKS["the sign"]),
         (lambda d: len(set(drifts)) > 1, DETECTOR_ASKS["not the same on every rank"]),
         (lambda d: True, DETECTOR_ASKS.get(note, DETECTOR_ASKS["else"])),
     ]
@@ -146,6 +166,8 @@ DETECTOR_ASKS = {
     "one element is NaN on every rank": _NAN,
     "only the shards differ": "Each rank's shard is another part of the weight: it is meant to differ, and it is "
     "large. How does a parameter say that it is a shard?",
+    "the sign": "The size is right and the sign is not: a drift is a distance, so it's never negative. Which of the "
+    "largest and the smallest do you subtract from which, or where is an absolute value missing?",
     "type": "The result is a plain float. What turns a tensor with one element into a number?",
     "not the same on every rank": "Every rank must return the same number, or only one of them raises the alarm. "
     "What do the others still need to know?",

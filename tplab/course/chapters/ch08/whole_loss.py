@@ -312,7 +312,7 @@ def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> check
     for name, number in case.ids.items():
         target = torch.tensor([0, number, 1], device=device())
         try:
-            answer(logits.to(device()), target, vocab_size=case.vocab_size)
+            answer(logits.to(device()), target, vocab_size=case.vocab_size, group=group)
         except IndexError:
             said = "IndexError"
         except NotImplementedError:
