@@ -120,6 +120,7 @@ COMBINES_OR_SKIPS: list[Changed] = [
 ]  # fmt: skip
 
 WRONG_MESSAGE: list[Changed] = [
+    ("7.2", [("    foreign = (ids", "    b, s = ids.shape\n    foreign = (ids")], "Which of your lines expects two dimensions"),
     ("5.4", [("(largest - smallest).max()", "(smallest - largest).min()"), ("dtype=torch.float64).max()", "dtype=torch.float64).min()")], "a drift is a distance"),
     ("13.3", [("if done == before:", "if done == before or sum(done) > 20:")], "These lists can be played to their end"),
 ]  # fmt: skip

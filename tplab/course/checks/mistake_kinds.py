@@ -81,7 +81,10 @@ def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple
             yield label, f"equals {label}"
     if seen.is_floating_point() and expected.any() and _close(seen, expected, 2e-6):
         off = float((seen - expected).abs().max())
-        yield "rounded", f"nearly right, off by {off:.1g} at most: rounded, as by a step through float32"
+        yield (
+            "rounded",
+            f"nearly right, off by {off:.1g} at most: rounded, as by a step through float32, or a small number is added",
+        )
     for rank, other in enumerate(context.expected):
         if rank != context.rank and isinstance(other, Tensor) and _equal(seen, other, context):
             yield "other rank", f"equals what rank {rank} should have"

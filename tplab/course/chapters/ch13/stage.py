@@ -201,7 +201,7 @@ def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: An
         IN_ORDER: checks.Claim(stage.out_of_step([f"{kind}{k}" for kind, k in case.lists[rank]])),
         "messages": sent,
         UNWAITED: checks.Claim("" if all(call.waited for call in sent) else "nobody waited for some of them"),
-        KEPT: checks.Claim("" if most <= allowed else f"{most} micro-batches at once; {allowed - 1} are enough"),
+        KEPT: checks.Claim("" if most <= allowed else f"{most} micro-batches at once; {allowed - 1} would do"),
         "the actions are as they were": checks.Claim(
             "" if row == actions(case.lists)[rank] else "the list was changed"
         ),
