@@ -83,7 +83,7 @@ def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple
         off = float((seen - expected).abs().max())
         yield (
             "rounded",
-            f"nearly right, off by {off:.1g} at most: rounded, as by a step through float32, or a small number is added",
+            f"nearly right, off by {off:.1g} at most: rounded, as by a step through float32, or a bit is added",
         )
     for rank, other in enumerate(context.expected):
         if rank != context.rank and isinstance(other, Tensor) and _equal(seen, other, context):

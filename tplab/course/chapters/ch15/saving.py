@@ -232,10 +232,6 @@ def attack(functions: tuple[Callable[..., Any], Callable[..., Any]]) -> Observed
     try:
         Folder(home / "new" / "checkpoints", *functions).save(10, KEEP)  # there is no such folder yet
         said = without_kills(Folder(home / "run", *functions))
-        if not any(said.values()):
-            base = Folder(home / "error" / "checkpoints", *functions)
-            base.save(100, KEEP)
-            said |= {name: text for name, text in with_an_error(base, 100, 110).items() if text}
         kills = 0
         for before in ((), (100,)) if not any(said.values()) else ():
             base = Folder(home / f"base-{len(before)}" / "checkpoints", *functions)
@@ -247,6 +243,10 @@ def attack(functions: tuple[Callable[..., Any], Callable[..., Any]]) -> Observed
             if any(found.values()):
                 said |= found
                 break
+        if not any(said.values()):
+            base = Folder(home / "error" / "checkpoints", *functions)
+            base.save(100, KEEP)
+            said |= {name: text for name, text in with_an_error(base, 100, 110).items() if text}
         return {name: Claim(text) for name, text in said.items()} | {KILLS: kills > 5}
     finally:
         shutil.rmtree(home, ignore_errors=True)
