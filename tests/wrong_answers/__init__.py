@@ -70,8 +70,9 @@ def chapter_of(exercise: str) -> Chapter:
 
 
 def wrong_answers(number: int) -> list[WrongAnswer]:
-    """The wrong answers to the exercises of a chapter."""
-    return list(importlib.import_module(f"tests.wrong_answers.ch{number:02d}").WRONG)
+    """The wrong answers to the exercises of a chapter: its own, and those that every chapter has (by_class.py)."""
+    own, by_class = (importlib.import_module(f"tests.wrong_answers.{name}") for name in (f"ch{number:02d}", "by_class"))
+    return [*own.WRONG, *(wrong for wrong in by_class.WRONG if wrong.exercise.startswith(f"{number}."))]
 
 
 def load_chapter_namespace(exercise: str, answers: Mapping[str, str], blank: Iterable[str] = ()) -> dict[str, Any]:

@@ -63,7 +63,7 @@ HEADS = [
     ("returns the weights", heads(swap(ATTEND, "scores.softmax(dim=-1) @ v", "scores.softmax(dim=-1)")), "the shape of q"),
     ("returns nothing", heads(swap(ATTEND, "return scores", "scores")), "What should your function give back"),
     ("a softmax in float32, and back", heads(swap(ATTEND, "scores.softmax(dim=-1) @ v", "scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v")), "which of your lines goes through float32"),
-    ("a float32 mask makes float32", heads(swap(ATTEND, "scores.softmax(dim=-1) @ v", "scores.float().softmax(dim=-1) @ v.float()")), "float32, right is float64"),
+    ("a float32 mask makes float32", heads(swap(ATTEND, "scores.softmax(dim=-1) @ v", "scores.float().softmax(dim=-1) @ v.float()")), "its dtype is float32, but float64 is"),
 ]  # fmt: skip
 
 

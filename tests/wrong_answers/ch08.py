@@ -31,7 +31,7 @@ MAXIMUM = [
     ("group is ignored", maximum("m = logits.amax(-1)\ndist.all_reduce(m, op=dist.ReduceOp.MAX)\nreturn m"), "was not given `group`"),
     ("zeros", maximum("return torch.zeros(logits.shape[:-1], dtype=logits.dtype)"), "rank 0 all zeros"),
     ("never waits", maximum("m = logits.amax(-1)\ndist.all_reduce(m, op=dist.ReduceOp.MAX, group=group, async_op=True)\nreturn m.clone()"), "never waited"),
-    ("rounds to float32", maximum("m = logits.amax(-1).float()\n" + ALL_REDUCE), "float32, right is float64"),
+    ("rounds to float32", maximum("m = logits.amax(-1).float()\n" + ALL_REDUCE), "its dtype is float32, but float64 is"),
 ]  # fmt: skip
 
 
@@ -162,7 +162,7 @@ BY_HAND = [
     ("the mean of the upstream gradient", by_hand(swap(BACKWARD, "dloss.unsqueeze(-1)", "dloss.mean()")), "Where does yours come in"),
     ("a softmax over this rank's columns", by_hand(swap(BACKWARD, SOFTMAX, "dlogits = logits.softmax(-1)\n")), "To what does it add up on one rank"),
     ("one-hot alone", by_hand(swap(BACKWARD, SOFTMAX, "dlogits = torch.zeros_like(logits)\n")), "What is the derivative of the log-sum-exp"),
-    ("the sign turned round", by_hand(swap(BACKWARD, "return dlogits *", "return -dlogits *")), "which of the three differs"),
+    ("the sign turned round", by_hand(swap(BACKWARD, "return dlogits *", "return -dlogits *")), "the signs are not"),
     ("the softmax without exp", by_hand(swap(BACKWARD, ".exp()", "")), "which of the three differs"),
     ("the target's logit is added", by_hand(forward=swap(FORWARD, "return lse - ", "return lse + ")), "What differs in your forward"),
     ("the log-sum-exp alone", by_hand(forward=swap(FORWARD, "return lse - target_logit(logits, target, group)", "target_logit(logits, target, group)\nreturn lse.clone()")), "Where is the second part"),

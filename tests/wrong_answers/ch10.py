@@ -248,7 +248,7 @@ GENERATION = [
     ("the rank in the default group", generated(("get_rank(group)", "get_rank()")), "default group of all ranks"),
     ("one id for the whole batch", generated(("    return token\n", "    return token.min()\n")), "one id for each text"),
     ("ids [b, 1]", generated(("    return token\n", "    return token[:, None]\n"), ("token[:, None]]", "token]"), ("torch.cat([text, token]", "torch.cat([text, token]")), "one id for each text"),
-    ("ids as float", generated(("    return token\n", "    return token.double()\n")), "float64, right is int64"),
+    ("ids as float", generated(("    return token\n", "    return token.double()\n")), "its dtype is float64, but int64 is"),
     ("returns what all_reduce returns", generated(("    dist.all_reduce(token, op=dist.ReduceOp.MIN, group=group)\n    return token", "    return dist.all_reduce(token, op=dist.ReduceOp.MIN, group=group)")), "a tensor of ids [b]"),
     ("masks the caller's logits in place", generated(("logits.masked_fill(ids", "logits.masked_fill_(ids")), "belong to the caller"),
     ("generate: no cache", generated((READ, "logits = model(text)[:, -1]")), "Each token is read once"),

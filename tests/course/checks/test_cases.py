@@ -11,11 +11,13 @@ from tplab.course.checks import (
     CheckFailed,
     Expected,
     Question,
+    Twin,
     Verdict,
     check_cases,
     exercise,
     observe,
     random_tensor,
+    twins,
 )
 from tplab.course.checks.exercises import check
 
@@ -107,7 +109,7 @@ def test_an_answer_that_fails_only_when_cases_follow_one_another_is_refused():
 
     failure = refused(answer)
     assert "the second call in a process" in failure.report
-    assert failure.question == "Twice?"
+    assert failure.question == twins.question(Twin.BETWEEN)
 
 
 def test_what_is_expected_may_depend_on_what_the_group_observed():

@@ -55,7 +55,7 @@ DESCRIBED = [
     ("transposed", RIGHT.T, "transposed", "it is the right one transposed"),
     ("its own part", PARTS[0], "part", "this rank's part of the right one, cut along dimension 1"),
     ("another part", PARTS[2], "part", "rank 2's part"),
-    ("the dtype", RIGHT.float(), "dtype", "float32, right is float64"),
+    ("the dtype", RIGHT.float(), "dtype", "its dtype is float32, but float64 is what this call works in"),
     ("NaN", with_nan(), "nan", "1 of 32 elements are NaN"),
     ("infinity", RIGHT / 0, "nan", "infinity"),
     ("zeros", RIGHT * 0, "zeros", "all zeros"),

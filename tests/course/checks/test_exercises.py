@@ -204,7 +204,7 @@ WRONG = [
     (cut_from_the_graph_on_rank_1, ["dx, dW, db", "rank 1", "another rank is cut off"]),
     (never_waits, ["never waited for", "async_op=True"]),
     (sums_twice_the_traffic, ["expected 1 all_reduce of 12", "saw 2 all_reduces of 6", "The numbers are right"]),
-    (single_precision, ["out", "float32, right is float64"]),
+    (single_precision, ["out", "its dtype is float32, but float64 is what this call works in"]),
     (writes_into_x, ["wrote into x, which the caller still needs"]),
     (rank_1_skips, ["ranks wait for each other", "rank 1 never joined all_reduce #1", "rank 1: has left your code"]),
     (raises, ["fails on rank 0", "return x @ w + b", "shapes cannot be multiplied"]),

@@ -187,7 +187,7 @@ def test_what_one_process_computed_is_told_without_ranks() -> None:
     assert "Right: gap, for p = 1, 2." in str(check("90.73", lambda p: torch.tensor([1.0, 2.0]) * p))
     with pytest.raises(CheckFailed) as failure:
         check("90.73", lambda p: torch.tensor([1.0, 2.0]))
-    assert failure.value.headline == "Exercise 90.73, p = 2, x [2]: wrong (right at p = 1)."
+    assert failure.value.headline == "Exercise 90.73, p = 2, x [2]: wrong scale (right at p = 1)."
     assert "rank" not in str(failure.value).partition("Think:")[0]
     with pytest.raises(ValueError, match="needs 1 observed and 1 expected"):
         verify("90.73", 2, [{}] * 2, [{}] * 2, alone=True)

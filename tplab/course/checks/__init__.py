@@ -2,15 +2,20 @@
 
 exercises          `check("4.1", answer)`, and the decorator that registers a check
 cases              run one answer in many cases, on 1, 2 and 4 ranks and in groups, and compare it on every rank
+layouts            memory layouts of tensors, which a rank gets to see
+twins              the same cases in float32, between two other calls, and on tensors that aren't contiguous
 check_vocabulary   random inputs, process groups, and conditions under which to ask a question
 run_answer         run the learner's code, and if it fails, report what failed and on which line
 observation        record the outputs, gradients and traffic of one rank
 verification       compare all ranks with the expected values, and ask one question
 differences, mistake_kinds, describe, recorded_traffic   describe in words how a value differs
+default_device     find tensors that are made on the CPU whatever the device of the input
+own_functions      notice an answer that calls the course's own version of it
 ledger             what the running check has compared so far
 predictions, symptoms, failures   predict(), symptoms(), show_failure()
 """
 
+from tplab.course.checks import twins
 from tplab.course.checks.cases import Case, Expected, Place, check_cases
 from tplab.course.checks.check_vocabulary import (
     GROUPS,
@@ -29,6 +34,7 @@ from tplab.course.checks.check_vocabulary import (
     member_of,
     random_tensor,
 )
+from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.exercises import WORLD_SIZES, exercise, fresh_generator
 from tplab.course.checks.ledger import current
 from tplab.course.checks.observation import Changed, Claim, NotRun, Observed, Snapshot, observe, portable
@@ -36,6 +42,7 @@ from tplab.course.checks.predictions import Prediction
 from tplab.course.checks.recorded_traffic import Call, Traffic, traffic
 from tplab.course.checks.run_answer import called_as, calling, fail, must_refuse, run_cases, run_ranks
 from tplab.course.checks.symptoms import Symptom
+from tplab.course.checks.twins import Twin
 from tplab.course.checks.verification import LATE_QUESTION, Differences, Question, verify
 from tplab.course.feedback.verdict import CheckFailed, Verdict
 
@@ -50,6 +57,7 @@ __all__ = [
     "Changed",
     "CheckFailed",
     "Claim",
+    "DefaultDevice",
     "Differences",
     "Expected",
     "Lookalikes",
@@ -61,6 +69,7 @@ __all__ = [
     "Snapshot",
     "Symptom",
     "Traffic",
+    "Twin",
     "Verdict",
     "ask_about_group",
     "by_name",
@@ -86,5 +95,6 @@ __all__ = [
     "run_cases",
     "run_ranks",
     "traffic",
+    "twins",
     "verify",
 ]

@@ -7,10 +7,12 @@ A check consists of its cases and four functions. `check_cases` does the rest.
     run     (answer, case, given, group)   runs the answer on a rank and returns the observations
     expect  (case, problem, place)         computes the expected values there, and what known mistakes would give
 
-The first case gets its own launch because that gives the clearest error message. The others share a second launch.
+The first case gets its own launch because that gives the clearest error message. The others share a second launch. On
+two ranks, the second launch also runs every case again as each of its twins (see `twins`): in float32, between two
+other calls, and on tensors that aren't contiguous.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tplab.course.checks import layouts, twins
 from tplab.course.checks.check_vocabulary import (
     IN_GROUPS,
     ask_about_group,
@@ -26,10 +29,12 @@ from tplab.course.checks.check_vocabulary import (
     make_group,
     member_of,
 )
+from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.exercises import WORLD_SIZES, fresh_generator
 from tplab.course.checks.observation import Observed
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.run_answer import run_cases
+from tplab.course.checks.twins import Twin
 from tplab.course.checks.verification import Question, verify
 from tplab.course.feedback.verdict import CheckFailed
 
@@ -42,9 +47,16 @@ class Case:
     """One way to build or call the answer.
 
     groups: the ranks in each process group, for a case on four ranks. None means the default group with all ranks
+    twin:   how this case differs from the one it was made from. Set by `check_cases`
     """
 
     groups: Groups | None = None
+    twin: Twin | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the tensors in this case, for a `run` that builds something with a dtype."""
+        return twins.dtype_of(self.twin)
 
     def describe(self, name: str) -> str:
         """Return the call as a learner would write it, or a note on what's special about this case."""
@@ -101,6 +113,8 @@ def check_cases(
     ask_instead: Callable[[CheckFailed], str | None] = lambda failure: None,
     world_sizes: Sequence[int] = WORLD_SIZES,
     tol: float = 1e-9,
+    without: Collection[Twin] | Callable[[Any], Collection[Twin]] = (),
+    values_on_cpu: bool = False,
 ) -> None:
     """Run every case at each world size, and raise CheckFailed for the first case that is wrong.
 
@@ -112,30 +126,50 @@ def check_cases(
     ask_instead:  returns a better question for a failed run if its report suggests one, else None
     world_sizes:  tried in this order, so start with the world size that exposes a mistake best
     tol:          as in `verify`
+    values_on_cpu: whether `run` may return values on the CPU that it made or drew there
+    without:      twins that make no sense for this exercise. May be a function of the case
     """
     name = getattr(answer, "__name__", "the answer")
 
     def note(case: Any) -> str:
-        return " ".join(filter(None, [case.describe(name), IN_GROUPS if case.groups else ""]))
+        return " ".join(filter(None, [case.describe(name), IN_GROUPS if case.groups else "", twins.note(case.twin)]))
 
     def asked(question: str | None | Callable[[Any], str | None]) -> Callable[[Any], str | None]:
         def choose(case: Any) -> str | None:
+            if case.twin:
+                return twins.question(case.twin)
             if case.groups and whose_group:
                 return ask_about_group(whose_group)
             return question(case) if callable(question) else question
 
         return choose
 
+    def instead(case: Any, failure: CheckFailed) -> str | None:
+        return twins.question(case.twin) if case.twin else ask_instead(failure)
+
+    def by_group(case: Any) -> list[Question]:
+        return [group_question(whose_group)] if case.groups and whose_group else []
+
     for world_size in world_sizes:
         generator = fresh_generator()
         wanted = cases(world_size) if callable(cases) else cases
         here = [case for case in wanted if case.groups is None or world_size == 4]
+        if world_size == twins.WORLD_SIZE:
+            here += [
+                replace(case, twin=twin)
+                for twin in Twin
+                for case in wanted
+                if case.groups is None and twin not in (without(case) if callable(without) else without)
+            ]
         for batch in filter(None, (here[:1], here[1:])):
             problems = [_problems(case, world_size, draw, generator) for case in batch]
-            given = [[give(case, *problem) for problem in rows] for case, rows in zip(batch, problems, strict=True)]
+            given = [
+                [layouts.packed(twins.given(case.twin, give(case, *problem))) for problem in rows]
+                for case, rows in zip(batch, problems, strict=True)
+            ]
             runs = run_cases(
-                _on_a_rank, world_size, (run, answer), batch, given,
-                note=note, question=asked(crash), stuck=asked(stuck), ask_instead=ask_instead,
+                _on_a_rank, world_size, (run, answer, values_on_cpu), batch, given,
+                note=note, question=asked(crash), stuck=asked(stuck), ask_instead=instead,
             )  # fmt: skip
             for case, rows, observed in zip(batch, problems, runs, strict=True):
                 expected = [
@@ -144,23 +178,26 @@ def check_cases(
                 ]
                 own = questions(case, observed) if callable(questions) else questions
                 verify(
-                    number, world_size, observed, [one.right for one in expected],
+                    number, world_size, observed, [twins.expected(case.twin, one.right) for one in expected],
                     lookalikes=by_name([one.mistakes for one in expected]),
-                    questions=[group_question(whose_group), *own] if case.groups and whose_group else own,
-                    note=note(case), tol=tol,
+                    questions=[*twins.asked_first(case.twin), *by_group(case), *own],
+                    note=note(case), tol=twins.tolerance(case.twin, tol),
                 )  # fmt: skip
 
 
 def _problems(case: Any, world_size: int, draw: Any, generator: torch.Generator) -> list[tuple[Any, Place]]:
     """Return a (problem, place) pair per rank: the problem its group works on, and its position in the group."""
     members = member_of(world_size, case.groups)
-    drawn = [draw(case, generator, len(members[0][1])) for _ in case.groups or (0,)]
+    drawn = [twins.rounded(case.twin, draw(case, generator, len(members[0][1]))) for _ in case.groups or (0,)]
     return [(drawn[i], Place(ranks.index(rank), ranks, world_size)) for rank, (i, ranks) in enumerate(members)]
 
 
-def _on_a_rank(given: tuple[Any, Any], cases: Sequence[Any], data: Sequence[Sequence[Any]]) -> list[Observed]:
-    run, answer = given
-    return [
-        run(answer, case, mine[dist.get_rank()], make_group(case.groups))
-        for case, mine in zip(cases, data, strict=True)
-    ]
+def _on_a_rank(given: tuple[Any, Any, bool], cases: Sequence[Any], data: Sequence[Sequence[Any]]) -> list[Observed]:
+    run, answer, values_on_cpu = given
+    seen = []
+    for case, mine in zip(cases, data, strict=True):
+        with twins.observed_as(case.twin), DefaultDevice() as watch:
+            observed = run(answer, case, layouts.unpacked(*mine[dist.get_rank()]), make_group(case.groups))
+        returned = {} if values_on_cpu else observed
+        seen.append(observed | watch.claims(returned))
+    return seen

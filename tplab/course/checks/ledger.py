@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from tplab.course.feedback.verdict import CheckFailed
+
 
 @dataclass
 class Ledger:
@@ -14,6 +16,7 @@ class Ledger:
     compared: dict[str, None] = field(default_factory=dict)  # names, in the order they were compared
     claims: dict[str, None] = field(default_factory=dict)  # statements that turned out to be true
     passed: list[int] = field(default_factory=list)  # world sizes
+    afterwards: CheckFailed | None = None  # raised if everything else is right
     alone: bool = False  # the answers were computed in a single process, for these world sizes
 
     def passed_before(self, p: int | None = None) -> str:

@@ -43,7 +43,7 @@ def tensor_difference(seen: Any, expected: Tensor, context: Context) -> tuple[st
         kind, looks = _shape(seen, expected, context)
         return kind, f"shape {list(seen.shape)}, right is {list(expected.shape)}" + (f": {looks}" if looks else "")
     if seen.dtype != expected.dtype:
-        return "dtype", f"{_dtype(seen)}, right is {_dtype(expected)}"
+        return "dtype", f"its dtype is {_dtype(seen)}, but {_dtype(expected)} is what this call works in"
     if expected.numel() == 0 or _close(seen, expected, context.tol):
         return None
     return next(_guesses(seen, expected, context))
@@ -81,7 +81,10 @@ def _guesses(seen: Tensor, expected: Tensor, context: Context) -> Iterator[tuple
             yield label, f"equals {label}"
     if seen.is_floating_point() and expected.any() and _close(seen, expected, 2e-6):
         off = float((seen - expected).abs().max())
-        yield "rounded", f"nearly right, off by {off:.1g} at most: rounded, as by a step through float32"
+        yield (
+            "rounded",
+            f"nearly right, off by {off:.1g} at most: rounded, as by a step through float32, or a bit is added",
+        )
     for rank, other in enumerate(context.expected):
         if rank != context.rank and isinstance(other, Tensor) and _equal(seen, other, context):
             yield "other rank", f"equals what rank {rank} should have"

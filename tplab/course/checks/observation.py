@@ -7,7 +7,9 @@
 returns a dict with the keys out, dx, dW, db, forward traffic, backward traffic and inputs unchanged.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,20 +45,29 @@ class Claim(str):
 
 
 class Snapshot:
-    """A copy of some tensors, used to find out later whether anything has written into them.
+    """A copy of some tensors, lists and dictionaries, used to find out later whether anything has written into them.
 
-    before = Snapshot(x=x, dy=dy)
+    before = Snapshot(x=x, dy=dy, parts=parts)
     ...
-    before.changed()          # Changed(("x",)) if x was written to
+    before.changed()          # Changed(("x",)) if x was written to, Changed(("parts",)) if parts holds other objects
     """
 
-    def __init__(self, **tensors: Tensor | None) -> None:
-        self.tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    def __init__(self, **values: Tensor | list[Any] | dict[Any, Any] | None) -> None:
+        self.tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        self.holders = {name: value for name, value in values.items() if isinstance(value, (list, dict))}
+        self.held = {name: _identities(value) for name, value in self.holders.items()}
         self.before = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
 
     def changed(self) -> Changed:
         now = self.tensors.items()
-        return Changed(name for name, tensor in now if not _same(tensor.detach(), self.before[name]))
+        written = [name for name, tensor in now if not _same(tensor.detach(), self.before[name])]
+        return Changed(
+            [*written, *(name for name, value in self.holders.items() if _identities(value) != self.held[name])]
+        )
+
+
+def _identities(value: list[Any] | dict[Any, Any]) -> list[Any]:
+    return [(key, id(item)) for key, item in (value.items() if isinstance(value, dict) else enumerate(value))]
 
 
 def _same(now: Tensor, before: Tensor) -> bool:
@@ -99,8 +110,13 @@ def observe(
         if tensor is not None:
             tensor.grad = None
     agreement = _side_group()
+    others = [_leaf(_other_numbers(tensor)) for tensor in leaves.values()] if _between.get() else []
+    if others:
+        run(*others)
     with record() as forward:
         out = run(*leaves.values())
+    if others:
+        run(*(_leaf(tensor) for tensor in others))
     noted: Observed = {
         "out": portable(out),
         "forward traffic": traffic(forward),
@@ -120,6 +136,25 @@ def observe(
         noted["backward traffic"] = traffic(backward)
     noted["inputs unchanged"] = snapshot.changed()
     return noted
+
+
+_between: ContextVar[bool] = ContextVar("_between", default=False)
+
+
+@contextmanager
+def others_in_between(wanted: bool) -> Iterator[None]:
+    """Context manager in which `observe` calls the code with other numbers too, before and after its forward pass."""
+    token = _between.set(wanted)
+    try:
+        yield
+    finally:
+        _between.reset(token)
+
+
+def _other_numbers(tensor: Tensor) -> Tensor:
+    """Return different numbers of the same kind in the same shape and layout, without a random generator."""
+    other = _leaf(tensor).detach()
+    return other.copy_(tensor.detach().flip(-1) * -0.75) if tensor.is_floating_point() and tensor.dim() else other
 
 
 def _not_run(watched: Mapping[str, Any], why: str) -> Observed:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.ledger import current
 from tplab.course.checks.observation import portable
 from tplab.course.feedback.tracebacks import has_frames, readable_report, readable_traceback
@@ -27,6 +28,13 @@ _LATE = (
     "Where the report says that a rank runs, look at that line: does its loop end? A rank that has not started yet is "
     "none of your doing: the machine is busy with something else. Run the check again."
 )
+_DTYPES = (
+    "Two dtypes meet in that line. Which of the two has the dtype of what came in, and which line of yours makes the "
+    "other one? (torch.empty and torch.zeros give float32 unless they get dtype=x.dtype.)"
+)
+_DTYPES_MEET = re.compile(
+    r"different dtypes|same dtype|dtypes? to match|scalar type|grad_dtype|dtypes? (do not|don't) match"
+)
 _STUCK = "Does every rank enter the same collectives in the same order, with tensors of the same shape?"
 
 
@@ -38,7 +46,14 @@ def as_failure(number: str, error: Exception, what: str = "your code raised", qu
         return NotImplementedError(str(error))
     report = readable_traceback(error)
     headline = f"Exercise {number}: {what} {type(error).__name__}."
-    return CheckFailed(headline, report=report, question=question or (_FAILED if has_frames(report) else _CALLED))
+    return CheckFailed(headline, report=report, question=_about(report, question))
+
+
+def _about(report: str, question: str | None) -> str:
+    """Return the question about an exception: one that its message suggests, the check's own, or a general one."""
+    if _DTYPES_MEET.search(report):
+        return _DTYPES
+    return question or (_FAILED if has_frames(report) else _CALLED)
 
 
 def run_ranks(
@@ -68,8 +83,7 @@ def run_ranks(
         start = f"Exercise {current().exercise}, p = {p}" if current().exercise else f"p = {p}"
         start += f", {note}" if note else ""
         report = readable_report(str(error))
-        asked = question or (_FAILED if has_frames(report) else _CALLED)
-        asked = (stuck or _STUCK) if waiting else _LATE if late else asked
+        asked = (stuck or _STUCK) if waiting else _LATE if late else _about(report, question)
         raise CheckFailed(f"{start}: {what}{current().passed_before(p)}.", report=report, question=asked) from error
 
 
@@ -83,32 +97,32 @@ def run_cases(
     note: Callable[[Any], str],
     question: Callable[[Any], str | None] = lambda case: None,
     stuck: Callable[[Any], str | None] = lambda case: None,
-    ask_instead: Callable[[CheckFailed], str | None] = lambda failure: None,
+    ask_instead: Callable[[Any, CheckFailed], str | None] = lambda case, failure: None,
 ) -> Iterator[list[Any]]:
     """Run `program(answer, cases, data)`, which returns a list, on p ranks. Yields each case's results from all ranks.
 
-    All cases share one launch. If that launch fails, each case gets its own, so that the failure can name the case with
-    `note` and ask its `question`, or `stuck` if the ranks wait for each other. If `ask_instead` derives a question from
-    the failure, that question is asked instead. Exhaust the iterator, because an answer that fails only when the cases
-    run one after another is reported at the end.
+    All cases share one launch. If that launch fails, each half of the cases gets its own, and so on, until the failure
+    can name the case with `note` and ask its `question`, or `stuck` if the ranks wait for each other. If `ask_instead`
+    derives a question from the failure, that question is asked instead. Exhaust the iterator, because an answer that
+    fails only when the cases run one after another is reported at the end.
     """
 
-    def run(some: Sequence[Any], theirs: Sequence[Any], said: str) -> Any:
+    def run(some: Sequence[Any], theirs: Sequence[Any]) -> Iterator[list[Any]]:
         asked = {"question": question(some[0]), "stuck": stuck(some[0])}
         try:
-            return run_ranks(program, p, answer, some, theirs, **asked, note=said)
+            seen = run_ranks(program, p, answer, some, theirs, **asked, note=note(some[0]) if len(some) == 1 else "")
         except CheckFailed as failure:
-            failure.question = ask_instead(failure) or failure.question
-            raise
+            half = len(some) // 2
+            for part in (slice(0, half), slice(half, None)) if half else ():
+                yield from run(some[part], theirs[part])
+            if len(some) in (1, len(cases)):
+                failure.question = ask_instead(some[0], failure) or failure.question
+                raise
+            return  # these cases fail only one after another, and a later one may fail by itself
+        for index in range(len(some)):
+            yield [on_rank[index] for on_rank in seen]
 
-    try:
-        seen = run(cases, data, note(cases[0]) if len(cases) == 1 else "")
-    except CheckFailed:
-        for case, mine in zip(cases, data, strict=True) if len(cases) > 1 else ():
-            yield [on_rank[0] for on_rank in run([case], [mine], note(case))]
-        raise
-    for index in range(len(cases)):
-        yield [on_rank[index] for on_rank in seen]
+    yield from run(cases, data)
 
 
 @contextmanager
@@ -123,14 +137,16 @@ def called_as(call: str) -> Iterator[None]:
 
 
 @contextmanager
-def calling(call: str, question: str | None = None) -> Iterator[None]:
+def calling(call: str, question: str | None = None) -> Iterator[DefaultDevice]:
     """Context manager that turns any exception raised in this process into a CheckFailed that shows the call.
 
-    with calling("shard(tensor [5, 24], dim=-1, rank=0, world_size=2)"):
+    with calling("shard(tensor [5, 24], dim=-1, rank=0, world_size=2)") as watch:
         mine = shard(tensor, -1, 0, 2)
+    seen = {"shard": mine} | watch.claims({"shard": mine})
     """
     try:
-        yield
+        with DefaultDevice() as watch:
+            yield watch
     except Exception as error:
         failure = as_failure(current().exercise, error, f"{call} raised", question)
         raise failure from (None if failure is error else error)

@@ -4,11 +4,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tplab.course.checks.default_device import MADE_THERE
+from tplab.course.checks.default_device import QUESTION as MADE_THERE_QUESTION
 from tplab.course.checks.differences import MALFORMED, MISSING, NOT_RUN, Difference, compare
 from tplab.course.checks.ledger import current
 from tplab.course.checks.mistake_kinds import Context
 from tplab.course.checks.observation import Changed, Claim
 from tplab.course.feedback.verdict import CheckFailed, ranks_text
+
+_ASPECTS = {
+    "dtype": "dtype",
+    "negated": "sign",
+    "order": "order",
+    "transposed": "order",
+    "p times": "scale",
+    "1/p": "scale",
+    "multiple": "scale",
+}  # how an observation differs: what that is about
 
 
 class Differences(Sequence[Difference]):
@@ -46,6 +58,12 @@ class Differences(Sequence[Difference]):
 
     def ranks(self, name: str) -> list[int]:
         return [d.rank for d in self._all if d.name == name and d.kind != NOT_RUN]
+
+    @property
+    def aspect(self) -> str:
+        """The one thing that is wrong: "dtype", "sign", "order" or "scale". "" if it's not one of these."""
+        aspects = {_ASPECTS.get(d.kind, "") for d in self._all if d.kind != NOT_RUN and "traffic" not in d.name}
+        return next(iter(aspects)) if len(aspects) == 1 else ""
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """Yield (observations, ranks, text) rows. Observations with the same difference, or not run, share a row."""
@@ -88,6 +106,20 @@ LATE_QUESTION = Question(
     "The collective was started with async_op=True. From when on may its result be read?",
 )
 
+# Asked unless the exercise's own question is about the same: one of these words is in it
+_ABOUT = {
+    "dtype": (
+        ("dtype", "float", "int"),
+        "The dtype is not the one that it should be. Which line makes a tensor of another dtype, or converts one? "
+        "(torch.empty and torch.zeros give float32 unless they get dtype=x.dtype.)",
+    ),
+    "sign": (
+        ("sign", "minus", "subtract", "negative", "gradient"),
+        "The sizes are right, the signs are not. Which two terms of a difference have changed places, or where is a "
+        "minus too many?",
+    ),
+}
+
 # Fallbacks, asked if none of the exercise's questions fits
 _GENERAL = (
     Question(
@@ -104,6 +136,15 @@ _GENERAL = (
         lambda d: any(d.kind(name) == "none" for name in d.names),
         "Follow the tensor from the input to the output. Where does it leave autograd's graph, or which rank never "
         "uses it?",
+    ),
+    Question(
+        lambda d: d.aspect == "order",
+        "The numbers are there, in other places. In which order do the parts of the ranks stand, or the dimensions, "
+        "and in which order should they?",
+    ),
+    Question(
+        lambda d: d.aspect == "scale",
+        "It is the right one times a number. How often is each term added, and what is it multiplied or divided by?",
     ),
     Question(
         lambda d: all("traffic" in name for name in d.names),
@@ -159,6 +200,7 @@ def verify(
             difference = compare(seen[rank], right[rank], context)
             if difference:
                 found.append(Difference(name, rank, *difference))
+    _note_the_device(number, p, observed, note)
     if found:
         raise _explain(number, Differences(p, found, alone=alone), names, questions, note)
     claims = [name for name in names if any(isinstance(_get(rank, name), Claim) for rank in observed)]
@@ -176,18 +218,37 @@ def _explain(
     where = f"p = {p}" + (f", {note}" if note else "")
     on = f" on {ranks_text(ranks, p)}" if p > 1 and not differences.alone else ""
     wrong = {d.name for d in differences}
+    ask = next(question.ask for question in (*questions, *_GENERAL) if question.fits(differences))
+    words, instead = _ABOUT.get(differences.aspect, ((), ask))
+    how = " ".join(filter(None, ["wrong", differences.aspect]))
     return CheckFailed(
-        f"Exercise {number}, {where}: wrong{on}{current().passed_before(p)}.",
+        f"Exercise {number}, {where}: {how}{on}{current().passed_before(p)}.",
         rows=list(differences.rows()),
         right=[name for name in names if name not in wrong],
-        question=next(question.ask for question in (*questions, *_GENERAL) if question.fits(differences)),
+        question=ask if any(word in ask for word in words) else instead,
     )
+
+
+def _note_the_device(number: str, p: int, observed: Sequence[Mapping[str, Any]], note: str) -> None:
+    """Note in the ledger if some rank made a tensor on the CPU. The check fails with that once all else is right."""
+    texts = {rank: seen[MADE_THERE] for rank, seen in enumerate(observed) if seen.get(MADE_THERE)}
+    if texts and current().afterwards is None:
+        where = ", ".join(filter(None, [f"p = {p}", note]))
+        on = ranks_text(list(texts), len(observed))
+        current().afterwards = CheckFailed(
+            f"Exercise {number}, {where}: wrong device. All else is right.",
+            rows=[(MADE_THERE, on, f"not so: {next(iter(texts.values()))}")],
+            question=MADE_THERE_QUESTION,
+        )
 
 
 def _names(observed: Any, expected: Mapping[str, Any]) -> list[str]:
     if not isinstance(observed, Mapping):
         return [*expected]
-    return [*expected, *(name for name, value in observed.items() if isinstance(value, (Changed, Claim)))]
+    return [
+        *expected,
+        *(name for name, value in observed.items() if isinstance(value, (Changed, Claim)) and name != MADE_THERE),
+    ]
 
 
 def _get(observed: Any, name: str) -> Any:

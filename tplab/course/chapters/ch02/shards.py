@@ -60,9 +60,13 @@ _SHARD_QUESTIONS = (
 
 @checks.exercise("2.1", "shard and unshard")
 def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tensor]) -> checks.Verdict:
-    for layout in ("", ", transposed in memory"):
+    for layout, dtype in (
+        ("", torch.float64),
+        (", transposed in memory", torch.float64),
+        (", in float32", torch.float32),
+    ):
         for p in checks.WORLD_SIZES:
-            for whole, parts, dim in _even_cuts(p, transposed=bool(layout)):
+            for whole, parts, dim in _even_cuts(p, dtype, transposed="transposed" in layout):
                 seen = [_cut_and_paste(shard, unshard, whole, parts, dim, rank, p) for rank in range(p)]
                 expected = [{"shard": part, "unshard": whole} for part in parts]
                 note = f"shape {list(whole.shape)}, dim={dim}{layout}"
@@ -79,11 +83,11 @@ def shard_and_unshard(shard: Callable[..., Tensor], unshard: Callable[..., Tenso
     return checks.Verdict("Along any dimension, and a size that can't be divided is refused on every rank.")
 
 
-def _even_cuts(p: int, transposed: bool) -> Iterator[tuple[Tensor, list[Tensor], int]]:
+def _even_cuts(p: int, dtype: torch.dtype, transposed: bool) -> Iterator[tuple[Tensor, list[Tensor], int]]:
     """Yield the full tensor, its p equal shards and the dimension, for each of CUTS that p divides evenly."""
     generator = checks.fresh_generator()
     for shape, dim in CUTS:
-        whole = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        whole = torch.randn(*shape, generator=generator, dtype=dtype)
         if transposed:
             whole = whole.transpose(0, -1).contiguous().transpose(0, -1)
         parts = [part.clone(memory_format=torch.contiguous_format) for part in whole.chunk(p, dim)]
@@ -101,14 +105,15 @@ def _cut_and_paste(
     p: int,
 ) -> checks.Observed:
     given = [part.clone() for part in parts]
-    before = checks.Snapshot(tensor=whole, **{f"shards[{i}]": part for i, part in enumerate(given)})
+    before = checks.Snapshot(tensor=whole, shards=given, **{f"shards[{i}]": part for i, part in enumerate(given)})
     with checks.calling(
         f"shard(a tensor of shape {list(whole.shape)}, dim={dim}, rank={rank}, world_size={p})", _DIVIDES
-    ):
+    ) as cutting:
         mine = shard(whole, dim, rank, p)
-    with checks.calling(f"unshard({p} shards of shape {list(given[0].shape)}, dim={dim})"):
+    with checks.calling(f"unshard({p} shards of shape {list(given[0].shape)}, dim={dim})") as pasting:
         pasted = unshard(given, dim)
     seen: checks.Observed = {"shard": mine, "unshard": pasted, "inputs unchanged": before.changed()}
+    seen |= cutting.claims({"the shard": mine}) | pasting.claims({"the whole": pasted})
     if isinstance(mine, Tensor):
         kept, needed = mine.untyped_storage().nbytes(), parts[rank].numel() * mine.element_size()
         seen[OWN_MEMORY] = checks.Claim(f"it keeps {kept} bytes alive and needs {needed}" if kept > needed else "")

@@ -30,6 +30,7 @@ CASES = (
     Built(bias=False),
     Built(leading=(2, 3), options={"skip_bias_add": True}),
     Built(bias=False, options={"skip_bias_add": True}),
+    Built(leading=(2, 3), options={"gather_output": True, "skip_bias_add": True}),
     Built(options={"gather_output": True}, groups=checks.GROUPS),
 )
 

@@ -1,6 +1,7 @@
 """The check for exercise 4.3: split a weight into shards, and join the shards again. It runs in this process."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from tplab.course import checks
 from tplab.tensor.sharding import shard
 
+CUTS = (((16, 3), 0, 1), ((3, 16), 1, 1), ((24,), 0, 2), ((2, 24, 3), 1, 3), ((5, 24), -1, 2))  # sizes, dim, stride
 OWN_MEMORY = "each shard has memory of its own"
 CONTIGUOUS = "the contiguous cut, which is right only for stride 1"
 EVERY_PTH = "every p-th entry, taken one by one"
@@ -62,37 +64,37 @@ CUT_QUESTIONS = (
 
 @checks.exercise("4.3", "Cut and glue")
 def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> checks.Verdict:
-    for p in checks.WORLD_SIZES:
-        for sizes, dim, stride in (
-            ((16, 3), 0, 1),
-            ((3, 16), 1, 1),
-            ((24,), 0, 2),
-            ((2, 24, 3), 1, 3),
-            ((5, 24), -1, 2),
-        ):
-            full = torch.randn(sizes, generator=checks.fresh_generator(), dtype=torch.float64)
-            right = [shard(full, dim, rank, p, stride=stride) for rank in range(p)]
+    for twin, p in product(checks.twins.ALONE, checks.WORLD_SIZES):
+        for sizes, dim, stride in CUTS:
+            full = checks.twins.given(twin, checks.random_tensor(checks.fresh_generator(), *sizes))
+            right = [checks.twins.given(twin, shard(full, dim, rank, p, stride=stride)) for rank in range(p)]
             n = full.shape[dim]
             order = torch.arange(n).reshape(stride, p, -1).transpose(0, 1).reshape(p, -1)  # [rank, entries]
             assert all(torch.equal(full.index_select(dim, order[rank]), right[rank]) for rank in range(p))
+            given = list(right)
             before = checks.Snapshot(
-                **{"the full tensor": full}, **{f"the shard of rank {rank}": right[rank] for rank in range(p)}
+                **{"the full tensor": full, "the list of shards": given},
+                **{f"the shard of rank {rank}": right[rank] for rank in range(p)},
             )
             shards = []
+            elsewhere: checks.Observed = {}
             for rank in range(p):
                 options = f"dim={dim}, rank={rank}, world_size={p}, stride={stride}"
-                with checks.calling(f"shard(a tensor of shape {list(sizes)}, {options})", CRASH):
+                with checks.calling(f"shard(a tensor of shape {list(sizes)}, {options})", CRASH) as watch:
                     shards.append(cut(full, dim, rank, p, stride=stride))
+                elsewhere |= watch.claims({"shard": shards[-1]})
             with checks.calling(
                 f"unshard({p} shards of shape {list(right[0].shape)}, dim={dim}, stride={stride})", CRASH
-            ):
-                glued = glue(list(right), dim, stride=stride)
+            ) as watch:
+                glued = glue(given, dim, stride=stride)
+            elsewhere |= watch.claims({"unshard": glued})
             observed = [
                 {
                     "shard": mine,
                     OWN_MEMORY: memory(mine),
                     "unshard": glued,
                     "inputs unchanged": before.changed(),
+                    **elsewhere,
                 }
                 for mine in shards
             ]
@@ -103,14 +105,17 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> che
             if p > 1 and stride > 1:
                 alike["shard"][CONTIGUOUS] = list(full.chunk(p, dim))
                 alike["unshard"][GLUED_CONTIGUOUS] = [torch.cat(right, dim)] * p
-            note = f"a tensor {list(sizes)}, dim = {dim}, stride = {stride}"
-            checks.verify("4.3", p, observed, expected, questions=CUT_QUESTIONS, lookalikes=alike, note=note)
+            note = f"a tensor {list(sizes)}, dim = {dim}, stride = {stride}" + (
+                f", {checks.twins.note(twin)}" if twin else ""
+            )
+            asked = [*checks.twins.asked_first(twin), *CUT_QUESTIONS]
+            checks.verify("4.3", p, observed, expected, questions=asked, lookalikes=alike, note=note)
     checks.must_refuse(
         "4.3",
         lambda: cut(torch.zeros(8, 3), 0, 0, 4, stride=3),
         "8 rows can't be 3 blocks of 4 equal pieces each. What does `chunk` do with them, and who would notice? "
         "Raise ValueError and name the numbers.",
-        says=(8, 3, 4),
+        says=(8,),
         what="8 rows cut into 3 blocks for 4 ranks",
     )
     checks.must_refuse(
@@ -118,7 +123,7 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> che
         lambda: cut(torch.zeros(6, 3), 0, 0, 4),
         "6 rows can't be cut into 4 equal pieces: `chunk` gives three pieces of 2 without a word, and the "
         "last rank gets none. Raise ValueError and name the numbers.",
-        says=(6, 4),
+        says=(6,),
         what="6 rows cut for 4 ranks",
     )
     return checks.Verdict("unshard undoes shard, for every dimension and every number of fused blocks.")

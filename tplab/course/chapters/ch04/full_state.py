@@ -1,5 +1,6 @@
 """The check for exercise 4.5: load a full checkpoint into shards, and save a full checkpoint from shards."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,12 +33,17 @@ class SmallModel(nn.Module):
         "row.weight": ((5, 8), Sharding(1)),
         "row.bias": ((5,), None),
     }
+    dtypes: Mapping[str, torch.dtype] = {
+        "norm": torch.float32,
+        "column.bias": torch.float32,
+        "row.weight": torch.bfloat16,
+    }
 
     def __init__(self, q: int) -> None:
         super().__init__()
         for name, (sizes, sharding) in self.shapes.items():
             mine = [size // q if sharding and dim == sharding.dim else size for dim, size in enumerate(sizes)]
-            param = nn.Parameter(torch.full(mine, UNTOUCHED, dtype=torch.float64, device=device()))
+            param = nn.Parameter(torch.full(mine, UNTOUCHED, dtype=dtype_of(name), device=device()))
             if sharding:
                 param.tensor_parallel = sharding  # type: ignore[attr-defined]
             module: nn.Module = self
@@ -66,9 +72,10 @@ def load_and_save(
 def see_loading(load: Callable[..., Any], model: nn.Module, full: Mapping[str, Tensor], group: Any) -> checks.Observed:
     full = {name: value.to(device()) for name, value in full.items()}
     identity = {name: (id(param), param.data_ptr()) for name, param in model.named_parameters()}
-    snapshot = checks.Snapshot(**{f"full_state[{name!r}]": value for name, value in full.items()})
-    with record() as section:
-        load(model, dict(full), group)
+    given = dict(full)
+    snapshot = checks.Snapshot(full_state=given, **{f"full_state[{name!r}]": value for name, value in full.items()})
+    with record() as section, checks.DefaultDevice() as watch:
+        load(model, given, group)
     params = dict(model.named_parameters())
     seen: checks.Observed = {name: param.detach().clone() for name, param in params.items()}
     kept = all(identity[name] == (id(param), param.data_ptr()) for name, param in params.items())
@@ -84,7 +91,7 @@ def see_loading(load: Callable[..., Any], model: nn.Module, full: Mapping[str, T
         for param in params.values():
             param.add_(1.0)
     seen["inputs unchanged"] = snapshot.changed()
-    return seen
+    return seen | watch.claims({})
 
 
 def see_saving(save: Callable[..., Any], model: nn.Module, mine: Mapping[str, Tensor], group: Any) -> checks.Observed:
@@ -92,7 +99,7 @@ def see_saving(save: Callable[..., Any], model: nn.Module, mine: Mapping[str, Te
         for name, param in model.named_parameters():
             param.copy_(mine[name])
     snapshot = checks.Snapshot(**dict(model.named_parameters()))
-    with record() as section:
+    with record() as section, checks.DefaultDevice() as watch:
         state = save(model, group)
     if not isinstance(state, dict):
         return {IS_DICT: checks.Claim(f"it is {type(state).__name__}"), "traffic": checks.traffic(section)}
@@ -112,7 +119,7 @@ def see_saving(save: Callable[..., Any], model: nn.Module, mine: Mapping[str, Te
             param.add_(1.0)
     aliased = [name for name, value in tensors.items() if not torch.equal(value, copies[name])]
     seen[COPIED] = checks.Claim(", ".join(aliased) and f"{', '.join(aliased)} changed when the parameters did")
-    return seen
+    return seen | watch.claims({"state": state})
 
 
 @checks.exercise("4.5", "Load and save")
@@ -156,9 +163,8 @@ def check_load_and_save(
         for name in sharded
         if p > 1
     }
-    gathers = [("all_gather", to_load[name].numel()) for name in sharded]
     saved = [
-        {"names": str(sorted(SmallModel.shapes)), **to_save[number], "traffic": place.traffic(*gathers)}
+        {"names": str(sorted(SmallModel.shapes)), **to_save[number], "traffic": gathers_on(place, sharded)}
         for (number, _), place in zip(members, places, strict=True)
     ]
     checks.verify(
@@ -167,8 +173,23 @@ def check_load_and_save(
     )  # fmt: skip
 
 
+def gathers_on(place: checks.Place, names: Sequence[str]) -> checks.Traffic:
+    """Return one all-gather of each of these tensors, in its dtype. Empty on a rank that is alone."""
+    sizes = [(math.prod(SmallModel.shapes[name][0]), str(dtype_of(name)).removeprefix("torch.")) for name in names]
+    calls = [checks.Call("all_gather", numel, dtype, place.ranks) for numel, dtype in sizes]
+    return checks.Traffic(calls if place.size > 1 else ())
+
+
 def random_state(generator: torch.Generator) -> dict[str, Tensor]:
-    return {name: checks.random_tensor(generator, *sizes) for name, (sizes, _) in SmallModel.shapes.items()}
+    """Return a full state. Its tensors have several dtypes, as in a model whose norms stay in float32."""
+    return {
+        name: checks.random_tensor(generator, *sizes).to(dtype_of(name))
+        for name, (sizes, _) in SmallModel.shapes.items()
+    }
+
+
+def dtype_of(name: str) -> torch.dtype:
+    return SmallModel.dtypes.get(name, torch.float64)
 
 
 def shards_of(state: Mapping[str, Tensor], place: checks.Place) -> dict[str, Tensor]:

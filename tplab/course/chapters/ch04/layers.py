@@ -79,7 +79,7 @@ def draw(case: Built, generator: torch.Generator, size: int) -> Problem:
 
 
 def run(layer_class: Any, case: Built, given: dict[str, Any], group: Any) -> checks.Observed:
-    options = {"group": group, "device": device(), "dtype": torch.float64, **case.options}
+    options = {"group": group, "device": device(), "dtype": case.dtype, **case.options}
     layer = layer_class(IN, OUT, case.bias, **options)
     shapes: checks.Observed = {"shape of weight": shape(layer.weight), "shape of bias": shape(layer.bias)}
     if shapes != {"shape of weight": shape(given["W"]), "shape of bias": shape(given["b"])}:

@@ -57,7 +57,7 @@ class Drawn(checks.Case):
     """All weights are drawn one after another, from one seed."""
 
     def describe(self, name: str) -> str:
-        return "float64 parameters" + "," * bool(self.groups)
+        return f"{str(self.dtype).removeprefix('torch.')} parameters" + "," * bool(self.groups)
 
 
 CASES = (Drawn(), Drawn(groups=checks.GROUPS))
@@ -77,16 +77,16 @@ def draw(case: Drawn, generator: torch.Generator, size: int) -> Problem:
     seed = int(torch.randint(10**6, (), generator=generator))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        masters = {name: weight.draw() for name, weight in WEIGHTS.items()}
+        masters = {name: weight.draw(dtype=case.dtype) for name, weight in WEIGHTS.items()}
         next_numbers = uniform()
         torch.manual_seed(seed)
         float32 = FIRST.draw(dtype=torch.float32).double()
         torch.manual_seed(seed)
-        return Problem(seed, masters, next_numbers, float32, FIRST.draw(size))
+        return Problem(seed, masters, next_numbers, float32, FIRST.draw(size, case.dtype))
 
 
 def uniform() -> Tensor:
-    return torch.rand(4, dtype=torch.float64)
+    return torch.rand(4)
 
 
 def give(case: Drawn, problem: Problem, place: checks.Place) -> int:
@@ -97,15 +97,21 @@ def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> checks.
     """Initialize all weights on the CPU, because the CPU's random generator is compared. Runs on every rank."""
     params = {}
     for name, weight in WEIGHTS.items():
-        full = torch.full(weight.full_shape, UNTOUCHED, dtype=torch.float64)
+        full = torch.full(weight.full_shape, UNTOUCHED, dtype=case.dtype, device=torch.device("cpu"))
         params[name] = nn.Parameter(weight.shard_of(full, 0, dist.get_world_size(group)))
         params[name].tensor_parallel = weight.sharding  # type: ignore[attr-defined]
     before = [param.data_ptr() for param in params.values()]
     torch.manual_seed(seed)
-    with record() as section:
+    given = []
+    with record() as section, checks.DefaultDevice() as watch:
         for name, weight in WEIGHTS.items():
+
+            def draw(tensor: Tensor, weight: Weight = weight) -> Any:
+                given.append(tensor)
+                return weight.init_method(tensor)
+
             with checks.called_as(weight.call(params[name])):
-                init(params[name], weight.full_shape, weight.init_method, group)
+                init(params[name], weight.full_shape, draw, group)
     seen: checks.Observed = {name: param.detach().clone() for name, param in params.items()}
     seen["the next random number"] = uniform()
     kept = before == [param.data_ptr() for param in params.values()]
@@ -113,7 +119,7 @@ def run(init: Callable[..., Any], case: Drawn, seed: int, group: Any) -> checks.
     trainable = all(param.requires_grad and param.is_leaf for param in params.values())
     seen[TRAINABLE] = checks.Claim("" if trainable else "one of them is not")
     seen["traffic"] = checks.traffic(section)
-    return seen
+    return seen | watch.claims({"the master weight": given})
 
 
 def expect(case: Drawn, problem: Problem, place: checks.Place) -> checks.Expected:
@@ -129,7 +135,7 @@ def expect(case: Drawn, problem: Problem, place: checks.Place) -> checks.Expecte
 @checks.exercise("4.4", "Init from a master weight")
 def init_from_a_master(init: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
-        "4.4", init, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
+        "4.4", init, CASES, values_on_cpu=True, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
         crash=CRASH, whose_group=WHOSE_RANK,
     )  # fmt: skip
     return checks.Verdict(

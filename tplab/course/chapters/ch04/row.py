@@ -30,6 +30,7 @@ CASES = (
     Built(bias=False),
     Built(leading=(2, 3), options={"skip_bias_add": True}),
     Built(bias=False, options={"skip_bias_add": True}),
+    Built(leading=(2, 3), options={"input_is_parallel": False, "skip_bias_add": True}),
     Built(options={"input_is_parallel": False}, groups=checks.GROUPS),
 )
 

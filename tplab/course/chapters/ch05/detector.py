@@ -21,11 +21,11 @@ CANCEL = "the differences cancel in the sum"
 class Part(nn.Module):
     """A module with two replicated parameters and one sharded parameter."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
-        self.first = nn.Parameter(torch.zeros(5, dtype=torch.float64, device=device()))
-        self.second = nn.Parameter(torch.zeros(3, 4, dtype=torch.float64, device=device()))
-        self.shard = nn.Parameter(torch.zeros(SHARDED_NUMEL, dtype=torch.float64, device=device()))
+        self.first = nn.Parameter(torch.zeros(5, dtype=dtype, device=device()))
+        self.second = nn.Parameter(torch.zeros(3, 4, dtype=dtype, device=device()))
+        self.shard = nn.Parameter(torch.zeros(SHARDED_NUMEL, dtype=dtype, device=device()))
         self.shard.tensor_parallel = Sharding(0)  # type: ignore[attr-defined]
 
 
@@ -41,6 +41,7 @@ SCENES: dict[str, Offsets] = {
     "the values climb from rank to rank": {"first": (0, 0.5, 1, 1.5)},
     CANCEL: {"second": (0.5, -0.5, 0.5, -0.5)},  # and the opposite on its first element
     "inside a module": {"inner.second": (0, 0, 0, 4)},
+    "the parameters are float32, and one element differs": {"second": (0, 0, 0.5, 0)},
     "one element is NaN on rank 1": {"second": (0, math.nan, 0, 0)},
     "one element is NaN on every rank": {"second": (math.nan,) * 4},
 }
@@ -65,8 +66,9 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
     rank, q = dist.get_rank(group), dist.get_world_size(group)
     seen = []
     for note, scene in SCENES.items():
-        model = Part()
-        model.add_module("inner", Part())
+        dtype = torch.float32 if "float32" in note else torch.float64
+        model = Part(dtype)
+        model.add_module("inner", Part(dtype))
         generator = torch.Generator().manual_seed(seed)  # same values within a group, different values in the other
         params = dict(model.named_parameters())
         with torch.no_grad():
@@ -78,14 +80,32 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
                 if note == CANCEL:
                     params[name].view(-1)[0] -= offsets[rank]
         snapshot = checks.Snapshot(**params)
-        with record() as section, checks.called_as(f"replica_drift(module, group), where {note}"):
+        with (
+            record() as section,
+            checks.DefaultDevice() as watch,
+            checks.called_as(f"replica_drift(module, group), where {note}"),
+        ):
             drift = detect(model, group)
         if type(drift) is float and not math.isfinite(drift):
             drift = NOT_FINITE
         sent = any(call.numel % SHARDED_NUMEL == 0 for call in checks.traffic(section) if call.numel)
         claim = checks.Claim("a collective is as large as a sharded parameter" if sent else "")
-        seen.append({"drift": drift, NO_SHARD_SENT: claim, "inputs unchanged": snapshot.changed()})
+        seen.append({"drift": drift, NO_SHARD_SENT: claim, "inputs unchanged": snapshot.changed()} | watch.claims({}))
     return seen
+
+
+def watch_nothing(detect: Callable[..., Any]) -> checks.Observed:
+    """Run the detector on a module whose only parameter is sharded. Runs on every rank."""
+    model = nn.Module()
+    model.shard = Part().shard
+    with checks.called_as("replica_drift(module without replicated parameters)"):
+        return {"drift": detect(model)}
+
+
+EMPTY = (
+    "A module may have no replicated parameter at all. Then nothing can drift, and the drift is 0. Which line needs at "
+    "least one?"
+)
 
 
 @checks.exercise("5.4", "A detector for drifting replicas")
@@ -105,17 +125,23 @@ def detector(detect: Callable[..., Any]) -> checks.Verdict:
                     right = {"drift": right_drift(offsets_on(scene, q))}
                     observed = [mine[i] for mine in seen]
                     questions = [CHANGED, checks.group_question(WHOSE_GROUP)] if groups else [CHANGED]
-                    questions += detector_questions(note, [mine["drift"] for mine in observed])
+                    questions += detector_questions(note, [mine["drift"] for mine in observed], right["drift"])
                     where = f"{note}, {checks.IN_GROUPS}" if groups else note
                     checks.verify("5.4", p, observed, [right] * p, questions=questions, note=where)
+    note = "a module without any replicated parameter"
+    empty = checks.run_ranks(watch_nothing, 2, detect, question=EMPTY, note=note)
+    checks.verify(
+        "5.4", 2, list(empty), [{"drift": 0.0}] * 2, questions=[checks.Question(lambda d: True, EMPTY)], note=note
+    )
     return checks.Verdict("It sees one wrong element on one rank, also a NaN, and does not mind that shards differ.")
 
 
-def detector_questions(note: str, drifts: list[Any]) -> list[checks.Question]:
+def detector_questions(note: str, drifts: list[Any], right: float | str) -> list[checks.Question]:
     """Return the questions about a wrong drift in one scene, depending on what the ranks returned."""
     rules = [
         (lambda d: NO_SHARD_SENT in d.names, DETECTOR_ASKS["only the shards differ"]),
         (lambda d: any(type(drift) is not float and drift != NOT_FINITE for drift in drifts), DETECTOR_ASKS["type"]),
+        (lambda d: type(right) is float and drifts == [-right] * len(drifts), DETECTOR_ASKS["the sign"]),
         (lambda d: len(set(drifts)) > 1, DETECTOR_ASKS["not the same on every rank"]),
         (lambda d: True, DETECTOR_ASKS.get(note, DETECTOR_ASKS["else"])),
     ]
@@ -140,6 +166,8 @@ DETECTOR_ASKS = {
     "one element is NaN on every rank": _NAN,
     "only the shards differ": "Each rank's shard is another part of the weight: it is meant to differ, and it is "
     "large. How does a parameter say that it is a shard?",
+    "the sign": "The size is right and the sign is not: a drift is a distance, so it's never negative. Which of the "
+    "largest and the smallest do you subtract from which, or where is an absolute value missing?",
     "type": "The result is a plain float. What turns a tensor with one element into a number?",
     "not the same on every rank": "Every rank must return the same number, or only one of them raises the alarm. "
     "What do the others still need to know?",

@@ -164,7 +164,7 @@ def give(kind: Kind, case: Built, problem: Problem, place: checks.Place) -> dict
 
 
 def run(mlp_class: Any, case: Built, given: dict[str, Any], group: Any) -> checks.Observed:
-    mlp = mlp_class(HIDDEN, FFN, bias=case.bias, group=group, device=device(), dtype=torch.float64)
+    mlp = mlp_class(HIDDEN, FFN, bias=case.bias, group=group, device=device(), dtype=case.dtype)
     params = dict(mlp.named_parameters())
     seen: checks.Observed = {
         "parameters": shapes(params),

@@ -22,7 +22,19 @@ from tplab.course.chapters.ch06.attentions import (
     run,
     split,
 )
-from tplab.course.checks import GROUPS, Question, Verdict, check_cases, exercise, has_kind
+from tplab.course.checks import (
+    GROUPS,
+    IN_GROUPS,
+    Question,
+    Verdict,
+    ask_about_group,
+    check_cases,
+    exercise,
+    has_kind,
+    make_group,
+    run_ranks,
+)
+from tplab.runtime import device
 from tplab.tensor.sharding import Sharding
 
 BY_H = "what comes out when the scores are divided by the square root of the width of all heads"
@@ -130,6 +142,16 @@ CASES = (
 )
 
 
+def build_in_pairs(attention_class: Any) -> None:
+    """Build an attention of six heads on two ranks of four, which share them evenly. Runs on every rank."""
+    attention_class(24, 6, group=make_group(GROUPS), device=device())
+
+
+WHOSE_SIZE = (
+    "Two ranks share 6 heads evenly, four don't. Which line takes the number of all ranks instead of those in `group`?"
+)
+
+
 @exercise("6.2", "ParallelAttention")
 def parallel_attention(attention_class: Any) -> Verdict:
     check_cases(
@@ -137,6 +159,7 @@ def parallel_attention(attention_class: Any) -> Verdict:
         crash=lambda case: case.crash(CRASH), whose_group=WHOSE_GROUP,
     )  # fmt: skip
     check_refusal("6.2", attention_class, 4, {(24, 6): HALF_A_HEAD})
+    run_ranks(build_in_pairs, 4, attention_class, question=ask_about_group(WHOSE_SIZE), note=f"6 heads {IN_GROUPS}")
     return Verdict("One all-reduce of b·s·h numbers forward and one backward, and no head knows of another rank.")
 
 

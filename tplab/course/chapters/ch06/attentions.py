@@ -122,7 +122,7 @@ def give(case: Attention, problem: Problem, place: checks.Place) -> dict[str, An
 
 
 def run(attention_class: Any, case: Attention, given: dict[str, Any], group: Any) -> checks.Observed:
-    attention = attention_class(*case.sizes, **case.options, group=group, device=device(), dtype=torch.float64)
+    attention = attention_class(*case.sizes, **case.options, group=group, device=device(), dtype=case.dtype)
     params = dict(attention.named_parameters())
     sharding = str(getattr(params.get(case.weight), "tensor_parallel", None))
     seen: checks.Observed = {"parameters": shapes(params), f"sharding of {case.weight}": sharding}

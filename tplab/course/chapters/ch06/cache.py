@@ -33,9 +33,9 @@ ALL_ROOM = "all the room of the cache, with what is empty still"
 class Parts(nn.Module):
     """The two layers of an attention, and its sizes on this rank. The exercise is what happens between the layers."""
 
-    def __init__(self, kv_heads: int) -> None:
+    def __init__(self, kv_heads: int, dtype: torch.dtype) -> None:
         super().__init__()
-        options: dict[str, Any] = {"device": device(), "dtype": torch.float64}
+        options: dict[str, Any] = {"device": device(), "dtype": dtype}
         self.num_heads, self.num_kv_heads, self.head_dim, self.rotary_base = HEADS, kv_heads, DIM, BASE
         self.qkv = QKVParallelLinear(HIDDEN, HEADS, kv_heads, DIM, **options)
         self.out = RowParallelLinear(HIDDEN, HIDDEN, **options)
@@ -69,30 +69,39 @@ def draw_tokens(case: Cache, generator: torch.Generator, size: int) -> list[Tens
     return [checks.random_tensor(generator, BATCH, max(1, case.kv_heads // size), 5, DIM) for _ in "kv"]
 
 
-def room(tokens: Sequence[Tensor]) -> str:
+def room(case: Cache, tokens: Sequence[Tensor]) -> str:
     """Return the description that `memory` should give for a cache of these keys and values."""
-    shape = f"[{BATCH}, {tokens[0].shape[1]}, {MAX_LENGTH}, {DIM}] float64"
+    dtype = str(case.dtype).removeprefix("torch.")
+    shape = f"[{BATCH}, {tokens[0].shape[1]}, {MAX_LENGTH}, {DIM}] {dtype}"
     return f"keys {shape}, values {shape}"
+
+
+def between(case: Cache) -> bool:
+    """Return whether another cache lives at the same time and is used in between."""
+    return case.twin is checks.Twin.BETWEEN
 
 
 @torch.no_grad()
 def append(cache_class: Any, case: Cache, tokens: Sequence[Tensor], group: Any) -> checks.Observed:
     with checks.called_as(f"KVCache(an {case.attention}, {BATCH}, {MAX_LENGTH})"):
-        cache = cache_class(Parts(case.kv_heads), BATCH, MAX_LENGTH)
+        cache = cache_class(Parts(case.kv_heads, case.dtype), BATCH, MAX_LENGTH)
     seen: checks.Observed = {
         "memory": memory(cache),
         "length at first": checks.portable(getattr(cache, "length", None)),
     }
-    if seen["memory"] != room(tokens):
+    if seen["memory"] != room(case, tokens):
         return seen | dict.fromkeys(
             ("keys so far", "values so far", "length"), checks.NotRun("the cache has another memory")
         )
+    other = cache_class(Parts(case.kv_heads, case.dtype), BATCH, MAX_LENGTH) if between(case) else None
     homes = [cache.keys.data_ptr(), cache.values.data_ptr()]
     mine = [t.to(device()) for t in tokens]
     snapshot, claims, returned = checks.Snapshot(keys=mine[0], values=mine[1]), {IN_PLACE: "", VIEWS: ""}, None
     for start, stop in ((0, 3), (3, 5)):
         k, v = (t[:, :, start:stop] for t in mine)
         with checks.called_as(f"cache.append(keys {list(k.shape)}, values {list(v.shape)})"):
+            if other:
+                other.append(-k, 2 * v)
             returned = cache.append(k, v)
             returned = tuple(returned) if isinstance(returned, list) else returned  # a list is fine too
         if [cache.keys.data_ptr(), cache.values.data_ptr()] != homes:
@@ -154,7 +163,7 @@ def not_views(returned: Any, homes: Sequence[int]) -> bool:
 def expect_tokens(case: Cache, tokens: Sequence[Tensor], place: checks.Place) -> checks.Expected:
     keys, values = tokens
     right = {
-        "memory": room(tokens),
+        "memory": room(case, tokens),
         "length at first": 0,
         "keys so far": keys,
         "values so far": values,
@@ -178,15 +187,21 @@ def draw_text(case: Text, generator: torch.Generator, size: int) -> dict[str, Te
 @torch.no_grad()
 def generate(answer: tuple[Any, Any], case: Text, problem: dict[str, Tensor], group: Any) -> checks.Observed:
     cache_class, attend_next = answer
-    attention, on_rank = Parts(case.kv_heads), {name: tensor.to(device()) for name, tensor in problem.items()}
+    attention, on_rank = (
+        Parts(case.kv_heads, case.dtype),
+        {name: tensor.to(device()) for name, tensor in problem.items()},
+    )
     fused = {f"qkv.{name}": torch.cat([on_rank[letter + part] for part in "qkv"]) for name, letter in KINDS}
     load_full_state_dict(attention, fused | {f"out.{name}": on_rank[f"{letter}o"] for name, letter in KINDS})
     cache, x = cache_class(attention, BATCH, MAX_LENGTH), on_rank["x"]
+    other = cache_class(attention, BATCH, MAX_LENGTH) if between(case) else None
     snapshot = checks.Snapshot(x=x, **dict(attention.named_parameters()))
     seen: checks.Observed = {}
     for tokens, piece in zip(TOKENS, x.split(PIECES, 1), strict=True):
         with record() as section, checks.called_as(f"attend_next(an {case.attention}, x {list(piece.shape)}, cache)"):
             seen[f"out of {tokens}"] = checks.portable(attend_next(attention, piece, cache))
+        if other:
+            attend_next(attention, -piece, other)
         seen[f"traffic of {tokens}"] = checks.traffic(section)
     return seen | {"length": checks.portable(cache.length), "inputs unchanged": snapshot.changed()}
 

@@ -1,6 +1,7 @@
 """The check for exercise 6.1: split into heads, attend, merge. Runs in this process, since heads are independent."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from tplab.course import checks
 from tplab.course.chapters.ch06 import plain
+from tplab.course.checks import Twin
 
 VIEWED = "what a mere reshape to [b, n, s, d] gives, without moving the heads in front of the sequence"
 EVERY_NTH = "what comes out when head i takes every n-th column, starting at i"
@@ -28,23 +30,27 @@ CASES: tuple[Case, ...] = (  # b, n, s, t, d, causal
 def heads(
     split_heads: Callable[..., Any], attend: Callable[..., Any], merge_heads: Callable[..., Any]
 ) -> checks.Verdict:
-    for case in CASES:
+    for twin, case in product(checks.twins.ALONE, CASES):
         b, n, s, t, d, causal = case
         generator = checks.fresh_generator()
-        wide, apart = checks.random_tensor(generator, b, s, n * d), checks.random_tensor(generator, b, n, s, d)
-        check_split_and_merge(split_heads, merge_heads, wide, apart)
-        q, k, v = (checks.random_tensor(generator, b, n, length, d).requires_grad_() for length in (s, t, t))
-        check_attend(attend, q, k, v, causal, checks.random_tensor(generator, b, n, s, d))
+
+        def drawn(*shape: int) -> Tensor:
+            return checks.twins.given(twin, checks.random_tensor(generator, *shape))  # noqa: B023 (called immediately)
+
+        check_split_and_merge(split_heads, merge_heads, drawn(b, s, n * d), drawn(b, n, s, d), twin)
+        q, k, v = (drawn(b, n, length, d).requires_grad_() for length in (s, t, t))
+        check_attend(attend, q, k, v, causal, drawn(b, n, s, d), twin)
     return checks.Verdict("The queries are the last s of t positions, so the same attend will do for a cache.")
 
 
-def check_split_and_merge(split_heads: Any, merge_heads: Any, wide: Tensor, apart: Tensor) -> None:
+def check_split_and_merge(split_heads: Any, merge_heads: Any, wide: Tensor, apart: Tensor, twin: Twin | None) -> None:
     b, n, s, d = apart.shape
     before = checks.Snapshot(y=wide, heads=apart)
-    with checks.calling(f"split_heads(a tensor {list(wide.shape)}, {d})", SPLIT_CRASH):
+    with checks.calling(f"split_heads(a tensor {list(wide.shape)}, {d})", SPLIT_CRASH) as splitting:
         seen = {"split_heads": split_heads(wide, d)}
-    with checks.calling(f"merge_heads(a tensor {list(apart.shape)})", MERGE_CRASH):
+    with checks.calling(f"merge_heads(a tensor {list(apart.shape)})", MERGE_CRASH) as merging:
         seen["merge_heads"] = merge_heads(apart)
+    seen |= splitting.claims(seen) | merging.claims(seen)
     alike = {
         "split_heads": {
             VIEWED: [wide.reshape(b, n, s, d)],
@@ -60,22 +66,24 @@ def check_split_and_merge(split_heads: Any, merge_heads: Any, wide: Tensor, apar
         1,
         [seen | {"inputs unchanged": before.changed()}],
         [{"split_heads": plain.split(wide, d), "merge_heads": plain.merge(apart)}],
-        questions=SHAPE_QUESTIONS,
+        questions=[*checks.twins.asked_first(twin), *SHAPE_QUESTIONS],
         lookalikes=alike,
-        note=f"b = {b}, n = {n}, s = {s}, d = {d}",
+        note=" ".join(filter(None, [f"b = {b}, n = {n}, s = {s}, d = {d}", checks.twins.note(twin)])),
         alone=True,
+        tol=checks.twins.tolerance(twin, 1e-9),
     )
 
 
-def check_attend(attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, dy: Tensor) -> None:
+def check_attend(attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, dy: Tensor, twin: Twin | None) -> None:
     (s, t), leaves = (q.shape[2], k.shape[2]), {"q": q, "k": k, "v": v}
     right = plain.attend(q, k, v, causal)
     expected = {"attend": right.detach()} | gradients(right, leaves, dy)
     before = checks.Snapshot(**leaves)
     shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in leaves.items())
-    with checks.calling(f"attend({shapes}, causal={causal})", ATTEND_CRASH):
+    with checks.calling(f"attend({shapes}, causal={causal})", ATTEND_CRASH) as watch:
         out = attend(q, k, v, causal=causal)
         seen = {"attend": checks.portable(out)} | gradients(out, leaves, dy)
+    seen |= watch.claims({"attend": out})
     with torch.no_grad():
         alike = {label: [mistake(q, k, v, causal)] for label, mistake in plain.MISTAKES.items()}
     if not causal:
@@ -86,10 +94,11 @@ def check_attend(attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, dy:
         1,
         [seen | {"inputs unchanged": before.changed()}],
         [expected],
-        questions=ATTEND_QUESTIONS,
+        questions=[*checks.twins.asked_first(twin), *ATTEND_QUESTIONS],
         lookalikes={"attend": alike},
-        note=f"attend with {s} queries, {t} keys, causal={causal}",
+        note=" ".join(filter(None, [f"attend with {s} queries, {t} keys, causal={causal}", checks.twins.note(twin)])),
         alone=True,
+        tol=checks.twins.tolerance(twin, 1e-9),
     )
 
 

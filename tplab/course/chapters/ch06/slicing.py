@@ -1,6 +1,7 @@
 """The check for exercise 6.3: which rows of a fused [Wq; Wk; Wv] belong to a rank. It runs in this process."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
@@ -39,14 +40,15 @@ def pick(weight: Tensor, a: int, kv: int, d: int, queries: list[int], keys: list
 
 @checks.exercise("6.3", "QKV slicing")
 def qkv_slicing(shard_qkv: Callable[..., Any]) -> checks.Verdict:
-    for p in (1, 2, 4):
+    for twin, p in product(checks.twins.ALONE, (1, 2, 4)):
         for a, kv, d, after in CASES:
-            weight = checks.random_tensor(checks.fresh_generator(), (a + 2 * kv) * d, *after)
+            weight = checks.twins.given(twin, checks.random_tensor(checks.fresh_generator(), (a + 2 * kv) * d, *after))
             before, seen = checks.Snapshot(weight=weight), []
             for rank in range(p):
                 call = f"shard_qkv(a tensor {list(weight.shape)}, num_heads={a}, num_kv_heads={kv}, rank={rank}, "
-                with checks.calling(call + f"world_size={p})", CRASH):
-                    seen.append({"rows": shard_qkv(weight, a, kv, rank, p)})
+                with checks.calling(call + f"world_size={p})", CRASH) as watch:
+                    mine = {"rows": shard_qkv(weight, a, kv, rank, p)}
+                seen.append(mine | watch.claims(mine))
             right = [pick(weight, a, kv, d, *heads(a, kv, rank, p)) for rank in range(p)]
             changed = before.changed()
             checks.verify(
@@ -54,9 +56,10 @@ def qkv_slicing(shard_qkv: Callable[..., Any]) -> checks.Verdict:
                 p,
                 [mine | {"inputs unchanged": changed} for mine in seen],
                 [{"rows": mine} for mine in right],
-                questions=QUESTIONS,
+                questions=[*checks.twins.asked_first(twin), *QUESTIONS],
                 lookalikes={"rows": lookalikes(weight, a, kv, d, p)},
-                note=f"{a} heads, {kv} of K and V, d = {d}, a tensor {list(weight.shape)}",
+                note=f"{a} heads, {kv} of K and V, d = {d}, a tensor {list(weight.shape)}"
+                + (f" {checks.twins.note(twin)}" if twin else ""),
             )
     for a, kv, p, ask in REFUSALS:
         checks.must_refuse(

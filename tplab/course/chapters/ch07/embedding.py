@@ -77,14 +77,14 @@ def draw(case: Built, generator: torch.Generator, size: int) -> Problem:
     if case.padding_idx is not None:
         ids[0, 0] = ids[2, 1] = case.padding_idx
     seed = int(torch.randint(10**6, (), generator=generator))
-    first, unpadded = first_values(seed, case.padding_idx), first_values(seed, None)
+    first, unpadded = (first_values(seed, index, case.dtype) for index in (case.padding_idx, None))
     return Problem(table, ids, checks.random_tensor(generator, *SHAPE, HIDDEN), seed, first, unpadded)
 
 
-def first_values(seed: int, padding_idx: int | None) -> Tensor:
+def first_values(seed: int, padding_idx: int | None, dtype: torch.dtype) -> Tensor:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return nn.Embedding(VOCAB, HIDDEN, padding_idx, dtype=torch.float64).weight.detach()
+        return nn.Embedding(VOCAB, HIDDEN, padding_idx, dtype=dtype).weight.detach()
 
 
 def parameters_on(case: Built, place: checks.Place) -> str:
@@ -105,7 +105,7 @@ def give(case: Built, problem: Problem, place: checks.Place) -> dict[str, Any]:
 def run(embedding_class: Any, case: Built, given: dict[str, Any], group: Any) -> checks.Observed:
     options = case.options | ({"group": group} if case.groups else {})
     torch.manual_seed(given["seed"])
-    drawn = embedding_class(VOCAB, HIDDEN, **options, dtype=torch.float64)
+    drawn = embedding_class(VOCAB, HIDDEN, **options, dtype=case.dtype)
     seen: checks.Observed = {
         "parameters": ", ".join(f"{name} {list(value.shape)}" for name, value in drawn.named_parameters())
     }
@@ -113,7 +113,7 @@ def run(embedding_class: Any, case: Built, given: dict[str, Any], group: Any) ->
         names = ("first values", "out", "dweight", "forward traffic", "backward traffic", "checkpoint")
         return seen | dict.fromkeys(names, checks.NotRun("the parameters are others"))
     seen["first values"] = drawn.weight.detach().clone()
-    module = embedding_class(VOCAB, HIDDEN, **options, device=device(), dtype=torch.float64)
+    module = embedding_class(VOCAB, HIDDEN, **options, device=device(), dtype=case.dtype)
     load_full_state_dict(module, {"weight": given["table"].to(device())}, group)
     ids = given["ids"].to(device())
     # The ids are integers without a gradient, so they are not among the inputs
@@ -174,6 +174,7 @@ def vocab_parallel_embedding(embedding_class: Any) -> checks.Verdict:
     checks.check_cases(
         "7.3", embedding_class, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS,
         crash=lambda case: CRASH if case.padding_idx is None else PADDING_CRASH, stuck=STUCK, whose_group=WHOSE_GROUP,
+        values_on_cpu=True,
     )  # fmt: skip
     return checks.Verdict(
         "Padding stays zeros and is in no checkpoint; an id that no rank has is an error on every rank."

@@ -164,8 +164,8 @@ BORDER_CRASH = (
     "this rank's? Try the mask by hand for the ids start - 1, start, stop - 1 and stop."
 )
 FOREIGN_CRASH = (
-    "Here all ids are the last rank's: on every other rank all of them are foreign. Which of your lines can't do with "
-    "no id at all?"
+    "Here the ids have a single dimension, and all of them are the last rank's: on every other rank all are foreign. "
+    "Which of your lines expects two dimensions, or can't do with no id at all?"
 )
 
 QUESTIONS = (

@@ -21,9 +21,9 @@ WITHOUT_BODY = "what comes out when the body is left out"
 class Body(nn.Module):
     """A replicated layer between the two uses of the table, [..., h] to [..., h]."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(HIDDEN, HIDDEN, dtype=torch.float64, device=device()))
+        self.weight = nn.Parameter(torch.zeros(HIDDEN, HIDDEN, dtype=dtype, device=device()))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(x @ self.weight)
@@ -96,8 +96,8 @@ def give(case: Use, problem: Problem, place: checks.Place) -> dict[str, Any]:
 
 def run(model_class: Any, case: Use, given: dict[str, Any], group: Any) -> checks.Observed:
     options: dict[str, Any] = {"group": group} if case.groups else {}
-    body = Body()
-    model = model_class(VOCAB, HIDDEN, body, multiple=1, **options, device=device(), dtype=torch.float64)
+    body = Body(case.dtype)
+    model = model_class(VOCAB, HIDDEN, body, multiple=1, **options, device=device(), dtype=case.dtype)
     params = own_names(model)
     seen: checks.Observed = {"parameters": ", ".join(f"{name} {list(params[name].shape)}" for name in sorted(params))}
     if seen["parameters"] != given["parameters"]:

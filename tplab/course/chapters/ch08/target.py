@@ -134,7 +134,11 @@ class Outside(checks.Case):
         return {"a target of -1": -1, "of v": self.v, "of -100": -100, "of v + 7": self.v + 7}
 
     def describe(self, name: str) -> str:
-        return f"with a target outside the vocabulary of {self.v} ids"
+        return f"with a target outside the vocabulary of {self.v} ids" + "," * bool(self.groups)
+
+
+def outside(p: int) -> list[Outside]:
+    return [Outside(p * COLUMNS)] + [Outside(2 * COLUMNS, groups=checks.GROUPS)] * (p == 4)
 
 
 def draw_any(case: Outside, generator: torch.Generator, size: int) -> Tensor:
@@ -172,7 +176,7 @@ def target_logit(answer: Any) -> checks.Verdict:
         whose_group=WHOSE_GROUP,
     )  # fmt: skip
     checks.check_cases(
-        "8.3", answer, lambda p: [Outside(p * COLUMNS)], draw=draw_any, run=run_outside, expect=expect_refusal,
+        "8.3", answer, outside, draw=draw_any, run=run_outside, expect=expect_refusal,
         questions=[checks.Question(lambda d: True, OUTSIDE)], crash=OUTSIDE, stuck=STUCK,
     )  # fmt: skip
     return checks.Verdict("Each number comes from the one rank that has it. Ids that nobody has are refused.")

@@ -99,13 +99,13 @@ def run(checkpoint: Callable[..., Any], case: Scene, given: Problem, group: Any)
     both = (runs, len(body.made) - runs)
     seen[TWICE] = checks.Claim("" if both == (len(xs), len(xs)) else f"{both[0]} runs forward, {both[1]} backward")
     seen |= {"dw": weight.grad} | {name: x.grad for name, x in zip(case.dx_names, xs, strict=True)}
-    seen[AFTERWARDS] = next_masks(tracker)
+    seen[AFTERWARDS] = next_masks(tracker, case.dtype)
     return seen | {MASKS: masks(given.seed, runs=2 * case.calls)}
 
 
-def next_masks(tracker: RNGTracker) -> list[Tensor]:
+def next_masks(tracker: RNGTracker, dtype: torch.dtype) -> list[Tensor]:
     """Draw the next mask from the current state, then from "replicated" and from "sharded"."""
-    ones = torch.ones(SIZE, dtype=torch.float64, device=device())
+    ones = torch.ones(SIZE, dtype=dtype, device=device())
     return [F.dropout(ones, RATE), *(dropout(ones, RATE, sharded=sharded, rng=tracker) for sharded in (False, True))]
 
 
@@ -152,7 +152,17 @@ def expect(case: Scene, problem: Problem, place: checks.Place) -> checks.Expecte
 
 @checks.exercise("9.5", "Run again with the same dropout")
 def replay(checkpoint: Callable[..., Any]) -> checks.Verdict:
-    checks.check_cases("9.5", checkpoint, SCENES, draw=draw, run=run, expect=expect, questions=QUESTIONS, crash=CRASH)
+    checks.check_cases(
+        "9.5",
+        checkpoint,
+        SCENES,
+        values_on_cpu=True,
+        draw=draw,
+        run=run,
+        expect=expect,
+        questions=QUESTIONS,
+        crash=CRASH,
+    )
     return checks.Verdict("The second run drops what the first has dropped, and leaves no trace in any state.")
 
 

@@ -101,7 +101,7 @@ def expect(case: Scene, seed: int, place: checks.Place) -> checks.Expected:
 @checks.exercise("9.3", "A tracker of random states")
 def tracker(tracker_class: Any) -> checks.Verdict:
     checks.check_cases(
-        "9.3", tracker_class, SCENES, draw=draw, run=run, expect=expect,
+        "9.3", tracker_class, SCENES, values_on_cpu=True, draw=draw, run=run, expect=expect,
         questions=lambda case, observed: [*SPECIAL_QUESTIONS.get(case.title, ()), *QUESTIONS],
         crash=lambda case: CRASHES.get(case.title),
     )  # fmt: skip

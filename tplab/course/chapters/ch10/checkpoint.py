@@ -1,6 +1,7 @@
 """The check for exercise 10.3: cutting a checkpoint in GPT-2's format into each rank's shards."""
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import torch
@@ -86,28 +87,40 @@ def mistakes(name: str, state: Mapping[str, Tensor], rank: int, p: int, multiple
 def gpt2_checkpoint(gpt2_shards: Callable[..., Any]) -> checks.Verdict:
     generator = checks.fresh_generator()
     for p in checks.WORLD_SIZES:
-        for layers, vocab_size, multiple in ((2, 37, 8), (1, 36, 4)):
+        for twin, (layers, vocab_size, multiple) in product(checks.twins.ALONE, ((2, 37, 8), (1, 36, 4))):
             config = GPTConfig(
                 num_layers=layers, hidden_size=HIDDEN, num_heads=HEADS, vocab_size=vocab_size, seq_length=LENGTH
             )
             whole = plain.gpt_weights(generator, layers, HIDDEN, vocab_size, LENGTH)
-            state = in_their_format(whole)
+            whole = checks.twins.expected(twin, whole)
+            state = checks.twins.given(twin, in_their_format(whole))
             snapshot = checks.Snapshot(**state)
             seen, expected, alike = [], [], []
             for rank in range(p):
                 call = f"gpt2_shards(state, config, rank={rank}, world_size={p}, multiple={multiple})"
                 given = dict(state)
-                with checks.calling(call, CRASH):
+                with checks.calling(call, CRASH) as watch:
                     mine = gpt2_shards(given, config, rank, p, multiple)
                 expected.append({name: plain.cut(name, value, rank, p, multiple) for name, value in whole.items()})
                 alike.append({name: mistakes(name, whole, rank, p, multiple) for name in whole})
                 lost = [name for name in {**state, **given} if given.get(name) is not state.get(name)]
-                claims = {"inputs unchanged": snapshot.changed(), SAME_STATE: checks.Claim(", ".join(lost[:3]))}
+                claims = watch.claims({"shards": mine}) | {
+                    "inputs unchanged": snapshot.changed(),
+                    SAME_STATE: checks.Claim(", ".join(lost[:3])),
+                }
                 seen.append(observed(mine, expected[-1]) | claims)
             right = [{NAMES_QUESTION: "yes", "result": "a dictionary"} | mine for mine in expected]
-            note = f"{layers} layers, v = {vocab_size}, multiple = {multiple}"
+            note = f"{layers} layers, v = {vocab_size}, multiple = {multiple}" + (
+                f", {checks.twins.note(twin)}" if twin else ""
+            )
             checks.verify(
-                "10.3", p, seen, right, questions=questions(seen), lookalikes=checks.by_name(alike), note=note
+                "10.3",
+                p,
+                seen,
+                right,
+                questions=[*checks.twins.asked_first(twin), *questions(seen)],
+                lookalikes=checks.by_name(alike),
+                note=note,
             )
     return checks.Verdict("Every tensor under its name, turned where it lay [in, out], cut where it is sharded.")
 

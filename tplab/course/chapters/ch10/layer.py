@@ -79,7 +79,7 @@ def draw(case: Call, generator: torch.Generator, size: int) -> Problem:
 
 
 def run(layer_class: Any, case: Call, given: Problem, group: Any) -> checks.Observed:
-    place: dict[str, Any] = {"device": device(), "dtype": torch.float64}
+    place: dict[str, Any] = {"device": device(), "dtype": case.dtype}
     layer = layer_class(HIDDEN, HEADS, **case.options, group=group, **place)
     load_full_state_dict(layer, {name: value.to(device()) for name, value in given.full.items()}, group)
     layer.train(case.training)
@@ -169,6 +169,7 @@ def transformer_layer(layer_class: Any) -> checks.Verdict:
         checks.check_cases(
             "10.1", layer_class, cases, draw=draw, run=run, expect=expect, questions=questions,
             crash=lambda case: CACHE if case.cached else CRASH, whose_group=WHOSE_GROUP, world_sizes=world_sizes,
+            without=lambda case: {checks.Twin.BETWEEN} if case.rate else (),
         )  # fmt: skip
 
     check(CASES, checks.WORLD_SIZES)

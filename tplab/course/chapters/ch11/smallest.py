@@ -106,6 +106,8 @@ def cases(generator: torch.Generator) -> list[Case]:
         Case(p=16, efficiency=0.9, step=224, sent=31 + 5 * draw[4], fixed=1e4 * draw[5]),
         Case(p=2, efficiency=0.5, step=1024, sent=3.0),
         Case(p=8, efficiency=0.9, step=512, sent=1000.0, most=65536),
+        Case(p=4, efficiency=0.75, step=256, sent=256.0, most=3072),  # the largest size that may be tried is the answer
+        Case(p=4, efficiency=0.75, step=256, sent=256.0, most=3071),  # and here it is just out of reach
     ]
 
 

@@ -38,7 +38,7 @@ def give(case: Ranks, problem: list[Gradients], place: checks.Place) -> Gradient
     return problem[place.index]
 
 
-def build(gradients: Gradients) -> nn.Module:
+def build(gradients: Gradients, dtype: torch.dtype) -> nn.Module:
     """Build a module whose parameters have these gradients. One of them, a table, is transposed in memory."""
     model = nn.Module()
     for name, shape in {**MARKED, **UNMARKED, WITHOUT: (2,)}.items():
@@ -48,7 +48,7 @@ def build(gradients: Gradients) -> nn.Module:
             if part not in dict(home.named_children()):
                 home.add_module(part, nn.Module())
             home = home.get_submodule(part)
-        parameter = nn.Parameter(torch.full(shape, 0.5, dtype=torch.float64, device=device()))
+        parameter = nn.Parameter(torch.full(shape, 0.5, dtype=dtype, device=device()))
         if name in MARKED or name == WITHOUT:
             parameter.sequence_parallel = True  # type: ignore[attr-defined]
         elif name.startswith("said_no"):
@@ -61,9 +61,15 @@ def build(gradients: Gradients) -> nn.Module:
 
 
 def run(add_up: Callable[..., Any], case: Ranks, given: Gradients, group: Any) -> checks.Observed:
-    model = build(given)
+    model = build(given, case.dtype)
     params = dict(model.named_parameters())
     values = checks.Snapshot(**{name: param.detach() for name, param in params.items()})
+    if case.twin is checks.Twin.BETWEEN:
+        add_up(model, group)  # of an earlier step, whose gradients are replaced by this step's
+        for name, gradient in given.items():
+            left_over = params[name].grad
+            if left_over is not None:
+                left_over.copy_(gradient)
     with record() as section, checks.called_as(CALL):
         returned = add_up(model, group)
     left = params.pop(WITHOUT).grad

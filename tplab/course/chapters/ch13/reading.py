@@ -12,7 +12,7 @@ import torch
 from tplab.course import checks
 from tplab.course.chapters.ch13.lists import Lists, actions, idle_share, peak, random_lists, total_time
 
-SIZES = ((2, 3), (1, 4), (4, 6), (3, 2), (4, 9))  # (p, m)
+SIZES = ((2, 3), (1, 4), (4, 6), (3, 2), (4, 9), (2, 16))  # (p, m)
 CIRCLE: Lists = ([("F", 0), ("B", 0), ("F", 1), ("B", 1)], [("F", 0), ("F", 1), ("B", 0), ("B", 1)])
 TOLERANCE = 1e-6  # float32 is precise enough
 SECONDS = 1.0  # of CPU time, for a check that takes a hundredth of it
@@ -81,6 +81,13 @@ _QUESTIONS = (
         "4 to 6 on rank 0. Both ranks work 3 of 6 units: the bubble is 6/6 = 1. Where does your program differ?",
     ),
 )
+_REFUSED = (
+    "These lists can be played to their end. If the error is your own refusal: by what does your loop know that no "
+    "rank can go on? A rank may wait for another one for several rounds. If it isn't: which action does that line "
+    "look for?"
+)
+_TOO_EARLY: Lists = ([("B", 0), ("F", 0)],)
+_TOO_EARLY_ASKS = "Here a rank has B0 before its own F0. Does a B in your program wait for the F of the same rank?"
 _CIRCLE_ASKS = (
     "In these lists rank 0 waits for B0 of rank 1, which comes after F1 of rank 1, which needs F1 of rank 0, which "
     "comes after its B0. How does your loop notice that no rank can go on while some are not done?"
@@ -102,6 +109,9 @@ def reading(peak_live: Callable[..., Any], bubble: Callable[..., Any]) -> checks
     what = "bubble(lists in which ranks 0 and 1 wait for each other)"
     with no_endless_loop(what, _CIRCLE_ASKS):
         checks.must_refuse("13.3", lambda: bubble(actions(CIRCLE)), _CIRCLE_ASKS, what=what)
+    what = "bubble([[B0, F0]])"
+    with no_endless_loop(what, _TOO_EARLY_ASKS):
+        checks.must_refuse("13.3", lambda: bubble(actions(_TOO_EARLY)), _TOO_EARLY_ASKS, what=what)
     return checks.Verdict("For lists in any order, and lists that never end are refused.")
 
 
@@ -115,7 +125,7 @@ def _ask(
             peaks = [peak_live(row) for row in rows]
     call = f"bubble({len(lists)} lists of actions, {forward:g}, {backward:g})"
     with no_endless_loop(call, "These lists can be played to their end. Does your loop move on in each round?"):
-        with checks.calling(call):
+        with checks.calling(call, _REFUSED):
             share = bubble(others, forward, backward)
     return {
         "peak": _all(peaks),

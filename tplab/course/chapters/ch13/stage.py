@@ -28,17 +28,23 @@ UNWAITED = "every message was waited for"
 SUM_OF_LOSSES = "the sum of the micro-batches' losses"
 LAST_LOSS = "the loss of the last micro-batch alone"
 MANY_TIMES = "m times the right one: the gradient of the sum of the losses"
+EARLIER = 0.5  # each element of an earlier gradient
+WITHOUT_EARLIER = "the gradient of this call alone, without the one that was there before"
 LAST_ONLY = "the gradient of the last micro-batch alone"
 LAST_ONLY_OVER_M = "the gradient of the last micro-batch alone, over m"
 
 
 @dataclass(frozen=True)
 class Schedule(checks.Case):
-    """A schedule: the lists of all ranks, for m micro-batches."""
+    """A schedule: the lists of all ranks, for m micro-batches.
+
+    earlier: whether the parameters have gradients already, of an earlier call
+    """
 
     name: str
     lists: Lists
     m: int
+    earlier: bool = False
 
     def describe(self, name: str) -> str:
         return self.name
@@ -72,6 +78,7 @@ def schedules(p: int) -> list[Schedule]:
         Schedule(f"GPipe's lists, m = {p + 1}", all_forwards_first(p, p + 1, range(p + 1)), p + 1),
         Schedule(f"1F1B's lists, m = {m}", in_turn(p, m), m),
         Schedule(backwards, all_forwards_first(p, 3, (2, 1, 0)), 3),
+        Schedule("1F1B's lists, m = 2, where the parameters have gradients already", in_turn(p, 2), 2, earlier=True),
     ]
 
 
@@ -173,11 +180,13 @@ def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: An
     stage = WatchedStage(given.weights[rank].to(device()), flow.to(device()))
     inputs = list(given.inputs.to(device()).clone()) if rank == 0 else None
     targets = list(given.targets.to(device()).clone()) if rank == last else None
-    template = torch.zeros(BATCH, HIDDEN, dtype=torch.float64, device=device())
+    template = torch.zeros(BATCH, HIDDEN, dtype=case.dtype, device=device())
     row = actions(case.lists)[rank]
+    for param in stage.parameters() if case.earlier else ():
+        param.grad = torch.full_like(param, EARLIER)
     tensors = {"inputs": inputs, "targets": targets}
     watched = {f"{name}[{k}]": x for name, xs in tensors.items() for k, x in enumerate(xs or ())}
-    before = checks.Snapshot(weight=stage.weight, bias=stage.bias, **watched)
+    before = checks.Snapshot(**tensors, weight=stage.weight, bias=stage.bias, **watched)
     with (
         record() as section,
         checks.called_as(f"run_stage(stage, actions, channels, template, loss, ...) with {case.name}"),
@@ -186,13 +195,13 @@ def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: An
     sent = checks.traffic(section)
     most, allowed = stage.most_live, peak(case.lists[rank]) + 1  # one may be entering while another leaves
     return {
-        "loss": scalar(loss),
+        "loss": scalar(loss, case.dtype),
         "dW": stage.weight.grad,
         "db": stage.bias.grad,
         IN_ORDER: checks.Claim(stage.out_of_step([f"{kind}{k}" for kind, k in case.lists[rank]])),
         "messages": sent,
         UNWAITED: checks.Claim("" if all(call.waited for call in sent) else "nobody waited for some of them"),
-        KEPT: checks.Claim("" if most <= allowed else f"{most} micro-batches at once; {allowed - 1} are enough"),
+        KEPT: checks.Claim("" if most <= allowed else f"{most} micro-batches at once; {allowed - 1} would do"),
         "the actions are as they were": checks.Claim(
             "" if row == actions(case.lists)[rank] else "the list was changed"
         ),
@@ -200,10 +209,10 @@ def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: An
     }
 
 
-def scalar(loss: Any) -> Any:
-    """Convert a loss to a float64 tensor []. Anything that isn't a single number is returned unchanged."""
+def scalar(loss: Any, dtype: torch.dtype) -> Any:
+    """Convert a loss to a tensor []. Anything that isn't a single number is returned unchanged."""
     if isinstance(loss, float):
-        return torch.tensor(loss, dtype=torch.float64)
+        return torch.tensor(loss, dtype=dtype)
     return loss.reshape(()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
 
 
@@ -215,13 +224,16 @@ def expect(case: Schedule, problem: Problem, place: checks.Place) -> checks.Expe
     (gradient,) = torch.autograd.grad(losses.mean(), weights, retain_graph=True)
     (of_last,) = torch.autograd.grad(last, weights)
     losses, mine, mine_of_last = losses.detach(), gradient[place.index], of_last[place.index]
+    before = EARLIER if case.earlier else 0.0
     right = {
         "loss": losses.mean() if place.index == place.size - 1 else None,
-        "dW": mine[:, :-1],
-        "db": mine[:, -1],
+        "dW": mine[:, :-1] + before,
+        "db": mine[:, -1] + before,
         "messages": messages(place, case.m),
     }
     wrong = {MANY_TIMES: case.m * mine, LAST_ONLY: mine_of_last, LAST_ONLY_OVER_M: mine_of_last / case.m}
+    if case.earlier:
+        wrong = {WITHOUT_EARLIER: mine}
     mistakes = {
         "loss": {SUM_OF_LOSSES: losses.sum(), LAST_LOSS: last.detach()},
         "dW": {label: value[:, :-1] for label, value in wrong.items()},
@@ -256,6 +268,11 @@ STUCK = (
 )
 
 QUESTIONS = (
+    checks.Question(
+        lambda d: WITHOUT_EARLIER in d.kinds(),
+        "The parameters had gradients before the call, and those are gone. Gradients are added to what is there, as "
+        "autograd does it: which line sets them to something else?",
+    ),
     checks.Question(
         lambda d: UNWAITED in d.names,
         "channels.send and channels.receive only start a message. When may a received tensor be read? And what must "

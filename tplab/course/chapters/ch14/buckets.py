@@ -103,7 +103,14 @@ def run(parallel_class: Callable[..., Any], case: Step, given: Given, group: Any
     model = Net(given.weights)
     with checks.called_as(f"DataParallel(model, {case.bucket_size}, group)"):
         parallel = parallel_class(model, case.bucket_size, group)
-    return [one_step(model, parallel, x.to(device())) for x in given.batches][-1]
+    between = case.twin is checks.Twin.BETWEEN
+    other = Net({name: -value for name, value in given.weights.items()})
+    twin = parallel_class(other, case.bucket_size, group) if between else None
+    for x in given.batches:
+        seen = one_step(model, parallel, x.to(device()))
+        if between:
+            one_step(other, twin, -x.to(device()))
+    return seen
 
 
 def one_step(model: Net, parallel: Any, x: Tensor) -> checks.Observed:

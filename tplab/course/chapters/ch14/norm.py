@@ -97,13 +97,13 @@ def run(gradient_norm: Callable[..., Any], case: Mesh, given: dict[str, Tensor],
     named = {name: as_parameter(name, gradient) for name, gradient in given.items()}
     tied = named.get("table") if case.pp > 1 else None
     params = list(named.values())
-    params.insert(1, nn.Parameter(torch.ones(2, dtype=torch.float64, device=device())))  # without a gradient
-    before = checks.Snapshot(**{f"gradient {n}": param.grad for n, param in enumerate(params)})
+    params.insert(1, nn.Parameter(torch.ones(2, dtype=case.dtype, device=device())))  # without a gradient
+    before = checks.Snapshot(parameters=params, **{f"gradient {n}": param.grad for n, param in enumerate(params)})
     with record() as section, checks.called_as("gradient_norm(parameters, tp_group, pp_group, tied)"):
         norm = gradient_norm(params, tp_group, pp_group, tied)
     sent = [call for call in checks.traffic(section) if call.numel > 2 * len(call.group)]
     return {
-        "norm": torch.tensor(norm, dtype=torch.float64) if type(norm) is float else norm,
+        "norm": torch.tensor(norm, dtype=case.dtype) if type(norm) is float else norm,
         FLOAT: checks.Claim("" if type(norm) is float or norm is None else f"it is a {type(norm).__name__}"),
         SMALL: checks.Claim(f"{sent[0].kind} of {sent[0].numel} elements" if sent else ""),
         "inputs unchanged": before.changed(),
@@ -172,6 +172,7 @@ def norm_of_the_gradient(gradient_norm: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
         "14.4", gradient_norm, lambda world_size: MESHES[world_size], draw=draw, give=give, run=run, expect=expect,
         questions=QUESTIONS, crash=CRASH, stuck=STUCK,
+        values_on_cpu=True,
     )  # fmt: skip
     return checks.Verdict("Every parameter of the model counts once, on every mesh, and all ranks agree.")
 

@@ -81,8 +81,22 @@ def run(zero_class: Callable[..., Any], case: Step, given: Given, group: Any) ->
     params = [nn.Parameter(value.clone().to(device())) for value in given.weights]
     options = dict(case.options)
     with checks.called_as(f"ZeRO1(parameters, {case.optimizer.__name__}, group, **{options})"):
-        zero = zero_class(params, case.optimizer, group, **options)
-    return [one_step(zero, params, gradients) for gradients in given.gradients][-1]
+        handed = list(params)
+        before = checks.Snapshot(parameters=handed)
+        zero = zero_class(handed, case.optimizer, group, **options)
+    twin = another(zero_class, case, given, group) if case.twin is checks.Twin.BETWEEN else None
+    for gradients in given.gradients:
+        if twin:
+            one_step(*twin, [gradient.flip(0) for gradient in gradients])
+        seen = one_step(zero, params, gradients)
+    changed = before.changed()
+    return seen | ({"inputs unchanged": changed} if changed else {})
+
+
+def another(zero_class: Any, case: Step, given: Given, group: Any) -> tuple[Any, list[nn.Parameter]]:
+    """Return a second optimizer that lives at the same time, with other parameters."""
+    params = [nn.Parameter(-2 * value.to(device())) for value in given.weights]
+    return zero_class(params, case.optimizer, group, **dict(case.options)), params
 
 
 def one_step(zero: Any, params: list[nn.Parameter], gradients: Flat) -> checks.Observed:

@@ -29,6 +29,8 @@ KILLS = "each of the kills"
 FILES = {"model.bin": 3000, "optimizer.bin": 5000, "about.txt": 20}  # file name: bytes
 MOST = 120  # maximum number of moments at which a save is killed
 KEEP = 2
+ERROR = "when `write` raises, its error comes out and no checkpoint"
+FULL_DISK = "no space left on the device of this check"
 NOTES = ("notes.txt", "step-notes.txt")  # other files in the checkpoint folder
 
 
@@ -91,8 +93,8 @@ class Folder:
         self.given: list[Path] = []
         self.in_the_way = ""  # what was in the way of the last save
 
-    def save(self, step: int, keep: int) -> None:
-        writer = Writer(step)
+    def save(self, step: int, keep: int, writer_class: type[Writer] = Writer) -> None:
+        writer = writer_class(step)
         with called_as(f"save_checkpoint(folder, {step}, write, keep={keep})"), in_this_process():
             self._save(self.path, step, writer, keep)
         self.given += writer.given
@@ -159,6 +161,29 @@ def without_kills(folder: Folder) -> dict[str, str]:
     return said
 
 
+class Broken(Writer):
+    """A `write` that fails in its second file, as on a full disk."""
+
+    def __call__(self, path: Any) -> None:
+        name, half = next(iter(FILES)), Path(path)
+        (half / name).write_bytes(content(name, self.step))
+        raise OSError(FULL_DISK)
+
+
+def with_an_error(folder: Folder, before: int, step: int) -> dict[str, str]:
+    """Test a save whose `write` raises. The error must reach the caller, and nothing may be named like a checkpoint."""
+    try:
+        folder.save(step, KEEP, Broken)
+    except OSError as error:
+        said = "" if FULL_DISK in str(error) else f"another error was raised: {error}"
+    else:
+        said = "save_checkpoint returned as if nothing had happened"
+    if said:
+        return {ERROR: said}
+    wrong = folder.damaged() or ("" if step not in folder.steps() else f"{name_of(step)} is there")
+    return {ERROR: wrong and f"after an error in `write`, {wrong}", FOUND: folder.not_newest(before)}
+
+
 def with_kills(base: Folder, before: Sequence[int]) -> tuple[dict[str, str], int]:
     """Kill the next save, which keeps one, before each disk operation. Returns faults and the number of kills."""
     step = before[-1] + 10 if before else 10
@@ -218,6 +243,10 @@ def attack(functions: tuple[Callable[..., Any], Callable[..., Any]]) -> Observed
             if any(found.values()):
                 said |= found
                 break
+        if not any(said.values()):
+            base = Folder(home / "error" / "checkpoints", *functions)
+            base.save(100, KEEP)
+            said |= {name: text for name, text in with_an_error(base, 100, 110).items() if text}
         return {name: Claim(text) for name, text in said.items()} | {KILLS: kills > 5}
     finally:
         shutil.rmtree(home, ignore_errors=True)
@@ -246,6 +275,11 @@ def says(name: str, *words: str) -> Callable[[Differences], bool]:
 
 
 QUESTIONS = (
+    Question(
+        lambda d: ERROR in d.names,
+        "Here `write` raised in the middle, as it does when the disk is full. What does your function do then? Does "
+        "the error reach the caller, and which name does the incomplete directory have?",
+    ),
     Question(
         lambda d: BESIDE in d.names,
         "`write` was given a directory outside of `folder`. A rename is one step only within one disk; from one to "

@@ -131,7 +131,7 @@ def run(step: Callable[..., Any], case: Step, given: Given, group: Any) -> check
 
 def one_step(step: Callable[..., Any], model: Any, optimizer: Any, own: Any, grid: Any, case: Step) -> checks.Observed:
     own = [(x.to(device()), y.to(device())) for x, y in own]
-    before = checks.Snapshot(**{f"micro-batch {k}": x for k, (x, _) in enumerate(own)})
+    before = checks.Snapshot(micro_batches=own, **{f"micro-batch {k}": x for k, (x, _) in enumerate(own)})
     call = f"training_step(model, optimizer, {case.m} micro-batches, mesh, max_norm={case.max_norm})"
     with record() as section, checks.called_as(call):
         said = step(model, optimizer, own, grid, case.max_norm)
@@ -144,8 +144,8 @@ def one_step(step: Callable[..., Any], model: Any, optimizer: Any, own: Any, gri
     over = {"dp": sent["dp"] - numbers, "tp": sent["tp"] - of_model - marked}
     tensors = [f"{name} is a tensor" for name, value in (("loss", loss), ("norm", norm)) if isinstance(value, Tensor)]
     return {
-        "loss": number(loss),
-        "norm": number(norm),
+        "loss": number(loss, case.dtype),
+        "norm": number(norm, case.dtype),
         TWO: checks.Claim("" if pair else f"it returned {describe(checks.portable(said))}"),
         TENSORS: checks.Claim(" and ".join(tensors)),
         **{name: parameter.detach().clone() for name, parameter in model.named_parameters()},
@@ -155,11 +155,11 @@ def one_step(step: Callable[..., Any], model: Any, optimizer: Any, own: Any, gri
     }
 
 
-def number(said: Any) -> Any:
-    """Convert a single number to a float64 scalar tensor. Anything else is returned unchanged."""
+def number(said: Any, dtype: torch.dtype) -> Any:
+    """Convert a single number to a scalar tensor. Anything else is returned unchanged."""
     if isinstance(said, Tensor) and said.numel() == 1:
-        return said.detach().cpu().double().reshape(())
-    return scalar(said) if isinstance(said, (int, float)) and not isinstance(said, bool) else said
+        return said.detach().cpu().to(dtype).reshape(())
+    return scalar(said).to(dtype) if isinstance(said, (int, float)) and not isinstance(said, bool) else said
 
 
 def expect(case: Step, problem: Problem, place: checks.Place) -> checks.Expected:
@@ -229,7 +229,7 @@ def micro_steps(case: Step, weights: Weights, batch: Batch) -> Weights:
 @checks.exercise("15.3", "A training step")
 def a_training_step(step: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
-        "15.3", step, cases, draw=draw, give=give, run=run, expect=expect,
+        "15.3", step, cases, values_on_cpu=True, draw=draw, give=give, run=run, expect=expect,
         questions=lambda case, observed: (*FIRST_QUESTIONS, *[LATER] * (case.number > 1), *QUESTIONS),
         crash=CRASH, stuck=STUCK,
     )  # fmt: skip

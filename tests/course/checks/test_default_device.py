@@ -1,0 +1,111 @@
+"""A tensor on the default device is noticed where the device of the input is meant, and nowhere else."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tplab.course.checks import CheckFailed, DefaultDevice, Verdict, calling, exercise, observe, run_ranks, verify
+from tplab.course.checks.exercises import check
+
+
+def marks(function) -> str:
+    x = torch.randn(3, 4)
+    with DefaultDevice() as watch:
+        out = function(x)
+    return watch.problem({"out": out})
+
+
+def filled(x):
+    out = torch.empty(x.shape, device=x.device)
+    out[:] = x
+    return out
+
+
+def layer(x):
+    weight = nn.Parameter(torch.empty(5, 4))
+    nn.init.zeros_(weight)
+    return F.linear(x, weight)
+
+
+class InBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy + torch.zeros(dy.shape)
+
+
+def backward(x):
+    leaf = x.detach().requires_grad_()
+    InBackward.apply(leaf).sum().backward()
+    return leaf.grad
+
+
+RIGHT = {
+    "like the input": lambda x: x + torch.zeros_like(x),
+    "of its device": filled,
+    "a new tensor": lambda x: x.new_zeros(3, 4) + x,
+    "a single number": lambda x: x * torch.tensor(2.0),
+    "moved there": lambda x: x + torch.zeros(3, 4).to(x.device),
+    "moved to a tensor": lambda x: x + torch.zeros(3, 4).to(x),
+    "an index": lambda x: x[torch.arange(2)],
+    "copied from the CPU": lambda x: torch.empty_like(x).copy_(torch.ones(3, 4)),
+}
+WRONG = {
+    "torch.zeros": lambda x: x + torch.zeros(3, 4),
+    "torch.ones and its row": lambda x: x * torch.ones(3, 4)[0],
+    "the CPU by name": lambda x: x + torch.zeros(3, 4, device="cpu"),
+    "moved to the CPU": lambda x: x.cpu() * 2,
+    "moved to the CPU by name": lambda x: x.to("cpu"),
+    "another dtype on the way": lambda x: x + torch.zeros(3, 4, dtype=torch.float64).float(),
+    "a parameter": layer,
+    "filled and returned": lambda x: torch.empty(3, 4).copy_(x),
+    "backward": backward,
+}
+
+
+@pytest.mark.parametrize("function", RIGHT.values(), ids=RIGHT)
+def test_nothing_is_said_where_nothing_is_wrong(function):
+    assert marks(function) == ""
+
+
+@pytest.mark.parametrize("function", WRONG.values(), ids=WRONG)
+def test_a_tensor_on_the_cpu_is_noticed(function):
+    assert "on the CPU" in marks(function)
+
+
+@exercise("90.95", "twice as much")
+def twice(answer) -> Verdict:
+    x = torch.ones(2)
+    with calling("answer(x)") as watch:
+        out = answer(x)
+    verify("90.95", 1, [{"out": out} | watch.claims({"out": out})], [{"out": 2 * x}])
+    return Verdict()
+
+
+@pytest.mark.usefixtures("chapter")
+def test_it_is_told_once_all_else_is_right():
+    def told(answer) -> str:
+        with pytest.raises(CheckFailed) as failure:
+            check("90.95", answer)
+        return str(failure.value)
+
+    message = " ".join(told(lambda x: x + torch.ones(2)).split())
+    assert "wrong device. All else is right." in message
+    assert "not so: with a GPU, add would take [2] on the CPU" in message
+    assert "wrong device" not in told(lambda x: x + torch.zeros(2))
+    check("90.95", lambda x: 2 * x)
+
+
+def watched_backward() -> str:
+    x = torch.ones(2)
+    with DefaultDevice() as watch:
+        seen = observe(InBackward.apply, None, inputs={"x": x})
+    return watch.problem(seen)
+
+
+def test_backward_is_watched_on_ranks_too():
+    assert all("on the CPU" in said for said in run_ranks(watched_backward, 2))

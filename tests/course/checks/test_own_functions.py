@@ -1,0 +1,66 @@
+"""An answer that calls the course's own function is told so; one that only uses earlier parts of tplab is not."""
+
+import pytest
+
+import tplab.tensor.linear
+from tests.course.test_chapters import EXERCISES
+from tests.wrong_answers import load_chapter_namespace
+from tplab.course.checks import Verdict, exercise, verify
+from tplab.course.checks.exercises import check
+from tplab.course.checks.own_functions import tplabs_own
+from tplab.tensor import linear
+from tplab.tensor.linear import ColumnParallelLinear as Theirs
+
+
+class ColumnParallelLinear(Theirs):
+    pass
+
+
+def ring_all_reduce(x):
+    from tplab.collectives.by_hand import ring_all_reduce
+
+    return ring_all_reduce(x)
+
+
+class RowParallelLinear:
+    def forward(self, x):
+        return linear.RowParallelLinear(3, 4)(x)
+
+
+class ParallelMLP:
+    def __init__(self):
+        self.up = tplab.tensor.linear.ColumnParallelLinear(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("number", "answer", "own"),
+    [
+        ("4.1", Theirs, "ColumnParallelLinear"),
+        ("4.1", ColumnParallelLinear, "ColumnParallelLinear"),
+        ("1.4", ring_all_reduce, "ring_all_reduce"),
+        ("4.2", RowParallelLinear, "RowParallelLinear"),
+        ("5.1", ParallelMLP, ""),
+        ("4.1", lambda x: x, ""),
+    ],
+    ids=["itself", "a subclass", "imported inside", "of a module", "an earlier part", "nothing of tplab"],
+)
+def test_tplabs_own_version_is_found(number, answer, own):
+    assert tplabs_own(number, (answer,)) == own
+
+
+@pytest.mark.usefixtures("chapter")
+def test_the_verdict_says_so():
+    @exercise("90.81", "theirs")
+    def checked(answer) -> Verdict:
+        verify("90.81", 1, [{"value": 1}], [{"value": 1}])
+        return Verdict("Good.")
+
+    assert "with tplab's own ColumnParallelLinear. Now write it yourself. Good." in check("90.81", Theirs).note
+    assert check("90.81", len).note == "Good."
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_no_reference_answer_is_taken_for_one(number):
+    namespace = load_chapter_namespace(number, {})
+    own = [value for value in namespace.values() if getattr(value, "__module__", "") == "__main__" and callable(value)]
+    assert tplabs_own(number, tuple(own)) == ""

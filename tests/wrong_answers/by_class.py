@@ -1,0 +1,145 @@
+"""Wrong answers that are a reference answer with one line changed, by the class of the mistake.
+
+The checks' shared driver sees these classes in every exercise: a dtype or a device that the code names itself, something
+that one call leaves behind for the next, and tensors with gaps in memory.
+"""
+
+from tests.wrong_answers import WrongAnswer, chapter_of, swap_all
+from tplab.course.notebooks.rewrite import keep_solution
+
+Pairs = list[tuple[str, str]]  # the (old, new) of the reference answer
+Changed = tuple[str, Pairs] | tuple[str, Pairs, str]  # exercise, pairs, and words of the message if not the usual ones
+
+
+def changed(exercise: str, *pairs: tuple[str, str]) -> str:
+    """The reference answer with each (old, new) swapped."""
+    return swap_all(keep_solution(chapter_of(exercise).of_role("exercise")[exercise].text) + "\n", *pairs)
+
+
+def empty(like: str, options: str) -> tuple[str, str]:
+    return f"torch.empty_like({like})", f"torch.empty({like}.shape, {options})"
+
+
+BUFFERS = {"1.1": "x", "1.2": "total", "1.3": "part", "2.2": "y_shard", "3.3": "mine", "3.4": "mine", "12.1": "x", "13.4": "template"}  # fmt: skip
+NAMES_FLOAT64: list[Changed] = [
+    *((exercise, [empty(like, f"dtype=torch.float64, device={like}.device")]) for exercise, like in BUFFERS.items()),
+    ("4.5", [empty("value", "dtype=torch.float64, device=value.device")], "Two dtypes meet in that line"),
+    ("1.4", [(".reshape(x.shape)", ".reshape(x.shape).double()")]),
+    ("2.1", [("memory_format=torch.contiguous_format)", "memory_format=torch.contiguous_format).double()")], "What changed their dtype"),
+    ("2.3", [("y = x_shard @ a_shard", "y = (x_shard @ a_shard).double()")]),
+    ("3.1", [("torch.contiguous_format)", "torch.contiguous_format).double()")]),
+    ("3.2", [("torch.contiguous_format)", "torch.contiguous_format).double()")]),
+    ("4.1", [("torch.empty(weight_shape, device=device, dtype=dtype)", "torch.empty(weight_shape, device=device, dtype=torch.float64)")]),
+    ("4.2", [("torch.empty(weight_shape, device=device, dtype=dtype)", "torch.empty(weight_shape, device=device, dtype=torch.float64)")]),
+    ("4.3", [("torch.cat(pieces[rank::world_size], dim)", "torch.cat(pieces[rank::world_size], dim).double()")]),
+    ("4.4", [("dtype=param.dtype", "dtype=torch.float64")]),
+    ("5.1", [('"dtype": dtype', '"dtype": torch.float64')]),
+    ("5.3", [('"dtype": dtype', '"dtype": torch.float64')]),
+    ("6.1", [("scores.softmax(dim=-1)", "scores.double().softmax(dim=-1)")], "Two dtypes meet in that line"),
+    ("6.2", [('"dtype": dtype', '"dtype": torch.float64')]),
+    ("6.4", [("hidden_size, device=device, dtype=dtype", "hidden_size, device=device, dtype=torch.float64")]),
+    ("6.5", [("dtype=weight.dtype", "dtype=torch.float64")]),
+    ("7.2", [(", weight, padding_row)", ", weight, padding_row).double()")]),
+    ("7.3", [("embedding_dim, device=device, dtype=dtype", "embedding_dim, device=device, dtype=torch.float64")]),
+    ("7.4", [("F.linear(x, weight)", "F.linear(x, weight).double()")]),
+    ("7.5", [("device=device, dtype=dtype", "device=device, dtype=torch.float64")]),
+    ("8.1", [("logits.amax(-1)", "logits.amax(-1).double()")]),
+    ("8.2", [(".exp().sum(-1)", ".double().exp().sum(-1)")]),
+    ("8.3", [("torch.where(mine, found, 0)", "torch.where(mine, found.double(), 0)")]),
+    ("8.4", [("vocab_logsumexp(logits, group)", "vocab_logsumexp(logits.double(), group)")]),
+    ("8.5", [("z = logits.masked_fill(padding", "z = logits.double().masked_fill(padding")]),
+    ("9.4", [('"dtype": dtype', '"dtype": torch.float64')]),
+    ("10.1", [('"dtype": dtype', '"dtype": torch.float64')]),
+    ("10.2", [('"dtype": dtype', '"dtype": torch.float64')]),
+    ("10.3", [("tensor = tensor.t()", "tensor = tensor.t().double()")]),
+    ("11.3", [("dx = dy @ weight", "dx = dy.double() @ weight.double()")]),
+    ("12.2", [("x + dropout(y", "x + dropout(y.double()")]),
+    ("12.3", [("torch.cat([gradient.flatten()", "torch.cat([gradient.double().flatten()")]),
+]  # fmt: skip
+
+NAMES_THE_CPU: list[Changed] = [
+    *((exercise, [empty(like, f"dtype={like}.dtype")]) for exercise, like in BUFFERS.items()),
+    ("4.5", [empty("value", "dtype=value.dtype")]),
+    ("1.4", [("x.reshape(dist", "x.cpu().reshape(dist")]),
+    ("2.1", [("part = tensor.narrow", 'part = tensor.to("cpu").narrow')]),
+    ("2.3", [("y = x_shard @ a_shard", "y = torch.zeros(*x_shard.shape[:-1], a_shard.shape[1], dtype=x_shard.dtype) + x_shard @ a_shard")]),
+    ("3.1", [("dx = grad_output.clone(memory_format=torch.contiguous_format)", "dx = torch.empty(grad_output.shape, dtype=grad_output.dtype)\n        dx.copy_(grad_output)")]),
+    ("3.2", [("y = x.clone(memory_format=torch.contiguous_format)", "y = torch.empty(x.shape, dtype=x.dtype)\n        y.copy_(x)")]),
+    ("4.1", [("torch.empty(weight_shape, device=device", "torch.empty(weight_shape")]),
+    ("4.2", [("torch.empty(weight_shape, device=device", "torch.empty(weight_shape")]),
+    ("4.3", [("torch.cat(pieces[rank::world_size], dim)", "torch.cat(pieces[rank::world_size], dim).cpu()")]),
+    ("4.4", [(", device=param.device", "")]),
+    ("5.1", [('"device": device', '"device": None')]),
+    ("5.3", [('"device": device', '"device": "cpu"')]),
+    ("5.4", [("torch.where(param.isnan(), torch.inf, param.detach())", "torch.where(param.isnan(), torch.inf, param.detach()) + torch.zeros(param.shape)")]),
+    ("6.1", [("dtype=torch.bool, device=q.device", "dtype=torch.bool")]),
+    ("6.2", [('"device": device', '"device": None')]),
+    ("6.4", [("torch.empty(rows, hidden_size, device=device", "torch.empty(rows, hidden_size")]),
+    ("6.5", [("device=weight.device", 'device="cpu"')]),
+    ("7.2", [("foreign.unsqueeze(-1), 0)", "foreign.unsqueeze(-1), 0) + torch.zeros(weight.shape[1], dtype=weight.dtype)")]),
+    ("7.3", [("embedding_dim, device=device", "embedding_dim")]),
+    ("7.5", [("device=device, ", "")]),
+    ("8.3", [("torch.where(mine, found, 0)", "torch.where(mine, found, torch.zeros(found.shape, dtype=found.dtype))")]),
+    ("8.4", [("mine.to(logits.dtype)", 'mine.to("cpu", logits.dtype)')]),
+    ("8.5", [(", device=logits.device", "")]),
+    ("9.4", [('"device": device', '"device": None')]),
+    ("10.1", [('"device": device', '"device": None')]),
+    ("10.2", [("ids.shape[1], device=ids.device", "ids.shape[1]"), ("self.positions(places)", "(self.positions.weight[places] + 0 * places[:, None])")]),
+    ("10.3", [("tensor = tensor.t()", "tensor = tensor.t().cpu()")]),
+    ("11.3", [("dx = dy @ weight", "dx = dy @ weight + torch.zeros(weight.shape[1], dtype=dy.dtype)")]),
+]  # fmt: skip
+
+LEAVES_SOMETHING: list[Changed] = [
+("4.1", [("        out = F.linear(x,", "        outputs = vars(self).setdefault('outputs', {})  # by shape\n        out = outputs.get(x.shape)\n        if out is None:\n            out = outputs[x.shape] = F.linear(x,"), ("self.bias)  # [..., o/p]", "self.bias)")]),
+    ("8.4", [("ctx.start = dist", "VocabParallelCrossEntropy.start = dist"), ("ctx.save_for_backward(logits, target, lse)", "VocabParallelCrossEntropy.kept = logits, target, lse"), ("logits, target, lse = ctx.saved_tensors", "logits, target, lse = VocabParallelCrossEntropy.kept"), ("target - ctx.start", "target - VocabParallelCrossEntropy.start")]),
+    ("11.3", [("ctx.save_for_backward(x, weight)", "LinearAsync.kept = x, weight"), ("x, weight = ctx.saved_tensors", "x, weight = LinearAsync.kept")]),
+    ("6.5", [("self.keys = torch.zeros(shape", "type(self).keys = torch.zeros(shape"), ("self.values = torch", "type(self).values = torch")]),
+    ("12.3", [("    marked = [", "    if vars(module).setdefault('added', []):\n        return\n    module.added.append(True)\n    marked = [")]),
+    ("14.2", [("self.shard = nn.Parameter(", "type(self).shard = nn.Parameter(")]),
+]  # fmt: skip
+
+CHANGES_THE_CALLERS: list[Changed] = [
+    ("1.1", [("return out.copy_(parts[src])", "return out.copy_(parts.pop(src))")], "which the caller still needs"),
+    ("2.1", [("return torch.cat(shards, dim)", "whole = torch.cat(shards, dim)\n    shards.clear()\n    return whole")], "Which line writes into a tensor that came in"),
+    ("4.3", [("piece.chunk(stride, dim) for piece in shards]", "shards.pop(0).chunk(stride, dim) for _ in range(len(shards))]")], "which the caller still needs"),
+    ("4.5", [("value = full_state[name]", "value = full_state.pop(name)")], "wrote into full_state"),
+    ("13.4", [("    rank, last = channels.rank", "    for param in stage.parameters():\n        param.grad = None\n    rank, last = channels.rank")], "Gradients are added to what is there"),
+    ("14.2", [("self.parameters = list(parameters)", "self.parameters = list(parameters)\n        parameters.clear()")], "wrote into parameters"),
+    ("15.3", [("    norm = clip_grad_norm", "    micro_batches.clear()\n    norm = clip_grad_norm")], "wrote into micro_batches"),
+]  # fmt: skip
+
+COMBINES_OR_SKIPS: list[Changed] = [
+    ("4.1", [("(out, self.bias) if self.skip_bias_add else out", "(out, self.bias) if self.skip_bias_add and not self.gather_output else out")], "What does the layer return"),
+    ("4.2", [("        if self.skip_bias_add:\n", "        if self.skip_bias_add and self.input_is_parallel:\n")], "What does the layer return"),
+    ("5.4", [("torch.tensor(drifts, dtype", "torch.tensor(drifts[1:], dtype")], "Then nothing can drift"),
+    ("6.2", [("divide(num_heads, world_size, name", "divide(num_heads, dist.get_world_size(), name")], "Two ranks share 6 heads evenly"),
+    ("8.3", [("columns * dist.get_world_size(group)", "columns * dist.get_world_size()")], "belongs to nobody"),
+    ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
+    ("13.3", [(' if action.kind == "B" else []\n', " if False else []\n")], "Does a B in your program wait for the F"),
+    ("15.4", [("    write(unfinished)\n", "    try:\n        write(unfinished)\n    except OSError:\n        pass\n")], "the error reach the caller"),
+]  # fmt: skip
+
+WRONG_MESSAGE: list[Changed] = [
+    ("7.2", [("    foreign = (ids", "    b, s = ids.shape\n    foreign = (ids")], "Which of your lines expects two dimensions"),
+    ("5.4", [("(largest - smallest).max()", "(smallest - largest).min()"), ("dtype=torch.float64).max()", "dtype=torch.float64).min()")], "a drift is a distance"),
+    ("13.3", [("if done == before:", "if done == before or sum(done) > 20:")], "These lists can be played to their end"),
+]  # fmt: skip
+
+HAS_GAPS: list[Changed] = [
+    ("8.4", [("dlogits.scatter_add_(-1, column.unsqueeze(-1), -one.unsqueeze(-1))", "dlogits.reshape(-1, logits.shape[-1]).scatter_add_(-1, column.reshape(-1, 1), -one.reshape(-1, 1))")], "not contiguous"),
+]  # fmt: skip
+
+CLASSES = (
+    ("names float64 itself", NAMES_FLOAT64, "Which line decides on a dtype itself"),
+    ("makes or moves a tensor on the CPU", NAMES_THE_CPU, "your code is meant for GPUs too"),
+    ("leaves something behind for the next call", LEAVES_SOMETHING, "What does a call leave behind"),
+    ("changes what is the caller's", CHANGES_THE_CALLERS, ""),
+    ("forgets a combination or an edge", COMBINES_OR_SKIPS, ""),
+    ("is asked about its own mistake", WRONG_MESSAGE, ""),
+    ("writes into a copy", HAS_GAPS, "are right if the tensors are contiguous"),
+)
+WRONG = [
+    WrongAnswer(exercise, name, changed(exercise, *pairs), words[0] if words else usual)
+    for name, answers, usual in CLASSES
+    for exercise, pairs, *words in answers
+]

@@ -1,0 +1,157 @@
+"""Find tensors that the learner's code makes on the default device where the device of its input is meant.
+
+On a machine without a GPU, both are the CPU, and nothing goes wrong. With a GPU, `torch.zeros(3)` is still on the CPU,
+and the first operator that meets a tensor on the GPU raises. `DefaultDevice` notes this on any machine: while it's
+active, a tensor made without `device=`, or moved to "cpu" by name, is marked as one of the CPU's, and so are its views
+and whatever is computed from marked tensors alone. All other tensors stand for those on a GPU.
+
+    with DefaultDevice() as watch:
+        out = function(x)
+    watch.problem({"out": out})        # what would go wrong with a GPU, or ""
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from tplab.course.checks.observation import Claim
+from tplab.course.feedback.verdict import names
+from tplab.runtime import naming
+
+_MAKES = {
+    getattr(torch, name)
+    for name in (
+        *("empty", "zeros", "ones", "full", "arange", "linspace", "eye", "rand", "randn", "randint", "randperm"),
+        *("tensor", "as_tensor", "empty_strided"),
+    )
+}
+_OF_OBJECTS = re.compile("object|new_group")  # names of torch's functions
+_MOVES = (Tensor.to, Tensor.cpu)
+# Operators that take tensors from both devices: the values of a copy, and indices
+_MAY_MIX = {Tensor.copy_, Tensor.to, Tensor.type_as, Tensor.__getitem__, Tensor.__setitem__, Tensor.index_put_}
+
+
+MADE_THERE = "every tensor is made on the device of what came in"
+QUESTION = (
+    "torch.empty, torch.zeros and the like make a tensor on the CPU unless they are told otherwise, and your code is "
+    "meant for GPUs too. Which line of yours makes a tensor without device=x.device, or names a device itself?"
+)
+
+
+class DefaultDevice(TorchFunctionMode):
+    """Function mode that marks tensors on the default device. `mixed` describes the first operator that mixes both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed = ""
+        self._marked: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no address is used again
+
+    def __enter__(self) -> Self:
+        """Watch from here on, also in the backward pass, for which torch itself turns function modes off."""
+        self._run_backward = run_backward = torch.autograd._engine_run_backward
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            super(DefaultDevice, self).__enter__()
+            try:
+                return run_backward(*args, **kwargs)
+            finally:
+                super(DefaultDevice, self).__exit__(None, None, None)
+
+        torch.autograd._engine_run_backward = watched
+        super().__enter__()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        torch.autograd._engine_run_backward = self._run_backward
+        super().__exit__(*failure)
+
+    def problem(self, results: Mapping[str, Any]) -> str:
+        """Describe what would go wrong on a GPU, including results that would be on the CPU. Returns "" if nothing."""
+        left = [name for name, value in results.items() if any(map(self.is_marked, tree_leaves(value)))]
+        return self.mixed or (f"with a GPU, {names(left)} would be on the CPU" if left else "")
+
+    def claims(self, results: Mapping[str, Any]) -> dict[str, Claim]:
+        """Return the problem as an observation that is false, or nothing if there is no problem."""
+        problem = self.problem(results)
+        return {MADE_THERE: Claim(problem)} if problem else {}
+
+    def is_marked(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and value.device.type == "cpu" and _address(value) in self._marked
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func in _MAKES:
+            if kwargs.get("device") in (None, "cpu") and not any(isinstance(item, Tensor) for item in args):
+                self._mark(out)
+        elif func in _MOVES and isinstance(out, Tensor):
+            return self._moved(func, args, kwargs, out)
+        elif func not in _MAY_MIX:
+            self._follow(func, tree_leaves((args, kwargs)), out)
+        return out
+
+    def _mark(self, out: Any) -> None:
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and tensor.numel():
+                self._marked[_address(tensor)] = tensor.untyped_storage()
+
+    def _moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
+        """Return the result of a move to a device, as a tensor of its own, marked if it moved to the CPU by name."""
+        wanted = "cpu" if func is Tensor.cpu else _device_in((*args[1:], *kwargs.values()))
+        if wanted is None:
+            self._follow(func, args[:1], out)
+            return out
+        if self.is_marked(out) != (wanted == "cpu"):
+            out = out.clone()
+            if wanted == "cpu":
+                self._mark(out)
+        return out
+
+    def _follow(self, func: Any, given: Iterable[Any], out: Any) -> None:
+        tensors = [item for item in given if isinstance(item, Tensor) and item.dim() > 0 and item.numel()]
+        marked = [self.is_marked(tensor) for tensor in tensors]
+        if not any(marked):
+            return
+        if all(marked):
+            self._mark(out)
+        elif not self.mixed and not _inside_torch():
+            name = getattr(func, "__name__", str(func))
+            shapes = [[list(t.shape) for t, is_marked in zip(tensors, marked, strict=True) if is_marked == on_cpu]
+                      for on_cpu in (True, False)]  # fmt: skip
+            self.mixed = f"with a GPU, {name} would take {shapes[0][0]} on the CPU and {shapes[1][0]} on the GPU"
+
+
+_CODE = DefaultDevice.__torch_function__.__code__
+# The collectives pass through the mode too. A report must not name its line as the one that called them
+naming._whose[id(_CODE)] = (naming._MACHINERY, _CODE)
+
+
+def _inside_torch() -> bool:
+    """Return whether torch itself is sending Python objects or making a group, with small tensors of its own."""
+    frame: FrameType | None = sys._getframe()
+    while frame and not ("distributed_c10d" in frame.f_code.co_filename and _OF_OBJECTS.search(frame.f_code.co_name)):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _device_in(values: Iterable[Any]) -> str | None:
+    """Return "cpu" for a move to the CPU by name, "given" for one to a given device or tensor, None for no move."""
+    for value in values:
+        if isinstance(value, str):
+            return "cpu" if value == "cpu" else "given"
+        if isinstance(value, (torch.device, Tensor)):
+            return "given"
+    return None

@@ -1,0 +1,51 @@
+"""Memory layouts that survive the way to a rank, where every tensor arrives contiguous.
+
+unpacked(*packed({"x": x}))["x"].stride() == x.stride()
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+Strides = list[tuple[int, ...] | None]
+
+
+def packed(value: Any) -> tuple[Any, Strides]:
+    """Return a value, which may hold tensors at any depth, and the strides of its tensors."""
+    leaves, _ = tree_flatten(value)
+    return value, [leaf.stride() if isinstance(leaf, Tensor) and not leaf.is_contiguous() else None for leaf in leaves]
+
+
+def unpacked(value: Any, strides: Strides) -> Any:
+    """Return the value with tensors that have these strides. None stands for a tensor that was contiguous."""
+    leaves, spec = tree_flatten(value)
+    return tree_unflatten([_laid_out(leaf, stride) for leaf, stride in zip(leaves, strides, strict=True)], spec)
+
+
+def spread_out(value: Any) -> Any:
+    """Return a value whose tensors have another memory layout. Vectors and numbers are left alone.
+
+    A matrix gets gaps, as a slice of a larger one has. With more dimensions the first two change places in memory, as
+    in [s, b, h]: elementwise operators keep that layout, so what the code computes isn't contiguous either.
+    """
+    return tree_map(_spread_out, value)
+
+
+def _spread_out(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dim() > 2:
+        return value.transpose(0, 1).contiguous().transpose(0, 1)
+    if not isinstance(value, Tensor) or value.dim() < 2 or not value.is_contiguous():
+        return value
+    wide = value.new_zeros((*value.shape[:-1], 2 * value.shape[-1]))
+    wide[..., ::2] = value
+    return wide[..., ::2]
+
+
+def _laid_out(value: Any, strides: tuple[int, ...] | None) -> Any:
+    if strides is None:
+        return value
+    span = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True))
+    home = torch.zeros(max(span, 0), dtype=value.dtype, device=value.device).as_strided(value.shape, strides)
+    return home.copy_(value)

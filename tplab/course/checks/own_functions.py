@@ -1,0 +1,57 @@
+"""Notice an answer that calls the course's own version of the exercise. It passes, and the verdict says so."""
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+# Names in tplab that do the work of an exercise under another name
+_OTHER_NAMES = {
+    "1.5": ("fit",),
+    "8.4": ("vocab_parallel_cross_entropy",),
+    "8.5": ("vocab_parallel_cross_entropy", "parallel_linear_cross_entropy"),
+}
+
+
+def tplabs_own(number: str, answers: tuple[Any, ...]) -> str:
+    """Return the name of tplab's own function or class that one of the answers is or calls, or ""."""
+    for answer in answers:
+        name = getattr(answer, "__name__", "")
+        if _is_tplabs(answer):
+            return name
+        wanted = {name, *_OTHER_NAMES.get(number, ())}
+        bases = answer.__mro__[1:] if isinstance(answer, type) else ()
+        found = [base.__name__ for base in bases if base.__name__ in wanted and _is_tplabs(base)]
+        for function in _functions(answer):
+            found += [used for used in _used(function, function.__code__) if used in wanted]
+        if found:
+            return str(found[0])
+    return ""
+
+
+def _is_tplabs(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).startswith("tplab.")
+
+
+def _functions(answer: Any) -> Iterator[types.FunctionType]:
+    """Yield a function, or the methods of a class that it doesn't inherit."""
+    for value in vars(answer).values() if isinstance(answer, type) else (answer,):
+        function = getattr(value, "__func__", value)
+        if isinstance(function, types.FunctionType):
+            yield function
+
+
+def _used(function: types.FunctionType, code: types.CodeType) -> Iterator[str]:
+    """Yield the names in a function's code that are, or may be, those of tplab's objects."""
+    names = code.co_names
+    through_a_module = any(
+        name.split(".")[0] == "tplab" or _is_module(function.__globals__.get(name)) for name in names
+    )
+    yield from (name for name in names if through_a_module or _is_tplabs(function.__globals__.get(name)))
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _used(function, inner)
+
+
+def _is_module(value: Any) -> bool:
+    """Return whether this is one of tplab's modules."""
+    return isinstance(value, types.ModuleType) and value.__name__.split(".")[0] == "tplab"

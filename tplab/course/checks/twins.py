@@ -1,0 +1,113 @@
+"""Twins of a case: the same call in float32, between two other calls, or on tensors that aren't contiguous.
+
+An answer can be right in a case and wrong in its twin: it names a dtype instead of taking it from its input, it keeps
+something outside of the call, or it writes into a copy where it means to write into a tensor. `check_cases` makes the
+twins of every case, so a check gets them without a word.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from tplab.course.checks import layouts
+from tplab.course.checks.observation import others_in_between
+from tplab.course.checks.recorded_traffic import Traffic
+from tplab.course.checks.verification import Question
+
+WORLD_SIZE = 2  # the smallest on which anything is sent
+FLOAT32_TOLERANCE = 1e-4
+
+
+class Twin(Enum):
+    FLOAT32 = "in float32"
+    BETWEEN = "between two other calls"
+    STRIDED = "on tensors that aren't contiguous"
+
+
+ALONE = (None, Twin.FLOAT32, Twin.STRIDED)  # for a check that runs in this process and loops over twins itself
+
+_QUESTIONS = {
+    Twin.FLOAT32: (
+        "The same call is right in float64. Which line decides on a dtype itself? Take it from a tensor that was given "
+        "to you: torch.empty_like(x), x.new_zeros(...), or dtype=x.dtype."
+    ),
+    Twin.BETWEEN: (
+        "A single call is right. Here the same code was called with other numbers before, and once more between this "
+        "call's forward and its backward pass. What does a call leave behind that the next one reads or overwrites: "
+        "something on the class, in a global variable, or on the layer? (ctx and local variables belong to one call.)"
+    ),
+    Twin.STRIDED: (
+        "The same numbers are right if the tensors are contiguous. Which line writes into a reshaped or flattened "
+        "tensor, or reads memory from front to back? reshape, flatten and contiguous return a copy of a tensor with "
+        "gaps, and what is written into the copy is lost."
+    ),
+}
+
+
+def dtype_of(twin: Twin | None) -> torch.dtype:
+    return torch.float32 if twin is Twin.FLOAT32 else torch.float64
+
+
+def note(twin: Twin | None) -> str:
+    return twin.value if twin else ""
+
+
+def question(twin: Twin) -> str:
+    return _QUESTIONS[twin]
+
+
+def asked_first(twin: Twin | None) -> list[Question]:
+    """Return the question about a twin as the first of a check's questions. No question for an ordinary case."""
+    return [Question(lambda d: True, question(twin))] if twin else []
+
+
+def tolerance(twin: Twin | None, tol: float) -> float:
+    return max(tol, FLOAT32_TOLERANCE) if twin is Twin.FLOAT32 else tol
+
+
+def rounded(twin: Twin | None, problem: Any) -> Any:
+    """Round a problem to numbers that float32 can hold, so that the right values are those of the rounded problem."""
+    return tree_map(_round, problem) if twin is Twin.FLOAT32 else problem
+
+
+def given(twin: Twin | None, value: Any) -> Any:
+    """Return what a rank is given, with the dtype or the memory layout of the twin."""
+    if twin is Twin.FLOAT32:
+        return tree_map(lambda item: _cast(item, torch.float32), value)
+    return layouts.spread_out(value) if twin is Twin.STRIDED else value
+
+
+def expected(twin: Twin | None, right: dict[str, Any]) -> dict[str, Any]:
+    """Return the right values in the dtype of the twin."""
+    if twin is not Twin.FLOAT32:
+        return right
+    return {name: _traffic(value) if isinstance(value, Traffic) else _float32(value) for name, value in right.items()}
+
+
+@contextmanager
+def observed_as(twin: Twin | None) -> Iterator[None]:
+    """Context manager in which `observe` calls the learner's code as the twin asks for."""
+    with others_in_between(twin is Twin.BETWEEN):
+        yield
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.dtype == torch.float64 else value
+
+
+def _round(value: Any) -> Any:
+    is_float64 = isinstance(value, Tensor) and value.dtype == torch.float64
+    return value.float().double() if is_float64 else value
+
+
+def _float32(value: Any) -> Any:
+    return tree_map(lambda item: _cast(item, torch.float32), value)
+
+
+def _traffic(right: Traffic) -> Traffic:
+    return Traffic(call._replace(dtype="float32") if call.dtype == "float64" else call for call in right)
