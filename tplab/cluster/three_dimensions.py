@@ -80,6 +80,10 @@ class Training3D:
     ) -> None:
         self.grid, self.mesh = grid, mesh(grid.dp, grid.pp, grid.tp)
         self.place = grid.place(dist.get_rank())
+        if layers_per_stage is not None and len(layers_per_stage) != grid.pp:
+            raise ValueError(
+                f"layers_per_stage={list(layers_per_stage)} has {len(layers_per_stage)} stages; pp={grid.pp}"
+            )
         self.micro_batches, self.micro_batch_size = micro_batches, micro_batch_size
         self.dp, self.pp, self.tp = (self.mesh.get_group(name) for name in ("dp", "pp", "tp"))
         tp = self.tp
@@ -120,11 +124,12 @@ class Training3D:
     def evaluate(self, ids: Tensor, targets: Tensor) -> float:
         """Return the mean loss of a full batch [B, s] on every rank, without dropout, and without training on it."""
         own_ids, own_targets, total = self._own(ids, targets)
+        was_training = self.stage.training
         self.stage.eval()
         try:
             return self._everywhere(self.pipeline.evaluate(own_ids, own_targets, total=total))
         finally:
-            self.stage.train()
+            self.stage.train(was_training)
 
     def save(self, path: str | PathLike, extra: Mapping[str, Any] | None = None) -> None:
         """Save a checkpoint of the full model and optimizer, which any grid can load (`save_sharded`).
@@ -143,7 +148,11 @@ class Training3D:
             together(write, None)
 
     def load(self, path: str | PathLike) -> dict[str, Any]:
-        """Load a checkpoint that was saved on any grid, and return its `extra`. All ranks call this."""
+        """Load a checkpoint that was saved on any grid, and return its `extra`. All ranks call this.
+
+        The random states of dropout aren't saved, so a resumed run drops other elements than an uninterrupted one.
+        """
+        self.training.abandon()
         with self._unsharded() as optimizer:
             return load_sharded(path, self.stage, optimizer=optimizer, group=self.tp, replica=self.replica)
 

@@ -22,13 +22,14 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tplab.data.data_parallel import DataParallel
-from tplab.data.flat_parameters import BUCKET_BYTES
+from tplab.data.flat_parameters import BUCKET_BYTES, broadcast, start_alike
 from tplab.data.grad_norm import check_mesh, clip, grad_norm, grad_norm_of_pieces
 from tplab.data.zero import Parameters, ZeRO1, ZeRO2
 from tplab.data.zero3 import ZeRO3
@@ -52,7 +53,7 @@ class TrainingStep:
     zero             ZeRO stage. 0: all replicas keep the optimizer's full state
     layers           for zero=3: the modules that are gathered separately; None: the model's `layers`
     pipeline         the pipeline that runs the stage; its `step` takes the place of backward, in one `micro_batch()`
-    max_norm         the norm to which gradients are clipped; None: no clipping
+    max_norm         the norm to which gradients are clipped, 0 or more; None: no clipping
     average          compute the mean over the replicas; False: the sum
     check            raise FloatingPointError for a norm that isn't finite. False: only skip the update. The caller then
                      looks at the norm, when it likes. On a GPU, a fused optimizer skips without making the CPU wait
@@ -60,7 +61,14 @@ class TrainingStep:
     norm             replaces `tplab.data.grad_norm` (zero=0)
     bucket_bytes     as in `in_buckets`, for zero=0 to 2; master_dtype: as in ZeRO1
 
-    `optimizer` is the torch optimizer, or the ZeRO one.
+    `optimizer` is the torch optimizer, or the ZeRO one, whose own `optimizer` a scheduler needs. All replicas start
+    with the first one's weights and buffers. If no micro-batch uses a parameter, data parallelism may still give it a
+    gradient of zero, which lets momentum and weight decay move it.
+
+    If a micro-batch raises an error, the step is abandoned, and the next one starts without gradients. Freeze and cast
+    the model before: later changes raise ValueError in `update`.
+
+    Raises ValueError for options that don't fit the model, the mesh or each other.
     """
 
     def __init__(
@@ -88,13 +96,21 @@ class TrainingStep:
             raise ValueError(f"finish and norm read .grad, which zero={zero} empties: use zero=0")
         if not zero and master_dtype:
             raise ValueError("master_dtype needs zero=1, 2 or 3: torch's own optimizers update the weights themselves")
+        if max_norm is not None and not max_norm >= 0:
+            raise ValueError(f"max_norm={max_norm} should be 0 or more, or None")
+        if mesh is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise ValueError(f"{dist.get_world_size()} ranks need their mesh: mesh=tplab.data.mesh(dp=.., tp=..)")
+        if mesh is not None and not {"dp", "tp"} <= set(mesh.mesh_dim_names or ()):
+            raise ValueError(f"the mesh has the dimensions {mesh.mesh_dim_names}: make it with tplab.data.mesh")
         self.model, self.mesh, self.pipeline = model, mesh, pipeline
         self.max_norm, self.check, self.finish, self.norm_of = max_norm, check, finish, norm
         self.tied = _tied(model, pipeline)
         check_mesh(model.parameters(), mesh)
         dp = None if mesh is None else mesh.get_group("dp")
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        given = trained if parameters is None else parameters
+        self._trained = [parameter.requires_grad for parameter in model.parameters()]
+        # an optimizer needs a parameter, even if this stage is frozen
+        given = (trained or [nn.Parameter(torch.empty(0))]) if parameters is None else parameters
         options: dict[str, Any] = {"average": average, "master_dtype": master_dtype, "separate": self.tied, "group": dp}
         self.data: DataParallel | None = None
         self.optimizer: Optimizer | ZeRO1
@@ -104,6 +120,8 @@ class TrainingStep:
             layers = list(_layers(model)) if layers is None else layers
             self.optimizer = ZeRO3(model, layers, optimizer_class, **options, **defaults)
         elif zero:
+            start_alike(model.named_parameters(), dp)
+            broadcast(model.buffers(), dp)
             kind = ZeRO1 if zero == 1 else ZeRO2
             self.optimizer = kind(given, optimizer_class, bucket_bytes=bucket_bytes, **options, **defaults)
         else:
@@ -112,15 +130,34 @@ class TrainingStep:
             self.optimizer = optimizer_class(given, **defaults)
         if pipeline is not None:
             pipeline.sums_tied = False
-        self._micro_batches = 0
+        self._micro_batches, self._is_last = 0, False
 
     @contextmanager
     def micro_batch(self, *, last: bool = True) -> Iterator[None]:
-        """Context manager for the backward of a micro-batch. In the last one of a step, buckets are sent meanwhile."""
+        """Context manager for the backward of a micro-batch. In the last one of a step, buckets are sent meanwhile.
+
+        Raises ValueError for another micro-batch after the last one. An error inside of it abandons the step.
+        """
+        if self._is_last and self.data is not None and self.pipeline is None:
+            raise ValueError(
+                "the last micro-batch of this step has already run: pass last=k == m - 1, or call update()"
+            )
         stays = self.data is not None and (self.pipeline is not None or not last)
-        with self.data.no_sync() if stays and self.data is not None else nullcontext():
-            yield
-        self._micro_batches += 1
+        try:
+            with self.data.no_sync() if stays and self.data is not None else nullcontext():
+                yield
+        except BaseException:
+            self.abandon()
+            raise
+        self._micro_batches, self._is_last = self._micro_batches + 1, last
+
+    def abandon(self) -> None:
+        """Forget the gradients of the step so far. All ranks call this, or none, and nothing is sent."""
+        self._micro_batches, self._is_last = 0, False
+        for part in (self.data, self.optimizer):
+            if isinstance(part, DataParallel | ZeRO1):
+                part.abandon()
+        self.model.zero_grad()
 
     def update(self) -> Tensor:
         """Complete the gradients, clip them, update the weights, and free the gradients.
@@ -131,6 +168,8 @@ class TrainingStep:
         """
         if not self._micro_batches:
             raise ValueError("there is no gradient yet: run backward inside `with training.micro_batch():`")
+        if self._trained != [parameter.requires_grad for parameter in self.model.parameters()]:
+            raise ValueError("parameters were frozen or unfrozen after TrainingStep was made: do it before")
         try:
             gradients = self._complete()
             norm = self._norm()
@@ -138,9 +177,7 @@ class TrainingStep:
                 clip(gradients, norm, self.max_norm)
             self._step(norm)
         finally:
-            self._micro_batches = 0
-            self.optimizer.zero_grad()
-            self.model.zero_grad()
+            self.abandon()
         return norm
 
     def _complete(self) -> list[Tensor]:
@@ -162,7 +199,9 @@ class TrainingStep:
         if pipeline is None or tied is None or not tied.requires_grad or pipeline.channels.ends is None:
             return
         if isinstance(self.optimizer, ZeRO1):
-            (unit,) = [unit for unit in self.optimizer.units if unit.parameters[0] is tied]
+            unit = next((unit for unit in self.optimizer.units if unit.parameters[0] is tied), None)
+            if unit is None:  # the optimizer doesn't have it
+                return
             if unit.gradient is None:  # this stage didn't use its copy
                 unit.gradient = torch.zeros_like(unit.shard)
             own = unit.gradient
@@ -177,7 +216,7 @@ class TrainingStep:
         if isinstance(self.optimizer, ZeRO1):
             yield from ((piece.parameter, piece.values) for piece in self.optimizer.pieces())
             return
-        for parameter in self.model.parameters():
+        for parameter in self._in_optimizer():
             if parameter.grad is not None:
                 gradient = parameter.grad
                 yield parameter, gradient.to_local() if isinstance(gradient, DTensor) else gradient
@@ -188,7 +227,10 @@ class TrainingStep:
             return self.norm_of(self.mesh)
         if isinstance(self.optimizer, ZeRO1):
             return grad_norm_of_pieces(self.optimizer.pieces(), self.mesh, tied=self.tied)
-        return grad_norm(self.model.parameters(), self.mesh, tied=self.tied)
+        return grad_norm(self._in_optimizer(), self.mesh, tied=self.tied)
+
+    def _in_optimizer(self) -> list[nn.Parameter]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]  # type: ignore[union-attr]
 
     def _step(self, norm: Tensor) -> None:
         """Run the optimizer, unless the norm isn't finite."""

@@ -1,15 +1,30 @@
-"""A note on each parameter whose gradient has been taken out of `.grad`, so that nobody mistakes it for "no gradient".
+"""Notes on parameters: who reduces their gradients, and whether a gradient has been taken out of `.grad`.
 
 Data parallelism takes gradients while backward is still running: DataParallel puts them into buckets, and ZeRO reduces
 them to shards. Until they are back, `.grad` is None, which usually means that a parameter wasn't used. Functions that
 read `.grad` call `check_not_taken` first, because otherwise they would skip the parameter without saying so.
+
+Only one object may reduce a parameter's gradients. A second one would find nothing, or reduce what is reduced already.
 """
 
 from collections.abc import Iterable
 
 from torch import nn
 
-_NOTE = "gradient_taken"
+_NOTE, _OWNER = "gradient_taken", "gradient_owner"
+
+
+def own_gradients(parameters: Iterable[nn.Parameter], owner: str) -> None:
+    """Note that `owner` reduces the gradients from now on. Raises ValueError if there is an owner already."""
+    parameters = list(parameters)
+    for parameter in parameters:
+        if (other := getattr(parameter, _OWNER, None)) is not None:
+            raise ValueError(
+                f"{other} already reduces the gradients of a parameter {list(parameter.shape)}, so {owner} would find "
+                "none. Make a new model, or keep using the first one"
+            )
+    for parameter in parameters:
+        setattr(parameter, _OWNER, owner)
 
 
 def mark_taken(parameters: Iterable[nn.Parameter], advice: str) -> None:

@@ -35,7 +35,7 @@ from torch.distributed import ProcessGroup
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.common.taken_gradients import check_not_taken, clear_taken, mark_taken
+from tplab.common.taken_gradients import check_not_taken, clear_taken, mark_taken, own_gradients
 from tplab.data.flat_parameters import BUCKET_BYTES, broadcast, in_buckets, start_alike
 from tplab.runtime import device
 
@@ -88,6 +88,9 @@ class DataParallel:
         self.average, self.reduce_dtype = average, reduce_dtype
         start_alike(model.named_parameters(), group)
         broadcast(model.buffers(), group)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        own_gradients(trained, "DataParallel")
+        self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         self.buckets = in_buckets(model.parameters(), bucket_bytes)
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._place = {parameter: number for number, bucket in enumerate(self.buckets) for parameter in bucket}
@@ -112,7 +115,15 @@ class DataParallel:
             self._sync = before
 
     def finish(self) -> None:
-        """Wait for all buckets and put the reduced gradients into `.grad`. Call it on every rank once per step."""
+        """Wait for all buckets and put the reduced gradients into `.grad`. Call it on every rank once per step.
+
+        Raises ValueError if a parameter that was frozen at first is trained now, because it isn't in any bucket.
+        """
+        if thawed := [list(parameter.shape) for parameter in self._frozen if parameter.requires_grad]:
+            raise ValueError(
+                f"{len(thawed)} parameters were frozen when DataParallel was made, and aren't any more: {thawed[:3]}. "
+                "Their gradients would differ between the replicas. Unfreeze them first, on a new model"
+            )
         while self.started < len(self.buckets):
             self._start(self.buckets[self.started])
         for bucket, (vector, work) in zip(self.buckets, self._travelling, strict=True):
@@ -123,6 +134,14 @@ class DataParallel:
                 if parameter.requires_grad:  # it may have been frozen since
                     parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
             clear_taken(bucket)
+        self._arrived, self._travelling = set(), []
+
+    def abandon(self) -> None:
+        """Forget the gradients of an unfinished step, for example after an error in backward."""
+        for bucket in self.buckets:
+            clear_taken(bucket)
+            for parameter in bucket:
+                parameter.grad = None
         self._arrived, self._travelling = set(), []
 
     def _gradient_is_there(self, parameter: nn.Parameter) -> None:

@@ -104,17 +104,24 @@ def _norm(
 ) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=device())
     own: list[Tensor] = []
+    others: list[Tensor] = []  # another rank counts them, but if they aren't finite, every rank has to know
     for parameter, shape, start, values in pieces:
         if parameter is tied and _place(mesh, "pp")[0] > 0:
+            others.append(values)
             continue
         here = counted(parameter, shape, *_place(mesh, "tp"))
         if here.any():
             if not here.all():
                 values = values[here.to(values.device).expand(shape).flatten()[start : start + len(values)]]
             own.append(values)
+        else:
+            others.append(values)
     for dtype, alike in _by_dtype(own).items():
         lengths = torch._foreach_norm(alike, dtype=torch.promote_types(dtype, torch.float32))  # one kernel for many
         total += torch.stack(lengths).to(total).square().sum()
+    for dtype, alike in _by_dtype(others).items():
+        largest = torch._foreach_norm(alike, float("inf"), dtype=torch.promote_types(dtype, torch.float32))
+        total += 0 * torch.stack(largest).to(total).sum()  # NaN unless all are finite
     for name in dimensions:
         if mesh is not None and _place(mesh, name)[1] > 1:
             dist.all_reduce(total, group=mesh.get_group(name))

@@ -20,6 +20,8 @@ backward passes per step, that sends mΨ elements instead of Ψ. ZeRO-3 is in `z
 ZeroRedundancyOptimizer, fully_shard; DeepSpeed; Megatron: the distributed optimizer.)
 """
 
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -32,9 +34,10 @@ from torch.autograd import Variable
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from tplab.common.taken_gradients import clear_taken, mark_taken
+from tplab.common.taken_gradients import clear_taken, mark_taken, own_gradients
 from tplab.data.flat_parameters import BUCKET_BYTES, Flat, Piece, in_buckets, start_alike
 from tplab.memory.meter import optimizer_bytes, tensor_bytes
+from tplab.runtime.hooks import unrecorded
 
 Parameters = Iterable[nn.Parameter] | Iterable[Mapping[str, Any]]
 
@@ -63,7 +66,8 @@ class Unit:
         for parameter, view in zip(self.parameters, self.flat.views(self.weights), strict=True):
             parameter.data = view
         self.shard = self.flat.shard(self.weights)
-        self.master = nn.Parameter(self.shard.to(master_dtype or self.flat.dtype))
+        own_gradients(self.parameters, "ZeRO")
+        self.master = nn.Parameter(self.shard.to(torch.promote_types(master_dtype or self.flat.dtype, self.flat.dtype)))
         self.gradient: Tensor | None = None
         self._reducing: tuple[Tensor, Tensor, dist.Work | None] | None = None  # [n], [p n], what to wait for
 
@@ -104,12 +108,31 @@ class Unit:
     def before_step(self) -> None:
         """Set the gradient that the optimizer uses: this rank's shard, in the dtype of the master weights.
 
-        Weights that were loaded or changed since the last step replace their master weights.
+        Weights that were loaded or changed since the last step replace their master weights. Raises ValueError if a
+        parameter has been replaced, cast or frozen since the unit was made.
         """
+        self.check_unchanged()
         if self.has_master:
             unchanged = self.master.to(self.shard.dtype) == self.shard
             self.master.data = torch.where(unchanged, self.master, self.shard.to(self.master.dtype))
         self.master.grad = None if self.gradient is None else self.gradient.to(self.master.dtype)
+
+    def check_unchanged(self) -> None:
+        storage = self.weights.untyped_storage()
+        for parameter, shape in zip(self.parameters, self.flat.shapes, strict=True):
+            moved = parameter.numel() and parameter.untyped_storage().data_ptr() != storage.data_ptr()
+            if moved or not parameter.requires_grad:
+                raise ValueError(
+                    f"a parameter {list(shape)} was {'replaced or cast' if moved else 'frozen'} after ZeRO was made, "
+                    "so its updates would go elsewhere. Cast and freeze before, and use copy_ to change weights"
+                )
+
+    def abandon(self) -> None:
+        """Forget the gradients of an unfinished step."""
+        self._reducing = self.gradient = self.master.grad = None
+        clear_taken(self.parameters)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def after_step(self) -> None:
         """Copy the shard that the optimizer updated, and all-gather the full weights."""
@@ -131,7 +154,8 @@ class ZeRO1:
     optimizer_class    any optimizer that works element by element, such as AdamW and SGD, but not LAMB or Adafactor
     bucket_bytes       the maximum number of bytes to reduce or gather in one call
     average            compute the mean of the ranks' gradients; False: the sum
-    master_dtype       the optimizer updates a copy of its shard in this dtype: float32 for bfloat16 weights
+    master_dtype       the optimizer updates a copy of its shard in this dtype: float32 for bfloat16 weights. Weights
+                       with more precision keep theirs
     separate           a parameter that gets a bucket of its own, such as a pipeline's tied table: its shards are then
                        the same on both stages that have it, so their gradients can be summed (`TrainingStep`)
     defaults           options of the optimizer
@@ -154,10 +178,12 @@ class ZeRO1:
         **defaults: Any,
     ) -> None:
         self.units: list[Unit] = []
+        self._order: list[tuple[str, int]] = []
         self.group_parameters: list[list[nn.Parameter]] = []
         groups: list[dict[str, Any]] = []
         for given in _as_groups(parameters):
-            own = list(given["params"])
+            own = _listed(given["params"])
+            _check_once([*chain.from_iterable(self.group_parameters), *own])
             start_alike(((f"parameter {number}", parameter) for number, parameter in enumerate(own)), group)
             units = [Unit(bucket, average, master_dtype, group) for bucket in in_buckets(own, bucket_bytes, separate)]
             groups.append({**given, "params": [unit.master for unit in units]})
@@ -166,7 +192,11 @@ class ZeRO1:
         self.optimizer = optimizer_class(groups, **defaults)
 
     def finish(self) -> None:
-        """Reduce the gradients that haven't been reduced yet. All ranks must call it; calling it again does nothing."""
+        """Reduce the gradients that haven't been reduced yet. All ranks must call it; calling it again does nothing.
+
+        Raises ValueError if the ranks have used different parameters, or the same ones in a different order.
+        """
+        self._check_order()
         for unit in self.units:
             if unit.has_gradients():
                 unit.reduce()
@@ -186,10 +216,30 @@ class ZeRO1:
     def zero_grad(self) -> None:
         for unit in self.units:
             unit.wait()
-            unit.gradient = unit.master.grad = None
-            clear_taken(unit.parameters)
-            for parameter in unit.parameters:
-                parameter.grad = None
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Forget the gradients of an unfinished step, for example after an error in backward."""
+        self._order.clear()
+        for unit in self.units:
+            unit.abandon()
+
+    def _check_order(self) -> None:
+        """Compare what the ranks have gathered and reduced so far, and what they have left."""
+        left = [number for number, unit in enumerate(self.units) if unit.has_gradients()]
+        if not self.units or self.units[0].flat.world_size == 1 or not (self._order or left):
+            return
+        flat = self.units[0].flat
+        checksum = zlib.crc32(repr((self._order, left)).encode())
+        both = torch.tensor([checksum, -checksum], device=flat.device)
+        with unrecorded():
+            dist.all_reduce(both, dist.ReduceOp.MAX, group=flat.group)
+        self._order.clear()
+        if int(both.sum()):
+            raise ValueError(
+                "the replicas used different layers in this step, or the same ones in a different order, so ZeRO has "
+                "added gradients of different parameters. Use the same layers on all ranks, or DataParallel"
+            )
 
     def pieces(self) -> list[Piece]:
         """Return this rank's reduced gradients, split at parameter boundaries."""
@@ -214,11 +264,13 @@ class ZeRO2(ZeRO1):
 
     def __init__(self, parameters: Parameters, optimizer_class: Callable[..., Optimizer], **options: Any) -> None:
         super().__init__(parameters, optimizer_class, **options)
-        reduce_when_full(self.units)
+        reduce_when_full(self.units, self._order)
 
 
-def reduce_when_full(units: Sequence[Unit]) -> None:
+def reduce_when_full(units: Sequence[Unit], order: list[tuple[str, int]]) -> None:
     """Register hooks that reduce each unit during backward, as soon as all its parameters have gradients.
+
+    order    gets the number of each unit that is sent
 
     Before one is sent, the previous one has to arrive. At the end of backward, all of them have.
     """
@@ -233,6 +285,7 @@ def reduce_when_full(units: Sequence[Unit]) -> None:
             wait()
         else:  # the first one of this backward, or of what is left of it
             Variable._execution_engine.queue_callback(wait)
+        order.append(("reduce", units.index(unit)))
         unit.reduce()
         in_flight.append(unit)
 
@@ -244,6 +297,19 @@ def reduce_when_full(units: Sequence[Unit]) -> None:
 def _gradient_is_there(unit: Unit, reduce: Callable[[Unit], None], parameter: nn.Parameter) -> None:
     if all(other.grad is not None for other in unit.parameters):
         reduce(unit)
+
+
+def _listed(parameters: Any) -> list[nn.Parameter]:
+    """Return the parameters of a group: one, several, or `named_parameters()`."""
+    if isinstance(parameters, Tensor):
+        return [parameters]  # type: ignore[list-item]
+    return [given[1] if isinstance(given, tuple) else given for given in parameters]
+
+
+def _check_once(parameters: Sequence[nn.Parameter]) -> None:
+    numbers = Counter(map(id, parameters))
+    if twice := [list(parameter.shape) for parameter in parameters if numbers[id(parameter)] > 1]:
+        raise ValueError(f"a parameter {twice[0]} is given {len(twice)} times: each belongs into one group, once")
 
 
 def _as_groups(parameters: Parameters) -> list[dict[str, Any]]:

@@ -118,13 +118,15 @@ class ZeRO3(ZeRO1):
         start_alike(model.named_parameters(), group)
         broadcast(model.buffers(), group)
         self.units, self.peak_gathered = [], 0
+        self._order: list[tuple[str, int]] = []
         for module, parameters in _by_unit(model, layers).items():
             units = [ShardedUnit(same, average, master_dtype, group) for same in _alike(parameters, separate)]
             self._gather_around(module, units)
             self.units += units
-        reduce_when_full(self.units)
-        self.group_parameters = [list(model.parameters())]
-        self.optimizer = optimizer_class([unit.master for unit in self.units], **defaults)
+        reduce_when_full(self.units, self._order)
+        self.group_parameters = [[parameter for parameter in model.parameters() if parameter.requires_grad]]
+        masters = [unit.master for unit in self.units] or [nn.Parameter(torch.empty(0))]  # all may be frozen
+        self.optimizer = optimizer_class(masters, **defaults)
         for module in model.modules():
             module.register_state_dict_pre_hook(self._check_gathered)
             module.register_load_state_dict_pre_hook(self._check_gathered)
@@ -136,12 +138,17 @@ class ZeRO3(ZeRO1):
             unit.free()  # a unit with an unused parameter hasn't been freed yet
 
     def step(self) -> None:
+        if any(unit.stays_whole for unit in self.units):
+            raise ValueError("gathered() would undo the update: call step() outside of it")
         super().step()
         self.peak_gathered = 0
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Context manager that gathers the full weights for reading, saving or loading. Changes to them are kept."""
+        if all(unit.stays_whole for unit in self.units):  # inside another one
+            yield
+            return
         for unit in self.units:
             unit.gather()
             unit.stays_whole = True
@@ -150,6 +157,7 @@ class ZeRO3(ZeRO1):
         finally:
             for unit in self.units:
                 unit.stays_whole = False
+                unit.check_unchanged()
                 unit.shard.copy_(unit.flat.shard(unit.weights))
                 unit.free()
 
@@ -163,6 +171,8 @@ class ZeRO3(ZeRO1):
     def _gather_around(self, module: nn.Module, units: list[ShardedUnit]) -> None:
         def gather(*_: object) -> None:
             for unit in units:
+                if not unit.gathered_bytes:
+                    self._order.append(("gather", self.units.index(unit)))
                 unit.gather()
             self.peak_gathered = max(self.peak_gathered, sum(unit.gathered_bytes for unit in self.units))
 

@@ -72,6 +72,13 @@ class FullOptimizer:
         Raises ValueError if only some parameters of a bucket have state, or if their steps differ: a bucket has one.
         """
         numbers, inner = self._numbers(), self.zero.optimizer
+        saved_lengths = [len(group["params"]) for group in state_dict["param_groups"]]
+        own_lengths = [len(own) for own in self.zero.group_parameters]
+        if saved_lengths != own_lengths:
+            raise ValueError(
+                f"the saved param_groups have {saved_lengths} parameters, these have {own_lengths}: make the groups as "
+                "they were, and freeze the same parameters"
+            )
         place = {id(master): number for number, master in enumerate(_all(g["params"] for g in inner.param_groups))}
         state: dict[int, State] = {}
         for unit in self.zero.units:

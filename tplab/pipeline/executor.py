@@ -92,6 +92,11 @@ class Pipeline:
         self.loss_sum, self.count = loss_sum, count
         self.is_first, self.is_last = self.rank == 0, self.rank == p - 1
         self.peak_live = 0
+        if tied is not None and self.channels.ends is None and len(stages) > 1:
+            raise ValueError(
+                f"{len(stages)} stages on a single rank have several copies of the tied parameter, which nothing keeps "
+                "identical: use one stage, or more ranks"
+            )
         self.tied, self.sums_tied = tied, True
         self._start_alike()
 
