@@ -409,8 +409,7 @@ def _of_replicas():
     grid, found = mesh(dp=2), []
     for stage in (1, 2, 3):
         model = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
-        training = TrainingStep(model, SGD, mesh=grid, zero=stage, layers=list(model), bucket_bytes=50) if stage == 3 \
-            else TrainingStep(model, SGD, mesh=grid, zero=stage, bucket_bytes=50)  # fmt: skip
+        training = TrainingStep(model, SGD, mesh=grid, zero=stage, layers=list(model), bucket_bytes=50)
         with training.micro_batch():
             model[dist.get_rank()](model[2](torch.ones(1, 3))).sum().backward()
         found += refusals(training.update)
