@@ -650,8 +650,9 @@ def train_in_3d():
             seen["loss"].append(training.step(ids, targets))
         seen["norm"].append(training.norm.item())
         tp_group, pp_group = training.mesh.get_group("tp"), training.mesh.get_group("pp")
-        seen["clipped"].append(gradient_norm(training.parameters, tp_group, pp_group, training.stage.tied))
-    return seen | {"sent": list(section), "parameters": sum(param.numel() for param in training.parameters)}
+        parameters = list(training.stage.parameters())
+        seen["clipped"].append(gradient_norm(parameters, tp_group, pp_group, training.stage.tied))
+    return seen | {"sent": list(section), "parameters": sum(param.numel() for param in parameters)}
 
 
 def train_on_one():

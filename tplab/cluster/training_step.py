@@ -130,7 +130,7 @@ class TrainingStep:
             self.optimizer = optimizer_class(given, **defaults)
         if pipeline is not None:
             pipeline.sums_tied = False
-        self._micro_batches, self._is_last = 0, False
+        self._micro_batches, self._is_last, self._is_done = 0, False, False
 
     @contextmanager
     def micro_batch(self, *, last: bool = True) -> Iterator[None]:
@@ -142,6 +142,8 @@ class TrainingStep:
             raise ValueError(
                 "the last micro-batch of this step has already run: pass last=k == m - 1, or call update()"
             )
+        if self._is_done:
+            self.abandon()  # the last step's gradients
         stays = self.data is not None and (self.pipeline is not None or not last)
         try:
             with self.data.no_sync() if stays and self.data is not None else nullcontext():
@@ -153,14 +155,14 @@ class TrainingStep:
 
     def abandon(self) -> None:
         """Forget the gradients of the step so far. All ranks call this, or none, and nothing is sent."""
-        self._micro_batches, self._is_last = 0, False
+        self._micro_batches, self._is_last, self._is_done = 0, False, False
         for part in (self.data, self.optimizer):
             if isinstance(part, DataParallel | ZeRO1):
                 part.abandon()
         self.model.zero_grad()
 
     def update(self) -> Tensor:
-        """Complete the gradients, clip them, update the weights, and free the gradients.
+        """Complete the gradients, clip them, and update the weights. The next micro-batch frees the gradients.
 
         Returns the norm of the full gradient before clipping, a scalar on the device, which is the same on every rank.
         Raises FloatingPointError (see `check`) if it isn't finite; then the weights and the optimizer are unchanged.
@@ -176,8 +178,10 @@ class TrainingStep:
             if self.max_norm is not None:
                 clip(gradients, norm, self.max_norm)
             self._step(norm)
-        finally:
+        except BaseException:
             self.abandon()
+            raise
+        self._micro_batches, self._is_last, self._is_done = 0, False, True
         return norm
 
     def _complete(self) -> list[Tensor]:
