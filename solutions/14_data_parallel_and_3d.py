@@ -759,11 +759,10 @@ def made_by_members_only():
 
 
 with show_failure():
-    launch(made_by_members_only, 4, timeout=4)
+    launch(made_by_members_only, 4)
 
 # %% [markdown]
-# The ranks stand in `new_group` of the *later* groups, or in the first all-reduce of one, in lines that are right. A group's name is a number that each rank counts up for itself, with every call. For rank 0 the group of ranks 0 and 1 is its second, for rank 1 its first: they look for each other under different names. Where every rank skips as many calls as every other, it can even work, by luck, and the
-# mistake stays hidden until somebody adds a group.
+# `tplab` compares the calls of all ranks and stops the run. In a plain torchrun script, nothing would. The ranks would wait for each other in a *later* `new_group`, or in the first all-reduce of a later group, and those lines are right. The reason is that each rank derives a group's name from the number of groups it has created so far. For rank 0, the group of ranks 0 and 1 is the second one, but for rank 1 it's the first, so they look for each other under different names. If every rank happens to skip equally many calls, the program even works, and the mistake stays hidden until somebody adds a group.
 #
 # **Third.** The mesh the wrong way round. Say the 8 ranks of the training above sit in two machines of 4. Here is what crossed from machine to machine in one step, from the record of the run, and what would have crossed if `tp` were outermost and `dp` innermost.
 
