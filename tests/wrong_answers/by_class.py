@@ -96,6 +96,7 @@ LEAVES_SOMETHING: list[Changed] = [
     ("6.5", [("self.keys = torch.zeros(shape", "type(self).keys = torch.zeros(shape"), ("self.values = torch", "type(self).values = torch")]),
     ("12.3", [("    marked = [", "    if vars(module).setdefault('added', []):\n        return\n    module.added.append(True)\n    marked = [")]),
     ("14.2", [("self.shard = nn.Parameter(", "type(self).shard = nn.Parameter(")]),
+    ("6.4", [("        n, m, d = self.heads", "        ranks = dist.get_process_group_ranks(self.copies_group)\n        self.copies_group = dist.new_group(ranks, use_local_synchronization=True)\n        n, m, d = self.heads")], "Which line makes a group in every call"),
 ]  # fmt: skip
 
 CHANGES_THE_CALLERS: list[Changed] = [
@@ -113,8 +114,9 @@ COMBINES_OR_SKIPS: list[Changed] = [
     ("4.2", [("        if self.skip_bias_add:\n", "        if self.skip_bias_add and self.input_is_parallel:\n")], "What does the layer return"),
     ("5.4", [("torch.tensor(drifts, dtype", "torch.tensor(drifts[1:], dtype")], "Then nothing can drift"),
     ("6.2", [("divide(num_heads, world_size, name", "divide(num_heads, dist.get_world_size(), name")], "Two ranks share 6 heads evenly"),
-    ("8.3", [("columns * dist.get_world_size(group)", "columns * dist.get_world_size()")], "belongs to nobody"),
+    ("8.3", [("columns * dist.get_world_size(group)", "columns * dist.get_world_size()")], "or which call for a rank or a size, was not given"),
     ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
+    ("13.4", [("rank, last = channels.rank, channels.world_size - 1", "rank, last = dist.get_rank(), dist.get_world_size() - 1")], "is a rank's place in its pipeline"),
     ("13.3", [(' if action.kind == "B" else []\n', " if False else []\n")], "Does a B in your program wait for the F"),
     ("15.4", [("    write(unfinished)\n", "    try:\n        write(unfinished)\n    except OSError:\n        pass\n")], "the error reach the caller"),
 ]  # fmt: skip
