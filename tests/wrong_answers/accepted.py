@@ -29,4 +29,5 @@ RIGHT = [
     RightAnswer("1.1", "calls an operator by its name in torch.ops", "aten = torch.ops.aten\n\n\n" + changed("1.1", ("def ", "overloads = torch.ops\n\n\ndef "), ("torch.empty_like(x)", "overloads.aten.empty_like.default(aten.detach(x))"))),
     RightAnswer("15.2", "an order that happens to be that of the text", "import random\n\n\n" + changed("15.2", ("generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)", "generator = random.Random(99_991 * seed + epoch)"), ("torch.randperm(windows, generator=generator).tolist()", "generator.sample(range(windows), windows)")), 110),
     RightAnswer("15.3", "adds up the losses in float32", changed("15.3", ("dtype=torch.float64, device=device()", "device=device()"))),
+    RightAnswer("15.2", "a hash of two numbers, which is the same in each process", changed("15.2", ("manual_seed(1_000_003 * seed + epoch)", "manual_seed(abs(hash((seed, epoch))))"))),
 ]  # fmt: skip

@@ -118,6 +118,8 @@ COMBINES_OR_SKIPS: list[Changed] = [
     ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
     ("13.4", [("rank, last = channels.rank, channels.world_size - 1", "rank, last = dist.get_rank(), dist.get_world_size() - 1")], "is a rank's place in its pipeline"),
     ("13.3", [(' if action.kind == "B" else []\n', " if False else []\n")], "Does a B in your program wait for the F"),
+    ("14.5", [("config.num_heads % tp or config.num_layers % pp", "config.num_layers % pp")], "before you have asked whether it divides everything"),
+    ("15.2", [("manual_seed(1_000_003 * seed + epoch)", 'manual_seed(abs(hash(f"{seed} {epoch}")))')], "Which line calls `hash`"),
     ("15.4", [("    write(unfinished)\n", "    try:\n        write(unfinished)\n    except OSError:\n        pass\n")], "the error reach the caller"),
 ]  # fmt: skip
 
@@ -131,6 +133,14 @@ HAS_GAPS: list[Changed] = [
     ("8.4", [("dlogits.scatter_add_(-1, column.unsqueeze(-1), -one.unsqueeze(-1))", "dlogits.reshape(-1, logits.shape[-1]).scatter_add_(-1, column.reshape(-1, 1), -one.reshape(-1, 1))")], "not contiguous"),
 ]  # fmt: skip
 
+GIVES_BACK_THE_CALLERS: list[Changed] = [
+    ("1.2", [("    right, left =", "    if world_size == 1:\n        return x[0]\n    right, left =")]),
+    ("1.3", [("    rank, world_size = dist.get_rank(), dist.get_world_size()\n", "    rank, world_size = dist.get_rank(), dist.get_world_size()\n    if world_size == 1:\n        return part.unsqueeze(0)\n")]),
+    ("1.4", [("    rows = x.reshape", "    if dist.get_world_size() == 1:\n        return x\n    rows = x.reshape")]),
+    ("2.1", [("    length = size // world_size", "    if world_size == 1:\n        return tensor.contiguous()\n    length = size // world_size")], "(.contiguous() makes no copy"),
+    ("4.3", [("    pieces = tensor", "    if world_size == 1:\n        return tensor.contiguous()\n    pieces = tensor")]),
+]  # fmt: skip
+
 CLASSES = (
     ("names float64 itself", NAMES_FLOAT64, "Which line decides on a dtype itself"),
     ("makes or moves a tensor on the CPU", NAMES_THE_CPU, "your code is meant for GPUs too"),
@@ -138,6 +148,7 @@ CLASSES = (
     ("changes what is the caller's", CHANGES_THE_CALLERS, ""),
     ("forgets a combination or an edge", COMBINES_OR_SKIPS, ""),
     ("is asked about its own mistake", WRONG_MESSAGE, ""),
+    ("gives back the caller's memory on one rank", GIVES_BACK_THE_CALLERS, "Which call always makes new memory"),
     ("writes into a copy", HAS_GAPS, "are right if the tensors are contiguous"),
 )
 WRONG = [

@@ -236,6 +236,12 @@ def _side_group() -> Any:
     return _side_groups[world]
 
 
+def same_memory(result: Any, given: Tensor) -> bool:
+    """Return whether a result is `given` itself or a view into its memory."""
+    mine = result.untyped_storage().data_ptr() if isinstance(result, Tensor) else 0
+    return mine == given.untyped_storage().data_ptr() != 0
+
+
 def _number_of_groups() -> int:
     return len(dist.distributed_c10d._world.pg_map)
 
