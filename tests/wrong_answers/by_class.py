@@ -124,13 +124,17 @@ COMBINES_OR_SKIPS: list[Changed] = [
 ]  # fmt: skip
 
 WRONG_MESSAGE: list[Changed] = [
+    ("1.1", [("dist.recv(parts[other], other)", "dist.recv(parts[other])")], "Which rank's numbers belong into this tensor"),
+    ("6.5", [("torch.arange(cache.length, cache.length + x.shape[1]", "torch.arange(cache.length + 1, cache.length + 1 + x.shape[1]")], "Your positions begin at 1"),
+    ("12.1", [("        dist.all_gather(parts, x)\n", "        dist.all_gather(parts, x)\n        dist.barrier()\n")], "Which line of yours calls the barrier"),
+    ("14.1", [("/ total.item())", "/ (total.item() / dist.get_world_size(self.group)))")], "How many tokens are in that sum"),
     ("7.2", [("    foreign = (ids", "    b, s = ids.shape\n    foreign = (ids")], "Which of your lines expects two dimensions"),
     ("5.4", [("(largest - smallest).max()", "(smallest - largest).min()"), ("dtype=torch.float64).max()", "dtype=torch.float64).min()")], "a drift is a distance"),
     ("13.3", [("if done == before:", "if done == before or sum(done) > 20:")], "These lists can be played to their end"),
 ]  # fmt: skip
 
 HAS_GAPS: list[Changed] = [
-    ("8.4", [("dlogits.scatter_add_(-1, column.unsqueeze(-1), -one.unsqueeze(-1))", "dlogits.reshape(-1, logits.shape[-1]).scatter_add_(-1, column.reshape(-1, 1), -one.reshape(-1, 1))")], "not contiguous"),
+    ("8.4", [("dlogits.scatter_add_(-1, column.unsqueeze(-1), -one.unsqueeze(-1))", "dlogits.reshape(-1, logits.shape[-1]).scatter_add_(-1, column.reshape(-1, 1), -one.reshape(-1, 1))")]),
 ]  # fmt: skip
 
 GIVES_BACK_THE_CALLERS: list[Changed] = [
