@@ -96,6 +96,7 @@ LEAVES_SOMETHING: list[Changed] = [
     ("6.5", [("self.keys = torch.zeros(shape", "type(self).keys = torch.zeros(shape"), ("self.values = torch", "type(self).values = torch")]),
     ("12.3", [("    marked = [", "    if vars(module).setdefault('added', []):\n        return\n    module.added.append(True)\n    marked = [")]),
     ("14.2", [("self.shard = nn.Parameter(", "type(self).shard = nn.Parameter(")]),
+    ("6.4", [("        n, m, d = self.heads", "        ranks = dist.get_process_group_ranks(self.copies_group)\n        self.copies_group = dist.new_group(ranks, use_local_synchronization=True)\n        n, m, d = self.heads")], "Which line makes a group in every call"),
 ]  # fmt: skip
 
 CHANGES_THE_CALLERS: list[Changed] = [
@@ -113,20 +114,35 @@ COMBINES_OR_SKIPS: list[Changed] = [
     ("4.2", [("        if self.skip_bias_add:\n", "        if self.skip_bias_add and self.input_is_parallel:\n")], "What does the layer return"),
     ("5.4", [("torch.tensor(drifts, dtype", "torch.tensor(drifts[1:], dtype")], "Then nothing can drift"),
     ("6.2", [("divide(num_heads, world_size, name", "divide(num_heads, dist.get_world_size(), name")], "Two ranks share 6 heads evenly"),
-    ("8.3", [("columns * dist.get_world_size(group)", "columns * dist.get_world_size()")], "belongs to nobody"),
+    ("8.3", [("columns * dist.get_world_size(group)", "columns * dist.get_world_size()")], "or which call for a rank or a size, was not given"),
     ("11.4", [("range(step, most + 1, step)", "range(step, most, step)")], "There is a size that is good enough"),
+    ("13.4", [("rank, last = channels.rank, channels.world_size - 1", "rank, last = dist.get_rank(), dist.get_world_size() - 1")], "is a rank's place in its pipeline"),
     ("13.3", [(' if action.kind == "B" else []\n', " if False else []\n")], "Does a B in your program wait for the F"),
+    ("14.5", [("config.num_heads % tp or config.num_layers % pp", "config.num_layers % pp")], "before you have asked whether it divides everything"),
+    ("15.2", [("manual_seed(1_000_003 * seed + epoch)", 'manual_seed(abs(hash(f"{seed} {epoch}")))')], "Which line calls `hash`"),
     ("15.4", [("    write(unfinished)\n", "    try:\n        write(unfinished)\n    except OSError:\n        pass\n")], "the error reach the caller"),
 ]  # fmt: skip
 
 WRONG_MESSAGE: list[Changed] = [
+    ("1.1", [("dist.recv(parts[other], other)", "dist.recv(parts[other])")], "Which rank's numbers belong into this tensor"),
+    ("6.5", [("torch.arange(cache.length, cache.length + x.shape[1]", "torch.arange(cache.length + 1, cache.length + 1 + x.shape[1]")], "Your positions begin at 1"),
+    ("12.1", [("        dist.all_gather(parts, x)\n", "        dist.all_gather(parts, x)\n        dist.barrier()\n")], "Which line of yours calls the barrier"),
+    ("14.1", [("/ total.item())", "/ (total.item() / dist.get_world_size(self.group)))")], "How many tokens are in that sum"),
     ("7.2", [("    foreign = (ids", "    b, s = ids.shape\n    foreign = (ids")], "Which of your lines expects two dimensions"),
     ("5.4", [("(largest - smallest).max()", "(smallest - largest).min()"), ("dtype=torch.float64).max()", "dtype=torch.float64).min()")], "a drift is a distance"),
     ("13.3", [("if done == before:", "if done == before or sum(done) > 20:")], "These lists can be played to their end"),
 ]  # fmt: skip
 
 HAS_GAPS: list[Changed] = [
-    ("8.4", [("dlogits.scatter_add_(-1, column.unsqueeze(-1), -one.unsqueeze(-1))", "dlogits.reshape(-1, logits.shape[-1]).scatter_add_(-1, column.reshape(-1, 1), -one.reshape(-1, 1))")], "not contiguous"),
+    ("8.4", [("dlogits.scatter_add_(-1, column.unsqueeze(-1), -one.unsqueeze(-1))", "dlogits.reshape(-1, logits.shape[-1]).scatter_add_(-1, column.reshape(-1, 1), -one.reshape(-1, 1))")]),
+]  # fmt: skip
+
+GIVES_BACK_THE_CALLERS: list[Changed] = [
+    ("1.2", [("    right, left =", "    if world_size == 1:\n        return x[0]\n    right, left =")]),
+    ("1.3", [("    rank, world_size = dist.get_rank(), dist.get_world_size()\n", "    rank, world_size = dist.get_rank(), dist.get_world_size()\n    if world_size == 1:\n        return part.unsqueeze(0)\n")]),
+    ("1.4", [("    rows = x.reshape", "    if dist.get_world_size() == 1:\n        return x\n    rows = x.reshape")]),
+    ("2.1", [("    length = size // world_size", "    if world_size == 1:\n        return tensor.contiguous()\n    length = size // world_size")], "(.contiguous() makes no copy"),
+    ("4.3", [("    pieces = tensor", "    if world_size == 1:\n        return tensor.contiguous()\n    pieces = tensor")]),
 ]  # fmt: skip
 
 CLASSES = (
@@ -136,6 +152,7 @@ CLASSES = (
     ("changes what is the caller's", CHANGES_THE_CALLERS, ""),
     ("forgets a combination or an edge", COMBINES_OR_SKIPS, ""),
     ("is asked about its own mistake", WRONG_MESSAGE, ""),
+    ("gives back the caller's memory on one rank", GIVES_BACK_THE_CALLERS, "Which call always makes new memory"),
     ("writes into a copy", HAS_GAPS, "are right if the tensors are contiguous"),
 )
 WRONG = [

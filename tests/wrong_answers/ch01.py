@@ -67,6 +67,7 @@ BOTH = [
     ("scatter: forgets to return", scatter(swap_all(SCATTER, ("return out\n", "return\n"), ("return out.copy_", "out.copy_"))), "What does the function return"),
     ("scatter: no communication", scatter("if parts is not None:\n    out.copy_(parts[src])\nreturn out"), "Nothing was sent"),
     ("scatter: the others don't receive", scatter(swap(SCATTER, "    dist.recv(out, src)\n", "")), "never receives"),
+    ("scatter: receives from anybody", scatter(swap(SCATTER, "dist.recv(out, src)", "dist.recv(out)")), "Which rank's numbers belong into this tensor"),
     ("scatter: does not wait", scatter(swap_all(SCATTER, ("dist.recv(", "dist.irecv("), ("dist.send(", "dist.isend("))), "only start a message"),
     ("scatter: starts and does not wait, on the others only", scatter(swap(SCATTER, "dist.recv(", "dist.irecv(")), "only start a message"),
     ("scatter: the root sends to itself too", scatter(swap(SCATTER, "    if other != src:\n        dist.send", "    dist.send")), "with itself"),

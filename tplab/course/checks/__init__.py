@@ -37,7 +37,7 @@ from tplab.course.checks.check_vocabulary import (
 from tplab.course.checks.default_device import DefaultDevice
 from tplab.course.checks.exercises import WORLD_SIZES, exercise, fresh_generator
 from tplab.course.checks.ledger import current
-from tplab.course.checks.observation import Changed, Claim, NotRun, Observed, Snapshot, observe, portable
+from tplab.course.checks.observation import Changed, Claim, NotRun, Observed, Snapshot, observe, portable, same_memory
 from tplab.course.checks.predictions import Prediction
 from tplab.course.checks.recorded_traffic import Call, Traffic, traffic
 from tplab.course.checks.run_answer import called_as, calling, fail, must_refuse, run_cases, run_ranks
@@ -94,6 +94,7 @@ __all__ = [
     "random_tensor",
     "run_cases",
     "run_ranks",
+    "same_memory",
     "traffic",
     "twins",
     "verify",

@@ -24,6 +24,8 @@ from tplab.runtime import record
 
 Observed = dict[str, Any]
 
+GROUPS_LEFT = "a call makes no process groups of its own"
+
 _side_groups: dict[Any, Any] = {}  # cached per default group, because creating one takes ten milliseconds
 
 
@@ -115,12 +117,15 @@ def observe(
         run(*others)
     with record() as forward:
         out = run(*leaves.values())
+    groups = _number_of_groups()
     if others:
         run(*(_leaf(tensor) for tensor in others))
     noted: Observed = {
         "out": portable(out),
         "forward traffic": traffic(forward),
     }  # a copy, before anything overwrites it
+    if (more := _number_of_groups() - groups) > 0:
+        noted[GROUPS_LEFT] = Claim(f"the third call made {more} process group{'s' * (more > 1)}")
 
     pairs, problem = _pairs(out, upstream)
     ways_back = [(output, gradient) for output, gradient in pairs if output.requires_grad]
@@ -143,7 +148,10 @@ _between: ContextVar[bool] = ContextVar("_between", default=False)
 
 @contextmanager
 def others_in_between(wanted: bool) -> Iterator[None]:
-    """Context manager in which `observe` calls the code with other numbers too, before and after its forward pass."""
+    """Context manager in which `observe` calls the code with other numbers too, before and after its forward pass.
+
+    The last of these calls must not make process groups. If it does, `observe` returns a false `Claim`.
+    """
     token = _between.set(wanted)
     try:
         yield
@@ -226,6 +234,16 @@ def _side_group() -> Any:
     if world not in _side_groups:
         _side_groups[world] = dist.new_group()
     return _side_groups[world]
+
+
+def same_memory(result: Any, given: Tensor) -> bool:
+    """Return whether a result is `given` itself or a view into its memory."""
+    mine = result.untyped_storage().data_ptr() if isinstance(result, Tensor) else 0
+    return mine == given.untyped_storage().data_ptr() != 0
+
+
+def _number_of_groups() -> int:
+    return len(dist.distributed_c10d._world.pg_map)
 
 
 def _all_agree(mine: bool, group: Any) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from tplab.course.checks import layouts
-from tplab.course.checks.observation import others_in_between
+from tplab.course.checks.observation import GROUPS_LEFT, others_in_between
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.verification import Question
 
@@ -48,6 +48,12 @@ _QUESTIONS = {
     ),
 }
 
+GROUPS_QUESTION = Question(
+    lambda d: GROUPS_LEFT in d.names,
+    "A process group stays until the program ends, and it takes memory and connections. A training run calls this code "
+    "a million times. Which line makes a group in every call, and where is there a place to make it once?",
+)
+
 
 def dtype_of(twin: Twin | None) -> torch.dtype:
     return torch.float32 if twin is Twin.FLOAT32 else torch.float64
@@ -63,7 +69,7 @@ def question(twin: Twin) -> str:
 
 def asked_first(twin: Twin | None) -> list[Question]:
     """Return the question about a twin as the first of a check's questions. No question for an ordinary case."""
-    return [Question(lambda d: True, question(twin))] if twin else []
+    return [GROUPS_QUESTION, Question(lambda d: True, question(twin))] if twin else []
 
 
 def tolerance(twin: Twin | None, tol: float) -> float:

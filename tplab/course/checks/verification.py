@@ -106,6 +106,15 @@ LATE_QUESTION = Question(
     "The collective was started with async_op=True. From when on may its result be read?",
 )
 
+BARRIER_QUESTION = Question(
+    lambda d: (
+        bool(d.names)
+        and all("traffic" in name and "barrier" in d.text(name).partition("; saw ")[2] for name in d.names)
+    ),
+    "The numbers are right. A barrier brings no numbers: every rank only waits for the slowest one, and a collective "
+    "waits for all that it needs by itself. Which line of yours calls the barrier, and what goes wrong without it?",
+)
+
 # Asked unless the exercise's own question is about the same: one of these words is in it
 _ABOUT = {
     "dtype": (
@@ -218,7 +227,7 @@ def _explain(
     where = f"p = {p}" + (f", {note}" if note else "")
     on = f" on {ranks_text(ranks, p)}" if p > 1 and not differences.alone else ""
     wrong = {d.name for d in differences}
-    ask = next(question.ask for question in (*questions, *_GENERAL) if question.fits(differences))
+    ask = next(question.ask for question in (BARRIER_QUESTION, *questions, *_GENERAL) if question.fits(differences))
     words, instead = _ABOUT.get(differences.aspect, ((), ask))
     how = " ".join(filter(None, ["wrong", differences.aspect]))
     return CheckFailed(

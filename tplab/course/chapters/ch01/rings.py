@@ -19,6 +19,7 @@ from tplab.runtime import Deadlock, device, record
 ORDER = (2, 3, 4, 1)  # two ranks reveal the most about a mistake; three are the first with a left and a right
 Ring = Callable[[Tensor], Tensor]
 Tensors = list[Tensor]
+OWN_MEMORY = "the result has memory of its own"
 TORCHS_OWN = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "gather", "scatter", "reduce")
 
 
@@ -43,7 +44,9 @@ def run(ring: Ring, case: Input, given: Tensor, group: Any) -> checks.Observed:
     before = checks.Snapshot(x=x)
     with record() as section:
         out = ring(x)
-    return {"out": out, "traffic": checks.traffic(section), "inputs unchanged": before.changed()}
+    shares = "writing into it would change the caller's tensor" if checks.same_memory(out, x) else ""
+    seen = {"out": out, "traffic": checks.traffic(section), "inputs unchanged": before.changed()}
+    return seen | {OWN_MEMORY: checks.Claim(shares)}
 
 
 def check_ring(
@@ -131,6 +134,12 @@ CHANGED = checks.Question(
     "x[i], instead of into a tensor of your own?",
 )
 
+SHARES = checks.Question(
+    OWN_MEMORY,
+    "The numbers are right, and they are in the caller's own tensor: the result is that tensor or a view of it. What "
+    "happens to the caller's numbers when somebody adds to the result? Which call always makes new memory?",
+)
+
 TORCH_DID_IT = checks.Question(
     sent(*TORCHS_OWN),
     "torch has a collective that does this, and you called one. The exercise is to build it: which messages to the "
@@ -160,4 +169,4 @@ ROUNDED = checks.Question(
     "Which step leaves the dtype of x? torch.empty and torch.zeros give float32 unless they are told otherwise.",
 )
 
-COMMON = (NOT_WAITED, TORCH_DID_IT, CHANGED, ROUNDED, SILENT, ZEROS)  # tried first for every ring
+COMMON = (NOT_WAITED, TORCH_DID_IT, CHANGED, SHARES, ROUNDED, SILENT, ZEROS)  # tried first for every ring

@@ -1,12 +1,14 @@
 """The check for exercise 1.1: scatter and gather, built from send and recv."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from tplab.course import checks
 from tplab.course.chapters.ch01.rings import (
@@ -24,6 +26,8 @@ from tplab.runtime import device, record
 Scatter = Callable[[Tensor, Tensors | None, int], Tensor]
 Gather = Callable[[Tensor, int], Tensors | None]
 SHAPES = ((5,), (2, 3))
+
+NAMES_SENDER = "every receive names its sender"
 
 _FIRST = "the first one of the parts"
 _NEXT = "the part of the next rank"
@@ -80,15 +84,33 @@ def run(answers: tuple[Scatter, Gather], case: Root, given: Given, group: Any) -
     x = given.x.to(device())
     before = checks.Snapshot(x=x, parts=parts, **{f"parts[{index}]": part for index, part in enumerate(parts or [])})
     seen: checks.Observed = {}
+    unnamed: list[str] = []
     if case.scatters:
-        with record() as section:
+        with record() as section, receives_from_any_rank("scatter", unnamed):
             returned = scatter(out, parts, case.root)
         seen |= {"out": out, "returned": returned, "scatter traffic": checks.traffic(section)}
     if case.gathers:
-        with record() as section:
+        with record() as section, receives_from_any_rank("gather", unnamed):
             gathered = gather(x, case.root)
         seen |= {"gathered": gathered, "gather traffic": checks.traffic(section)}
-    return seen | {"inputs unchanged": before.changed()}
+    text = f"{unnamed[0]} has {len(unnamed)} without" if unnamed else ""
+    return seen | {NAMES_SENDER: checks.Claim(text), "inputs unchanged": before.changed()}
+
+
+@contextmanager
+def receives_from_any_rank(name: str, found: list[str]) -> Iterator[None]:
+    """Context manager that appends `name` to `found` for every receive that takes a message from any rank."""
+    original = ProcessGroup.recv_anysource
+
+    def receive(*args: Any) -> Any:
+        found.append(name)
+        return original(*args)
+
+    ProcessGroup.recv_anysource = receive  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        ProcessGroup.recv_anysource = original  # type: ignore[method-assign]
 
 
 def expect(case: Root, problem: Problem, place: checks.Place) -> checks.Expected:
@@ -133,6 +155,11 @@ def scatter_and_gather(scatter: Scatter, gather: Gather) -> checks.Verdict:
 
 _QUESTIONS = (
     NOT_WAITED,
+    checks.Question(
+        lambda d: NAMES_SENDER in d.names,
+        "dist.recv without a source takes whichever message comes first, and in which order messages come is chance. "
+        "(With GPUs there is no such call: NCCL raises.) Which rank's numbers belong into this tensor?",
+    ),
     checks.Question(
         lambda d: "changed" in d.kinds(),
         "Scattering and gathering only copy. Which line writes into a tensor that the caller still needs?",

@@ -116,6 +116,7 @@ def _cut_and_paste(
     seen |= cutting.claims({"the shard": mine}) | pasting.claims({"the whole": pasted})
     if isinstance(mine, Tensor):
         kept, needed = mine.untyped_storage().nbytes(), parts[rank].numel() * mine.element_size()
-        seen[OWN_MEMORY] = checks.Claim(f"it keeps {kept} bytes alive and needs {needed}" if kept > needed else "")
+        shares = "it is the full tensor itself" if checks.same_memory(mine, whole) else ""
+        seen[OWN_MEMORY] = checks.Claim(f"it keeps {kept} bytes alive and needs {needed}" if kept > needed else shares)
         seen[CONTIGUOUS] = checks.Claim("" if mine.is_contiguous() else f"its strides are {mine.stride()}")
     return seen

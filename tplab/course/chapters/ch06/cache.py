@@ -321,6 +321,12 @@ STEP_QUESTIONS = (
         "The positions begin where the cache ends *after* this step. When do you ask for `cache.length`?",
     ),
     checks.Question(
+        on_any_out(plain.FROM_ONE),
+        "Your positions begin at 1. Scores depend on differences of positions only, so the numbers are off by no more "
+        "than a rounding error here. But a prompt is turned from position 0 on everywhere else. Which position has a "
+        "token that comes when `cache.length` is 0?",
+    ),
+    checks.Question(
         on_any_out(plain.UNTURNED, plain.NO_TURNS),
         "Queries and keys are turned to their positions, and a key is turned once, before it is kept. Which call of "
         "`rotate` is missing?",

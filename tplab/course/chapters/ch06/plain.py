@@ -136,6 +136,7 @@ def in_pieces(
 
 FROM_ZERO = "what comes out when the positions of the new tokens begin at 0 again"
 TOO_LATE = "what comes out when the positions begin behind the new tokens, where the cache ends afterwards"
+FROM_ONE = "what comes out when the first token of the text has position 1"
 UNTURNED = "what comes out when the keys are kept without being turned to their positions"
 NO_TURNS = "what comes out without rotary positions"
 ALL_TURNED = "what comes out when the values are turned too"
@@ -146,6 +147,7 @@ TILED = "what comes out when query head i looks at head i mod m of K and V"
 IN_PIECES: dict[str, dict[str, Any]] = {  # options of `in_pieces`
     FROM_ZERO: {"positions": lambda start, stop: torch.arange(stop - start)},
     TOO_LATE: {"positions": lambda start, stop: torch.arange(stop, 2 * stop - start)},
+    FROM_ONE: {"positions": lambda start, stop: torch.arange(start + 1, stop + 1)},
     UNTURNED: {"turned": "q"},
     NO_TURNS: {"turned": ""},
     ALL_TURNED: {"turned": "qkv"},

@@ -112,6 +112,8 @@ CRASH = (
     "the second time?"
 )
 
+GAPS = checks.Question(lambda d: True, checks.twins.question(checks.Twin.STRIDED))  # for logits with gaps only
+
 QUESTIONS = (
     checks.Question(
         lambda d: checks.changed(d) and "dlogits" not in d.names,
@@ -191,7 +193,8 @@ QUESTIONS = (
 @checks.exercise("8.4", "The backward by hand")
 def by_hand(answer: Any) -> checks.Verdict:
     checks.check_cases(
-        "8.4", answer, CASES, draw=draw, give=give, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
+        "8.4", answer, CASES, draw=draw, give=give, run=run, expect=expect,
+        questions=lambda case, observed: (GAPS, *QUESTIONS) if case.transposed else QUESTIONS, crash=CRASH,
         whose_group=WHOSE_GROUP, without=lambda case: {checks.Twin.FLOAT32} if case.shift else (),
     )  # fmt: skip
     return checks.Verdict("Softmax minus one-hot, without a message; a second backward gives the same.")

@@ -41,6 +41,7 @@ class Logits(Case):
 
 CASES = (
     Logits(),
+    Logits("with logits [2, 4, v/p]", leading=(2, 4)),
     Logits("with logits [2, 4, v/p], not contiguous", leading=(2, 4), transposed=True),
     Logits("with logits of about 10000", shift=1e4),
     Logits("with logits from about -10000, in the first token, to 0, in the last", shift=-1e4, climb=1e4),

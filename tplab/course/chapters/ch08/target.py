@@ -177,6 +177,6 @@ def target_logit(answer: Any) -> checks.Verdict:
     )  # fmt: skip
     checks.check_cases(
         "8.3", answer, outside, draw=draw_any, run=run_outside, expect=expect_refusal,
-        questions=[checks.Question(lambda d: True, OUTSIDE)], crash=OUTSIDE, stuck=STUCK,
+        questions=[checks.Question(lambda d: True, OUTSIDE)], crash=OUTSIDE, stuck=STUCK, whose_group=WHOSE_GROUP,
     )  # fmt: skip
     return checks.Verdict("Each number comes from the one rank that has it. Ids that nobody has are refused.")

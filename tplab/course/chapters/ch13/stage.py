@@ -47,7 +47,7 @@ class Schedule(checks.Case):
     earlier: bool = False
 
     def describe(self, name: str) -> str:
-        return self.name
+        return self.name + "," * bool(self.groups)  # "in groups ..." follows
 
 
 def all_forwards_first(p: int, m: int, order: Sequence[int]) -> Lists:
@@ -79,7 +79,7 @@ def schedules(p: int) -> list[Schedule]:
         Schedule(f"1F1B's lists, m = {m}", in_turn(p, m), m),
         Schedule(backwards, all_forwards_first(p, 3, (2, 1, 0)), 3),
         Schedule("1F1B's lists, m = 2, where the parameters have gradients already", in_turn(p, 2), 2, earlier=True),
-    ]
+    ] + [Schedule("two pipelines of two stages, m = 3", in_turn(2, 3), 3, groups=checks.GROUPS)] * (p == 4)
 
 
 class Problem(NamedTuple):
@@ -168,13 +168,13 @@ class _Watch(Function):
 
 
 @cache
-def channels_of(world: Any) -> Channels:
-    """Return this rank's channels, which all its cases share because process groups are slow to create."""
-    return Channels()
+def channels_of(group: Any) -> Channels:
+    """Return this rank's channels in a group, which all cases share because process groups are slow to create."""
+    return Channels(group)
 
 
 def run(run_stage: Callable[..., Any], case: Schedule, given: Problem, group: Any) -> checks.Observed:
-    channels = channels_of(dist.group.WORLD)
+    channels = channels_of(group or dist.group.WORLD)
     rank, last = channels.rank, channels.world_size - 1
     flow = through(given.weights[:rank], given.inputs)
     stage = WatchedStage(given.weights[rank].to(device()), flow.to(device()))
@@ -245,21 +245,28 @@ def expect(case: Schedule, problem: Problem, place: checks.Place) -> checks.Expe
 def messages(place: checks.Place, m: int) -> checks.Traffic:
     """Expect m outputs to the next rank and m gradients back, and the same with the previous rank."""
     rank = place.index
-    neighbors = [other for other in (rank - 1, rank + 1) if 0 <= other < place.size]
-    calls = [call for other in neighbors for call in (("send", (rank, other)), ("recv", (other, rank)))] * m
+    ranks = place.ranks[max(rank - 1, 0) : rank + 2]
+    neighbors = [other for other in ranks if other != place.ranks[rank]]
+    mine = place.ranks[rank]
+    calls = [call for other in neighbors for call in (("send", (mine, other)), ("recv", (other, mine)))] * m
     return checks.Traffic(checks.Call(kind, BATCH * HIDDEN, "float64", pair) for kind, pair in calls)
 
 
 @checks.exercise("13.4", "A stage at work")
 def stage_at_work(run_stage: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
-        "13.4", run_stage, schedules, draw=draw, run=run, expect=expect, questions=QUESTIONS, stuck=STUCK
-    )
+        "13.4", run_stage, schedules, draw=draw, run=run, expect=expect, questions=QUESTIONS, stuck=STUCK,
+        whose_group=WHOSE_PLACE,
+    )  # fmt: skip
     return checks.Verdict(
         "Loss and gradients of one process, whatever the order, and no more is kept than the lists ask for."
     )
 
 
+WHOSE_PLACE = (
+    "Each group is a pipeline of two stages. `channels.rank` is a rank's place in its pipeline, and "
+    "`channels.world_size` is the number of stages. Which line takes the rank or the size of the whole run instead?"
+)
 STUCK = (
     "For each rank, what does it wait for in the line that the report names? A send that you wait for at once waits "
     "for its receiver, and the receiver may be waiting for you: when is the result of channels.send needed? Does each "

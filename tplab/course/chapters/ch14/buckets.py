@@ -17,6 +17,7 @@ ONLY_A_NUMBER = "finish sends no gradient"
 NOT_DIVIDED = "the sum over the ranks, not divided by the tokens"
 MEAN_OF_MEANS = "the mean over the ranks of each rank's mean"
 BY_OWN_TOKENS = "the sum divided by the tokens of this rank"
+BY_MEAN_TOKENS = "the sum divided by the mean number of tokens on a rank"
 BY_RANKS = "the sum divided by the number of ranks"
 OWN = "this rank's own gradient, not added up"
 
@@ -147,6 +148,7 @@ def expect(case: Step, problem: Problem, place: checks.Place) -> checks.Expected
             NOT_DIVIDED: summed,
             MEAN_OF_MEANS: means.mean(0),
             BY_OWN_TOKENS: summed / mine,
+            BY_MEAN_TOKENS: summed / (total / place.size) if place.size > 1 else summed * torch.nan,
             BY_RANKS: summed / place.size,
             f"{BY_RANKS} ": summed / place.size / total,
             OWN: own,
@@ -218,6 +220,11 @@ QUESTIONS = (
         checks.has_kind("dW1", BY_OWN_TOKENS),
         "The sum is over the tokens of all ranks, and each rank divides by another number. How does a rank learn the "
         "tokens of the others?",
+    ),
+    checks.Question(
+        checks.has_kind("dW1", BY_MEAN_TOKENS),
+        "The all-reduces have added up the gradients of all ranks' tokens. You divide by the mean number of tokens on "
+        "a rank. How many tokens are in that sum?",
     ),
     checks.Question(
         lambda d: any(checks.has_kind(f"d{name}", OWN, f"{OWN} ", f"{OWN}  ")(d) for name in SIZES),

@@ -65,6 +65,7 @@ CLUSTERS = (
     Cluster("a model larger than a node", gpt(80, 8192, 64), 64, 8, 80, 64, 0.05, 0.01, 0.05),
     Cluster("few sequences", gpt(48, 6144, 48), 32, 4, 80, 8, 0.05, 0.001, 0.2),
     Cluster("nodes of 8, 24 heads", gpt(24, 3072, 24), 24, 8, 40, 48, 0.02, 0.0001, 1.0),
+    Cluster("heads that 8 GPUs don't divide", gpt(30, 2560, 20), 8, 8, 80, 2, 0.05, 0.001, 0.05),
     Cluster("layers that few numbers divide", gpt(30, 5120, 40), 16, 8, 80, 32, 0.01, 0.05, 0.05),
 )
 TOO_SMALL = Cluster("a model that fits nowhere", gpt(96, 12288, 96), 16, 8, 40, 32, 0.01, 0.01, 0.05)

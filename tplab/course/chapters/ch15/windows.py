@@ -6,7 +6,8 @@ the same for any number of replicas, and nothing is remembered between calls or 
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ RANGE = "there is such a window"
 EPOCH = "each window comes once in an epoch"
 SAME = "the batch of all replicas is the same as with one"
 PURE = "the same arguments give the same windows"
+ELSEWHERE = "another process gets the same windows"
 LEFT_ALONE = "the rank's own random numbers go on as they would have"
 NEW_ORDER = "each epoch has an order of its own"
 NEIGHBOURS = "in each epoch other windows stand side by side"
@@ -31,6 +33,7 @@ APART = "another seed has epochs of its own"
 SEEDS, EPOCHS = 4, 4  # consecutive seeds, and how many epochs of each are compared with all others
 # The first batches of many epochs of these seeds: of 64 windows, two batches of 16 are never equal by chance
 APART_SEEDS, APART_EPOCHS, APART_WINDOWS, APART_BATCH = (0, 1, 2, 1000), 120, 64, 16
+MANY = 3  # batches of an epoch that are never in order by chance. Two of 4 among 10 windows are, once in 3,150 epochs
 
 Batch = list[int]
 
@@ -65,6 +68,8 @@ def ask(function: Callable[..., Any], cases: Sequence[Case], disorder: int) -> l
         before = torch.get_rng_state(), random.getstate()
         in_order = [own(step) for step in range(case.steps)]
         touched = not torch.equal(before[0], torch.get_rng_state()) or before[1] != random.getstate()
+        with hashes_of_another_process(function):
+            elsewhere = {step: own(step) for step in range(min(6, case.steps))}
         again = {step: own(step) for step in random.sample(range(case.steps), min(6, case.steps))}
         orders = []
         if p == 1 and case.windows % case.batch == 0:
@@ -72,9 +77,29 @@ def ask(function: Callable[..., Any], cases: Sequence[Case], disorder: int) -> l
                 orders += [(seed, epoch, epoch_of(own, case, seed, epoch)) for epoch in range(EPOCHS)]
         other = [own(step, seed=case.seed + 1) for step in range(case.steps)]
         seen.append({"in order": in_order, "again": again, "other seed": other, "touched": touched, "orders": orders})
+        seen[-1]["elsewhere"] = elsewhere
     if p == 1:
         seen[0]["orders"] += beginnings(function)
     return seen
+
+
+@contextmanager
+def hashes_of_another_process(function: Callable[..., Any]) -> Iterator[None]:
+    """Context manager in which `hash` gives other values for texts in the learner's code, as in every new process."""
+    names = getattr(function, "__globals__", {})
+    if "hash" in names:  # a function of the learner's own
+        yield
+        return
+    names["hash"] = lambda value: hash(("another process", value)) if holds_text(value) else hash(value)
+    try:
+        yield
+    finally:
+        del names["hash"]
+
+
+def holds_text(value: Any) -> bool:
+    items = value if isinstance(value, (tuple, frozenset)) else ()
+    return isinstance(value, (str, bytes)) or any(map(holds_text, items))
 
 
 def beginnings(function: Callable[..., Any]) -> list[tuple[int, int, Any]]:
@@ -137,7 +162,8 @@ def claims(case: Case, ranks: list[checks.Observed], together: list[Batch], alon
     """Return claims that say in words what doesn't hold. A claim is made only if the claims before it allow it."""
     wrong = [w for batch in together for w in batch if not 0 <= w < case.windows]
     found = {RANGE: f"window {wrong[0]} of 0 to {case.windows - 1}" if wrong else ""}
-    found[PURE] = impure(ranks)
+    found[PURE] = impure(ranks, "again")
+    found[ELSEWHERE] = "" if found[PURE] else impure(ranks, "elsewhere")
     found[LEFT_ALONE] = "your function draws from them or sets their seed" if any(r["touched"] for r in ranks) else ""
     if any(found.values()) or any(len(batch) != case.batch for batch in together):
         return found
@@ -148,7 +174,8 @@ def claims(case: Case, ranks: list[checks.Observed], together: list[Batch], alon
         return found
     whole = together[: case.windows // case.batch]
     in_order = all(sorted(batch) == list(range(i * case.batch, (i + 1) * case.batch)) for i, batch in enumerate(whole))
-    found[SHUFFLED] = "they come one after the other" if in_order else ""
+    if len(whole) >= MANY:
+        found[SHUFFLED] = "they come one after the other" if in_order else ""
     if case.windows % case.batch == 0:  # an epoch consists of complete batches
         per_epoch = case.windows // case.batch
         epochs = [[sorted(b) for b in together[i : i + per_epoch]] for i in range(0, len(together), per_epoch)]
@@ -184,11 +211,12 @@ def neighbours_again(epochs: Sequence[list[Batch]]) -> str:
     return ""
 
 
-def impure(ranks: list[checks.Observed]) -> str:
+def impure(ranks: list[checks.Observed], when: str) -> str:
+    """Describe a batch that was another one when it was asked for again, or "elsewhere", in another process."""
     for rank, seen in enumerate(ranks):
-        for step, said in seen["again"].items():
+        for step, said in seen[when].items():
             if said != seen["in order"][step]:
-                return f"batch {step} was {seen['in order'][step]}, asked again {said} (rank {rank})"
+                return f"batch {step} was {seen['in order'][step]}, asked {when} {said} (rank {rank})"
     return ""
 
 
@@ -232,6 +260,12 @@ QUESTIONS = (
         lambda d: PURE in d.names,
         "A run that goes on after step 700 asks for batch 700 first. What does your function remember from one call "
         "to the next, or draw that depends on what was drawn before?",
+    ),
+    checks.Question(
+        lambda d: ELSEWHERE in d.names,
+        "Python adds a random number of each process to the hash of a text, so a run that goes on tomorrow gets other "
+        "windows, and on two machines the replicas disagree. Which line calls `hash`, and how else can seed and epoch "
+        "make one number?",
     ),
     checks.Question(
         lambda d: RANGE in d.names, "Windows are numbered from 0. Where does your function leave their range?"

@@ -1,0 +1,33 @@
+"""Right answers that aren't the reference answer, and that a check has refused before."""
+
+from dataclasses import dataclass
+
+from tests.wrong_answers import chapter_of, swap_all
+from tplab.course.notebooks.rewrite import keep_solution
+
+
+@dataclass(frozen=True)
+class RightAnswer:
+    """A right program for an exercise.
+
+    source: what the learner wrote in the exercise's cell, in place of the solution
+    seed:   the seed of the check's inputs, for an answer that was refused for certain inputs only
+    """
+
+    exercise: str
+    name: str
+    source: str
+    seed: int = 1
+
+
+def changed(exercise: str, *pairs: tuple[str, str]) -> str:
+    """The reference answer with each (old, new) swapped."""
+    return swap_all(keep_solution(chapter_of(exercise).of_role("exercise")[exercise].text) + "\n", *pairs)
+
+
+RIGHT = [
+    RightAnswer("1.1", "calls an operator by its name in torch.ops", "aten = torch.ops.aten\n\n\n" + changed("1.1", ("def ", "overloads = torch.ops\n\n\ndef "), ("torch.empty_like(x)", "overloads.aten.empty_like.default(aten.detach(x))"))),
+    RightAnswer("15.2", "an order that happens to be that of the text", "import random\n\n\n" + changed("15.2", ("generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)", "generator = random.Random(99_991 * seed + epoch)"), ("torch.randperm(windows, generator=generator).tolist()", "generator.sample(range(windows), windows)")), 110),
+    RightAnswer("15.3", "adds up the losses in float32", changed("15.3", ("dtype=torch.float64, device=device()", "device=device()"))),
+    RightAnswer("15.2", "a hash of two numbers, which is the same in each process", changed("15.2", ("manual_seed(1_000_003 * seed + epoch)", "manual_seed(abs(hash((seed, epoch))))"))),
+]  # fmt: skip
