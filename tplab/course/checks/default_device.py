@@ -130,9 +130,7 @@ class DefaultDevice(TorchFunctionMode):
             self.mixed = f"with a GPU, {name} would take {shapes[0][0]} on the CPU and {shapes[1][0]} on the GPU"
 
 
-_CODE = DefaultDevice.__torch_function__.__code__
-# The collectives pass through the mode too. A report must not name its line as the one that called them
-naming._whose[id(_CODE)] = (naming._MACHINERY, _CODE)
+naming.hide(DefaultDevice.__torch_function__.__code__)  # collectives pass through the mode, too
 
 
 def _inside_torch() -> bool:
