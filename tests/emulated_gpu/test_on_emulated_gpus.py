@@ -47,10 +47,12 @@ def test_planted_faults_are_found() -> None:
     assert pytest_on(4, "tests.emulated_gpu.test_planted_faults") >= 15
 
 
+@pytest.mark.nightly
 def test_pipelines_and_grids_get_through() -> None:
     assert pytest_on(8, "tests.gpu.test_pipelines", "tests.gpu.test_grids") >= 5
 
 
+@pytest.mark.nightly
 def test_ranks_that_wait_forever_are_named_and_steps_that_are_not_finite_left_out() -> None:
     assert pytest_on(8, "tests.gpu.test_failures", "tests.gpu.test_updates") >= 13
 
