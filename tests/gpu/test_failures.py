@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -128,6 +128,15 @@ def waits_for_the_other(rank: int) -> None:
             time.sleep(0.1)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT as it is in a terminal. A shell's background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_run_can_be_interrupted_while_a_gpu_waits() -> None:
     check_enough_gpus(2)
     list(Way("nccl", 2, 2).run(on_this_rank, is_slow))  # from here on, ranks start soon
