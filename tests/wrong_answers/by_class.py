@@ -96,7 +96,7 @@ LEAVES_SOMETHING: list[Changed] = [
     ("6.5", [("self.keys = torch.zeros(shape", "type(self).keys = torch.zeros(shape"), ("self.values = torch", "type(self).values = torch")]),
     ("12.3", [("    marked = [", "    if vars(module).setdefault('added', []):\n        return\n    module.added.append(True)\n    marked = [")]),
     ("14.2", [("self.shard = nn.Parameter(", "type(self).shard = nn.Parameter(")]),
-    ("6.4", [("        n, m, d = self.heads", "        ranks = dist.get_process_group_ranks(self.copies_group)\n        self.copies_group = dist.new_group(ranks, use_local_synchronization=True)\n        n, m, d = self.heads")], "Which line makes a group in every call"),
+    ("6.4", [("        n, m, d = self.heads", "        ranks = dist.get_process_group_ranks(self.copies_group)\n        self.copies_group = dist.new_group(ranks, use_local_synchronization=True)\n        n, m, d = self.heads")], "Which line creates a new group in each call"),
 ]  # fmt: skip
 
 CHANGES_THE_CALLERS: list[Changed] = [
@@ -126,7 +126,7 @@ COMBINES_OR_SKIPS: list[Changed] = [
 WRONG_MESSAGE: list[Changed] = [
     ("1.1", [("dist.recv(parts[other], other)", "dist.recv(parts[other])")], "Which rank's numbers belong into this tensor"),
     ("6.5", [("torch.arange(cache.length, cache.length + x.shape[1]", "torch.arange(cache.length + 1, cache.length + 1 + x.shape[1]")], "Your positions begin at 1"),
-    ("12.1", [("        dist.all_gather(parts, x)\n", "        dist.all_gather(parts, x)\n        dist.barrier()\n")], "Which line of yours calls the barrier"),
+    ("12.1", [("        dist.all_gather(parts, x)\n", "        dist.all_gather(parts, x)\n        dist.barrier()\n")], "Which of your lines calls the barrier"),
     ("14.1", [("/ total.item())", "/ (total.item() / dist.get_world_size(self.group)))")], "How many tokens are in that sum"),
     ("7.2", [("    foreign = (ids", "    b, s = ids.shape\n    foreign = (ids")], "Which of your lines expects two dimensions"),
     ("5.4", [("(largest - smallest).max()", "(smallest - largest).min()"), ("dtype=torch.float64).max()", "dtype=torch.float64).min()")], "a drift is a distance"),
@@ -147,13 +147,13 @@ GIVES_BACK_THE_CALLERS: list[Changed] = [
 
 CLASSES = (
     ("names float64 itself", NAMES_FLOAT64, "Which line decides on a dtype itself"),
-    ("makes or moves a tensor on the CPU", NAMES_THE_CPU, "your code is meant for GPUs too"),
+    ("makes or moves a tensor on the CPU", NAMES_THE_CPU, "your code should run on GPUs"),
     ("leaves something behind for the next call", LEAVES_SOMETHING, "What does a call leave behind"),
     ("changes what is the caller's", CHANGES_THE_CALLERS, ""),
     ("forgets a combination or an edge", COMBINES_OR_SKIPS, ""),
     ("is asked about its own mistake", WRONG_MESSAGE, ""),
     ("gives back the caller's memory on one rank", GIVES_BACK_THE_CALLERS, "Which call always makes new memory"),
-    ("writes into a copy", HAS_GAPS, "are right if the tensors are contiguous"),
+    ("writes into a copy", HAS_GAPS, "is right for the same numbers in contiguous tensors"),
 )
 WRONG = [
     WrongAnswer(exercise, name, changed(exercise, *pairs), words[0] if words else usual)

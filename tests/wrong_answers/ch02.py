@@ -137,7 +137,7 @@ COLUMN = [
     ("zeros of the right shape", column("return x.new_zeros(*x.shape[:-1], a_shard.shape[1] * dist.get_world_size())"), "Which line puts numbers in"),
     ("the gather's buffers are never filled from a product", column(swap(GATHER, "x @ a_shard", "(x @ a_shard).zero_()")), "Which line puts numbers in"),
     ("only rank 0 takes part", column(swap(GATHER, "dist.all_gather", "if dist.get_rank() == 0:\n    dist.all_gather")), "never joined"),
-    ("a barrier to be safe", column(swap(GATHER, "parts = [", "dist.barrier()\nparts = [")), "Which line of yours calls the barrier"),
+    ("a barrier to be safe", column(swap(GATHER, "parts = [", "dist.barrier()\nparts = [")), "Which of your lines calls the barrier"),
     ("gathers Python objects", column("""
         parts = [None] * dist.get_world_size()
         dist.all_gather_object(parts, x @ a_shard)

@@ -78,7 +78,7 @@ COPIES = [
     ("adds forward too", f(SUM), "What is left for f to do"),
     ("f and g mixed up", f(SUM, "return grad_output"), "What is left for f to do"),
     ("broadcasts from rank 0 forward", f(swap(SUM, "all_reduce(y)", "broadcast(y, src=0)")), "What is left for f to do"),
-    ("a barrier to be safe", f("dist.barrier()\n" + IDENTITY), "Which line of yours calls the barrier"),
+    ("a barrier to be safe", f("dist.barrier()\n" + IDENTITY), "Which of your lines calls the barrier"),
     ("the forward returns zeros", f("return torch.zeros_like(x)"), "puts numbers in"),
     ("the gradient is zeros", f(backward="return torch.zeros_like(grad_output)"), "puts numbers in"),
     ("does not wait for the sum", f(backward=swap(SUM_BACK, "all_reduce(y", "all_reduce(y, async_op=True")), "From when on may its result be read"),

@@ -162,7 +162,7 @@ BY_HAND = [
     ("the mean of the upstream gradient", by_hand(swap(BACKWARD, "dloss.unsqueeze(-1)", "dloss.mean()")), "Where does yours come in"),
     ("a softmax over this rank's columns", by_hand(swap(BACKWARD, SOFTMAX, "dlogits = logits.softmax(-1)\n")), "To what does it add up on one rank"),
     ("one-hot alone", by_hand(swap(BACKWARD, SOFTMAX, "dlogits = torch.zeros_like(logits)\n")), "What is the derivative of the log-sum-exp"),
-    ("the sign turned round", by_hand(swap(BACKWARD, "return dlogits *", "return -dlogits *")), "the signs are not"),
+    ("the sign turned round", by_hand(swap(BACKWARD, "return dlogits *", "return -dlogits *")), "the signs are wrong"),
     ("the softmax without exp", by_hand(swap(BACKWARD, ".exp()", "")), "which of the three differs"),
     ("the target's logit is added", by_hand(forward=swap(FORWARD, "return lse - ", "return lse + ")), "What differs in your forward"),
     ("the log-sum-exp alone", by_hand(forward=swap(FORWARD, "return lse - target_logit(logits, target, group)", "target_logit(logits, target, group)\nreturn lse.clone()")), "Where is the second part"),

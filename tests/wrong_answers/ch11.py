@@ -116,7 +116,7 @@ BACKWARDS = [
     ("rank 0 alone", backward(DX + "if dist.get_rank() == 0:\n    dist.all_reduce(dx, group=ctx.group)\n" + DW + BACK), "Does every rank start the all-reduce of dx"),
     ("forward forgets to return", swap(backward(DX + START + DW + WAIT + BACK), "return x @ weight.T", "y = x @ weight.T"), "forward is given. What does it return"),
     ("a message with room for more", backward(DX + "twice = torch.cat([dx, torch.zeros_like(dx)])\ntravelling = dist.all_reduce(twice, group=ctx.group, async_op=True)\n" + DW + WAIT + "return twice[: len(dx)], dw, None"), "Which call sends more, or something else"),
-    ("a barrier after the wait, to be safe", backward(DX + START + DW + WAIT + "dist.barrier(group=ctx.group)\n" + BACK), "Which line of yours calls the barrier"),
+    ("a barrier after the wait, to be safe", backward(DX + START + DW + WAIT + "dist.barrier(group=ctx.group)\n" + BACK), "Which of your lines calls the barrier"),
     ("the old line of dW still stands behind the wait", backward(DX + START + DW + WAIT + DW + BACK), "In which order should the rank compute dx"),
     ("the mean over the tokens in dx", backward(DX + START + DW + WAIT + "return dx / dy.shape[:-1].numel(), dw, None"), "dW is right. dx is dy times weight"),
     ("the first sequence only in dW", backward(DX + START + "dw = dy[0].reshape(-1, dy.shape[-1]).T @ x[0].reshape(-1, x.shape[-1])\n" + WAIT + BACK), "dx is right. dW is the sum over all tokens"),

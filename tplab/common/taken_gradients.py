@@ -4,7 +4,7 @@ Data parallelism takes gradients while backward is still running: DataParallel p
 them to shards. Until they are back, `.grad` is None, which usually means that a parameter wasn't used. Functions that
 read `.grad` call `check_not_taken` first, because otherwise they would skip the parameter without saying so.
 
-Only one object may reduce a parameter's gradients. A second one would find nothing, or reduce what is reduced already.
+Only one object may reduce a parameter's gradients, because a second one would find none, or reduce them twice.
 """
 
 from collections.abc import Iterable

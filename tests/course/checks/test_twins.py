@@ -90,7 +90,7 @@ def test_an_output_kept_from_an_earlier_call_is_wrong_between_two_other_calls():
 def test_what_is_written_into_a_copy_is_missed_on_tensors_with_another_layout():
     failure = wrong(writes_into_a_copy)
     assert "on tensors that aren't contiguous" in failure.headline
-    assert "what is written into the copy is lost" in failure.question
+    assert "whatever you write into the copy is lost" in failure.question
 
 
 def test_a_check_can_do_without_a_twin():

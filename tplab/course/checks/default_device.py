@@ -40,8 +40,8 @@ _MAY_MIX = {Tensor.copy_, Tensor.to, Tensor.type_as, Tensor.__getitem__, Tensor.
 
 MADE_THERE = "every tensor is made on the device of what came in"
 QUESTION = (
-    "torch.empty, torch.zeros and the like make a tensor on the CPU unless they are told otherwise, and your code is "
-    "meant for GPUs too. Which line of yours makes a tensor without device=x.device, or names a device itself?"
+    "torch.empty, torch.zeros and the like create tensors on the CPU by default, but your code should run on GPUs, "
+    "too. Which of your lines creates a tensor without device=x.device, or moves one to a device that it names?"
 )
 
 

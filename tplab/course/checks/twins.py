@@ -33,25 +33,26 @@ ALONE = (None, Twin.FLOAT32, Twin.STRIDED)  # for a check that runs in this proc
 
 _QUESTIONS = {
     Twin.FLOAT32: (
-        "The same call is right in float64. Which line decides on a dtype itself? Take it from a tensor that was given "
-        "to you: torch.empty_like(x), x.new_zeros(...), or dtype=x.dtype."
+        "Your code gives the right result for float64 tensors, but not for float32. Which line decides on a dtype "
+        "itself? Take it from a tensor that you were given: torch.empty_like(x), x.new_zeros(...), or dtype=x.dtype."
     ),
     Twin.BETWEEN: (
-        "A single call is right. Here the same code was called with other numbers before, and once more between this "
-        "call's forward and its backward pass. What does a call leave behind that the next one reads or overwrites: "
-        "something on the class, in a global variable, or on the layer? (ctx and local variables belong to one call.)"
+        "Your code is right if it's called once. This time, it was also called with different numbers, both before "
+        "this call and between its forward and backward passes. What does a call leave behind that the next one reads "
+        "or overwrites? Look for something on the class, in a global variable, or on the layer. (Local variables and "
+        "ctx belong to a single call.)"
     ),
     Twin.STRIDED: (
-        "The same numbers are right if the tensors are contiguous. Which line writes into a reshaped or flattened "
-        "tensor, or reads memory from front to back? reshape, flatten and contiguous return a copy of a tensor with "
-        "gaps, and what is written into the copy is lost."
+        "Your code is right for the same numbers in contiguous tensors. Which line writes into a reshaped or "
+        "flattened tensor, or expects the elements to be next to each other in memory? If a tensor isn't contiguous, "
+        "reshape, flatten and contiguous return a copy, and whatever you write into the copy is lost."
     ),
 }
 
 GROUPS_QUESTION = Question(
     lambda d: GROUPS_LEFT in d.names,
-    "A process group stays until the program ends, and it takes memory and connections. A training run calls this code "
-    "a million times. Which line makes a group in every call, and where is there a place to make it once?",
+    "A process group exists until the program ends, and it needs memory and connections. A training run may call this "
+    "code a million times. Which line creates a new group in each call, and where could you create it just once?",
 )
 
 

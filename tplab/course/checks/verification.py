@@ -111,21 +111,22 @@ BARRIER_QUESTION = Question(
         bool(d.names)
         and all("traffic" in name and "barrier" in d.text(name).partition("; saw ")[2] for name in d.names)
     ),
-    "The numbers are right. A barrier brings no numbers: every rank only waits for the slowest one, and a collective "
-    "waits for all that it needs by itself. Which line of yours calls the barrier, and what goes wrong without it?",
+    "The numbers are right. A barrier doesn't transfer any data. It only makes every rank wait for the slowest one, "
+    "and a collective already waits for everything it needs. Which of your lines calls the barrier, and what would go "
+    "wrong without it?",
 )
 
 # Asked unless the exercise's own question is about the same: one of these words is in it
 _ABOUT = {
     "dtype": (
         ("dtype", "float", "int"),
-        "The dtype is not the one that it should be. Which line makes a tensor of another dtype, or converts one? "
-        "(torch.empty and torch.zeros give float32 unless they get dtype=x.dtype.)",
+        "The result has the wrong dtype. Which line creates a tensor with a different dtype, or converts one? "
+        "(torch.empty and torch.zeros create float32 tensors unless you pass dtype=x.dtype.)",
     ),
     "sign": (
         ("sign", "minus", "subtract", "negative", "gradient"),
-        "The sizes are right, the signs are not. Which two terms of a difference have changed places, or where is a "
-        "minus too many?",
+        "The magnitudes are right, but the signs are wrong. Did you subtract two terms the wrong way around, or is "
+        "there one minus sign too many?",
     ),
 }
 
@@ -148,12 +149,13 @@ _GENERAL = (
     ),
     Question(
         lambda d: d.aspect == "order",
-        "The numbers are there, in other places. In which order do the parts of the ranks stand, or the dimensions, "
-        "and in which order should they?",
+        "All the right numbers are there, but in the wrong places. In which order do you put the ranks' shards "
+        "together, or the dimensions, and which order is right?",
     ),
     Question(
         lambda d: d.aspect == "scale",
-        "It is the right one times a number. How often is each term added, and what is it multiplied or divided by?",
+        "The result is the right one, multiplied by a constant. How many times is each term added, and what is it "
+        "multiplied or divided by?",
     ),
     Question(
         lambda d: all("traffic" in name for name in d.names),
