@@ -424,6 +424,20 @@ def _one_micro_batch(training, model):
         model(torch.ones(1, 3)).sum().backward()
 
 
+def _idle_replica():
+    """One of two replicas has no gradient at all."""
+    model = nn.Linear(3, 3)
+    training = TrainingStep(model, SGD, mesh=mesh(dp=2), zero=1)
+    with training.micro_batch():
+        if dist.get_rank() == 0:
+            model(torch.ones(1, 3)).sum().backward()
+    return refusals(training.update)
+
+
+def test_a_replica_without_gradients_is_noticed_by_all():
+    assert_refused(launch(_idle_replica, 2, timeout=60), "the replicas used different layers in this step")
+
+
 def _nan_on_one_tensor_parallel_rank():
     grid = mesh(tp=2)
     training = TrainingStep(model := nn.Linear(3, 3), SGD, mesh=grid, check=False)

@@ -227,7 +227,7 @@ class ZeRO1:
     def _check_order(self) -> None:
         """Compare what the ranks have gathered and reduced so far, and what they have left."""
         left = [number for number, unit in enumerate(self.units) if unit.has_gradients()]
-        if not self.units or self.units[0].flat.world_size == 1 or not (self._order or left):
+        if not self.units or self.units[0].flat.world_size == 1:
             return
         flat = self.units[0].flat
         checksum = zlib.crc32(repr((self._order, left)).encode())
