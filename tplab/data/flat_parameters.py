@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from tplab.collectives.by_hand import rank_and_size
-from tplab.runtime import device
-from tplab.runtime.hooks import unrecorded
+from tplab.runtime import device, record
 from tplab.tensor.sharding import group_ranks, shard_ranks
 
 BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
@@ -165,7 +164,7 @@ def start_alike(parameters: Iterable[tuple[str, nn.Parameter]], group: ProcessGr
     looks = [(tuple(p.shape), str(p.dtype), p.requires_grad) for _, p in named]
     checksum = torch.tensor(zlib.crc32(repr(looks).encode()), device=device())
     checksums = [torch.empty_like(checksum) for _ in ranks]
-    with unrecorded():
+    with record(keep=False):
         dist.all_gather(checksums, checksum, group=group)
     if len(set(map(int, checksums))) > 1:
         raise ValueError(

@@ -37,7 +37,7 @@ from torch.optim import Optimizer
 from tplab.common.taken_gradients import clear_taken, mark_taken, own_gradients
 from tplab.data.flat_parameters import BUCKET_BYTES, Flat, Piece, in_buckets, start_alike
 from tplab.memory.meter import optimizer_bytes, tensor_bytes
-from tplab.runtime.hooks import unrecorded
+from tplab.runtime import record
 
 Parameters = Iterable[nn.Parameter] | Iterable[Mapping[str, Any]]
 
@@ -232,7 +232,7 @@ class ZeRO1:
         flat = self.units[0].flat
         checksum = zlib.crc32(repr((self._order, left)).encode())
         both = torch.tensor([checksum, -checksum], device=flat.device)
-        with unrecorded():
+        with record(keep=False):
             dist.all_reduce(both, dist.ReduceOp.MAX, group=flat.group)
         self._order.clear()
         if int(both.sum()):
