@@ -67,7 +67,8 @@ class ParallelAttention(nn.Module):
     options               see `LayerOptions`; `init_method` initializes the full [Wq; Wk; Wv]
 
     Parameters: `qkv` [(num_heads + 2 num_kv_heads) d, h], or `q` and `kv` for cross-attention; `out` [h, num_heads d].
-    Raises ValueError if the heads can't be divided evenly over the ranks; the message lists the values of p that work.
+    Raises ValueError if the heads can't be divided evenly over the ranks, with a message that lists the values of p
+    that work: `sharding.divide` writes it for the Q heads, `qkv.heads_on_rank` for the K and V heads.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Write and load a run's checkpoints. A kill at any moment leaves the last complete checkpoint intact.
 
     copy        to CPU memory, if training continues during the save        all ranks of a model
-    write       step-000100.saving: one file per rank, then .metadata       all ranks of a model
+    write       step-000100.saving: one file per rank, then .metadata       all ranks of a model, in `write_sharded`
     manifest    sizes and checksums, computed by each rank for its file     gathered and written by the first rank
     publish     rename to step-000100 once all ranks have succeeded         the first rank
     delete      the oldest, if there are more than `keep`                   the first rank

@@ -21,8 +21,8 @@ def tplabs_own(number: str, answers: tuple[Any, ...]) -> str:
         wanted = {name, *_OTHER_NAMES.get(number, ())}
         bases = answer.__mro__[1:] if isinstance(answer, type) else ()
         found = [base.__name__ for base in bases if base.__name__ in wanted and _is_tplabs(base)]
-        for function in _functions(answer):
-            found += [used for used in _used(function, function.__code__) if used in wanted]
+        for function in functions_of(answer):
+            found += [used for used in _of_tplab(function) if used in wanted]
         if found:
             return str(found[0])
     return ""
@@ -32,7 +32,7 @@ def _is_tplabs(value: Any) -> bool:
     return str(getattr(value, "__module__", "")).startswith("tplab.")
 
 
-def _functions(answer: Any) -> Iterator[types.FunctionType]:
+def functions_of(answer: Any) -> Iterator[types.FunctionType]:
     """Yield a function, or the methods of a class that it doesn't inherit."""
     for value in vars(answer).values() if isinstance(answer, type) else (answer,):
         function = getattr(value, "__func__", value)
@@ -40,16 +40,21 @@ def _functions(answer: Any) -> Iterator[types.FunctionType]:
             yield function
 
 
-def _used(function: types.FunctionType, code: types.CodeType) -> Iterator[str]:
+def names_used(code: types.CodeType) -> Iterator[str]:
+    """Yield the global names and attributes that a function's code uses, also in functions inside it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from names_used(inner)
+
+
+def _of_tplab(function: types.FunctionType) -> Iterator[str]:
     """Yield the names in a function's code that are, or may be, those of tplab's objects."""
-    names = code.co_names
+    names = list(names_used(function.__code__))
     through_a_module = any(
         name.split(".")[0] == "tplab" or _is_module(function.__globals__.get(name)) for name in names
     )
     yield from (name for name in names if through_a_module or _is_tplabs(function.__globals__.get(name)))
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _used(function, inner)
 
 
 def _is_module(value: Any) -> bool:

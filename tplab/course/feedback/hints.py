@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tplab.common.files import replace
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
+from tplab.course.notebooks.reference import find_reference
 
 STATE = Path(".tplab", "hints.json")
 _OPENING = re.compile(r"<details><summary>Hint \d+</summary>")
@@ -111,13 +112,7 @@ def show(number: str, root: Path, *, step: int | None = None, everything: bool =
 
 def folded(number: str) -> str:
     """Return the exercise's hints as nested HTML, or "" if they can't be found."""
-    from tplab.course.notebooks.kernels import PACKAGE_ROOT
-
-    here = Path.cwd()
-    for root in (here, *here.parents, PACKAGE_ROOT):
-        with suppress(NoHint, Unreadable, OSError):
-            return to_html(hints_for(number, root))
-    return ""
+    return to_html(hints_of(find_reference(number)).get(number, []))
 
 
 def to_html(hints: list[str]) -> str:

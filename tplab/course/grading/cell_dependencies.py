@@ -10,7 +10,7 @@ import re
 from tplab.course.grading.merge import Merged, Piece, names_in
 from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.kernels import CELL_TIMEOUT
-from tplab.course.notebooks.source import bound_names, parse_code, used_names
+from tplab.course.notebooks.source import bound_names, parse_code, passed_names, used_names
 
 OWN_TIMEOUT = CELL_TIMEOUT / 2  # seconds for a cell that the learner added
 _SIDE_EFFECTS = re.compile(
@@ -86,10 +86,10 @@ def cells_that_need_answers(pieces: list[Piece]) -> set[str]:
 
 def to_notebook(pieces: list[Piece]) -> list[Cell]:
     """Return the cells for nbval to run: the pieces, with hidden cells in between that save the answers."""
-    asked = {name for piece in pieces if piece.role == "check" for name in answers_in(piece.source)}
+    asked = {name for piece in pieces if piece.role == "check" for name in passed_names(piece.source)}
     cells = [_hidden("start", "start()")]
     for piece in pieces:
-        cells.append(_runnable(piece))
+        cells.append(_runnable(piece, pieces))
         if piece.role == "setup":
             names = sorted(asked & binds(piece.source))
             cells.append(_hidden(f"after-{piece.id}", f"remember({names})"))
@@ -99,21 +99,18 @@ def to_notebook(pieces: list[Piece]) -> list[Cell]:
     return cells
 
 
-def _runnable(piece: Piece) -> Cell:
+def _runnable(piece: Piece, pieces: list[Piece]) -> Cell:
     marks: dict = {"role": piece.role, "number": piece.number}
     if piece.role == "own":
         marks["timeout"] = OWN_TIMEOUT
     if piece.role != "check" or piece.reference is None:
         return Cell("code", piece.source, piece.id, {"tplab": marks, "tags": ["nbval-ignore-output"]})
-    marks["answers"] = answers_in(piece.source)
+    marks["answers"] = passed_names(piece.source)
+    answers = [needed.reference for needed in with_needs(pieces, {id(piece)}) if needed.role == "exercise"]
+    names = {name for cell in answers if cell for name in names_in(cell.source)}
+    marks["earlier"] = sorted(names - {*marks["answers"]})
     metadata = {"tplab": marks, "tags": ["nbval-check-output"]}
     return Cell("code", piece.source, piece.id, metadata, piece.reference.outputs, piece.reference.execution_count)
-
-
-def answers_in(check: str) -> list[str]:
-    """Return the names that a check cell passes: ["shard", "unshard"] for check("2.1", shard, unshard)."""
-    call = next(node for node in ast.walk(parse_code(check)) if isinstance(node, ast.Call))
-    return [argument.id for argument in call.args if isinstance(argument, ast.Name)]
 
 
 def _hidden(id: str, call: str) -> Cell:

@@ -2,7 +2,7 @@
 
     start()                            called before the first cell
     remember(["Layer"], "4.1")         called after an exercise's cell (and the setup); saves what its names refer to
-    hand_over("4.1", ["Layer"])        returns the answers as text, which `clean_check` turns back into objects
+    hand_over("4.1", ["Layer"], [])    returns the answers as text, which `clean_check` turns back into objects
 
 No check runs in this kernel, so nothing that a notebook does to itself affects a verdict. A notebook may define its own
 `check`, patch tplab or torch, rewrite cells with an IPython hook, or import the course's layer over the learner's.
@@ -59,9 +59,10 @@ def _name_its_cell(value: Any, exercise: str) -> None:
             _cells[function.__code__.co_filename] = f"your cell of exercise {exercise}"
 
 
-def hand_over(number: str, names: list[str]) -> str:
+def hand_over(number: str, names: list[str], earlier: list[str]) -> str:
     """Return the answers to an exercise, along with the sources of the cells that define them, as text.
 
+    The earlier answers that they use come along, so that a failure can name one that is wrong itself.
     Raises NameError for a name that no cell has bound, and TypeError for an answer that can't be serialized.
     """
     vars(builtins).update(_builtins)
@@ -76,7 +77,7 @@ def hand_over(number: str, names: list[str]) -> str:
     sources = {file: entry[2] for file, entry in linecache.cache.items() if _CELL.search(file) and len(entry) == 4}
     about = {"path": list(sys.path), "folder": str(Path.cwd()), "cells": _cells, "sources": sources}
     try:
-        answers = transport.dumps(known)
+        answers = transport.dumps((known, {name: _answers[name] for name in earlier if name in _answers}))
         return base64.b64encode(transport.dumps((about, answers))).decode()
     except Exception as error:
         raise TypeError(

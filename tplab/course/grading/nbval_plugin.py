@@ -215,7 +215,7 @@ class ChapterCell(nbval.IPyNbCell):
     def run_check(self, limit: float) -> None:
         """Take the answers out of the kernel, have them checked, and compare the verdict with the reference's."""
         number, kernel = self.marks["number"], self.parent.kernel
-        self.cell.source = handover(f"hand_over({number!r}, {self.marks['answers']!r})")
+        self.cell.source = handover(f"hand_over({number!r}, {self.marks['answers']!r}, {self.marks['earlier']!r})")
         self.options["check"] = False  # don't compare the outputs of this step
         self.config.option.nbval_cell_timeout = max(limit, CELL_TIMEOUT)  # it may import torch, as the setup may
         super().runtest()

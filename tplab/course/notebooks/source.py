@@ -166,3 +166,9 @@ def used_names(source: str) -> set[str]:
             if symbol.is_referenced() and (top or symbol.is_global())
         }
     return names
+
+
+def passed_names(check: str) -> list[str]:
+    """Return the names that a check cell passes: ["shard", "unshard"] for check("2.1", shard, unshard)."""
+    call = next(node for node in ast.walk(parse_code(check)) if isinstance(node, ast.Call))
+    return [argument.id for argument in call.args if isinstance(argument, ast.Name)]

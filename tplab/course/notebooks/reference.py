@@ -1,0 +1,21 @@
+"""Find a chapter's executed solution notebook, from wherever a cell or a command runs."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
+from tplab.course.notebooks.kernels import PACKAGE_ROOT
+
+
+def find_reference(number: str) -> list[Cell]:
+    """Return the cells of the solution notebook that exercise `number` is in, or [] if there is none that can be read.
+
+    The course is looked for in this folder, in those above it, and beside the package.
+    """
+    chapter = number.partition(".")[0].zfill(2)
+    here = Path.cwd()
+    for root in (here, *here.parents, PACKAGE_ROOT):
+        for path in sorted((root / "solutions").glob(f"{chapter}_*.ipynb")):
+            with suppress(Unreadable, OSError):
+                return read_notebook(path)
+    return []
