@@ -30,6 +30,7 @@ import nbformat
 from playwright.sync_api import BrowserContext, Locator, Request, sync_playwright
 
 from tests import ROOT
+from tplab.course.learner.course_files import MARKER, MEMORY
 
 PATIENCE = 180  # seconds for anything; the machine may be busy
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -65,8 +66,13 @@ def chromium_path() -> str | None:
 
 @contextmanager
 def lab_server(folder: Path, theme: str = "JupyterLab Light") -> Iterator[Server]:
-    """`make lab` on `folder`, with settings and kernels of its own; ended with everything that it started."""
+    """`make lab` on `folder`, with settings and kernels of its own; ended with everything that it started.
+
+    The folder becomes a learner's: the chapters that it lacks are put beside what is there.
+    """
     home = folder / ".lab"
+    (folder / MEMORY).mkdir(exist_ok=True)
+    (folder / MEMORY / MARKER).write_text("{}")
     for name, values in {**SETTINGS, "@jupyterlab/apputils-extension/themes": {"theme": theme}}.items():
         path = home / "settings" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +93,7 @@ def lab_server(folder: Path, theme: str = "JupyterLab Light") -> Iterator[Server
 
 def _make_lab(folder: Path, port: int) -> list[str]:
     """`make lab` in the environment that runs the tests; `-o` tells make that it is installed."""
-    options = f"--no-browser --ServerApp.port={port} --ServerApp.port_retries=0 --ServerApp.root_dir={folder}"
+    options = f"--root={folder} --no-browser --ServerApp.port={port} --ServerApp.port_retries=0"
     return ["make", "-o", f"{sys.prefix}/.installed", "lab", f"VENV={sys.prefix}", f"LAB_ARGS={options}"]
 
 

@@ -19,8 +19,8 @@ from tplab.cluster.plan import (
 )
 from tplab.cost.machines import MACHINES
 from tplab.cost.step import Program, step_time
+from tplab.course.learner.course_files import Misuse
 from tplab.course.tools import cli
-from tplab.course.tools.course_files import Misuse
 from tplab.course.tools.plan import COLUMNS, parameters
 from tplab.memory.config import PRESETS, GPTConfig, parameter_count
 from tplab.memory.memory_bill import Layout, bill

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,6 +197,15 @@ def test_a_process_that_has_not_started_yet_survives_the_question_where_it_is() 
         spare.send_signal(signal.SIGUSR1)
     assert tplab.launch(dist.get_rank, 2) == [0, 1]
     assert all(spare.is_running() for spare in spares[:-2])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says which signals a process ignores")
+def test_a_process_survives_the_question_from_its_first_instruction_on() -> None:
+    """It inherits that from the fork server, so there is no moment at which the question would end it."""
+    tplab.launch(dist.get_rank, 1)
+    status = Path(f"/proc/{fork_server()._process.pid}/status").read_text()
+    ignored = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")), 16)
+    assert ignored >> (signal.SIGUSR1 - 1) & 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, a process can't adopt its children's children")

@@ -162,6 +162,7 @@ def serve(descriptor: int) -> None:
     wake.setblocking(False)
     woken.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # children inherit it: they may be asked for a stack before they run
     signal.set_wakeup_fd(wake.fileno())
     to_import, wanted = list(_PRELOAD), preload.Wanted(has_gpu=torch.cuda.device_count() > 0)
     family = _Family((control, woken, wake))
@@ -270,7 +271,6 @@ class _Family:
             os.setsid()  # signals reach a rank and its children as one group
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the parent may ask for the stack before there is one
             _die_with_parent()
             for sock in (*self._own, *self._spares.values()):
                 sock.close()

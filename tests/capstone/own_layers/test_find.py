@@ -140,7 +140,9 @@ def test_a_wrong_answer_is_named_and_not_trained_with(course, monkeypatch):
         find_answers(course / "chapters", SMALL, say=lambda line: None)
     assert "  5.1   ParallelMLP: does not pass its check. GELU by its tanh approximation\n  8.2" in str(error.value)
     assert "tplab check 5 8" in str(error.value)
-    assert {"5.1": "failed", "3.1": "passed"}.items() <= {n: e.status for n, e in state.load(course).items()}.items()
+    assert {"5.1": "failed", "3.1": "passed"}.items() <= {
+        n: e.status for n, e in state.load(course / "chapters" / ".tplab").items()
+    }.items()
     answers = find_answers(course / "chapters", SMALL, missing="tplab", say=lambda line: None)
     assert (answers.whose["5.1"], answers.whose["4.1"]) == ("the course's solution", "yours")
     assert answers.checked["5.1"].startswith("in place of one that did not pass its check on 20")

@@ -44,7 +44,7 @@ def test_hints_are_those_of_the_solution(root):
 def test_every_call_shows_the_next_one_and_the_last_one_stays(root, capsys):
     shown = []
     for _ in range(4):
-        assert hints.show("90.1", root) == 0
+        assert hints.show("90.1", root, root / ".tplab") == 0
         shown.append(capsys.readouterr().out)
     assert [re.findall(r"hint (\d) of 3", text) for text in shown] == [["1"], ["2"], ["3"], ["3"]]
     assert "Add." in shown[0]
@@ -52,22 +52,22 @@ def test_every_call_shows_the_next_one_and_the_last_one_stays(root, capsys):
     assert "x + x" in shown[1]
     assert "One more: tplab hint 90.1" in shown[1]
     assert "That was the last one." in shown[2]
-    hints.show("90.2", root)
+    hints.show("90.2", root, root / ".tplab")
     assert "hint 1 of 3" in capsys.readouterr().out, "every exercise counts for itself"
 
 
 def test_a_step_and_all_of_them(root, capsys):
-    hints.show("90.1", root, step=2)
+    hints.show("90.1", root, root / ".tplab", step=2)
     out = capsys.readouterr().out
     assert "hint 2 of 3" in out
     assert "Add." not in out
     assert "--step 3" in out
-    hints.show("90.1", root)
+    hints.show("90.1", root, root / ".tplab")
     assert "hint 3 of 3" in capsys.readouterr().out
-    hints.show("90.1", root, step=1)
+    hints.show("90.1", root, root / ".tplab", step=1)
     capsys.readouterr()
-    assert hints.seen(root) == {"90.1": 3}, "looking back forgets nothing"
-    hints.show("90.2", root, everything=True)
+    assert hints.seen(root / ".tplab") == {"90.1": 3}, "looking back forgets nothing"
+    hints.show("90.2", root, root / ".tplab", everything=True)
     assert re.findall(r"hint (\d) of", capsys.readouterr().out) == ["1", "2", "3"]
 
 
@@ -83,14 +83,14 @@ def test_a_step_and_all_of_them(root, capsys):
     ],
 )
 def test_misuse_is_told_in_a_sentence_and_remembered_nowhere(root, number, step, says, capsys):
-    assert hints.show(number, root, step=step) == 2
+    assert hints.show(number, root, root / ".tplab", step=step) == 2
     assert says in " ".join(capsys.readouterr().err.split())
     assert not (root / ".tplab").exists()
 
 
 def test_a_broken_solution_is_named(root, capsys):
     (root / "solutions" / "90_tiny.ipynb").write_text('{"cells": [')
-    assert hints.show("90.1", root) == 2
+    assert hints.show("90.1", root, root / ".tplab") == 2
     assert "Was it cut short?" in " ".join(capsys.readouterr().err.split())
 
 
@@ -98,16 +98,16 @@ def test_a_broken_solution_is_named(root, capsys):
     "content", [b"", b'{"90.1": ', b"[]", b"\xff\xfe", b'{"90.1": "two"}', b'{"90.1": -4}', b"[" * 9999]
 )
 def test_a_damaged_state_counts_as_empty(root, content, capsys):
-    path = root / hints.STATE
+    path = root / ".tplab" / hints.STATE
     path.parent.mkdir()
     path.write_bytes(content)
-    assert hints.show("90.1", root) == 0
+    assert hints.show("90.1", root, root / ".tplab") == 0
     assert "hint 1 of 3" in capsys.readouterr().out
     assert json.loads(path.read_text()) == {"90.1": 1}
 
 
 def test_what_was_seen_is_replaced_as_a_whole_and_leaves_no_other_file(root, monkeypatch):
-    hints.remember(root, "90.1", 1)
+    hints.remember(root / ".tplab", "90.1", 1)
 
     def full(*_):
         raise OSError("no space left on device")
@@ -115,9 +115,9 @@ def test_what_was_seen_is_replaced_as_a_whole_and_leaves_no_other_file(root, mon
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         with pytest.raises(OSError, match="no space"):
-            hints.remember(root, "90.1", 2)
-        assert hints.choose("90.1", root) == [(2, SECOND)], "the hint is shown all the same"
-    assert hints.seen(root) == {"90.1": 1}
+            hints.remember(root / ".tplab", "90.1", 2)
+        assert hints.choose("90.1", root, root / ".tplab") == [(2, SECOND)], "the hint is shown all the same"
+    assert hints.seen(root / ".tplab") == {"90.1": 1}
     assert [path.name for path in (root / ".tplab").iterdir()] == ["hints.json"]
 
 
@@ -126,7 +126,7 @@ def test_hints_need_no_torch(root):
 import sys
 from pathlib import Path
 from tplab.course.feedback import hints
-hints.show("90.1", Path({str(root)!r}))
+hints.show("90.1", Path({str(root)!r}), Path({str(root)!r}, ".tplab"))
 print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

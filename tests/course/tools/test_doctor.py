@@ -13,7 +13,8 @@ from packaging.requirements import Requirement
 
 from tests import ROOT
 from tests.course import tiny
-from tplab.course.tools import cli, course_files
+from tplab.course.learner.course_files import all_chapters, course_at
+from tplab.course.tools import cli
 from tplab.course.tools.doctor import chapters, gpu_report, gpus, machine, probe, software, trial
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
 from tplab.runtime import devices
@@ -376,7 +377,7 @@ def test_what_is_tried_covers_both_backends():
 
 
 def test_no_chapter_launches_more_ranks_than_the_choice_of_the_device_assumes():
-    most = {files.number: max(chapters._ranks(files), default=0) for files in course_files.all_chapters(ROOT).values()}
+    most = {files.number: max(chapters._ranks(files), default=0) for files in all_chapters(course_at(ROOT)).values()}
     assert max(most.values()) == chapters.COURSE_RANKS == devices.COURSE_RANKS, most
 
 

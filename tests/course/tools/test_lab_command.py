@@ -1,6 +1,7 @@
 """`tplab lab`: one place for the options of JupyterLab, on loopback, with this Python's kernel."""
 
 import os
+import shutil
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tests import ROOT
 from tests.course import tiny
 from tests.test_house import make
+from tplab.course.learner.course_files import course_at
 from tplab.course.tools import cli, lab
 
 
@@ -37,21 +39,45 @@ def test_it_listens_on_loopback_and_shows_the_course(root, started):
     assert program == arguments[0] == sys.executable
     assert arguments[1:3] == ["-m", "jupyterlab"]
     assert [option for option in arguments if ".ip=" in option] == ["--ServerApp.ip=127.0.0.1"]
-    assert "--LabApp.default_url=/lab/tree/chapters/90_tiny.ipynb" in arguments
-    assert os.path.samefile(folder, root)
+    assert "--LabApp.default_url=/lab/tree/90_tiny.ipynb" in arguments
+    assert os.path.samefile(folder, root / "my_course")
 
 
 def test_the_index_is_what_opens_where_there_is_one(root, started):
     (root / "chapters" / "index.ipynb").write_text("{}")
     run("--root", str(root))
-    assert "--LabApp.default_url=/lab/tree/chapters/index.ipynb" in started[0][1]
+    assert "--LabApp.default_url=/lab/tree/index.ipynb" in started[0][1]
     run("90", "--root", str(root))
-    assert "--LabApp.default_url=/lab/tree/chapters/90_tiny.ipynb" in started[1][1]
+    assert "--LabApp.default_url=/lab/tree/90_tiny.ipynb" in started[1][1]
 
 
 def test_the_course_opens_with_its_index():
-    assert lab.first_page(ROOT, None) == "chapters/index.ipynb"
-    assert lab.first_page(ROOT, 4) == "chapters/04_parallel_linear.ipynb"
+    course = course_at(ROOT)
+    assert lab.first_page(course, None) == "index.ipynb"
+    assert lab.first_page(course, 4) == "04_parallel_linear.ipynb"
+
+
+def test_a_started_course_opens_as_the_learner_left_it(root, started):
+    run("--root", str(root))
+    (root / "my_course" / "90_tiny.ipynb").write_text("mine")
+    run("--root", str(root))
+    run("--root", str(root / "my_course"))
+    assert (root / "my_course" / "90_tiny.ipynb").read_text() == "mine"
+    assert os.path.samefile(started[2][3], root / "my_course")
+
+
+@pytest.mark.parametrize(("terminal", "answer"), [(True, "y"), (True, "n"), (False, "")])
+def test_a_newer_chapter_is_offered(terminal, answer, root, started, monkeypatch, capsys):
+    run("--root", str(root))
+    shutil.rmtree(root / "chapters")
+    tiny.make_unexecuted(root, tiny.source(2))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr("builtins.input", lambda: answer)
+    run("--root", str(root))
+    told = " ".join(capsys.readouterr().out.split())
+    assert "The course has a newer version of 90_tiny.ipynb." in told
+    assert ("tplab update" in told) == (not terminal)
+    assert ("double_2" in (root / "my_course" / "90_tiny.ipynb").read_text()) == (answer == "y")
 
 
 def test_other_options_go_to_jupyterlab_in_their_order(root, started):
@@ -81,10 +107,11 @@ def test_misuse_is_told_in_a_sentence(arguments, says, root, started, capsys):
     assert started == []
 
 
-def test_a_chapter_whose_notebook_is_gone_is_told_how_to_have_it_again(root, started, capsys):
-    (root / "chapters" / "90_tiny.ipynb").unlink()
-    assert cli.main(["lab", "90", "--root", str(root)]) == 2
-    assert "tplab reset 90" in capsys.readouterr().err
+def test_a_chapter_whose_notebook_is_gone_is_made_again(root, started):
+    run("--root", str(root))
+    (root / "my_course" / "90_tiny.ipynb").unlink()
+    run("90", "--root", str(root))
+    assert (root / "my_course" / "90_tiny.ipynb").exists()
 
 
 def test_make_lab_is_this_command(tmp_path):
@@ -112,6 +139,6 @@ def test_every_command_says_what_it_is_for(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     out = capsys.readouterr().out
-    for command in ("lab", "check", "progress", "hint", "solution", "reset", "doctor", "build"):
+    for command in ("lab", "start", "update", "check", "progress", "hint", "solution", "reset", "doctor", "build"):
         line = next(line for line in out.splitlines() if line.split()[:1] == [command])
         assert len(line.split()) > 3

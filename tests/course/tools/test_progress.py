@@ -12,9 +12,10 @@ import pytest
 
 from tests.course import tiny
 from tplab.course.grading.check_notebook import Verdict
+from tplab.course.learner import course_files as places
+from tplab.course.learner.course_files import course_at
 from tplab.course.notebooks.cells import read_notebook
 from tplab.course.tools import cli, fingerprint, page, state
-from tplab.course.tools import course_files as places
 from tplab.course.tools.exercise_status import AS_SHOWN, Standing, standings
 from tplab.course.tools.progress import as_json
 
@@ -34,20 +35,24 @@ def learner(root):
     return tiny.Learner(root / "chapters" / "90_tiny.ipynb")
 
 
+def memory(root):
+    return root / "chapters" / ".tplab"
+
+
 def save(root, learner):
     return learner.save(root / "chapters" / "90_tiny.ipynb")
 
 
 def record(root, **statuses: str) -> None:
     """What `tplab check` keeps once it has said this about the notebook as it is: record(root, e1="passed")."""
-    files = places.chapter(root, 90)
+    files = places.chapter(course_at(root), 90)
     prints = fingerprint.fingerprints(read_notebook(files.reference), read_notebook(files.learner), files)
     verdicts = [Verdict(f"90.{name[1:]}", "", status) for name, status in statuses.items()]
-    assert state.record(root, verdicts, prints) == []
+    assert state.record(memory(root), verdicts, prints) == []
 
 
 def standing(root, number: int = 1) -> Standing:
-    return standings(root)[0].exercises[number - 1]
+    return standings(course_at(root))[0].exercises[number - 1]
 
 
 def told(root, *arguments: str, capsys) -> str:
@@ -72,7 +77,7 @@ def test_check_is_what_progress_knows_of(root, learner, monkeypatch, capsys):
     learner.answer(2, WRONG)
     save(root, learner)
     assert cli.main(["check", "90", "--root", str(root)]) == 1
-    found = standings(root)[0].exercises
+    found = standings(course_at(root))[0].exercises
     assert [(one.status, one.verified) for one in found] == [("passed", True), ("failed", True), ("to do", False)]
     capsys.readouterr()
     assert "1 of 3 exercises passed. Next: 90.2. About 10 min left." in told(root, capsys=capsys)
@@ -83,7 +88,7 @@ def test_check_of_a_copy_says_nothing_about_the_notebook(root, learner, monkeypa
     learner.answer(1, RIGHT)
     copied = learner.save(root / "chapters" / "90_copy.ipynb")
     assert cli.main(["check", "--exercise", "90.1", "--root", str(root), "--notebook", str(copied)]) == 0
-    assert not (root / state.FILE).exists()
+    assert not (memory(root) / state.FILE).exists()
 
 
 def answer_edited(root, learner):
@@ -241,7 +246,7 @@ def test_going_back_to_the_code_that_passed_is_passed_again(root, passed):
 
 def test_undecided_exercise_keeps_what_was_said_of_its_code(root, passed):
     record(root, e1="not run", e2="waiting")
-    assert [one.status for one in standings(root)[0].exercises] == ["passed", "failed", "to do"]
+    assert [one.status for one in standings(course_at(root))[0].exercises] == ["passed", "failed", "to do"]
 
 
 def test_later_failure_of_the_same_code_counts(root, passed):
@@ -333,8 +338,8 @@ def test_a_stub_passes_nowhere(root, learner):
 def test_damaged_record_counts_as_empty_and_is_mended_by_the_next_check(content, root, learner):
     learner.answer(1, RIGHT)
     save(root, learner)
-    (root / ".tplab").mkdir()
-    (root / state.FILE).write_bytes(content)
+    (memory(root)).mkdir()
+    (memory(root) / state.FILE).write_bytes(content)
     assert standing(root).status == "to do"
     record(root, e1="passed")
     assert standing(root).status == "passed"
@@ -342,32 +347,32 @@ def test_damaged_record_counts_as_empty_and_is_mended_by_the_next_check(content,
 
 @pytest.mark.parametrize("change", [{"status": "done"}, {"status": 1}, {"checked": 3}, {"output": None}, {"more": ""}])
 def test_an_entry_that_no_check_wrote_counts_for_nothing(change, root, passed):
-    stored = json.loads((root / state.FILE).read_text())
+    stored = json.loads((memory(root) / state.FILE).read_text())
     stored["exercises"]["90.1"] |= change
-    (root / state.FILE).write_text(json.dumps(stored))
-    assert [one.status for one in standings(root)[0].exercises] == ["to do", "failed", "to do"]
+    (memory(root) / state.FILE).write_text(json.dumps(stored))
+    assert [one.status for one in standings(course_at(root))[0].exercises] == ["to do", "failed", "to do"]
 
 
 def test_a_write_that_fails_leaves_the_record_as_it_was(root, passed, monkeypatch):
-    before = (root / state.FILE).read_bytes()
+    before = (memory(root) / state.FILE).read_bytes()
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    files = places.chapter(root, 90)
+    files = places.chapter(course_at(root), 90)
     prints = fingerprint.fingerprints(read_notebook(files.reference), read_notebook(files.learner), files)
-    notes = state.record(root, [Verdict("90.1", "", "failed")], prints)
+    notes = state.record(memory(root), [Verdict("90.1", "", "failed")], prints)
     assert "could not be kept" in notes[0]
     assert "No space left" in notes[0]
-    assert (root / state.FILE).read_bytes() == before
-    assert sorted(path.name for path in (root / ".tplab").iterdir()) == ["progress.json", "progress.lock"]
+    assert (memory(root) / state.FILE).read_bytes() == before
+    assert sorted(path.name for path in (memory(root)).iterdir()) == ["progress.json", "progress.lock"]
 
 
 def test_a_folder_that_cannot_be_made_is_a_note(root, learner):
-    (root / ".tplab").write_text("a file where the folder should be")
+    (memory(root)).write_text("a file where the folder should be")
     prints = {"90.1": fingerprint.Fingerprint("a", "b", "c")}
-    assert "could not be kept" in state.record(root, [Verdict("90.1", "", "passed")], prints)[0]
+    assert "could not be kept" in state.record(memory(root), [Verdict("90.1", "", "passed")], prints)[0]
 
 
 def test_checks_that_end_at_the_same_moment_all_count(root):
@@ -377,14 +382,14 @@ def test_checks_that_end_at_the_same_moment_all_count(root):
 
     def one(number):
         start.wait()
-        state.record(root, [Verdict(number, "", "passed")], prints)
+        state.record(memory(root), [Verdict(number, "", "passed")], prints)
 
     threads = [threading.Thread(target=one, args=(number,)) for number in numbers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert set(state.load(root)) == set(numbers)
+    assert set(state.load(memory(root))) == set(numbers)
 
 
 @pytest.mark.parametrize(("content", "says"), [(None, "There is no file"), (b'{"cells": [{', "Was it cut short")])
@@ -405,7 +410,7 @@ def test_odd_cells_are_no_reason_to_fail(root, learner):
     learner.cell("exercise-90-3")["execution_count"] = "first"
     learner.cells.append({"cell_type": "code"})
     save(root, learner)
-    assert [one.status for one in standings(root)[0].exercises] == ["to do"] * 3
+    assert [one.status for one in standings(course_at(root))[0].exercises] == ["to do"] * 3
 
 
 # How it is shown
@@ -444,7 +449,7 @@ def test_page_links_to_the_chapters_from_where_the_notebook_lies(root, learner, 
 
 
 def test_page_shows_titles_as_they_are_written(root):
-    found = standings(root)[0]
+    found = standings(course_at(root))[0]
     odd = Standing("90.1", "a < b & <script>", 5, "to do")
     html = page.ProgressPage([type(found)(90, "<i>", found.path, (odd,), "<b>broken</b>")], root)._repr_html_()
     assert "a &lt; b &amp; &lt;script&gt;" in html
@@ -457,7 +462,7 @@ def test_json_holds_what_the_table_says(root, passed, capsys):
     assert chapter["passed"] == 1
     assert chapter["minutes_left"] == 10
     assert [one["status"] for one in chapter["exercises"]] == ["passed", "failed", "to do"]
-    assert json.loads(as_json(standings(root)))["chapters"] == [chapter]
+    assert json.loads(as_json(standings(course_at(root))))["chapters"] == [chapter]
 
 
 def test_unknown_chapter_is_told(root, capsys):

@@ -67,7 +67,7 @@ def test_chapter_comes_back_and_the_notebook_is_kept_by_date(root, path, first, 
     assert kept(root) == [before]
     name = next((root / "chapters" / "kept").iterdir()).name
     assert time.strptime(name, "90_tiny-%Y-%m-%d-%H%M%S.ipynb")
-    assert f"chapters/kept/{name}" in capsys.readouterr().out
+    assert f"kept/{name}" in capsys.readouterr().out
 
 
 def test_two_copies_of_one_second_are_both_kept(root, path, learner, monkeypatch):
@@ -108,7 +108,7 @@ def test_it_asks_first(answer, happens, root, path, first, learner, monkeypatch,
     monkeypatch.setattr("builtins.input", lambda: answer)
     before = path.read_bytes()
     assert run(root, "90") == 0
-    assert "Reset chapter 90? Your notebook is kept in chapters/kept/. [y/N]" in capsys.readouterr().out
+    assert "Reset chapter 90? Your notebook is kept in kept/. [y/N]" in capsys.readouterr().out
     assert path.read_bytes() == (first if happens else before)
     assert kept(root) == ([before] if happens else [])
 

@@ -7,14 +7,14 @@ import pytest
 from tests import ROOT
 from tests.course import tiny
 from tplab.course.grading.check_notebook import exercises_of
+from tplab.course.learner.course_files import all_chapters, course_at
 from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.rewrite import keep_solution
 from tplab.course.tools import cli
 from tplab.course.tools import confirm as asking
-from tplab.course.tools import course_files as places
 from tplab.course.tools.solution import exercise_source, without_docstrings
 
-CHAPTERS = places.all_chapters(ROOT)
+CHAPTERS = all_chapters(course_at(ROOT))
 
 
 @pytest.fixture

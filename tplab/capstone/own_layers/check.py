@@ -7,9 +7,9 @@ from pathlib import Path
 from tplab.course.grading.cell_dependencies import select
 from tplab.course.grading.check_notebook import Verdict, check_notebook, exercises_of
 from tplab.course.grading.merge import Merged, Piece, is_stub, merge
+from tplab.course.learner.course_files import ChapterFiles
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.tools import state
-from tplab.course.tools.course_files import ChapterFiles
 from tplab.course.tools.fingerprint import Fingerprint, fingerprints
 
 TO_DO = "is still to do"
@@ -72,7 +72,7 @@ class Found:
             else:
                 self.problems[verdict.number] = _problem(verdict)
         if self.is_in_the_course:
-            state.record(self.files.root, verdicts, self.fingerprints())
+            state.record(self.files.course.memory, verdicts, self.fingerprints())
 
     def fingerprints(self) -> dict[str, Fingerprint]:
         return fingerprints(self.reference, self.learner, self.files)
@@ -89,7 +89,7 @@ def look_at(files: ChapterFiles, folder: Path, exercises: list[str]) -> Found:
         nothing.problems = dict.fromkeys(exercises, f"can't be read. {error}")
         return nothing
     found = Found(files, path, exercises, reference, learner, merge(reference, learner), titles)
-    entries = state.load(files.root) if found.is_in_the_course else {}
+    entries = state.load(files.course.memory) if found.is_in_the_course else {}
     prints = found.fingerprints() if entries else {}
     answers = {piece.number: piece.source for piece in found.merged.pieces if piece.role == "exercise"}
     for exercise in exercises:

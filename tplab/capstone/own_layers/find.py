@@ -24,7 +24,7 @@ from tplab.capstone.own_layers.link import needed
 from tplab.capstone.settings.settings import Settings
 from tplab.course.grading.cell_dependencies import select
 from tplab.course.grading.merge import Merged, Piece
-from tplab.course.tools.course_files import Misuse, all_chapters, find_root
+from tplab.course.learner.course_files import Misuse, all_chapters, find_course
 
 MINE, COURSES = "yours", "the course's solution"
 
@@ -102,7 +102,7 @@ def find_answers(
     """
     folder = _folder_of(chapters)
     try:
-        files = all_chapters(find_root(folder))
+        files = all_chapters(find_course(folder))
     except Misuse as error:
         raise NotReady(str(error)) from None
     wanted: dict[int, list[str]] = {}
@@ -129,7 +129,7 @@ def _folder_of(chapters: str | Path) -> Path:
     """Return the notebooks' folder, relative to the current folder or else to the course's, as in `tplab check`."""
     starts = [Path.cwd()]
     with suppress(Misuse):
-        starts.append(find_root(Path.cwd()))
+        starts.append(find_course(Path.cwd()).material)
     for start in starts:
         if (folder := (start / chapters).resolve()).is_dir():
             return folder

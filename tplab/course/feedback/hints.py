@@ -1,8 +1,8 @@
 """The three hints of an exercise. `tplab hint 4.2` shows the next one, and a failed check's box contains all three.
 
 Hints are read from the executed solution notebook, where the hints cell nests them (see `rewrite.fold_hints`), so a
-learner who has deleted or edited that cell still gets them. `.tplab/hints.json`, next to chapters/, stores the number
-of the last hint shown for each exercise: {"4.2": 1}.
+learner who has deleted or edited that cell still gets them. `hints.json`, in `.tplab/` in the learner's folder, stores
+the number of the last hint shown for each exercise: {"4.2": 1}.
 """
 
 import json
@@ -15,7 +15,7 @@ from tplab.common.files import replace
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.reference import find_reference
 
-STATE = Path(".tplab", "hints.json")
+STATE = "hints.json"
 _OPENING = re.compile(r"<details><summary>Hint \d+</summary>")
 
 
@@ -33,12 +33,12 @@ def hints_of(reference: list[Cell]) -> dict[str, list[str]]:
     return {str(cell.marks["hints"]): unfold(cell.source) for cell in reference if "hints" in cell.marks}
 
 
-def hints_for(number: str, root: Path) -> list[str]:
-    """Return the hints of exercise `number` in the course at `root`. Raises NoHint or Unreadable (broken notebook)."""
+def hints_for(number: str, material: Path) -> list[str]:
+    """Return the hints of exercise `number` in `material`/solutions. Raises NoHint or Unreadable (broken notebook)."""
     chapter, _, place = number.partition(".")
     if not (chapter.isdecimal() and place.isdecimal()):
         raise NoHint(f"There is no exercise {number!r}. Write its number as in the heading: tplab hint 4.2")
-    paths = sorted((root / "solutions").glob("[0-9][0-9]_*.ipynb"))
+    paths = sorted((material / "solutions").glob("[0-9][0-9]_*.ipynb"))
     path = next((path for path in paths if int(path.name[:2]) == int(chapter)), None)
     if path is None:
         there = ", ".join(str(int(path.name[:2])) for path in paths) or "none"
@@ -52,50 +52,52 @@ def hints_for(number: str, root: Path) -> list[str]:
 # Hints that have been shown
 
 
-def seen(root: Path) -> dict[str, int]:
+def seen(memory: Path) -> dict[str, int]:
     """Return the number of the last hint shown for each exercise. A missing or damaged file counts as empty."""
     try:
-        stored = json.loads((root / STATE).read_text(encoding="utf-8"))
+        stored = json.loads((memory / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     items = stored.items() if isinstance(stored, dict) else ()
     return {number: step for number, step in items if isinstance(step, int) and not isinstance(step, bool) and step > 0}
 
 
-def remember(root: Path, number: str, step: int) -> None:
+def remember(memory: Path, number: str, step: int) -> None:
     """Record that hint `step` has been shown."""
-    kept = seen(root)
-    path = root / STATE
+    kept = seen(memory)
+    path = memory / STATE
     path.parent.mkdir(exist_ok=True)
     shown = json.dumps(kept | {number: max(step, kept.get(number, 0))}, indent=1, sort_keys=True)
     replace(path, shown.encode())
 
 
-def choose(number: str, root: Path, *, step: int | None = None, everything: bool = False) -> list[tuple[int, str]]:
+def choose(
+    number: str, material: Path, memory: Path, *, step: int | None = None, everything: bool = False
+) -> list[tuple[int, str]]:
     """Return the hints to show as (number, text): the next one, hint `step`, or all. Records them as seen."""
-    hints = hints_for(number, root)
+    hints = hints_for(number, material)
     if step is not None and not 1 <= step <= len(hints):
         raise NoHint(f"Exercise {number} has {len(hints)} hints; there is no hint {step}.")
-    last = min(step or seen(root).get(number, 0) + 1, len(hints))
+    last = min(step or seen(memory).get(number, 0) + 1, len(hints))
     steps = range(1, len(hints) + 1) if everything else [last]
     with suppress(OSError):  # an unwritable folder is no reason to withhold a hint
-        remember(root, number, steps[-1])
+        remember(memory, number, steps[-1])
     return [(step, hints[step - 1]) for step in steps]
 
 
-def show(number: str, root: Path, *, step: int | None = None, everything: bool = False) -> int:
+def show(number: str, material: Path, memory: Path, *, step: int | None = None, everything: bool = False) -> int:
     """Print the hints for `tplab hint 4.2` and return the exit code: 0, or 2 if they can't be found or read."""
     from rich.console import Console  # imported here because kernels also use this module, but show HTML instead
     from rich.markdown import Markdown
     from rich.text import Text
 
     try:
-        chosen = choose(number, root, step=step, everything=everything)
+        chosen = choose(number, material, memory, step=step, everything=everything)
     except (NoHint, Unreadable) as error:
         Console(stderr=True, highlight=False).print(Text(str(error), style="red"))
         return 2
     console = Console(highlight=False)
-    total = len(hints_for(number, root))
+    total = len(hints_for(number, material))
     for place, text in chosen:
         console.print(Text(f"Exercise {number}, hint {place} of {total}", style="bold"))
         console.print(Markdown(text))

@@ -31,6 +31,16 @@ class Cell:
 
 def read_notebook(path: Path) -> list[Cell]:
     """Read the cells of a notebook file. Raises Unreadable."""
+    return parse_cells(load_notebook(path))
+
+
+def parse_cells(notebook: dict) -> list[Cell]:
+    """Return the cells of a notebook's JSON."""
+    return [_cell(cell) for cell in notebook["cells"]]
+
+
+def load_notebook(path: Path) -> dict:
+    """Read the JSON of a notebook file, which has a list of cells. Raises Unreadable."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -47,12 +57,10 @@ def read_notebook(path: Path) -> list[Cell]:
         old = isinstance(notebook, dict) and "worksheets" in notebook
         hint = "It has notebook format 3; open it in JupyterLab and save it." if old else "It has no list of cells."
         raise Unreadable(f"{path} is not a notebook of format 4. {hint}")
-    cells = []
     for number, cell in enumerate(notebook["cells"], 1):
         if not isinstance(cell, dict):
             raise Unreadable(f"{path} is not a notebook: its cell {number} is not a cell.")
-        cells.append(_cell(cell))
-    return cells
+    return notebook
 
 
 def _what_broke_it(text: str, error: Exception) -> str:

@@ -6,15 +6,18 @@ from pathlib import Path
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.kernels import PACKAGE_ROOT
 
+SHIPPED = PACKAGE_ROOT / "tplab" / "course" / "material"  # where a wheel has chapters/ and solutions/
+MATERIAL = SHIPPED if SHIPPED.is_dir() else PACKAGE_ROOT
+
 
 def find_reference(number: str) -> list[Cell]:
     """Return the cells of the solution notebook that exercise `number` is in, or [] if there is none that can be read.
 
-    The course is looked for in this folder, in those above it, and beside the package.
+    The course is looked for in this folder, in those above it, and with the package.
     """
     chapter = number.partition(".")[0].zfill(2)
     here = Path.cwd()
-    for root in (here, *here.parents, PACKAGE_ROOT):
+    for root in (here, *here.parents, MATERIAL):
         for path in sorted((root / "solutions").glob(f"{chapter}_*.ipynb")):
             with suppress(Unreadable, OSError):
                 return read_notebook(path)

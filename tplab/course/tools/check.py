@@ -14,18 +14,19 @@ from rich.text import Text
 
 from tplab.course.grading.check_notebook import Note, Verdict, check_notebook, exercises_of
 from tplab.course.grading.check_output import show_heading, show_note, show_summary, show_verdict
-from tplab.course.notebooks.cells import Unreadable, read_notebook
-from tplab.course.notebooks.kernels import CELL_TIMEOUT
-from tplab.course.tools import state
-from tplab.course.tools.course_files import (
+from tplab.course.learner.course_files import (
     ChapterFiles,
+    Course,
     Misuse,
     add_root,
     all_chapters,
     chapter,
+    course_of,
     no_such_exercise,
-    root_of,
 )
+from tplab.course.notebooks.cells import Unreadable, read_notebook
+from tplab.course.notebooks.kernels import CELL_TIMEOUT
+from tplab.course.tools import state
 from tplab.course.tools.fingerprint import fingerprints
 
 
@@ -35,7 +36,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "chapters", nargs="*", type=int, metavar="N", help="chapter numbers; without one, every chapter"
     )
     parser.add_argument("--exercise", metavar="4.2", help="only this exercise, and only what it needs")
-    parser.add_argument("--notebook", type=Path, metavar="FILE", help="your notebook, where it isn't in chapters/")
+    parser.add_argument("--notebook", type=Path, metavar="FILE", help="your notebook, where it isn't in your folder")
     parser.add_argument("--all-cells", action="store_true", help="run also the given cells that no check needs")
     parser.add_argument("--timeout", type=float, default=CELL_TIMEOUT, metavar="S", help="seconds for one cell")
     add_root(parser)
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Run the command. Returns 0 if all exercises pass, 1 if one doesn't, and 2 if a notebook can't be read."""
     passed = total = 0
     code = 0
-    jobs = _jobs(options, root_of(options))
+    jobs = _jobs(options, course_of(options))
     for place, files in enumerate(jobs):
         if place:
             console.print()
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return code or int(passed < total)
 
 
-def _jobs(options: argparse.Namespace, root: Path) -> list[ChapterFiles]:
+def _jobs(options: argparse.Namespace, course: Course) -> list[ChapterFiles]:
     """Return the files of the chapters to check. Raises Misuse."""
     wanted = list(options.chapters)
     if options.exercise:
@@ -81,7 +82,7 @@ def _jobs(options: argparse.Namespace, root: Path) -> list[ChapterFiles]:
         wanted = [int(number)]
     if options.notebook and len(wanted) > 1:
         raise Misuse("One notebook is one chapter: give one number with --notebook.")
-    return [chapter(root, number) for number in wanted] or list(all_chapters(root).values())
+    return [chapter(course, number) for number in wanted] or list(all_chapters(course).values())
 
 
 def _check_chapter(options: argparse.Namespace, console: Console, files: ChapterFiles) -> tuple[int, int]:
@@ -116,7 +117,7 @@ def _check_chapter(options: argparse.Namespace, console: Console, files: Chapter
             waiting.remove(said.number)
             status.update(_doing(waiting))
     if path.resolve() == files.learner.resolve():
-        notes += state.record(files.root, verdicts, fingerprints(reference, learner, files))
+        notes += state.record(files.course.memory, verdicts, fingerprints(reference, learner, files))
     for note in notes:
         show_note(console, note)
     show_summary(console, verdicts)

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 import tplab
+from tplab.course.learner.course_files import Misuse
 from tplab.course.notebooks.cells import Unreadable
-from tplab.course.tools import check, doctor, hint, lab, plan, progress, reset, solution
-from tplab.course.tools.course_files import Misuse
+from tplab.course.tools import check, doctor, hint, lab, plan, progress, reset, solution, start, update
 
-COMMANDS = (lab, check, progress, hint, solution, reset, doctor, plan)
+COMMANDS = (lab, start, update, check, progress, hint, solution, reset, doctor, plan)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -5,7 +5,7 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-from tplab.course.tools.course_files import Misuse
+from tplab.course.learner.course_files import Misuse
 
 
 def agreed(question: str, yes: bool, console: Console) -> bool:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tplab.course.grading.check_notebook import exercises_of
 from tplab.course.grading.merge import is_stub, merge
+from tplab.course.learner.course_files import ChapterFiles, Course, all_chapters
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.tools import state
-from tplab.course.tools.course_files import ChapterFiles, all_chapters
 from tplab.course.tools.fingerprint import Fingerprint, fingerprints
 from tplab.course.tools.saved_outputs import shown
 
@@ -57,10 +57,10 @@ class ChapterStanding:
         return sum(exercise.minutes for exercise in self.exercises if exercise.status != "passed")
 
 
-def standings(root: Path, numbers: list[int] | None = None) -> list[ChapterStanding]:
+def standings(course: Course, numbers: list[int] | None = None) -> list[ChapterStanding]:
     """Return the status of every chapter, or of the chapters in `numbers`. Runs no cells."""
-    known = all_chapters(root)
-    entries = state.load(root)
+    known = all_chapters(course)
+    entries = state.load(course.memory)
     return [standing(known[number], entries) for number in numbers or known]
 
 

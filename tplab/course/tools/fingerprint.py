@@ -20,9 +20,9 @@ from tplab.common.imports import ImportGraph
 from tplab.course.grading.cell_dependencies import select
 from tplab.course.grading.check_notebook import exercises_of
 from tplab.course.grading.merge import merge
+from tplab.course.learner.course_files import ChapterFiles
 from tplab.course.notebooks.cells import Cell
 from tplab.course.notebooks.kernels import PACKAGE_ROOT
-from tplab.course.tools.course_files import ChapterFiles
 from tplab.course.tools.saved_outputs import results, their_cell
 
 

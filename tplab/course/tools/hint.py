@@ -5,7 +5,7 @@ import argparse
 from rich.console import Console
 
 from tplab.course.feedback import hints
-from tplab.course.tools.course_files import add_root, root_of
+from tplab.course.learner.course_files import add_root, course_of
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -18,4 +18,5 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    return hints.show(options.exercise, root_of(options), step=options.step, everything=options.all)
+    course = course_of(options)
+    return hints.show(options.exercise, course.material, course.memory, step=options.step, everything=options.all)

@@ -1,6 +1,6 @@
 """`tplab lab`: open the course in JupyterLab, on this machine only. `make lab` runs it too.
 
-tplab lab                                the index of the course
+tplab lab                                the start page of your course
 tplab lab 4                              chapter 4
 tplab lab --no-browser --port=8899       unknown options go to JupyterLab
 """
@@ -9,11 +9,13 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from rich.console import Console
 
-from tplab.course.tools.course_files import Misuse, add_root, all_chapters, chapter, root_of
+from tplab.course.learner.course_files import INDEX, ChapterFiles, Course, Misuse, add_root, all_chapters, chapter
+from tplab.course.learner.start import newer, update
+from tplab.course.tools.confirm import agreed
+from tplab.course.tools.start import of_this_folder, show, started
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -30,28 +32,38 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Replace this process with JupyterLab, so that JupyterLab receives its signals. Returns only if that fails."""
-    root = root_of(options).resolve()
-    page = first_page(root, options.chapter)
+    course = of_this_folder(options.root)
+    show(console, started(course))
+    offer_update(course, console)
+    page = first_page(course, options.chapter)
     console.print("JupyterLab runs until you stop it with Ctrl-C, twice. No browser here? Copy the URL that it prints.")
     sys.stdout.flush()
-    os.chdir(root)  # the folder that JupyterLab shows, unless an option overrides it
+    os.chdir(course.folder)  # the folder that JupyterLab shows, unless an option overrides it
     arguments = command(page, options.rest)
     os.execve(arguments[0], arguments, environment(os.environ))
 
 
-def first_page(root: Path, number: int | None) -> str:
-    """Return the notebook to open, as a path below `root`. Raises Misuse."""
+def offer_update(course: Course, console: Console) -> None:
+    """If the course has newer chapters, ask whether to bring them into the learner's notebooks, or say how to."""
+    names = [files.learner.name for files in newer(course)]
+    if not names:
+        return
+    told = f"The course has a newer version of {', '.join(names)}."
+    if not sys.stdin.isatty():
+        console.print(f"{told} To bring it into your notebooks (your answers stay): tplab update")
+    elif agreed(f"{told} Bring it into your notebooks? Your answers stay, and a copy is kept.", False, console):
+        show(console, update(course))
+
+
+def first_page(course: Course, number: int | None) -> str:
+    """Return the notebook to open, as a path below the learner's folder. Raises Misuse."""
     if number is None:
-        pages = [root / "chapters" / "index.ipynb", *(files.learner for files in all_chapters(root).values())]
-        found = next((page for page in pages if page.exists()), root / "README.md")
-    else:
-        try:
-            found = chapter(root, number).learner
-        except Misuse as error:
-            raise Misuse(f"{error} An option of JupyterLab is written with =, like --port=8899.") from None
-        if not found.exists():
-            raise Misuse(f"There is no file {found}. To have it again: tplab reset {number}")
-    return found.relative_to(root).as_posix()
+        files = [ChapterFiles(course, INDEX), *all_chapters(course).values()]
+        return next(page.learner.name for page in files if page.learner.exists())
+    try:
+        return chapter(course, number).learner.name
+    except Misuse as error:
+        raise Misuse(f"{error} An option of JupyterLab is written with =, like --port=8899.") from None
 
 
 def command(page: str, more: list[str]) -> list[str]:

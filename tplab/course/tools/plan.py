@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tplab.course.tools.course_files import Misuse
+from tplab.course.learner.course_files import Misuse
 
 if TYPE_CHECKING:
     from tplab.cluster.plan import Plan

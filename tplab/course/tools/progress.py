@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tplab.course.grading.check_output import LOOK
+from tplab.course.learner.course_files import add_root, chapter, course_of, find_course
 from tplab.course.tools import page
-from tplab.course.tools.course_files import add_root, chapter, find_root, root_of
 from tplab.course.tools.exercise_status import ChapterStanding, Standing, standings
 
 
@@ -37,8 +37,8 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    root = root_of(options)
-    chapters = standings(root, [chapter(root, number).number for number in options.chapters])
+    course = course_of(options)
+    chapters = standings(course, [chapter(course, number).number for number in options.chapters])
     if options.json:
         print(as_json(chapters))
         return 0
@@ -100,4 +100,4 @@ def as_json(chapters: list[ChapterStanding]) -> str:
 
 def progress() -> page.ProgressPage:
     """Return the progress page for a cell. It's displayed as a table in a notebook, and as text anywhere else."""
-    return page.ProgressPage(standings(find_root(Path.cwd())), Path.cwd())
+    return page.ProgressPage(standings(find_course(Path.cwd())), Path.cwd())

@@ -1,4 +1,4 @@
-"""The verdicts of `tplab check`, stored in `.tplab/progress.json` next to chapters/, with one entry per exercise.
+"""The verdicts of `tplab check`, stored in `.tplab/progress.json` in the learner's folder, with one entry per exercise.
 
     {"exercises": {"4.2": {"status": "passed", "answer": "9f86...", "check": "0a4d...", "output": "77de...",
                            "checked": "2026-11-21 10:15"}}}
@@ -17,7 +17,7 @@ from tplab.common.files import locked, replace
 from tplab.course.grading.check_notebook import Verdict
 from tplab.course.tools.fingerprint import Fingerprint
 
-FILE = Path(".tplab", "progress.json")
+FILE = "progress.json"
 KEPT = ("passed", "failed")
 
 
@@ -32,10 +32,10 @@ class Entry:
     checked: str
 
 
-def load(root: Path) -> dict[str, Entry]:
+def load(memory: Path) -> dict[str, Entry]:
     """Return the stored entries by exercise, skipping those that can't be read."""
     try:
-        stored = json.loads((root / FILE).read_text(encoding="utf-8"))
+        stored = json.loads((memory / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     exercises = stored.get("exercises") if isinstance(stored, dict) else None
@@ -48,7 +48,7 @@ def load(root: Path) -> dict[str, Entry]:
     return found
 
 
-def record(root: Path, verdicts: list[Verdict], fingerprints: dict[str, Fingerprint]) -> list[str]:
+def record(memory: Path, verdicts: list[Verdict], fingerprints: dict[str, Fingerprint]) -> list[str]:
     """Store a check's verdicts on the code with these fingerprints, and return notes on anything that went wrong.
 
     An exercise without a verdict (to do, waiting, not run) keeps its entry, which applies to different code.
@@ -62,10 +62,10 @@ def record(root: Path, verdicts: list[Verdict], fingerprints: dict[str, Fingerpr
     if not said:
         return []
     try:
-        with locked((root / FILE).with_suffix(".lock")):
-            entries = load(root) | said
+        with locked((memory / FILE).with_suffix(".lock")):
+            entries = load(memory) | said
             text = json.dumps({"exercises": {number: asdict(entries[number]) for number in sorted(entries)}}, indent=1)
-            replace(root / FILE, text.encode())
+            replace(memory / FILE, text.encode())
     except OSError as error:
-        return [f"This could not be kept for `tplab progress`: {error.strerror or error} ({root / FILE})."]
+        return [f"This could not be kept for `tplab progress`: {error.strerror or error} ({memory / FILE})."]
     return []

@@ -22,7 +22,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tplab.course.tools.course_files import add_root, root_of
+from tplab.course.learner.course_files import Course, add_root, course_of
+from tplab.course.notebooks.reference import MATERIAL
 from tplab.course.tools.doctor import chapters, gpu_report, gpus, machine, probe, software, trial
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
 
@@ -43,26 +44,26 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    root = root_of(options)
     if options.gpu:
         with console.status("running the GPU tests, for five minutes at most"):
-            finding = gpu_report.look(root, probe.ask_torch(), Path.cwd())
+            finding = gpu_report.look(options.root or MATERIAL, probe.ask_torch(), Path.cwd())
         show(console, finding)
         return int(finding.state != GOOD)
+    course = course_of(options)
     found: list[Finding] = []
     if options.json:
-        found.extend(examine(root))
+        found.extend(examine(course))
         print(json.dumps([asdict(finding) for finding in found], indent=1, ensure_ascii=False))
     else:
         with console.status("looking at this machine"):
-            for finding in examine(root):
+            for finding in examine(course):
                 show(console, finding)
                 found.append(finding)
         console.print(Text("\n" + summary(found), style="bold"))
     return int(any(finding.state == BAD for finding in found))
 
 
-def examine(root: Path) -> Iterator[Finding]:
+def examine(course: Course) -> Iterator[Finding]:
     """Yield each finding as soon as it is available."""
     seen = probe.ask_torch()
     found = [*software.look(seen), *gpus.look(seen), *machine.look(len(seen.gpus))]
@@ -70,7 +71,7 @@ def examine(root: Path) -> Iterator[Finding]:
     if not seen.error:
         found.append(trial.judge(trial.attempt(trial.tries(len(seen.gpus) if seen.nccl else 0))))
         yield found[-1]
-    yield from chapters.look(root, seen, found)
+    yield from chapters.look(course, seen, found)
 
 
 def show(console: Console, finding: Finding) -> None:

@@ -1,11 +1,10 @@
 """Findings about each chapter: whether it will run here, on how many ranks, and over which backend."""
 
 import re
-from pathlib import Path
 
+from tplab.course.learner.course_files import ChapterFiles, Course, all_chapters
 from tplab.course.notebooks.cells import Unreadable, read_notebook
 from tplab.course.notebooks.kernels import PACKAGE_ROOT
-from tplab.course.tools.course_files import ChapterFiles, all_chapters
 from tplab.course.tools.doctor.findings import BAD, GOOD, Finding
 from tplab.course.tools.doctor.probe import Torch
 
@@ -42,13 +41,13 @@ def judge(name: str, ranks: set[int], gpus: int, bad: list[str], unreadable: str
     return Finding(name, GOOD, how(ranks, gpus))
 
 
-def look(root: Path, seen: Torch, findings: list[Finding]) -> list[Finding]:
+def look(course: Course, seen: Torch, findings: list[Finding]) -> list[Finding]:
     """Return a finding for every chapter of the course."""
     bad = [finding.what for finding in findings if finding.state == BAD]
     gpus = len(seen.gpus) if seen.nccl else 0
     return [
         judge(f"chapter {files.number:02d}", _ranks(files), gpus, bad, _unreadable(files), files.number)
-        for files in all_chapters(root).values()
+        for files in all_chapters(course).values()
     ]
 
 

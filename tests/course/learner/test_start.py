@@ -1,0 +1,292 @@
+"""`tplab start` and `tplab update` on a real folder: what they make, what they move, and that a kill loses nothing."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.course import tiny
+from tplab.course.learner import pristine, start
+from tplab.course.learner.course_files import Course, Misuse, course_at, find_course
+from tplab.course.notebooks.cells import read_notebook
+from tplab.course.tools import cli
+
+ANSWER = "return x + x  # mine"
+NAME = "90_tiny.ipynb"
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A clone of the course."""
+    (tmp_path / "clone").mkdir()
+    tiny.make_unexecuted(tmp_path / "clone", tiny.source(2))
+    return tmp_path / "clone"
+
+
+@pytest.fixture
+def course(root):
+    return Course(root, root / "my_course")
+
+
+def pull(root: Path, text: str) -> None:
+    """Another version of the course, as `git pull` brings it."""
+    shutil.rmtree(root / "chapters")
+    tiny.make_unexecuted(root, text)
+
+
+def answer(path: Path, body: str = ANSWER, k: int = 1) -> bytes:
+    made = tiny.Learner(path)
+    made.answer(k, body)
+    made.save(path)
+    return path.read_bytes()
+
+
+def text(path: Path) -> str:
+    return "\n".join(cell.source for cell in read_notebook(path))
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    """Every file below a folder, without the dates in names and contents."""
+    found = {}
+    for path in sorted(path for path in root.rglob("*") if path.is_file()):
+        name = str(path.relative_to(root))
+        if not name.endswith((".lock", "course.json")):
+            found[name if "kept" not in name else "kept/" + path.name[:7] + str(hash(path.read_bytes()))] = (
+                path.read_bytes()
+            )
+    return found
+
+
+def test_it_copies_the_chapters_and_says_where(root, monkeypatch, capsys):
+    monkeypatch.chdir(root)
+    assert cli.main(["start"]) == 0
+    assert (root / "my_course" / NAME).read_bytes() == (root / "chapters" / NAME).read_bytes()
+    assert "New in your folder: 1 chapter. Your course is in my_course." in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_second_start_changes_nothing_and_brings_back_only_what_is_missing(root, course, monkeypatch):
+    monkeypatch.chdir(root)
+    start.start(course)
+    mine = answer(course.folder / NAME)
+    assert start.start(course) == start.Report()
+    assert (course.folder / NAME).read_bytes() == mine
+    (course.folder / NAME).unlink()
+    assert start.start(course).new == [NAME]
+
+
+def test_a_renamed_notebook_is_found_and_not_made_again(course):
+    start.start(course)
+    mine = answer(course.folder / NAME)
+    (course.folder / NAME).rename(course.folder / "tiny, my way.ipynb")
+    assert start.start(course).new == []
+    pull(course.material, tiny.source(2).replace("a given cell", "another given cell"))
+    assert list(start.update(course).updated) == ["tiny, my way.ipynb"]
+    assert ANSWER in text(course.folder / "tiny, my way.ipynb")
+    assert "another given cell" in text(course.folder / "tiny, my way.ipynb")
+    assert mine in [path.read_bytes() for path in (course.folder / "kept").iterdir()]
+
+
+@pytest.mark.parametrize("name", ["chapters", "solutions"])
+def test_the_courses_own_folders_are_no_place_to_start(name, root, monkeypatch, capsys):
+    monkeypatch.chdir(root)
+    assert cli.main(["start", name]) == 2
+    assert "belongs to the course" in capsys.readouterr().err
+
+
+def test_a_file_is_no_folder(root, monkeypatch, capsys):
+    monkeypatch.chdir(root)
+    (root / "notes").write_text("")
+    assert cli.main(["start", "notes"]) == 2
+    assert "notes is a file" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_a_sentence(root, monkeypatch, capsys):
+    monkeypatch.chdir(root)
+    (root / "my_course").write_text("")
+    monkeypatch.setattr("pathlib.Path.is_dir", lambda path: True)
+    assert cli.main(["start"]) == 2
+    assert "can't be written" in capsys.readouterr().err
+
+
+# Which course a command means
+
+
+def test_commands_find_the_folder_from_inside_it_and_from_the_repository(course):
+    start.start(course)
+    (course.folder / "deeper").mkdir()
+    for place in (course.material, course.folder, course.folder / "deeper"):
+        assert find_course(place) == course
+    assert course_at(course.folder) == course_at(course.material) == course
+
+
+def test_nothing_started_and_no_repository_is_told_what_to_type(tmp_path_factory, monkeypatch, capsys):
+    nowhere = tmp_path_factory.mktemp("nowhere")
+    monkeypatch.chdir(nowhere)
+    with pytest.raises(Misuse, match="tplab start"):
+        find_course(nowhere)
+    assert cli.main(["update"]) == 2
+    assert "tplab start" in capsys.readouterr().err
+
+
+# What was done in chapters/ before
+
+
+def test_work_in_chapters_moves_over_and_chapters_is_as_git_has_it(root, course):
+    pristine_bytes = (root / "chapters" / NAME).read_bytes()
+    before = answer(root / "chapters" / NAME)
+    (root / "chapters" / "helpers.py").write_text("x = 1")
+    (root / "chapters" / "kept").mkdir()
+    (root / "chapters" / "kept" / "old.ipynb").write_text("{}")
+    (root / ".tplab").mkdir()
+    (root / ".tplab" / "progress.json").write_text('{"exercises": {}}')
+    report = start.start(course)
+    assert (root / "chapters" / NAME).read_bytes() == pristine_bytes
+    assert ANSWER in text(course.folder / NAME)
+    assert before in [path.read_bytes() for path in (course.folder / "kept").glob("90*")]
+    assert (course.folder / "helpers.py").read_text() == "x = 1"
+    assert (course.folder / "kept" / "old.ipynb").read_text() == "{}"
+    assert (course.memory / "progress.json").read_text() == '{"exercises": {}}'
+    assert sorted(path.name for path in (root / "chapters").iterdir()) == [NAME]
+    assert not (root / ".tplab").exists()
+    assert f"Your work in chapters/{NAME} is in {NAME} now." in report.moved
+    assert start.start(course) == start.Report()
+
+
+def test_work_in_both_places_is_joined_and_two_answers_are_told(root, course):
+    start.start(course)
+    answer(course.folder / NAME, "return 2 * x  # here", k=1)
+    answer(root / "chapters" / NAME, "return x + x  # there", k=1)
+    answer(root / "chapters" / NAME, "return x + x  # also there", k=2)
+    told = start.start(course).moved
+    both = text(course.folder / NAME)
+    assert "return 2 * x  # here" in both
+    assert "return x + x  # also there" in both
+    assert "# there" not in both
+    assert "Your answers to 90.2 in chapters/" in told[0]
+    assert "Of 90.1, you have another answer" in told[0]
+    assert any("# there" in path.read_text() for path in (course.folder / "kept").iterdir())
+
+
+@pytest.mark.parametrize("where", ["chapters", "my_course"])
+def test_an_unreadable_notebook_is_kept_and_told(where, root, course):
+    if where == "my_course":
+        start.start(course)
+        answer(root / "chapters" / NAME)
+        (course.folder / NAME).write_text("{broken")
+    else:
+        (root / "chapters" / NAME).write_text("{broken")
+    report = start.start(course)
+    assert len(report.problems) == 1
+    assert any(b"broken" in data or ANSWER.encode() in data for data in everything(course.folder).values())
+    assert "raise NotImplementedError" in text(root / "chapters" / NAME)
+
+
+# Updates
+
+
+def test_update_keeps_a_dated_copy_and_the_answer(course, monkeypatch, capsys):
+    start.start(course)
+    before = answer(course.folder / NAME)
+    pull(course.material, tiny.source(3).replace("a given cell", "another given cell"))
+    monkeypatch.chdir(course.folder)
+    assert cli.main(["update"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"{NAME}: 1 cell changed, 5 cells added. Your answer to 90.1 is kept." in out
+    assert ANSWER in text(course.folder / NAME)
+    assert "exercise 90.3" in text(course.folder / NAME)
+    assert [path.read_bytes() for path in (course.folder / "kept").iterdir()] == [before]
+    assert cli.main(["update"]) == 0
+    assert "up to date" in capsys.readouterr().out
+
+
+def test_three_versions_may_be_skipped(course):
+    start.start(course)
+    answer(course.folder / NAME)
+    for version in ("second", "third", "fourth"):
+        pull(course.material, tiny.source(2).replace("a given cell", f"the {version} given cell"))
+    start.update(course)
+    assert "the fourth given cell" in text(course.folder / NAME)
+    assert "a given cell" not in text(course.folder / NAME)
+    assert ANSWER in text(course.folder / NAME)
+
+
+def test_an_unreadable_notebook_does_not_keep_the_others_from_being_updated(course, monkeypatch, capsys):
+    start.start(course)
+    (course.folder / NAME).write_text("{broken")
+    pull(course.material, tiny.source(3))
+    monkeypatch.chdir(course.folder)
+    assert cli.main(["update"]) == 1
+    assert "was left as it is" in capsys.readouterr().out
+    assert (course.folder / NAME).read_text() == "{broken"
+
+
+# Killed at any moment
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_at(step: int, monkeypatch: pytest.MonkeyPatch, work) -> bool:
+    """Do `work`, and end it before its step-th change on disk. Returns whether it got that far."""
+    count = 0
+
+    def counted(function):
+        def call(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count > step:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for module, name in [(start, "replace"), (start, "keep"), (start.shutil, "copytree"), (start.shutil, "rmtree")]:
+            patch.setattr(module, name, counted(getattr(module, name)))
+        patch.setattr(pristine.Path, "unlink", counted(Path.unlink))
+        patch.setattr(pristine.Path, "rmdir", counted(Path.rmdir))
+        try:
+            work()
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("work", ["start", "update"])
+def test_a_kill_at_any_moment_loses_nothing_and_the_next_run_finishes(work, tmp_path, monkeypatch):
+    def prepare(root: Path) -> Course:
+        root.mkdir()
+        tiny.make_unexecuted(root, tiny.source(2))
+        course = Course(root, root / "my_course")
+        if work == "update":
+            start.start(course)
+            answer(course.folder / NAME)
+            pull(root, tiny.source(3))
+        else:
+            answer(root / "chapters" / NAME)
+            (root / "chapters" / "helpers").mkdir()
+            (root / "chapters" / "helpers" / "mine.py").write_text("x = 1")
+            (root / "chapters" / "notes.txt").write_text("notes")
+        return course
+
+    def do(course: Course) -> None:
+        (start.start if work == "start" else start.update)(course)
+
+    whole = prepare(tmp_path / "whole")
+    do(whole)
+    wanted = everything(whole.folder)
+    step = 0
+    while True:
+        course = prepare(tmp_path / f"killed-{step}")
+        if not killed_at(step, monkeypatch, lambda course=course: do(course)):
+            break
+        kept = b"\n".join(everything(course.material).values())
+        assert ANSWER.encode() in kept
+        do(course)
+        found = everything(course.folder)
+        assert found.keys() == wanted.keys(), step
+        assert {name for name in found if found[name] != wanted[name]} == set(), step
+        assert everything(course.material / "chapters") == everything(whole.material / "chapters")
+        step += 1
+    assert step > 4

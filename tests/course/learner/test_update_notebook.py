@@ -1,0 +1,252 @@
+"""A new version of a chapter comes into a learner's notebook, and nothing that the learner wrote is lost."""
+
+import copy
+import random
+
+import pytest
+
+from tests.course import tiny
+from tplab.course.learner.update_notebook import update_notebook
+from tplab.course.notebooks.build import blank_chapter, skeleton
+from tplab.course.notebooks.source import read
+
+MORE = """
+# %% [markdown]
+# A new section, which the first version doesn't have.
+
+# %%
+print("new")
+"""
+
+
+def blank(root, text: str) -> dict:
+    """The blank chapter that a source makes, as JSON."""
+    chapter = read(tiny.write(root, text))
+    return copy.deepcopy(blank_chapter(chapter, skeleton(chapter, blank=False)))
+
+
+@pytest.fixture
+def old(tmp_path) -> dict:
+    return blank(tmp_path, tiny.source(3))
+
+
+@pytest.fixture
+def new(tmp_path) -> dict:
+    """A given cell, a stub's docstring and a text changed, a cell went, a section was added, and so was an exercise."""
+    text = tiny.source(4)
+    for before, after in [
+        ('print("a given cell")', 'print("a given cell, changed")'),
+        ("# # 90. A made-up chapter", "# # 90. A made-up chapter, second edition"),
+        ('def double_3(x):\n    """Twice x."""', 'def double_3(x):\n    """Twice x, for any x."""'),
+        ("# %%\ndouble_2(4)\n", ""),
+    ]:
+        assert before in text
+        text = text.replace(before, after)
+    return blank(tmp_path, text + MORE)
+
+
+def sources(notebook: dict) -> list[str]:
+    return [cell["source"] for cell in notebook["cells"]]
+
+
+def cell(notebook: dict, id: str) -> dict:
+    return next(cell for cell in notebook["cells"] if cell["id"] == id)
+
+
+def place(notebook: dict, id: str) -> int:
+    return next(place for place, cell in enumerate(notebook["cells"]) if cell["id"] == id)
+
+
+def own(source: str, id: str, kind: str = "code") -> dict:
+    made = {"cell_type": kind, "id": id, "metadata": {}, "source": source}
+    return made | ({"outputs": [], "execution_count": None} if kind == "code" else {})
+
+
+def find(notebook: dict, words: str) -> dict:
+    return next(cell for cell in notebook["cells"] if words in cell["source"])
+
+
+def test_untouched_notebook_becomes_the_new_version(old, new):
+    merged, changes = update_notebook(old, old, new)
+    assert merged["cells"] == new["cells"]
+    assert changes
+    assert changes.kept == []
+
+
+def test_same_version_changes_nothing(old):
+    mine = copy.deepcopy(old)
+    cell(mine, "exercise-90-1")["source"] = "def double_1(x):\n    return x + x"
+    find(mine, "a given cell")["source"] = "print('mine')"
+    del mine["cells"][place(mine, "check-90-3") + 1]
+    mine["cells"].insert(3, own("note = 1", "note"))
+    merged, changes = update_notebook(old, mine, old)
+    assert merged == mine
+    assert not changes
+
+
+def test_answers_predictions_and_own_cells_stay_where_they_were(old, new):
+    mine = copy.deepcopy(old)
+    answer = cell(mine, "exercise-90-1")
+    answer.update(
+        source="def double_1(x):\n    return x + x  # mine", outputs=[{"output_type": "stream"}], execution_count=7
+    )
+    cell(mine, "predict-90-a")["source"] = 'predict("90.a", value=5)'
+    mine["cells"].insert(place(mine, "exercise-90-2"), own("helper = 1", "mine-1"))
+    mine["cells"].insert(0, own("First of all, a note.", "mine-0", "markdown"))
+    mine["cells"].append(own("# the end", "mine-2"))
+    merged, changes = update_notebook(old, mine, new)
+    assert cell(merged, "exercise-90-1") == answer
+    assert cell(merged, "predict-90-a")["source"] == 'predict("90.a", value=5)'
+    assert place(merged, "mine-0") == 0
+    assert place(merged, "mine-1") == place(merged, "exercise-90-2") - 1
+    assert merged["cells"][-1]["source"] == "# the end" or sources(merged).index("# the end") > place(
+        merged, "check-90-3"
+    )
+    assert changes.kept == ["90.1"]
+    assert changes.new_task == []
+    assert 'print("a given cell, changed")' in sources(merged)
+    assert 'print("a given cell")' not in sources(merged)
+    assert "double_2(4)" not in sources(merged)
+    assert cell(merged, "exercise-90-4")
+
+
+def test_an_answer_to_a_task_whose_given_lines_changed_stays_and_is_told(old, new):
+    mine = copy.deepcopy(old)
+    cell(mine, "exercise-90-3")["source"] = "def double_3(x):\n    return x * 2"
+    merged, changes = update_notebook(old, mine, new)
+    assert cell(merged, "exercise-90-3")["source"] == "def double_3(x):\n    return x * 2"
+    assert changes.kept == changes.new_task == ["90.3"]
+    assert "The given lines of 90.3 changed" in str(changes)
+
+
+def test_an_unwritten_exercise_gets_the_new_stub(old, new):
+    merged, _ = update_notebook(old, old, new)
+    assert "for any x" in cell(merged, "exercise-90-3")["source"]
+
+
+def test_a_given_cell_that_only_the_learner_changed_stays_as_they_left_it(old, new):
+    mine = copy.deepcopy(old)
+    find(mine, "double_1(4)")["source"] = "double_1(400)"
+    del mine["cells"][place(mine, "hints-90-1")]
+    merged, changes = update_notebook(old, mine, new)
+    assert "double_1(400)" in sources(merged)
+    assert "double_1(4)" not in sources(merged)
+    assert changes.beside == []
+
+
+def test_a_given_cell_that_both_changed_is_followed_by_the_learners(old, new):
+    mine = copy.deepcopy(old)
+    find(mine, "a given cell")["source"] = 'print("a given cell")\nx = 3  # mine'
+    merged, changes = update_notebook(old, mine, new)
+    at = sources(merged).index('print("a given cell, changed")')
+    assert sources(merged)[at + 1] == 'print("a given cell")\nx = 3  # mine'
+    assert len(changes.beside) == 1
+    assert "You had edited a cell that the course changed, too" in str(changes)
+
+
+def test_a_given_cell_that_the_learner_deleted_stays_deleted_but_an_exercise_comes_back(old, new):
+    mine = copy.deepcopy(old)
+    mine["cells"].remove(find(mine, "double_1(4)"))
+    mine["cells"].remove(cell(mine, "exercise-90-2"))
+    mine["cells"].remove(cell(mine, "check-90-2"))
+    merged, _ = update_notebook(old, mine, new)
+    assert "double_1(4)" not in sources(merged)
+    assert cell(merged, "exercise-90-2") == cell(new, "exercise-90-2")
+    assert cell(merged, "check-90-2") == cell(new, "check-90-2")
+
+
+def test_an_edited_cell_that_the_course_took_out_stays(old, new):
+    mine = copy.deepcopy(old)
+    find(mine, "double_2(4)")["source"] = "double_2(4) + my_note"
+    merged, _ = update_notebook(old, mine, new)
+    assert "double_2(4) + my_note" in sources(merged)
+
+
+def test_a_check_is_always_the_courses(old, new):
+    mine = copy.deepcopy(old)
+    cell(mine, "check-90-1")["source"] = "print('passed')"
+    merged, _ = update_notebook(old, mine, new)
+    assert cell(merged, "check-90-1")["source"] == cell(new, "check-90-1")["source"]
+
+
+def test_two_cells_with_an_answer_both_stay(old, new):
+    mine = copy.deepcopy(old)
+    cell(mine, "exercise-90-1")["source"] = "def double_1(x):\n    return x + x"
+    mine["cells"].insert(place(mine, "exercise-90-1") + 1, own("def double_1(x):\n    return 2 * x", "again"))
+    merged, _ = update_notebook(old, mine, new)
+    assert sources(merged)[place(merged, "exercise-90-1")] == "def double_1(x):\n    return x + x"
+    assert "def double_1(x):\n    return 2 * x" in sources(merged)
+
+
+def test_a_notebook_that_lost_its_ids_keeps_its_answers(old, new):
+    mine = copy.deepcopy(old)
+    cell(mine, "exercise-90-1")["source"] = "def double_1(x):\n    return x + x"
+    find(mine, "a given cell")["source"] = "print('mine')"
+    for one in mine["cells"]:
+        del one["id"]
+    mine["nbformat_minor"] = 4
+    merged, changes = update_notebook(old, mine, new)
+    assert cell(merged, "exercise-90-1")["source"] == "def double_1(x):\n    return x + x"
+    assert "print('mine')" in sources(merged)
+    assert changes.kept == ["90.1"]
+    assert merged["nbformat_minor"] == new["nbformat_minor"]
+    assert len({one["id"] for one in merged["cells"]}) == len(merged["cells"])
+
+
+def test_without_a_base_nothing_is_lost_either(old, new):
+    mine = copy.deepcopy(old)
+    cell(mine, "exercise-90-1")["source"] = "def double_1(x):\n    return x + x"
+    find(mine, "a given cell")["source"] = "print('mine')"
+    merged, _ = update_notebook(None, mine, new)
+    assert {"def double_1(x):\n    return x + x", "print('mine')"} <= {*sources(merged)}
+    lacking = {*sources(new)} - {*sources(merged)}
+    assert lacking == {cell(new, f"exercise-90-{k}")["source"] for k in (1, 3)}  # a stub may be half an answer
+
+
+def test_pictures_pasted_into_a_text_and_folded_cells_stay(old, new):
+    mine = copy.deepcopy(old)
+    cell(mine, "task-90-1").update(
+        source="My words ![](attachment:a.png)", attachments={"a.png": {"image/png": "AA=="}}
+    )
+    cell(mine, "task-90-1")["metadata"]["jp-MarkdownHeadingCollapsed"] = True
+    merged, _ = update_notebook(old, mine, new)
+    kept = find(merged, "My words")
+    assert kept["attachments"] == {"a.png": {"image/png": "AA=="}}
+    assert kept["metadata"]["jp-MarkdownHeadingCollapsed"] is True
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_a_learner_does_nothing_they_wrote_is_lost_and_a_second_update_changes_nothing(old, new, seed):
+    """Random edits: cells edited, deleted, copied, moved and added; the base may be missing."""
+    draw = random.Random(seed)
+    mine = copy.deepcopy(old)
+    written = []
+    for count in range(draw.randint(1, 12)):
+        cells = mine["cells"]
+        at = draw.randrange(len(cells))
+        what = draw.choice(["edit", "edit", "delete", "add", "copy", "move"])
+        if what == "edit" and not cells[at]["id"].startswith("check"):
+            cells[at]["source"] += f"\n# edit {count} of {seed}"
+        elif what == "add":
+            cells.insert(at, own(f"note_{count} = {seed}", f"own-{count}"))
+        elif what == "copy" and not cells[at]["id"].startswith("check"):
+            cells.insert(
+                at,
+                copy.deepcopy(cells[at]) | {"id": f"copy-{count}", "source": cells[at]["source"] + f"\n# copy {count}"},
+            )
+        elif what == "move":
+            cells.insert(draw.randrange(len(cells)), cells.pop(at))
+        elif what == "delete" and len(cells) > 3:
+            cells.pop(at)
+    given = {*sources(old)}
+    written = [one["source"] for one in mine["cells"] if one["source"] not in given]
+    base = old if draw.random() < 0.8 else None
+    merged, _ = update_notebook(base, mine, new)
+    assert [text for text in written if text not in sources(merged)] == []
+    for role in ("exercise", "check"):
+        for number in range(1, 5):
+            assert cell(merged, f"{role}-90-{number}")["source"]
+    assert len({one["id"] for one in merged["cells"]}) == len(merged["cells"])
+    again, changes = update_notebook(new, merged, new)
+    assert again == merged
+    assert not changes

@@ -1,0 +1,164 @@
+"""The course's material, the learner's folder, and the files of each chapter.
+
+material    solutions/ and the blank chapters/: the repository, or what the wheel brought along
+folder      the learner's notebooks, made by `tplab start`. `.tplab/` in it holds what the commands remember
+"""
+
+import argparse
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
+from tplab.course.notebooks.reference import MATERIAL
+
+NUMBER = re.compile(r"(\d+)\.\d+")
+MEMORY = ".tplab"  # folder inside the learner's folder
+MARKER = "course.json"  # file in it that marks the learner's folder
+OWN = "my_course"  # the learner's folder in the repository, unless `tplab start` named another
+INDEX = "index"
+
+
+class Misuse(Exception):  # noqa: N818 (it names what the user did)
+    """Raised when a command can't be run as written. The message says what to do."""
+
+
+@dataclass(frozen=True)
+class Course:
+    material: Path
+    folder: Path
+
+    @property
+    def memory(self) -> Path:
+        return self.folder / MEMORY
+
+    @property
+    def started(self) -> bool:
+        return is_started(self.folder)
+
+
+@dataclass(frozen=True)
+class ChapterFiles:
+    course: Course
+    stem: str
+
+    @property
+    def number(self) -> int:
+        return int(self.stem[:2])
+
+    @property
+    def reference(self) -> Path:
+        """The executed solution notebook."""
+        return self.course.material / "solutions" / f"{self.stem}.ipynb"
+
+    @property
+    def source(self) -> Path:
+        """The source that both notebooks are built from."""
+        return self.course.material / "solutions" / f"{self.stem}.py"
+
+    @property
+    def blank(self) -> Path:
+        """The blank chapter."""
+        return self.course.material / "chapters" / f"{self.stem}.ipynb"
+
+    @property
+    def learner(self) -> Path:
+        """The learner's notebook, also if they renamed it."""
+        path = self.course.folder / f"{self.stem}.ipynb"
+        return path if path.exists() else _renamed(self) or path
+
+    @property
+    def base(self) -> Path:
+        """The blank chapter that the learner's notebook began as, or was last brought up to date with."""
+        return self.course.memory / "base" / f"{self.stem[:2] if self.stem != INDEX else INDEX}.ipynb"
+
+    def title(self, reference: list[Cell]) -> str:
+        """Return the notebook's heading without its number, falling back to the file name."""
+        heading = re.match(r"# +(?:\d+\W+)?(.+)", reference[0].source) if reference else None
+        return heading[1].strip() if heading else self.stem[3:].replace("_", " ")
+
+
+def _renamed(files: ChapterFiles) -> Path | None:
+    """Return the notebook in the learner's folder whose exercises are this chapter's, under a name of no chapter."""
+    known = {path.name for path in (files.course.material / "solutions").glob("*.ipynb")}
+    for path in sorted(files.course.folder.glob("*.ipynb")):
+        if path.name not in known and _chapter_in(path) == str(files.number):
+            return path
+    return None
+
+
+def _chapter_in(path: Path) -> str:
+    """Return the number of the chapter that a notebook's exercise cells belong to, or ""."""
+    try:
+        cells = read_notebook(path)
+    except Unreadable:
+        return ""
+    return next((str(cell.marks["exercise"]).partition(".")[0] for cell in cells if "exercise" in cell.marks), "")
+
+
+def is_started(folder: Path) -> bool:
+    """Return whether this is a learner's folder."""
+    return (folder / MEMORY / MARKER).is_file()
+
+
+def add_root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--root", type=Path, help="your folder, or one that holds solutions/ and chapters/")
+
+
+def course_of(options: argparse.Namespace) -> Course:
+    """Return the course that a command works on. Raises Misuse."""
+    return course_at(options.root) if options.root else find_course(Path.cwd())
+
+
+def course_at(root: Path) -> Course:
+    """Return the course whose folder, or whose material, is `root`. Raises Misuse.
+
+    Where nobody has started yet, the blank chapters stand for the learner's.
+    """
+    if is_started(root):
+        return find_course(root)
+    if has_material(root):
+        return Course(root, root / OWN if is_started(root / OWN) else root / "chapters")
+    raise Misuse(f"There is no course in {root}. To make your copies of the chapters there: tplab start {root}")
+
+
+def find_course(start: Path) -> Course:
+    """Return the course of the learner's folder that `start` is, is in, or holds as my_course/. Raises Misuse."""
+    for folder in (start, *start.parents):
+        if is_started(folder):
+            return Course(folder.parent if has_material(folder.parent) else MATERIAL, folder)
+        if is_started(folder / OWN):
+            return Course(folder if has_material(folder) else MATERIAL, folder / OWN)
+        if has_material(folder):
+            return Course(folder, folder / "chapters")
+    raise Misuse("You have no copies of the chapters here. To make them, in a new folder my_course: tplab start")
+
+
+def has_material(folder: Path) -> bool:
+    return (folder / "chapters").is_dir() and any((folder / "solutions").glob("[0-9][0-9]_*.ipynb"))
+
+
+def all_chapters(course: Course) -> dict[int, ChapterFiles]:
+    """Return the chapters of the course by number, in order."""
+    paths = sorted((course.material / "solutions").glob("[0-9][0-9]_*.ipynb"))
+    return {int(path.stem[:2]): ChapterFiles(course, path.stem) for path in paths}
+
+
+def chapter(course: Course, number: int) -> ChapterFiles:
+    """Return the files of chapter `number`. Raises Misuse if there is none."""
+    known = all_chapters(course)
+    if number not in known:
+        raise Misuse(f"There is no chapter {number}. There are: {', '.join(map(str, known)) or 'none'}.")
+    return known[number]
+
+
+def chapter_of_exercise(course: Course, exercise: str, example: str) -> ChapterFiles:
+    """Return the files of an exercise's chapter. Raises Misuse, with `example` showing how to write the command."""
+    found = NUMBER.fullmatch(exercise)
+    if not found:
+        raise Misuse(f"There is no exercise {exercise} here. Write it like this: {example}")
+    return chapter(course, int(found[1]))
+
+
+def no_such_exercise(exercise: str, files: ChapterFiles, there: list[str]) -> Misuse:
+    return Misuse(f"There is no exercise {exercise} in chapter {files.stem}. There are: {', '.join(there)}.")

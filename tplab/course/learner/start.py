@@ -1,0 +1,212 @@
+"""Make the learner's folder, and move in what they did in chapters/ before there was one.
+
+Nothing is lost if this is killed at any moment: whatever is going to change is first copied to kept/ in the learner's
+folder, every file is replaced atomically, and running it again goes on where it stopped.
+"""
+
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tplab
+from tplab.common.files import locked, replace
+from tplab.course.grading.merge import is_stub
+from tplab.course.learner.course_files import INDEX, MARKER, MEMORY, ChapterFiles, Course, Misuse, all_chapters
+from tplab.course.learner.pristine import KEPT, first_state, keep
+from tplab.course.learner.update_notebook import Changes, as_text, update_notebook
+from tplab.course.notebooks.cells import Unreadable, load_notebook, parse_cells
+from tplab.course.notebooks.reference import SHIPPED
+
+LEFTOVERS = (".ipynb_checkpoints", "__pycache__", MEMORY)  # in chapters/, and not worth moving
+
+
+@dataclass
+class Report:
+    """What `start` or `update` did."""
+
+    new: list[str] = field(default_factory=list)  # file names
+    moved: list[str] = field(default_factory=list)  # sentences on what came from chapters/
+    updated: dict[str, Changes] = field(default_factory=dict)  # file name -> what changed
+    problems: list[str] = field(default_factory=list)  # sentences
+
+
+def pages(course: Course) -> list[ChapterFiles]:
+    """Return the files of the start page, if there is one, and of every chapter."""
+    index = ChapterFiles(course, INDEX)
+    return [*([index] if index.blank.exists() else []), *all_chapters(course).values()]
+
+
+def blank_of(files: ChapterFiles) -> bytes:
+    """Return the blank chapter. Where somebody may have edited it in the repository, it's made anew from its source."""
+    data = files.blank.read_bytes()
+    if files.course.material == SHIPPED or (files.base.exists() and files.base.read_bytes() == data):
+        return data
+    try:
+        return first_state(files).encode()
+    except Misuse:  # the course's own notebooks are being worked on
+        return data
+
+
+def start(course: Course) -> Report:
+    """Give the learner's folder every chapter that it lacks. Raises OSError."""
+    report = Report()
+    course.memory.mkdir(parents=True, exist_ok=True)
+    with locked(course.memory / "start.lock"):
+        marker = course.memory / MARKER
+        if not marker.exists():
+            now = {"tplab": tplab.__version__, "started": time.strftime("%Y-%m-%d %H:%M")}
+            replace(marker, json.dumps(now).encode())
+        shared = course.material / "chapters"
+        separate = course.material != SHIPPED and shared.resolve() != course.folder.resolve()
+        for files in pages(course):
+            blank = blank_of(files)
+            if separate and files.blank.read_bytes() != blank:
+                _move_in(files, blank, report)
+            if not files.learner.exists():
+                _begin(files, blank)
+                report.new.append(files.learner.name)
+        if separate:
+            _move_the_rest(course, report)
+    return report
+
+
+def _begin(files: ChapterFiles, blank: bytes, notebook: bytes | None = None) -> None:
+    files.base.parent.mkdir(exist_ok=True)
+    replace(files.base, blank)
+    replace(files.course.folder / f"{files.stem}.ipynb", blank if notebook is None else notebook)
+
+
+def _move_in(files: ChapterFiles, blank: bytes, report: Report) -> None:
+    """Move what was done in the blank chapter of the repository to the learner's notebook."""
+    folder, data = files.course.folder, files.blank.read_bytes()
+    copy = keep(files.blank, data, folder)
+    where = f"chapters/{files.blank.name}"
+    try:
+        theirs = load_notebook(files.blank)
+    except Unreadable as error:
+        report.problems.append(f"{where} can't be read, so only a copy of it was made, {KEPT}/{copy.name}. {error}")
+    else:
+        new = json.loads(blank)
+        if not files.learner.exists() or _is_untouched(files):
+            _begin(files, blank, as_text(update_notebook(new, theirs, new)[0]).encode())
+            report.moved.append(f"Your work in {where} is in {files.learner.name} now.")
+        else:
+            try:
+                report.moved.append(_fill_in(files, theirs, where, f"{KEPT}/{copy.name}"))
+            except Unreadable as error:
+                report.problems.append(f"Your work in {where} is kept as {KEPT}/{copy.name}. {error}")
+    replace(files.blank, blank)
+
+
+def _is_untouched(files: ChapterFiles) -> bool:
+    return files.base.exists() and files.base.read_bytes() == files.learner.read_bytes()
+
+
+def _fill_in(files: ChapterFiles, theirs: dict, where: str, copy: str) -> str:
+    """Take the answers in `theirs` that the learner's own notebook lacks, and return a sentence about them."""
+    mine = load_notebook(files.learner)
+    answers = {
+        str(cell.marks["exercise"]): cell.source
+        for cell in parse_cells(theirs)
+        if "exercise" in cell.marks and not is_stub(cell.source, str(cell.marks["exercise"]))
+    }
+    taken, left = [], []
+    for cell, raw in zip(parse_cells(mine), mine["cells"], strict=True):
+        number = str(cell.marks.get("exercise", ""))
+        if number in answers and is_stub(cell.source, number):
+            raw["source"] = answers[number]
+            taken.append(number)
+        elif number in answers and cell.source != answers[number]:
+            left.append(number)
+    if taken:
+        keep(files.learner, files.learner.read_bytes(), files.course.folder)
+        replace(files.learner, as_text(mine).encode())
+    told = [f"Your answers to {', '.join(taken)} in {where} are in {files.learner.name} now."] if taken else []
+    if left:
+        told.append(f"Of {', '.join(left)}, you have another answer in {files.learner.name}, which stays.")
+    return " ".join([*told, f"A copy of {where}, as it was, is {copy}."])
+
+
+def _move_the_rest(course: Course, report: Report) -> None:
+    """Move the learner's other files, and what the commands remember, out of the repository's own folders."""
+    shared = course.material / "chapters"
+    known = {path.name for path in (course.material / "solutions").glob("*.ipynb")}
+    for path in sorted(shared.iterdir()):
+        if path.name in LEFTOVERS or path.name in known:
+            continue
+        if path.name == KEPT and path.is_dir():
+            for copy in sorted(path.iterdir()):
+                _move(copy, course.folder / KEPT / copy.name)
+            with suppress(OSError):
+                path.rmdir()
+            continue
+        report.moved.append(f"chapters/{path.name} is {_move(path, course.folder / path.name)} now.")
+    for memory in (shared / MEMORY, course.material / MEMORY):
+        for name in ("progress.json", "hints.json"):
+            if (memory / name).exists():
+                _move(memory / name, course.memory / name)
+        with suppress(OSError):
+            shutil.rmtree(memory)
+
+
+def _move(source: Path, target: Path) -> str:
+    """Move a file or folder, under another name if there is a different one already. Returns its new name."""
+    if not _same(source, target):
+        target = _free(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            copy = target.with_name(f".{target.name}-moving")
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(source, copy, symlinks=True)
+            copy.rename(target)
+        else:
+            replace(target, source.read_bytes())
+    shutil.rmtree(source) if source.is_dir() else source.unlink()
+    return target.name
+
+
+def _same(a: Path, b: Path) -> bool:
+    """Return whether a file or folder is already there, so that an earlier move only didn't get to delete it."""
+    if a.is_dir() and b.is_dir():
+        names = {path.name for path in a.iterdir()}
+        return names <= {path.name for path in b.iterdir()} and all(_same(a / name, b / name) for name in names)
+    return a.is_file() and b.is_file() and a.read_bytes() == b.read_bytes()
+
+
+def _free(path: Path) -> Path:
+    names = (path.with_name(f"{path.stem}-{count}{path.suffix}") for count in itertools.count(2))
+    return path if not path.exists() else next(name for name in names if not name.exists())
+
+
+def newer(course: Course) -> Iterator[ChapterFiles]:
+    """Yield the pages whose version in the course differs from the one in the learner's notebook."""
+    for files in pages(course):
+        if not files.learner.exists() or not files.base.exists() or files.base.read_bytes() != blank_of(files):
+            yield files
+
+
+def update(course: Course) -> Report:
+    """Bring the newer chapters into the learner's notebooks. Raises OSError."""
+    report = start(course)
+    with locked(course.memory / "start.lock"):
+        for files in newer(course):
+            path, blank = files.learner, blank_of(files)
+            base = json.loads(files.base.read_bytes()) if files.base.exists() else None
+            try:
+                merged, changes = update_notebook(base, load_notebook(path), json.loads(blank))
+            except Unreadable as error:
+                again = "" if files.stem == INDEX else f" To begin it anew: tplab reset {files.number}"
+                report.problems.append(f"{path.name} was left as it is. {error}{again}")
+                continue
+            if changes:
+                keep(path, path.read_bytes(), course.folder)
+                replace(path, as_text(merged).encode())
+                report.updated[path.name] = changes
+            files.base.parent.mkdir(exist_ok=True)
+            replace(files.base, blank)
+    return report
