@@ -14,8 +14,8 @@ from tplab import launch
 from tplab.capstone.own_layers.build import assemble
 from tplab.capstone.own_layers.find import Code, find_answers
 from tplab.capstone.own_layers.link import ANSWERS, LINKS, OPERATORS
-from tplab.capstone.own_layers.statements import needed_statements
 from tplab.capstone.training.build_model import backward, copy_shards, finish_gradients, hooks_of
+from tplab.course.learner.statements import needed_statements
 from tplab.course.notebooks.source import parse_code
 from tplab.runtime import RankError
 

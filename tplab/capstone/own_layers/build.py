@@ -33,10 +33,10 @@ from tplab.capstone.own_layers.link import (
     needed,
     whole_world,
 )
-from tplab.capstone.own_layers.statements import needed_statements
 from tplab.capstone.own_layers.trial import try_out
 from tplab.capstone.settings.settings import Settings
 from tplab.course.grading.cell_dependencies import uses
+from tplab.course.learner.statements import needed_statements
 from tplab.course.notebooks.source import parse_code
 from tplab.data.grad_norm import grad_norm
 from tplab.memory.config import GPTConfig

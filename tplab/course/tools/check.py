@@ -14,6 +14,7 @@ from rich.text import Text
 
 from tplab.course.grading.check_notebook import Note, Verdict, check_notebook, exercises_of
 from tplab.course.grading.check_output import show_heading, show_note, show_summary, show_verdict
+from tplab.course.learner import library
 from tplab.course.learner.course_files import (
     ChapterFiles,
     Course,
@@ -24,7 +25,7 @@ from tplab.course.learner.course_files import (
     course_of,
     no_such_exercise,
 )
-from tplab.course.notebooks.cells import Unreadable, read_notebook
+from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.kernels import CELL_TIMEOUT
 from tplab.course.tools import state
 from tplab.course.tools.fingerprint import fingerprints
@@ -118,10 +119,26 @@ def _check_chapter(options: argparse.Namespace, console: Console, files: Chapter
             status.update(_doing(waiting))
     if path.resolve() == files.learner.resolve():
         notes += state.record(files.course.memory, verdicts, fingerprints(reference, learner, files))
+        notes += _into_the_library(files, reference, learner, verdicts)
     for note in notes:
         show_note(console, note)
     show_summary(console, verdicts)
     return sum(verdict.status == "passed" for verdict in verdicts), len(verdicts)
+
+
+def _into_the_library(
+    files: ChapterFiles, reference: list[Cell], learner: list[Cell], verdicts: list[Verdict]
+) -> list[str]:
+    """Put the answers that passed into the learner's library, and return notes about it."""
+    passed = [verdict.number for verdict in verdicts if verdict.status == "passed"]
+    if not (passed and files.course.started):
+        return []
+    try:
+        new = library.add_passed(files.course, reference, learner, passed)
+    except OSError as error:
+        return [f"Your library could not be written: {error.strerror or error} ({error.filename})."]
+    path = library.path_of(files.course, passed[0]).relative_to(files.course.folder)
+    return [f"Your library has your code for {', '.join(new)} now: {path}. To see all of it: tplab mine"] if new else []
 
 
 def _doing(waiting: list[str]) -> str:

@@ -1,0 +1,122 @@
+"""Take an answer out of a notebook, together with the imports and helpers that it uses, as plain Python.
+
+    Passage(imports=["from torch import nn"], helpers=["def double(x): ..."], code=["class Layer(nn.Module): ..."])
+
+Comments above a statement belong to it. Code that only tries an answer, such as a print below it, is left out.
+"""
+
+import ast
+import builtins
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tplab.course.grading.cell_dependencies import binds, uses
+from tplab.course.grading.merge import Piece
+from tplab.course.learner.statements import needed_statements
+from tplab.course.notebooks.source import parse_code, without_magics
+
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """The code of an answer. Each item is a statement of its own, with the comments above it.
+
+    imports:  one name each, sorted
+    helpers:  what given cells and the learner's own cells define, as far as the answer uses it
+    """
+
+    imports: list[str] = field(default_factory=list)
+    helpers: list[str] = field(default_factory=list)
+    code: list[str] = field(default_factory=list)
+
+    @property
+    def names(self) -> set[str]:
+        """The names that the answer defines."""
+        return {name for text in self.code for name in binds(text)}
+
+    @property
+    def used(self) -> set[str]:
+        return {name for text in [*self.helpers, *self.code] for name in uses(text)}
+
+
+@dataclass(frozen=True)
+class _Statement:
+    node: ast.stmt
+    text: str
+
+
+def extract(number: str, pieces: list[Piece]) -> Passage:
+    """Return the passage of an exercise from the code cells that ran up to its check. Raises SyntaxError."""
+    own = [piece for piece in pieces if piece.role == "exercise" and piece.number == number]
+    last = pieces.index(own[-1]) if own else 0
+    others = [piece for piece in pieces[:last] if piece.role not in ("check", "exercise")]
+    answers = {name for piece in pieces if piece.role == "exercise" for name in binds(piece.source)}
+    statements = [_statements(piece.source) for piece in own]
+    kept = needed_statements([[one.node for one in cell] for cell in statements], set())
+    wanted = {id(node) for cell in kept for node in cell}
+    code = [one for cell in statements for one in cell if id(one.node) in wanted]
+    imports = {text for one in code for text in _single_imports(one.node)}
+    code = [one for one in code if not isinstance(one.node, _IMPORTS)]
+    helpers = _helpers(code, [one for piece in others for one in _statements(piece.source)], answers)
+    used = {name for one in [*code, *helpers] for name in uses(one.text)}
+    imports |= {text for one in helpers for text in _single_imports(one.node)}
+    return Passage(
+        sorted(text for text in imports if binds(text) & used),
+        [one.text for one in helpers if not isinstance(one.node, _IMPORTS)],
+        [one.text for one in code],
+    )
+
+
+def _helpers(code: list[_Statement], before: list[_Statement], answers: set[str]) -> list[_Statement]:
+    """Return the statements of other cells that the answer needs, in their order. Other answers aren't among them."""
+    names = {name for one in code for name in uses(one.text)} - {name for one in code for name in binds(one.text)}
+    names -= answers
+    found: dict[int, _Statement] = {}
+    waiting = [name for name in names if not hasattr(builtins, name)]
+    done: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in done:
+            continue
+        done.add(name)
+        for place in range(len(before) - 1, -1, -1):  # the last that binds it, and what changes it
+            one = before[place]
+            if name in binds(one.text):
+                found[place] = one
+                waiting += [used for used in uses(one.text) - answers if not hasattr(builtins, used)]
+                if isinstance(one.node, (*_DEFINITIONS, *_IMPORTS, ast.Assign, ast.AnnAssign)) and _defines(one, name):
+                    break
+    return [found[place] for place in sorted(found)]
+
+
+def _defines(one: _Statement, name: str) -> bool:
+    """Return whether a statement binds a name anew, and doesn't only set an attribute of its value."""
+    targets = one.node.targets if isinstance(one.node, ast.Assign) else [one.node]
+    return not isinstance(one.node, ast.Assign) or any(isinstance(target, ast.Name) for target in targets)
+
+
+def _statements(source: str) -> list[_Statement]:
+    """Return the top-level statements of a cell with the comments above them."""
+    text = without_magics(source)
+    lines = text.split("\n")
+    found = []
+    end = 0
+    for node in parse_code(source).body:
+        start = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))]) - 1
+        while start > end and lines[start - 1].startswith("#"):
+            start -= 1
+        end = node.end_lineno or node.lineno
+        found.append(_Statement(node, "\n".join(lines[start:end]).rstrip()))
+    return found
+
+
+def _single_imports(node: ast.stmt) -> Iterator[str]:
+    """Yield an import statement for each name that an import statement imports."""
+    if isinstance(node, _IMPORTS):
+        for name in node.names:
+            one = (
+                ast.Import([name]) if isinstance(node, ast.Import) else ast.ImportFrom(node.module, [name], node.level)
+            )
+            yield ast.unparse(one)
