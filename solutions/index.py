@@ -67,7 +67,9 @@ progress()
 # |---|---|
 # | `tplab hint 4.2` | the next of three hints; they also stand below each exercise, folded |
 # | `tplab solution 4.2` | the answer and how to get there; your notebook stays as it is |
-# | `tplab reset --exercise 4.2` | begin an exercise anew; `tplab reset 4` begins the chapter anew. Your notebook is kept in `chapters/kept/` |
+# | `tplab reset --exercise 4.2` | begin an exercise anew; `tplab reset 4` begins the chapter anew. Your notebook is kept in `kept/` |
+# | `tplab update` | bring new versions of the chapters into your notebooks; what you wrote stays |
+# | `tplab mine` | your own library: the answers that passed, as a Python package |
 # | `tplab doctor` | when something does not run: what is wrong with this machine, and the command that mends it |
 #
 # A cell that does not come back can be stopped with the square in the toolbar. Programs that wait for ever are part of the subject: a run in

@@ -1,0 +1,95 @@
+"""`git pull` works whatever the learner has edited, and `tplab update` then brings the new chapters in."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.course import tiny
+from tplab.course.learner import start
+from tplab.course.learner.course_files import Course
+from tplab.course.notebooks.cells import read_notebook
+
+NAME = "90_tiny.ipynb"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    options = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main"]
+    done = subprocess.run(["git", *options, *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def publish(origin: Path, text: str) -> None:
+    shutil.rmtree(origin / "chapters", ignore_errors=True)
+    tiny.make_unexecuted(origin, text)
+    git(origin, "add", "--all")
+    git(origin, "commit", "--quiet", "--message", "a version")
+
+
+def answer(folder: Path, made: tiny.Learner) -> None:
+    made.answer(1, "return x + x  # mine")
+
+
+def note(folder: Path, made: tiny.Learner) -> None:
+    made.insert(2, "note = 1  # mine")
+
+
+def given_cell(folder: Path, made: tiny.Learner) -> None:
+    cell = next(cell for cell in made.cells if "a given cell" in "".join(cell["source"]))
+    cell["source"] = 'print("a given cell")  # mine'
+
+
+def outputs(folder: Path, made: tiny.Learner) -> None:
+    made.cell("check-90-1").update(outputs=[], execution_count=3)
+
+
+def deleted_cell(folder: Path, made: tiny.Learner) -> None:
+    del made.cells[made.place("check-90-2")]
+
+
+def helper_file(folder: Path, made: tiny.Learner) -> None:
+    (folder / "helpers.py").write_text("x = 1  # mine")
+
+
+def own_notebook(folder: Path, made: tiny.Learner) -> None:
+    shutil.copy(folder / NAME, folder / "scratch.ipynb")
+
+
+EDITS = [answer, note, given_cell, outputs, deleted_cell, helper_file, own_notebook]
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
+@pytest.mark.parametrize("where", ["my_course", "chapters, before the first start"])
+def test_git_pull_and_update(edit, where, tmp_path):
+    origin, clone = tmp_path / "origin", tmp_path / "clone"
+    origin.mkdir()
+    git(origin, "init", "--quiet")
+    shutil.copy(ROOT / ".gitignore", origin)
+    publish(origin, tiny.source(2))
+    git(tmp_path, "clone", "--quiet", str(origin), str(clone))
+    course = Course(clone, clone / "my_course")
+    folder = clone / "chapters" if where.startswith("chapters") else course.folder
+    if folder == course.folder:
+        start.start(course)
+    made = tiny.Learner(folder / NAME)
+    edit(folder, made)
+    made.save(folder / NAME)
+    if folder != course.folder:
+        start.start(course)
+    assert git(clone, "status", "--porcelain") == ""
+    publish(origin, tiny.source(3).replace("a given cell", "another given cell"))
+    git(clone, "pull", "--quiet")
+    start.update(course)
+    assert git(clone, "status", "--porcelain") == ""
+    cells = "\n".join(cell.source for cell in read_notebook(course.folder / NAME))
+    assert "another given cell" in cells
+    assert "exercise 90.3" in cells
+    if edit in (answer, note, given_cell):
+        assert "# mine" in cells
+    if edit is helper_file:
+        assert "# mine" in (course.folder / "helpers.py").read_text()
+    if edit is own_notebook:
+        assert (course.folder / "scratch.ipynb").exists()
