@@ -9,7 +9,7 @@ A check consists of its cases and four functions. `check_cases` does the rest.
 
 The first case gets its own launch because that gives the clearest error message. The others share a second launch. On
 two ranks, the second launch also runs every case again as each of its twins (see `twins`): in float32, between two
-other calls, and on tensors that aren't contiguous.
+other calls, under no_grad, and on tensors that aren't contiguous.
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -91,6 +91,7 @@ def observe(
     *,
     inputs: Mapping[str, Tensor],
     parameters: Mapping[str, Tensor | None] | None = None,
+    any_width: bool = False,
 ) -> Observed:
     """Run the learner's code forward and backward on this rank, and record everything that a check compares.
 
@@ -98,6 +99,7 @@ def observe(
     upstream:   gradient of the output, passed as is (strided, expanded, ...). None stands for the expanded gradient of
                 out.sum(). For a tuple output, pass one gradient per element, or None for an element without gradient
     parameters: parameters whose gradients are recorded as "d" + name
+    any_width:  whether the code takes inputs with any last dimension, so that the calls between may have another one
 
     Returns "out", "d<name>" for each input and parameter, "forward traffic", "backward traffic", and "inputs unchanged"
     (a `Changed` that also covers the parameters and the upstream gradient).
@@ -108,20 +110,28 @@ def observe(
     given = [upstream] if isinstance(upstream, Tensor) else list(upstream or ())
     gradient_names = ["the upstream gradient" + (f" {i}" if len(given) > 1 else "") for i in range(len(given))]
     snapshot = Snapshot(**watched, **dict(zip(gradient_names, given, strict=True)))
+    own = {name: tensor for name, tensor in (parameters or {}).items() if tensor is not None}
     for tensor in watched.values():
         if tensor is not None:
             tensor.grad = None
+    if _between.get():  # gradients of an earlier backward pass, which this one adds to
+        for tensor in own.values():
+            tensor.grad = torch.ones_like(tensor) if tensor.requires_grad else None
     agreement = _side_group()
     others = [_leaf(_other_numbers(tensor)) for tensor in leaves.values()] if _between.get() else []
+    same_size = others
+    if any_width:
+        others = [torch.cat([tensor.detach()] * 2, -1).requires_grad_(tensor.requires_grad) for tensor in others]
     if others:
         run(*others)
+    evaluated = _evaluate(run, leaves) if _evaluation.get() else None
     with record() as forward:
         out = run(*leaves.values())
     groups = _number_of_groups()
     if others:
         run(*(_leaf(tensor) for tensor in others))
     noted: Observed = {
-        "out": portable(out),
+        "out": portable(out) if evaluated is None else evaluated[0],
         "forward traffic": traffic(forward),
     }  # a copy, before anything overwrites it
     if (more := _number_of_groups() - groups) > 0:
@@ -137,26 +147,65 @@ def observe(
         with record() as backward:
             if ways_back:
                 torch.autograd.backward([output for output, _ in ways_back], [gradient for _, gradient in ways_back])
-        noted |= {"d" + name: portable(None if tensor is None else tensor.grad) for name, tensor in watched.items()}
         noted["backward traffic"] = traffic(backward)
-    noted["inputs unchanged"] = snapshot.changed()
+        added = {"d" + name: portable(_added(tensor)) for name, tensor in own.items()}
+        if others and ways_back:
+            _backward_once_more(run, same_size, upstream, agreement)
+        noted |= {"d" + name: portable(None if tensor is None else tensor.grad) for name, tensor in watched.items()}
+        noted |= added
+    noted["inputs unchanged"] = Changed(dict.fromkeys([*(evaluated[1] if evaluated else ()), *snapshot.changed()]))
     return noted
 
 
+def _added(parameter: Tensor) -> Tensor | None:
+    """Return what the backward pass added to a parameter's gradient, or None if it added nothing."""
+    if not _between.get() or parameter.grad is None:
+        return parameter.grad
+    difference = parameter.grad - 1
+    return difference if difference.any() else None
+
+
 _between: ContextVar[bool] = ContextVar("_between", default=False)
+_evaluation: ContextVar[bool] = ContextVar("_evaluation", default=False)
+
+
+def _evaluate(run: Callable[..., Any], leaves: Mapping[str, Tensor]) -> tuple[Any, Changed]:
+    """Run the code under no_grad on copies of the inputs. Return its output, and the inputs that it wrote into."""
+    copies = {name: _leaf(tensor).requires_grad_(False) for name, tensor in leaves.items()}
+    snapshot = Snapshot(**copies)
+    with torch.no_grad():
+        out = run(*copies.values())
+    return portable(out), snapshot.changed()
+
+
+def _backward_once_more(
+    run: Callable[..., Any], others: Sequence[Tensor], upstream: Tensor | Sequence[Tensor | None] | None, agreement: Any
+) -> None:
+    """Run the code forward and backward on other inputs, while the gradients of the first ones are still in use."""
+    again = [_leaf(tensor) for tensor in others]
+    pairs, problem = _pairs(run(*again), upstream)
+    ways_back = [(output, gradient) for output, gradient in pairs if output.requires_grad]
+    leaves = [tensor for tensor in again if tensor.requires_grad]
+    if _all_agree(bool(leaves and ways_back) and not problem, agreement):
+        outputs, gradients = zip(*ways_back, strict=True)
+        torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
 
 
 @contextmanager
-def others_in_between(wanted: bool) -> Iterator[None]:
-    """Context manager in which `observe` calls the code with other numbers too, before and after its forward pass.
+def observing(*, between: bool = False, evaluation: bool = False) -> Iterator[None]:
+    """Context manager in which `observe` calls the code more than once.
 
-    The last of these calls must not make process groups. If it does, `observe` returns a false `Claim`.
+    between:     also with other numbers, before and after the forward pass, and forward and backward before the
+                 gradients are read. Only the first of these calls may make process groups; otherwise, `observe` returns
+                 a false `Claim`
+    evaluation:  also under no_grad. The "out" that `observe` returns comes from that call
     """
-    token = _between.set(wanted)
+    tokens = _between.set(between), _evaluation.set(evaluation)
     try:
         yield
     finally:
-        _between.reset(token)
+        _between.reset(tokens[0])
+        _evaluation.reset(tokens[1])
 
 
 def _other_numbers(tensor: Tensor) -> Tensor:

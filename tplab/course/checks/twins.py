@@ -1,4 +1,4 @@
-"""Twins of a case: the same call in float32, between two other calls, or on tensors that aren't contiguous.
+"""Twins of a case: the same call in float32, between two others, under no_grad, or on tensors that aren't contiguous.
 
 An answer can be right in a case and wrong in its twin: it names a dtype instead of taking it from its input, it keeps
 something outside of the call, or it writes into a copy where it means to write into a tensor. `check_cases` makes the
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from tplab.course.checks import layouts
-from tplab.course.checks.observation import GROUPS_LEFT, others_in_between
+from tplab.course.checks.observation import GROUPS_LEFT, observing
 from tplab.course.checks.recorded_traffic import Traffic
 from tplab.course.checks.verification import Question
 
@@ -26,9 +26,11 @@ FLOAT32_TOLERANCE = 1e-4
 class Twin(Enum):
     FLOAT32 = "in float32"
     BETWEEN = "between two other calls"
+    EVALUATION = "under torch.no_grad"
     STRIDED = "on tensors that aren't contiguous"
 
 
+DRAWS_ONCE = (Twin.BETWEEN, Twin.EVALUATION)  # twins that call the code again: not for one that draws random numbers
 ALONE = (None, Twin.FLOAT32, Twin.STRIDED)  # for a check that runs in this process and loops over twins itself
 
 _QUESTIONS = {
@@ -41,6 +43,11 @@ _QUESTIONS = {
         "this call and between its forward and backward passes. What does a call leave behind that the next one reads "
         "or overwrites? Look for something on the class, in a global variable, or on the layer. (Local variables and "
         "ctx belong to a single call.)"
+    ),
+    Twin.EVALUATION: (
+        "Your code is right in training. This time, nothing needs a gradient, as in evaluation and generation. Which "
+        "line writes into a tensor that the caller owns, or does something else when no gradient is needed? (An "
+        "in-place operation on your input also changes what the caller sees, whether or not autograd complains.)"
     ),
     Twin.STRIDED: (
         "Your code is right for the same numbers in contiguous tensors. Which line writes into a reshaped or "
@@ -99,7 +106,7 @@ def expected(twin: Twin | None, right: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def observed_as(twin: Twin | None) -> Iterator[None]:
     """Context manager in which `observe` calls the learner's code as the twin asks for."""
-    with others_in_between(twin is Twin.BETWEEN):
+    with observing(between=twin is Twin.BETWEEN, evaluation=twin is Twin.EVALUATION):
         yield
 
 

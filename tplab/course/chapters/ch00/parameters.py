@@ -52,6 +52,7 @@ def _configs(generator: torch.Generator) -> Iterator[GPTConfig]:
     for _ in range(12):
         flags = {name: bool(pick(generator, 0, 1)) for name in (*llama, "fewer_heads", "other_ffn")}
         yield _config(generator, **flags)
+    yield GPTConfig(num_layers=96, hidden_size=12288, num_heads=96, vocab_size=50257, seq_length=2048)  # GPT-3
 
 
 def _config(generator: torch.Generator, fewer_heads: bool = False, other_ffn: bool = False, **flags: Any) -> GPTConfig:

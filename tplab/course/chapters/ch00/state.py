@@ -21,12 +21,17 @@ _GONE = (
     "That is as much as all three entries together, or as the optimizer with float32 gradients. But those are gone "
     "after the step, and this entry is one of three. What does the optimizer keep?"
 )
+_ONE_DICT = (
+    "It was right when it was returned, and a later call has overwritten it. Which dict do your calls have in common? "
+    "Make a new one in each call."
+)
 _RAISED = 'The second argument is "sgd", "momentum" or "adam", the third True or False. What does that line expect?'
 
 
 @exercise("0.2", "The bytes of the training state")
 def state(state_bytes: Callable[[int, str, bool], Mapping[str, int]]) -> Verdict:
     generator = fresh_generator()
+    earlier: list[tuple[str, Mapping[str, int], dict[str, int]]] = []  # the call, what it returned, and a copy of that
     for mixed in (False, True):
         for optimizer in OPTIMIZERS:
             rows, columns = pick(generator, 3, 40), pick(generator, 3, 40)
@@ -42,6 +47,9 @@ def state(state_bytes: Callable[[int, str, bool], Mapping[str, int]]) -> Verdict
                 kind = f"bytes of {part}" if part != "optimizer" else "bytes of the optimizer state"
                 asks = _suspects(part, n, optimizer, mixed, measured)
                 expect("0.2", call, kind, said[part], measured[part], asks, _otherwise(part, n, mixed))
+            earlier.append((call, said, dict(said)))
+    if overwritten := [call for call, said, copy in earlier if dict(said) != copy]:
+        fail("0.2", f"What {overwritten[0]} returned has changed since.", _ONE_DICT)
     return Verdict(
         "As many bytes as real tensors take after a real step. Adam in mixed precision: 16 for each parameter."
     )

@@ -6,7 +6,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tplab.course.checks import Differences, Question, Verdict, current, exercise, fresh_generator, kind_is, verify
+from tplab.course.checks import (
+    Differences,
+    Question,
+    Snapshot,
+    Verdict,
+    current,
+    exercise,
+    fail,
+    fresh_generator,
+    kind_is,
+    verify,
+)
 
 Points = Sequence[tuple[int, float]]
 Fit = Callable[[Points], tuple[float, float]]
@@ -108,24 +119,38 @@ _COST_QUESTIONS = (
 )
 
 
+_CALLERS_LIST = (
+    "The caller may still need the points in their order. Which line sorts or changes the list itself? sorted(points) "
+    "makes a new one."
+)
+
+
 @exercise("1.5", "the cost of a message, of a ring and of a tree")
 def costs(fit_line: Fit, ring_seconds: Seconds, tree_seconds: Seconds) -> Verdict:
     for _ in range(4):
         _check_fit(fit_line)
+    _check_fit(fit_line, below_zero=True)
     current().passed.clear()  # a line has no p; from here on "right at p" is about the costs
     for p in (8, 5, 3, 2, 64, 1):
         _check_costs(ring_seconds, tree_seconds, p)
     return Verdict("Relative errors: small messages say what alpha is, large ones what beta is.")
 
 
-def _check_fit(fit_line: Fit) -> None:
+def _check_fit(fit_line: Fit, below_zero: bool = False) -> None:
+    """Fit a line to noisy points. Where `below_zero`, the best line has a negative alpha, as noise can make it."""
     generator = fresh_generator()
     draw = torch.rand(2 + len(SIZES), generator=generator, dtype=torch.float64)
     alpha, beta = 5e-6 * 20 ** float(draw[0]), 2e-11 * 20 ** float(draw[1])  # 5 to 100 us, 2.5 to 50 GB/s
     noise = (0.85 + 0.3 * draw[2:]).tolist()
     points = [(size, (alpha + beta * size) * factor) for size, factor in zip(SIZES, noise, strict=True)]
+    if below_zero:
+        points = [(size, beta * size * (1 + place / len(SIZES))) for place, size in enumerate(SIZES)]
+    given = points[::-1]
+    before = Snapshot(points=given)
     right = weighted(points, 1.0)
-    found = fit_line(list(points))
+    found = fit_line(given)
+    if before.changed():
+        fail("1.5", "fit_line changes the list of points that it is given.", _CALLERS_LIST)
     pair = isinstance(found, (tuple, list, Tensor)) and len(found) == 2
     one, two = (_number(found[0], 1e6), _number(found[1], 1e12)) if pair else (found, found)
     ends = (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])
@@ -152,7 +177,7 @@ def _check_fit(fit_line: Fit) -> None:
             },
         },
         tol=1e-5,  # so that no other line is mistaken for one of these by chance
-        note="fit_line",
+        note="fit_line" + " with points whose best line starts below zero" * below_zero,
         alone=True,
     )
 

@@ -6,7 +6,7 @@ A message that is never waited for can block whatever comes after it, even in th
 a message, because it has its own launch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,11 +55,15 @@ def check_ring(
     shapes: Callable[[int], Sequence[tuple[int, ...]]],
     expect: Callable[[Input, Tensors, checks.Place], checks.Expected],
     questions: Sequence[checks.Question],
+    without: Collection[checks.Twin] = (checks.Twin.STRIDED,),
 ) -> None:
-    """Check a ring with inputs of each shape in shapes(p). Every rank has a different x."""
+    """Check a ring with inputs of each shape in shapes(p). Every rank has a different x.
+
+    without: twins to leave out. A message has to be contiguous, so x may have gaps only where the answer copies it
+    """
     checks.check_cases(
         number, ring, lambda p: [Input(shape) for shape in shapes(p)], draw=draw, give=give, run=run, expect=expect,
-        questions=questions, ask_instead=about_messages, world_sizes=ORDER, without={checks.Twin.STRIDED},
+        questions=questions, ask_instead=about_messages, world_sizes=ORDER, without=without,
     )  # fmt: skip
 
 

@@ -28,6 +28,8 @@ class Input(checks.Case):
     leading:  all dimensions except the last
     layout:   memory layout of x and the upstream gradient: "contiguous", "transposed" or "every second column"
     expanded: whether the upstream gradient is that of out.sum()
+    zero:     whether the upstream gradient of the first rank is zero
+    twice:    whether x goes through the operator twice: out is one result plus two times the other
     exp:      whether x is the output of exp, which autograd has saved
     """
 
@@ -36,6 +38,8 @@ class Input(checks.Case):
     layout: str = "contiguous"
     expanded: bool = False
     exp: bool = False
+    zero: bool = False
+    twice: bool = False
 
     def describe(self, name: str) -> str:
         return self.note
@@ -49,6 +53,8 @@ CASES = (
     Input("x and the gradient transposed in memory", layout="transposed"),
     Input("x and the gradient every second column of a larger tensor", layout="every second column"),
     Input("the gradient of .sum(), with strides of 0", (2, 3), expanded=True),
+    Input("a gradient that is zero on rank 0", zero=True),
+    Input("x used twice, in y(x) + 2 y(x)", twice=True),
 )
 
 
@@ -111,6 +117,8 @@ def draw(operator: Operator, case: Input, generator: torch.Generator, size: int)
         return [checks.random_tensor(generator, *case.leading, H // size if sharded else H) for _ in range(size)]
 
     xs, upstream = tensors(operator.forward == GATHER), tensors(operator.forward == SPLIT)
+    if case.zero:
+        upstream[0].zero_()
     return Problem(xs, [torch.ones_like(gradient) for gradient in upstream] if case.expanded else upstream)
 
 
@@ -120,9 +128,12 @@ def give(case: Input, problem: Problem, place: checks.Place) -> tuple[Tensor, Te
 
 def run(operator: Any, case: Input, given: tuple[Tensor, Tensor], group: Any) -> checks.Observed:
     x, upstream = (laid_out(tensor.to(device()), case.layout) for tensor in given)
-    return checks.observe(
-        lambda x: operator.apply(x.exp() if case.exp else x), None if case.expanded else upstream, inputs={"x": x}
-    )
+
+    def apply(x: Tensor) -> Any:
+        x = x.exp() if case.exp else x
+        return operator.apply(x) + 2 * operator.apply(x) if case.twice else operator.apply(x)
+
+    return checks.observe(apply, None if case.expanded else upstream, inputs={"x": x}, any_width=True)
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
@@ -141,17 +152,20 @@ def expect(operator: Operator, case: Input, problem: Problem, place: checks.Plac
     xs = [x.exp() if case.exp else x for x in problem.xs]
     dx = operator.backward.right(upstream, rank)
     size = max(xs[0].numel(), upstream[0].numel())
+    times, calls = (3, 2) if case.twice else (1, 1)
     forward, backward = (
-        place.traffic(*[(half.collective, size)] * bool(half.collective))
+        place.traffic(*[(half.collective, size)] * (calls if half.collective else 0))
         for half in (operator.forward, operator.backward)
     )
     right = {
-        "out": operator.forward.right(xs, rank),
+        "out": times * operator.forward.right(xs, rank),
         "forward traffic": forward,
-        "dx": dx * xs[rank] if case.exp else dx,
+        "dx": times * dx * (xs[rank] if case.exp else 1),
         "backward traffic": backward,
     }
-    return checks.Expected(right, operator.mistakes(xs, upstream, rank) if place.size > 1 and not case.exp else {})
+    return checks.Expected(
+        right, operator.mistakes(xs, upstream, rank) if place.size > 1 and not (case.exp or case.twice) else {}
+    )
 
 
 def check_operator(number: str, answer: Any, operator: Operator, questions: Sequence[checks.Question]) -> None:

@@ -120,6 +120,14 @@ def cut_and_glue(cut: Callable[..., Tensor], glue: Callable[..., Tensor]) -> che
     )
     checks.must_refuse(
         "4.3",
+        lambda: cut(torch.zeros(12, 3), 0, 0, 4, stride=6),
+        "12 can be divided by 4 and by 6, but 12 rows aren't 6 blocks of 4 equal pieces each. What does n have to be a "
+        "multiple of? Raise ValueError and name the numbers.",
+        says=(12,),
+        what="12 rows cut into 6 blocks for 4 ranks",
+    )
+    checks.must_refuse(
+        "4.3",
         lambda: cut(torch.zeros(6, 3), 0, 0, 4),
         "6 rows can't be cut into 4 equal pieces: `chunk` gives three pieces of 2 without a word, and the "
         "last rank gets none. Raise ValueError and name the numbers.",

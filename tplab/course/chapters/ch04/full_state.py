@@ -13,6 +13,7 @@ from tplab.course.chapters.ch04.master_weight import UNCHANGED, UNTOUCHED
 from tplab.runtime import device, record
 from tplab.tensor.sharding import Sharding, shard
 
+COMPLETE = "a parameter whose name full_state lacks is an error"
 IN_PLACE = "the parameters are filled in place"
 STILL_SHARDED = "the shards keep their tensor_parallel"
 TRAINABLE = "the parameters need a gradient"
@@ -91,6 +92,13 @@ def see_loading(load: Callable[..., Any], model: nn.Module, full: Mapping[str, T
         for param in params.values():
             param.add_(1.0)
     seen["inputs unchanged"] = snapshot.changed()
+    incomplete = {name: value for name, value in full.items() if name != next(iter(full))}
+    try:
+        load(model, incomplete, group)
+    except Exception:
+        seen[COMPLETE] = checks.Claim("")
+    else:
+        seen[COMPLETE] = checks.Claim(f"nothing was raised for {next(iter(full))}")
     return seen | watch.claims({})
 
 
@@ -208,6 +216,11 @@ LOAD_QUESTIONS = (
         checks.changed,
         "After loading, training goes on, and the dictionary changed with it. Is the parameter a copy, or "
         "does it share memory with the dictionary?",
+    ),
+    checks.Question(
+        COMPLETE,
+        "If a checkpoint lacks a parameter, the parameter keeps whatever it holds, and nobody notices. Which line "
+        "passes over the name without a word?",
     ),
     checks.Question(
         lambda d: bool({IN_PLACE, STILL_SHARDED, TRAINABLE} & d.names),

@@ -16,6 +16,8 @@ NO_SHARD_SENT = "no shard is sent"
 NOT_FINITE = "nan or inf"  # reported for either
 SHARDED_NUMEL = 77  # no other parameter has as many elements, so its collectives can be recognized
 CANCEL = "the differences cancel in the sum"
+FROZEN = "one element of a frozen parameter differs"
+FINE = "one element differs in its ninth digit"
 
 
 class Part(nn.Module):
@@ -41,6 +43,8 @@ SCENES: dict[str, Offsets] = {
     "the values climb from rank to rank": {"first": (0, 0.5, 1, 1.5)},
     CANCEL: {"second": (0.5, -0.5, 0.5, -0.5)},  # and the opposite on its first element
     "inside a module": {"inner.second": (0, 0, 0, 4)},
+    FROZEN: {"second": (0, 0.5, 0, 0)},
+    FINE: {"first": (0, 0, 2.0**-24, 0)},
     "the parameters are float32, and one element differs": {"second": (0, 0, 0.5, 0)},
     "one element is NaN on rank 1": {"second": (0, math.nan, 0, 0)},
     "one element is NaN on every rank": {"second": (math.nan,) * 4},
@@ -71,9 +75,11 @@ def watch(detect: Callable[..., Any], groups: Sequence[Sequence[int]] | None, se
         model.add_module("inner", Part(dtype))
         generator = torch.Generator().manual_seed(seed)  # same values within a group, different values in the other
         params = dict(model.named_parameters())
+        params["second"].requires_grad_(note != FROZEN)
         with torch.no_grad():
             for param in params.values():
                 start = torch.randint(-64, 65, param.shape, generator=generator).double() / 8
+                start += 16 * (note == FINE)  # so that no element is near zero
                 param.copy_(start + (dist.get_rank() % 2 if groups else 0))
             for name, offsets in offsets_on(scene, q).items():
                 params[name].view(-1)[-1] += offsets[rank]
@@ -176,6 +182,10 @@ DETECTOR_ASKS = {
     "one element, what is the largest difference between any two of p numbers?",
     "the values climb from rank to rank": "From rank to rank the step is small, from the first to the last it is not. "
     "Which two ranks do you compare?",
+    FROZEN: "A parameter that isn't trained can still differ between ranks, for example after a wrong load. Which "
+    "parameters does your loop leave out?",
+    FINE: "The parameters are float64, and the difference is smaller than float32 can tell at these values. Which line "
+    "converts them?",
     CANCEL: "Here one element is too large by exactly as much as another one is too small. Does your measure let "
     "positive and negative differences cancel?",
     "the first parameter differs more than the second": "Two parameters differ. Which of the numbers do you return?",

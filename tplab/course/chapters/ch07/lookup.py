@@ -1,5 +1,6 @@
 """The check for exercise 7.2: the masked lookup in a table whose rows are sharded."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -39,12 +40,14 @@ class Lookup(checks.Case):
 
     padding_idx: the id whose row gets no gradient
     transposed:  whether ids is the transpose of a contiguous tensor
+    broken:      whether the first row of each shard, which nobody looks up, is infinite
     """
 
     text: str
     draw_ids: Callable[[torch.Generator, int, tuple[int, int]], Tensor]
     padding_idx: int | None = None
     transposed: bool = False
+    broken: bool = False
 
     def describe(self, name: str) -> str:
         return self.text + "," * bool(self.groups)
@@ -55,6 +58,7 @@ CASES = (
     Lookup("the first and the last id of every rank", border_ids),
     Lookup("ids of the last rank only", last_ranks_ids),
     Lookup("with a padding_row", border_ids, padding_idx=VOCAB - 1, transposed=True),
+    Lookup("ids of every rank, beside rows with inf that nobody looks up", inner_ids, broken=True),
     Lookup("ids of every rank", border_ids, groups=checks.GROUPS),
 )
 
@@ -68,7 +72,10 @@ class Problem(NamedTuple):
 def draw(case: Lookup, generator: torch.Generator, size: int) -> Problem:
     ids = case.draw_ids(generator, size, SHAPE)
     ids = ids.T if case.transposed else ids
-    return Problem(random_table(generator), ids, checks.random_tensor(generator, *ids.shape, HIDDEN))
+    table = random_table(generator)
+    if case.broken:
+        table[:: rows_per_rank(size)] = math.inf
+    return Problem(table, ids, checks.random_tensor(generator, *ids.shape, HIDDEN))
 
 
 def give(case: Lookup, problem: Problem, place: checks.Place) -> dict[str, Any]:
@@ -170,6 +177,11 @@ FOREIGN_CRASH = (
 
 QUESTIONS = (
     checks.INPUTS_QUESTION,
+    checks.Question(
+        checks.has_kind("out", "nan"),
+        "Some rows of the table are infinite here, but no id asks for them. What is 0 times infinity? Where a vector "
+        "has to become zeros, replace it instead of multiplying it.",
+    ),
     checks.Question(
         checks.has_kind("out", "none", "type", "structure", "dtype"),
         "What does the last line return? One tensor [..., h] of the table's dtype, the same on every rank.",

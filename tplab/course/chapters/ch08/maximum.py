@@ -8,6 +8,7 @@ from tplab.course import checks
 from tplab.course.chapters.ch08.sharded import CASES, WHOSE_GROUP, Logits, Sample, draw, give
 from tplab.runtime import device, record
 
+CONSTANT = "m is a constant for autograd"
 _OWN = "the largest of this rank's own columns"
 _SUM = "the sum of the ranks' maxima"
 _MEAN = "the mean of the ranks' maxima"
@@ -19,11 +20,17 @@ _ALL_TOKENS = "the largest logit of all tokens"
 
 
 def run(answer: Any, case: Logits, given: Sample, group: Any) -> checks.Observed:
-    logits = given.logits.to(device())
+    logits = given.logits.to(device()).requires_grad_()
     snapshot = checks.Snapshot(logits=logits)
     with record() as section, checks.called_as(f"vocab_max(logits {list(logits.shape)}, group)"):
         out = answer(logits, group)
-    return {"out": checks.portable(out), "traffic": checks.traffic(section), "inputs unchanged": snapshot.changed()}
+    constant = not (isinstance(out, torch.Tensor) and out.requires_grad)
+    return {
+        "out": checks.portable(out),
+        "traffic": checks.traffic(section),
+        "inputs unchanged": snapshot.changed(),
+        CONSTANT: checks.Claim("" if constant else "autograd follows it back to the logits"),
+    }
 
 
 def expect(case: Logits, sample: Sample, place: checks.Place) -> checks.Expected:
@@ -46,6 +53,11 @@ CRASH = "Write the shapes: logits [.., v/p], and its maximum over the last dimen
 
 QUESTIONS = (
     checks.INPUTS_QUESTION,
+    checks.Question(
+        CONSTANT,
+        "Later exercises subtract m from every logit and add it back, so no gradient may flow through it. What did the "
+        "line above `def` do about that?",
+    ),
     checks.Question(
         checks.has_kind("out", "structure", "type", "none"),
         "One tensor [..] comes out. (torch.max(dim=...) returns values and indices; logits.amax(dim) returns values. "

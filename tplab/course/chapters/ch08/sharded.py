@@ -1,4 +1,4 @@
-"""The cases of exercises 8.1 to 8.4: random logits [..., v] whose columns are split over the ranks, COLUMNS on each.
+"""The cases of exercises 8.1 to 8.4: random logits [..., v] whose columns are split over the ranks, usually 3 on each.
 
 The first case is plain. In the others, the logits are large, differ from rank to rank, or are -inf, as real ones can
 be.
@@ -13,8 +13,6 @@ from torch import Tensor
 from tplab.course.checks import GROUPS, Case, Place, random_tensor
 from tplab.runtime import device
 
-COLUMNS = 3  # on each rank
-
 
 @dataclass(frozen=True)
 class Logits(Case):
@@ -25,6 +23,7 @@ class Logits(Case):
     climb:      the same between the last token and the first token
     padded:     whether the last columns are -inf: one column and, with several ranks, also all columns of the last rank
     transposed: whether they are non-contiguous in memory
+    columns:    on each rank
     """
 
     note: str = ""
@@ -34,6 +33,7 @@ class Logits(Case):
     climb: float = 0.0
     padded: bool = False
     transposed: bool = False
+    columns: int = 3
 
     def describe(self, name: str) -> str:
         return self.note
@@ -47,6 +47,8 @@ CASES = (
     Logits("with logits from about -10000, in the first token, to 0, in the last", shift=-1e4, climb=1e4),
     Logits("with logits of about -2000 on the first rank and 2000 on the last", shift=-2e3, spread=4e3),
     Logits("with padding: the last columns hold -inf", padded=True),
+    Logits("with logits of about -30000, and padding", shift=-3e4, padded=True),
+    Logits("with a single column on each rank", columns=1),
     Logits(groups=GROUPS),
 )
 
@@ -57,38 +59,40 @@ class Sample(NamedTuple):
     logits: Tensor  # [..., v]
     target: Tensor  # [...]
     dy: Tensor  # [...]
+    columns: int  # on each rank
 
     @property
     def shards(self) -> tuple[Tensor, ...]:
         """The logits on each rank, [..., v/p]."""
-        return self.logits.split(COLUMNS, -1)
+        return self.logits.split(self.columns, -1)
 
     @property
     def owner(self) -> Tensor:
         """The rank that has the target's column, [...]."""
-        return self.target // COLUMNS
+        return self.target // self.columns
 
     def column_on(self, rank: int) -> Tensor:
         """Return the target's position among a rank's columns, or 0 if another rank has it, [...]."""
-        return torch.where(self.owner == rank, self.target % COLUMNS, 0)
+        return torch.where(self.owner == rank, self.target % self.columns, 0)
 
 
 def draw(case: Logits, generator: torch.Generator, size: int) -> Sample:
-    v = size * COLUMNS
+    columns = case.columns
+    v = size * columns
     logits = 2 * random_tensor(generator, *case.leading, v) + case.shift
     if size > 1:
-        logits = logits + case.spread * (torch.arange(v) // COLUMNS) / (size - 1)
+        logits = logits + case.spread * (torch.arange(v) // columns) / (size - 1)
     count = torch.Size(case.leading).numel()
     logits = logits + case.climb * torch.linspace(0, 1, count, dtype=logits.dtype).view(*case.leading, 1)
     real = v
     if case.padded:
-        real = v - 1 if size == 1 else v - COLUMNS - 1
+        real = v - 1 if size == 1 else v - columns - 1
         logits[..., real:] = -torch.inf
-    edges = [edge for rank in range(size) for edge in (rank * COLUMNS, (rank + 1) * COLUMNS - 1) if edge < real][:count]
+    edges = [edge for rank in range(size) for edge in (rank * columns, (rank + 1) * columns - 1) if edge < real][:count]
     others = torch.randint(real, (count - len(edges),), generator=generator).tolist()
     order = torch.randperm(count, generator=generator)
     target = torch.tensor(edges + others)[order].view(case.leading)
-    return Sample(logits, target, random_tensor(generator, *case.leading))
+    return Sample(logits, target, random_tensor(generator, *case.leading), columns)
 
 
 def give(case: Logits, sample: Sample, place: Place) -> Sample:
@@ -99,7 +103,8 @@ def give(case: Logits, sample: Sample, place: Place) -> Sample:
 
 
 def on_device(given: Sample) -> Sample:
-    return Sample(*(tensor.to(device()) for tensor in given))
+    logits, target, dy, columns = given
+    return Sample(logits.to(device()), target.to(device()), dy.to(device()), columns)
 
 
 WHOSE_GROUP = "Which collective, or which call for a rank or a size, was not given `group`?"

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from tplab.course import checks
-from tplab.course.chapters.ch08.sharded import CASES, COLUMNS, WHOSE_GROUP, Logits, Sample, draw, give, on_device
+from tplab.course.chapters.ch08.sharded import CASES, WHOSE_GROUP, Logits, Sample, draw, give, on_device
 from tplab.runtime import device, record
 
+_COLUMNS = 3  # on each rank, where the check asks for an id that no rank has
 _LARGEST = "the largest number over all ranks, each with 0 where another rank has the target"
 _OWN = "what this rank has itself: 0 where another rank has the target"
 _UNMASKED = "the sum over all ranks, where each took its first column for a target that is not its own"
@@ -20,7 +21,7 @@ _D_UNMASKED = "dout in one column of every token, also where another rank has th
 
 
 def run(answer: Any, case: Logits, given: Sample, group: Any) -> checks.Observed:
-    logits, target, dy = on_device(given)
+    logits, target, dy, _ = on_device(given)
     snapshot = checks.Snapshot(target=target)
     with checks.called_as(f"target_logit(logits {list(logits.shape)}, target {list(target.shape)}, group)"):
         noted = checks.observe(lambda z: answer(z, target, group), dy, inputs={"logits": logits})
@@ -36,7 +37,7 @@ def expect(case: Logits, sample: Sample, place: checks.Place) -> checks.Expected
         columns = [sample.column_on(rank).unsqueeze(-1) for rank in range(place.size)]
         found = torch.stack([shard.gather(-1, c).squeeze(-1) for shard, c in zip(sample.shards, columns, strict=True)])
         owned = torch.stack([torch.where(sample.owner == rank, right, 0) for rank in range(place.size)])
-        modulo = torch.stack([shard.gather(-1, target % COLUMNS).squeeze(-1) for shard in sample.shards])
+        modulo = torch.stack([shard.gather(-1, target % sample.columns).squeeze(-1) for shard in sample.shards])
         alike |= {
             _LARGEST: owned.amax(0),  # before _OWN, because with some signs of three tokens the two are equal
             _OWN: owned[place.index],
@@ -138,11 +139,11 @@ class Outside(checks.Case):
 
 
 def outside(p: int) -> list[Outside]:
-    return [Outside(p * COLUMNS)] + [Outside(2 * COLUMNS, groups=checks.GROUPS)] * (p == 4)
+    return [Outside(p * _COLUMNS)] + [Outside(2 * _COLUMNS, groups=checks.GROUPS)] * (p == 4)
 
 
 def draw_any(case: Outside, generator: torch.Generator, size: int) -> Tensor:
-    return checks.random_tensor(generator, 3, COLUMNS)
+    return checks.random_tensor(generator, 3, _COLUMNS)
 
 
 def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> checks.Observed:
@@ -151,7 +152,7 @@ def run_outside(answer: Any, case: Outside, logits: Tensor, group: Any) -> check
     for name, number in case.ids.items():
         try:
             with record() as section:
-                answer(logits.to(device()), torch.tensor([0, number, COLUMNS - 1], device=device()), group)
+                answer(logits.to(device()), torch.tensor([0, number, _COLUMNS - 1], device=device()), group)
         except IndexError as error:
             said = "IndexError" if str(number) in str(error) else "IndexError, but without the id in its message"
             said = "IndexError, but after a collective" if checks.traffic(section) else said

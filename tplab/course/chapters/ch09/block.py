@@ -142,7 +142,7 @@ def expect(case: Passes, problem: Problem, place: checks.Place) -> checks.Expect
 def block(block_class: Any) -> checks.Verdict:
     checks.check_cases(
         "9.4", block_class, CASES, draw=draw, run=run, expect=expect, questions=QUESTIONS, crash=CRASH,
-        whose_group=WHOSE_GROUP, without={checks.Twin.BETWEEN},  # every call draws random numbers,
+        whose_group=WHOSE_GROUP, without=checks.twins.DRAWS_ONCE,  # every call draws random numbers,
         values_on_cpu=True,
     )  # fmt: skip
     return checks.Verdict("Inside the MLP each rank drops its own places, at the end all ranks drop the same ones.")

@@ -69,8 +69,12 @@ def run(draw_shard: Callable[..., Any], case: Shards, seed: int, group: Any) -> 
     seen: checks.Observed = {}
     with record() as section, Largest() as largest:
         for number, (name, (shape, dim)) in enumerate(WEIGHTS.items()):
-            with checks.called_as(f"draw_shard({shape}, {dim}, seed={seed + 100 * number}, group=group)"):
-                out = draw_shard(shape, dim, seed=seed + 100 * number, group=group)
+            given = list(shape)
+            before = checks.Snapshot(shape=given)
+            with checks.called_as(f"draw_shard({given}, {dim}, seed={seed + 100 * number}, group=group)"):
+                out = draw_shard(given, dim, seed=seed + 100 * number, group=group)
+            if before.changed():
+                seen["inputs unchanged"] = before.changed()
             seen[name] = out.detach().clone() if isinstance(out, Tensor) else out
     seen[AFTERWARDS] = torch.rand(4)
     seen["traffic"] = checks.traffic(section)

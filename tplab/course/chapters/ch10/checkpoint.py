@@ -87,7 +87,7 @@ def mistakes(name: str, state: Mapping[str, Tensor], rank: int, p: int, multiple
 def gpt2_checkpoint(gpt2_shards: Callable[..., Any]) -> checks.Verdict:
     generator = checks.fresh_generator()
     for p in checks.WORLD_SIZES:
-        for twin, (layers, vocab_size, multiple) in product(checks.twins.ALONE, ((2, 37, 8), (1, 36, 4))):
+        for twin, (layers, vocab_size, multiple) in product(checks.twins.ALONE, ((2, 37, 8), (1, 36, 4), (11, 36, 4))):
             config = GPTConfig(
                 num_layers=layers, hidden_size=HIDDEN, num_heads=HEADS, vocab_size=vocab_size, seq_length=LENGTH
             )

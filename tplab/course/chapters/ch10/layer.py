@@ -169,7 +169,7 @@ def transformer_layer(layer_class: Any) -> checks.Verdict:
         checks.check_cases(
             "10.1", layer_class, cases, draw=draw, run=run, expect=expect, questions=questions,
             crash=lambda case: CACHE if case.cached else CRASH, whose_group=WHOSE_GROUP, world_sizes=world_sizes,
-            without=lambda case: {checks.Twin.BETWEEN} if case.rate else (),
+            without=lambda case: checks.twins.DRAWS_ONCE if case.rate else (),
         )  # fmt: skip
 
     check(CASES, checks.WORLD_SIZES)

@@ -69,7 +69,8 @@ def run(add_up: Callable[..., Any], case: Ranks, given: Gradients, group: Any) -
         for name, gradient in given.items():
             left_over = params[name].grad
             if left_over is not None:
-                left_over.copy_(gradient)
+                new = gradient.clone().to(device())  # as zero_grad() makes room for a new tensor
+                params[name].grad = new.T.contiguous().T if new.dim() == 2 else new
     with record() as section, checks.called_as(CALL):
         returned = add_up(model, group)
     left = params.pop(WITHOUT).grad

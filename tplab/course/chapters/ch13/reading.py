@@ -12,7 +12,7 @@ import torch
 from tplab.course import checks
 from tplab.course.chapters.ch13.lists import Lists, actions, idle_share, peak, random_lists, total_time
 
-SIZES = ((2, 3), (1, 4), (4, 6), (3, 2), (4, 9), (2, 16))  # (p, m)
+SIZES = ((2, 3), (1, 4), (4, 6), (3, 2), (4, 9), (2, 16), (2, 40))  # (p, m)
 CIRCLE: Lists = ([("F", 0), ("B", 0), ("F", 1), ("B", 1)], [("F", 0), ("F", 1), ("B", 0), ("B", 1)])
 TOLERANCE = 1e-6  # float32 is precise enough
 SECONDS = 1.0  # of CPU time, for a check that takes a hundredth of it

@@ -78,7 +78,7 @@ def give(case: Step, problem: Problem, place: checks.Place) -> Given:
 
 def run(zero_class: Callable[..., Any], case: Step, given: Given, group: Any) -> checks.Observed:
     """Return the weights and traffic of the last step, and the size of the optimizer's state after it."""
-    params = [nn.Parameter(value.clone().to(device())) for value in given.weights]
+    params = [nn.Parameter(_laid_out(value).to(device())) for value in given.weights]
     options = dict(case.options)
     with checks.called_as(f"ZeRO1(parameters, {case.optimizer.__name__}, group, **{options})"):
         handed = list(params)
@@ -91,6 +91,11 @@ def run(zero_class: Callable[..., Any], case: Step, given: Given, group: Any) ->
         seen = one_step(zero, params, gradients)
     changed = before.changed()
     return seen | ({"inputs unchanged": changed} if changed else {})
+
+
+def _laid_out(value: Tensor) -> Tensor:
+    """Return a copy that is transposed in memory, where it has two dimensions."""
+    return value.T.clone(memory_format=torch.contiguous_format).T if value.dim() == 2 else value.clone()
 
 
 def another(zero_class: Any, case: Step, given: Given, group: Any) -> tuple[Any, list[nn.Parameter]]:
