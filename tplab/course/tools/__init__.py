@@ -14,6 +14,7 @@ progress      tplab progress; its parts: exercise_status (each exercise's status
 hint          tplab hint
 solution      tplab solution
 reset         tplab reset
+grade         tplab grade, with its parts in grading_many/
 lab           tplab lab, which `make lab` runs
 doctor        tplab doctor, a package
 plan          tplab plan

@@ -12,10 +12,10 @@ from rich.text import Text
 
 import tplab
 from tplab.course.notebooks.cells import Unreadable
-from tplab.course.tools import check, doctor, hint, lab, plan, progress, reset, solution
+from tplab.course.tools import check, doctor, grade, hint, lab, plan, progress, reset, solution
 from tplab.course.tools.course_files import Misuse
 
-COMMANDS = (lab, check, progress, hint, solution, reset, doctor, plan)
+COMMANDS = (lab, check, progress, hint, solution, reset, grade, doctor, plan)
 
 
 def main(argv: list[str] | None = None) -> int:
