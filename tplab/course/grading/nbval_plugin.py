@@ -36,7 +36,7 @@ from tplab.course.grading.run import end_all
 from tplab.course.notebooks.kernels import CELL_TIMEOUT, started
 
 PRINT_LIMIT = 5_000_000  # characters that a cell may print before it is interrupted
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36  # linux/prctl.h
 KEPT_TEXT = 200_000  # characters of output that are kept
 NOT_EVALUATED = "A cell above has changed how this kernel runs cells, so that its answers can't be taken out."
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -46,6 +46,7 @@ def pytest_configure(config):
     nbval.pytest_configure(config)
     if sys.platform == "linux":  # processes that a cell leaves behind become our children, even without the run's mark
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # a cell can't open our pipe through /proc
 
 
 def pytest_unconfigure(config):

@@ -69,6 +69,7 @@ class Run:
             environment.pop(name, None)
         command = [sys.executable, "-c", PYTEST, "-q", "-p", "tplab.course.grading.nbval_plugin", "--nbval"]
         command += ["-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={scratch}", "--color=no"]
+        command += [f"--confcutdir={scratch}"]  # otherwise pytest lists the folders above and imports their conftest.py
         command += [f"--nbval-cell-timeout={self.timeout}", "--nbval-kernel-startup-timeout=120"]
         command += [f"--tplab-results={results}", f"--tplab-folder={self.folder}", str(copy)]
         with open(log, "wb") as output:

@@ -110,6 +110,16 @@ def course_of(options: argparse.Namespace) -> Course:
     return course_at(options.root) if options.root else find_course(Path.cwd())
 
 
+def course_or_material(options: argparse.Namespace) -> Course:
+    """Return the course for a command that needs no learner's folder, so it also works where there is none."""
+    try:
+        return course_of(options)
+    except Misuse:
+        if options.root:
+            raise
+        return Course(MATERIAL, MATERIAL / "chapters")
+
+
 def course_at(root: Path) -> Course:
     """Return the course whose folder, or whose material, is `root`. Raises Misuse.
 

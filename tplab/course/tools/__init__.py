@@ -3,17 +3,20 @@
 A command is a module with two functions:
 
     add(commands)            adds its parser to argparse's subparsers and sets its default run=run
-    run(options, console)    runs it and returns the exit code; raises course_files.Misuse with a message for the user
+    run(options, console)    runs it and returns the exit code; raises Misuse with a message for the user
 
 Nothing here imports torch, so commands that don't need ranks respond immediately.
 
-course_files  the course's folder, its chapters, their files
 check         tplab check
 progress      tplab progress; its parts: exercise_status (each exercise's status), state (verdicts of `tplab check`),
               fingerprint (the code they apply to), page (the same in JupyterLab)
 hint          tplab hint
 solution      tplab solution
 reset         tplab reset
+start         tplab start, which makes the learner's folder (see course.learner)
+update        tplab update
+mine          tplab mine
+grade         tplab grade, with its parts in grading_many/
 lab           tplab lab, which `make lab` runs
 doctor        tplab doctor, a package
 plan          tplab plan

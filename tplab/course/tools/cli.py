@@ -13,9 +13,9 @@ from rich.text import Text
 import tplab
 from tplab.course.learner.course_files import Misuse
 from tplab.course.notebooks.cells import Unreadable
-from tplab.course.tools import check, doctor, hint, lab, mine, plan, progress, reset, solution, start, update
+from tplab.course.tools import check, doctor, grade, hint, lab, mine, plan, progress, reset, solution, start, update
 
-COMMANDS = (lab, start, update, check, progress, mine, hint, solution, reset, doctor, plan)
+COMMANDS = (lab, start, update, check, progress, mine, hint, solution, reset, grade, doctor, plan)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -18,7 +18,13 @@ from rich.text import Text
 from tplab.course.feedback import hints
 from tplab.course.grading.check_notebook import exercises_of
 from tplab.course.grading.check_output import reflow
-from tplab.course.learner.course_files import Misuse, add_root, chapter_of_exercise, course_of, no_such_exercise
+from tplab.course.learner.course_files import (
+    Misuse,
+    add_root,
+    chapter_of_exercise,
+    course_or_material,
+    no_such_exercise,
+)
 from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.rewrite import BEGIN, END
 from tplab.course.tools.confirm import agreed
@@ -39,7 +45,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     number = options.exercise
-    files = chapter_of_exercise(course_of(options), number, "tplab solution 4.2")
+    files = chapter_of_exercise(course_or_material(options), number, "tplab solution 4.2")
     reference = read_notebook(files.reference)
     titles = exercises_of(reference)
     if number not in titles:

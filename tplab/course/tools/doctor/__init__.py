@@ -22,7 +22,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tplab.course.learner.course_files import Course, add_root, course_of
+from tplab.course.learner.course_files import Course, add_root, course_or_material
 from tplab.course.notebooks.reference import MATERIAL
 from tplab.course.tools.doctor import chapters, gpu_report, gpus, machine, probe, software, trial
 from tplab.course.tools.doctor.findings import BAD, GOOD, NOTE, Finding
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             finding = gpu_report.look(options.root or MATERIAL, probe.ask_torch(), Path.cwd())
         show(console, finding)
         return int(finding.state != GOOD)
-    course = course_of(options)
+    course = course_or_material(options)
     found: list[Finding] = []
     if options.json:
         found.extend(examine(course))

@@ -1,0 +1,152 @@
+"""The results of `tplab grade`: grades.csv, index.html, and a page per student. Everything in them is escaped."""
+
+import csv
+import io
+import re
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from tplab.common.files import replace
+from tplab.course.tools.grading_many.jobs import Outcome
+from tplab.course.tools.grading_many.submissions import Student
+
+LOOK = {"passed": ("✓", "#2e7d32"), "failed": ("✗", "#c62828"), "to do": ("○", "#8a5a00"),
+        "waiting": ("…", "#8a5a00"), "not run": ("–", "#8e24aa")}  # fmt: skip
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; }
+table { border-collapse: collapse; }
+.wide { overflow-x: auto; }
+td, th { text-align: left; vertical-align: top; padding: 0.25em 1em 0.25em 0; border-bottom: 1px solid #8884; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #8881; padding: 0.6em; margin: 0.3em 0; }
+td, h1 { overflow-wrap: anywhere; }
+@media (prefers-color-scheme: dark) { span, .bad { filter: brightness(1.7); } }
+"""
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A student, and what came of each of their notebooks, by chapter."""
+
+    student: Student
+    outcomes: dict[int, Outcome]
+
+    @property
+    def statuses(self) -> dict[str, str]:
+        """The status of each exercise by number."""
+        return {verdict.number: verdict.status for out in self.outcomes.values() for verdict in out.verdicts}
+
+    @property
+    def passed(self) -> int:
+        return sum(status == "passed" for status in self.statuses.values())
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a teacher should know: problems with files first, then limits, then the checker's notes."""
+        told = list(self.student.problems)
+        for number, out in self.outcomes.items():
+            where = f"Chapter {number}: " if len(self.outcomes) > 1 else ""
+            told += [where + text for text in (out.problem, out.ended, *out.notes) if text]
+        return told
+
+
+def write(out: Path, grades: list[Grade], titles: dict[int, dict[str, str]], protection: list[str]) -> None:
+    """Write all files. `titles` holds the number and title of each exercise by chapter."""
+    numbers = [number for chapter in sorted(titles) for number in titles[chapter]]
+    replace(out / "grades.csv", as_csv(grades, numbers))
+    pages = out / "students"
+    pages.mkdir(exist_ok=True)
+    for grade in grades:
+        replace(pages / grade.student.page, student_page(grade, len(numbers)).encode())
+    for path in set(pages.glob("*.html")) - {pages / grade.student.page for grade in grades}:
+        path.unlink()  # of a student who is no longer in the folder
+    replace(out / "index.html", index_page(grades, numbers, protection).encode())
+
+
+def as_csv(grades: list[Grade], numbers: list[str]) -> bytes:
+    """Return one row per student with a column per exercise, in a form that Excel and LibreOffice read as text."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["student", "submission", *numbers, "passed", "of", "remarks"])
+    for grade in grades:
+        statuses = [grade.statuses.get(number, "") for number in numbers]
+        remarks = short(" ".join(grade.remarks), 1_000)
+        row: list[str | int] = [grade.student.name, grade.student.entry, *statuses, grade.passed, len(numbers), remarks]
+        writer.writerow([_harmless(cell) for cell in row])
+    return text.getvalue().encode("utf-8-sig")
+
+
+def _harmless(cell: str | int) -> str | int:
+    """Return a cell that no spreadsheet takes for a formula."""
+    if isinstance(cell, int):
+        return cell
+    cell = visible(cell)
+    return "'" + cell if cell.lstrip().startswith(("=", "+", "-", "@", "\t", "\r", "|", "%")) else cell
+
+
+def visible(text: str) -> str:
+    r"""Return text in which what can't be seen, or reorders what can, is written out: `\u202e`."""
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def html(text: str) -> str:
+    return escape(visible(text))
+
+
+def student_page(grade: Grade, total: int) -> str:
+    """Return the page of a student: for each exercise its status, its message, and the student's code."""
+    parts = [f"<p>{html(grade.student.entry)}: {grade.passed} of {total} exercises passed.</p>"]
+    parts += [f'<p class="bad">{html(problem)}</p>' for problem in grade.student.problems]
+    for number, out in grade.outcomes.items():
+        parts.append(f"<h2>Chapter {number}</h2>")
+        parts += [f"<pre>{html(text)}</pre>" for text in (out.problem, out.ended, *out.notes) if text]
+        for verdict in out.verdicts:
+            status = f"waiting for {verdict.text}" if verdict.status == "waiting" else verdict.status
+            parts.append(f"<h3>{_mark(verdict.status)} {verdict.number} {html(verdict.title)}: {html(status)}</h3>")
+            if verdict.text and verdict.status != "waiting" and verdict.text not in (out.problem, out.ended):
+                parts.append(f"<pre>{html(verdict.text)}</pre>")
+            if code := out.answers.get(verdict.number):
+                parts.append(f"<details><summary>the code</summary><pre>{html(code)}</pre></details>")
+    return _page(grade.student.name, parts)
+
+
+def index_page(grades: list[Grade], numbers: list[str], protection: list[str]) -> str:
+    """Return the page with a row per student."""
+    head = "".join(f"<th>{cell}</th>" for cell in ["student", *numbers, "passed", "remarks"])
+    rows = []
+    for grade in grades:
+        link = f'<a href="students/{grade.student.page}">{html(grade.student.name)}</a>'
+        cells = [link, *(_mark(grade.statuses.get(number, "")) for number in numbers), f"{grade.passed}"]
+        cells.append(html(short(" ".join(grade.remarks), 300)))
+        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    legend = " &nbsp; ".join(f"{_mark(status)} {status}" for status in LOOK)
+    table = f'<div class="wide"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+    safe = f"<p>{html(' '.join(protection))}</p>"
+    return _page(f"Grades of {len(grades)} submissions", [f"<p>{legend}</p>", table, safe])
+
+
+def short(text: str, most: int) -> str:
+    """Return text on one line, cut off after `most` characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[:most] + " …"
+
+
+def _mark(status: str) -> str:
+    if status not in LOOK:
+        return ""
+    mark, color = LOOK[status]
+    return f'<span style="color: {color}" title="{status}" aria-label="{status}" role="img">{mark}</span>'
+
+
+def _page(title: str, parts: list[str]) -> str:
+    """Return a page that loads nothing and runs nothing."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f'<meta name="viewport" content="width=device-width"><title>{html(title)}</title>'
+        f"<style>{_STYLE}</style></head>\n"
+        f"<body><h1>{html(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
