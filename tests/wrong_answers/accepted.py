@@ -25,7 +25,30 @@ def changed(exercise: str, *pairs: tuple[str, str]) -> str:
     return swap_all(keep_solution(chapter_of(exercise).of_role("exercise")[exercise].text) + "\n", *pairs)
 
 
+LOGSUMEXP = """
+class LogSumExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, z, group):
+        m = vocab_max(z, group)
+        total = torch.exp(z - m[..., None]).sum(dim=-1)
+        dist.all_reduce(total, group=group)
+        ctx.save_for_backward(z, total.log() + m)
+        return total.log() + m
+
+    @staticmethod
+    def backward(ctx, dlse):
+        z, lse = ctx.saved_tensors
+        return torch.exp(z - lse[..., None]) * dlse[..., None], None
+
+
+def vocab_logsumexp(logits, group=None):
+    return LogSumExp.apply(logits, group)
+"""
+FUNCTIONAL_NORM = ("self.norm(x)", "F.layer_norm(x, self.norm.normalized_shape, self.norm.weight, self.norm.bias, self.norm.eps)")  # fmt: skip
+
 RIGHT = [
+    RightAnswer("8.2", "backward by the softmax, which rounds as torch.logsumexp's does", LOGSUMEXP),
+    RightAnswer("12.2", "applies the norm's weights itself", changed("12.2", FUNCTIONAL_NORM)),
     RightAnswer("1.1", "calls an operator by its name in torch.ops", "aten = torch.ops.aten\n\n\n" + changed("1.1", ("def ", "overloads = torch.ops\n\n\ndef "), ("torch.empty_like(x)", "overloads.aten.empty_like.default(aten.detach(x))"))),
     RightAnswer("15.2", "an order that happens to be that of the text", "import random\n\n\n" + changed("15.2", ("generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)", "generator = random.Random(99_991 * seed + epoch)"), ("torch.randperm(windows, generator=generator).tolist()", "generator.sample(range(windows), windows)")), 110),
     RightAnswer("15.3", "adds up the losses in float32", changed("15.3", ("dtype=torch.float64, device=device()", "device=device()"))),

@@ -24,7 +24,10 @@ from tplab.course.tools.grading_many.jobs import Outcome
 from tplab.course.tools.grading_many.store import Store, checks_hash
 from tplab.course.tools.grading_many.submissions import Student, find_students
 
-CHAPTERS = {number: ChapterFiles(Course(Path("course"), Path("course", "chapters")), stem) for number, stem in ((0, "00_why"), (4, "04_linear"))}
+CHAPTERS = {
+    number: ChapterFiles(Course(Path("course"), Path("course", "chapters")), stem)
+    for number, stem in ((0, "00_why"), (4, "04_linear"))
+}
 
 
 def notebook(path: Path, number: str = "4.1") -> Path:
@@ -166,7 +169,7 @@ def test_store(tmp_path):
 
 def test_checks_hash_knows_the_solution_and_the_limits(tmp_path):
     tiny.make_unexecuted(tmp_path, tiny.source(1))
-    files = all_chapters(tmp_path)[90]
+    files = all_chapters(course_at(tmp_path))[90]
     usual = limits.Limits(1, 2, 3, 4, 5)
     before = checks_hash(files, usual)
     assert checks_hash(files, usual) == before
