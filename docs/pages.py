@@ -1,5 +1,10 @@
-"""Turns the executed solutions into pages for the book: what the learner is given first, the answer folded below it."""
+"""Turns the executed solutions into pages for the book: what the learner is given first, the answer folded below it.
 
+A page can't run anything, so it says which pictures have sliders in the notebook. Every picture keeps its description.
+"""
+
+import ast
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -34,7 +39,16 @@ def page(solution: Any, chapter: Any) -> Any:
             given = nbformat.v4.new_code_cell(blanks[cell["id"]].source, id=f"given-{cell['id']}")
             cells.append(given)
             fold(cell, answered.pop())
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"\bTurn (the|both) knobs\b", r"In the notebook, turn \1 knobs", cell.source)
+        else:
+            describe(cell)
         cells.append(cell)
+        if cell.cell_type == "code" and (sliders := slider_names(cell.source)):
+            names = " and ".join(filter(None, [", ".join(sliders[:-1]), sliders[-1]]))
+            what = "a slider" if len(sliders) == 1 else "sliders"
+            note = f"*In the notebook, this picture has {what} for {names}. Here you see it as it is at the start.*"
+            cells.append(nbformat.v4.new_markdown_cell(note, id=f"still-{cell['id']}"))
     return nbformat.v4.new_notebook(cells=cells, metadata=solution.metadata)
 
 
@@ -43,3 +57,30 @@ def fold(cell: Any, what: str) -> None:
     cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-cell" if what == "predict" else "hide-input"]
     prompt = "Show the answer" if what == "exercise" else "Show the numbers"
     cell.metadata["mystnb"] = {"code_prompt_show": prompt, "code_prompt_hide": "Hide it"}
+
+
+def describe(cell: Any) -> None:
+    """Give the cell's picture the description that viz stored with it, which MyST-NB looks for in the cell.
+
+    Raises ValueError if a picture has no description, and if a cell has two pictures: MyST-NB has room for one.
+    """
+    pictures = [output for output in cell.outputs if "image/png" in output.get("data", {})]
+    if not pictures:
+        return
+    alt = pictures[0].metadata.get("image/png", {}).get("alt", "")
+    if len(pictures) > 1 or not alt:
+        raise ValueError(
+            f"cell {cell['id']} shows {len(pictures)} pictures, the first with the description {alt!r}: "
+            "a cell of the book needs a single picture, drawn by viz, which describes it"
+        )
+    cell.metadata.setdefault("mystnb", {})["image"] = {"alt": alt}
+
+
+def slider_names(source: str) -> list[str]:
+    """Return the arguments for which a cell's viz.explore shows sliders, as code."""
+    if "viz.explore(" not in source:  # (some other cells have magics, which ast can't parse)
+        return []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "viz.explore":
+            return [f"`{keyword.arg}`" for keyword in node.keywords if keyword.arg not in (None, "start")]
+    return []
