@@ -45,11 +45,13 @@ LABELS_ONLY = {  # their words are titles, ticks, and legends, which matplotlib 
 
 @pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
 def test_a_picture_is_small_described_the_same_every_time_and_opens_no_window(draw) -> None:
-    png, shown = draw()._repr_png_()
+    picture = draw()
+    png, shown = picture._repr_png_()
     assert png.startswith(b"\x89PNG")
     assert len(png) < 100_000
     assert shown["width"] <= 960, "no wider than a cell"
-    assert shown["alt"]
+    assert shown["alt"] == f"{picture.caption}. {picture.description}"
+    assert len(picture.description) > 20, "a description, not a name"
     assert png == draw().png()
     assert pyplot.get_fignums() == []
 

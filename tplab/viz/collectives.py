@@ -51,6 +51,14 @@ def collective(results: Sequence[Any], *, name: str = "collective", title: str |
         x, y = _MARGIN + half, top + 0.5 + rows * _HEIGHT / 2
         axes.text(x + between / 2, y - 0.16, name, fontsize=9.5, fontweight="bold", ha="center", va="center")
         _arrow(axes, (x + 0.12, y), (x + between - 0.12, y))
+    picture.description = (
+        f"What each of {ranks} holds before and after {name}: "
+        + "; ".join(
+            f"rank {rank} has {_said(old)} and then {_said(new)}"
+            for rank, (old, new) in enumerate(zip(*sides, strict=True))
+        )
+        + "."
+    )
     return picture
 
 
@@ -87,7 +95,15 @@ def ring(results: Sequence[Sequence[tuple[int, Any]]], *, title: str | None = No
                 _held(axes, x, y, width, cell, part, _texts(value))
                 if step + 1 < steps:
                     _to_the_right(axes, x + width / 2, y + 0.54, width + gap, step_height - 0.5, rank == p - 1, left)
+    picture.description = (
+        f"A row of {p} ranks for the start and for each of {steps - 1} steps. "
+        "Arrows lead from each rank to its right neighbor."
+    )
     return picture
+
+
+def _said(texts: Sequence[str]) -> str:
+    return ", ".join(texts) or "nothing"
 
 
 def _held(axes: Axes, x: float, y: float, width: float, cell: float, part: int, texts: Sequence[str]) -> None:

@@ -81,6 +81,12 @@ class Picture(Figure):
 
     _DPI = 144
     caption = "picture"
+    description = ""  # what the picture shows, computed from what was drawn, for readers who don't see it
+
+    @property
+    def alt(self) -> str:
+        """The alt text: the caption and the description."""
+        return f"{self.caption}. {self.description}" if self.description else self.caption
 
     def __repr__(self) -> str:
         return f"<{self.caption}>"
@@ -89,7 +95,7 @@ class Picture(Figure):
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
         width, height = (round(96 * inches) for inches in self.get_size_inches())
-        return self.png(), {"width": width, "height": height, "alt": self.caption}
+        return self.png(), {"width": width, "height": height, "alt": self.alt}
 
     def png(self, dpi: int = _DPI) -> bytes:
         buffer = io.BytesIO()

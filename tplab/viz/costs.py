@@ -51,6 +51,13 @@ def time_bars(
         axes.tick_params(left=False)
         handles = [Patch(facecolor=looks[n][0], hatch=looks[n][1], edgecolor=INK, label=n) for n in names]
         picture.legend(handles=handles, ncols=len(handles), loc="outside lower right")
+    picture.description = (
+        "Stacked bars of "
+        + ", ".join(names)
+        + ": "
+        + "; ".join(f"{label} takes {total / factor:.3g} {unit}" for label, total in totals.items())
+        + "."
+    )
     return picture
 
 
@@ -88,4 +95,11 @@ def against(
         axes.tick_params(left=False)
         axes.grid(axis="x")
         picture.legend(ncols=2, loc="outside lower right")
+    picture.description = (
+        f"Discs for {names[0]} and rings for {names[1]}: "
+        + "; ".join(
+            f"{label}: {first:,.4g} and {second:,.4g} {unit}".rstrip() for label, (first, second) in rows.items()
+        )
+        + "."
+    )
     return picture

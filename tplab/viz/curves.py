@@ -28,4 +28,13 @@ def curves(
         axes.set_ylabel(ylabel)
         axes.grid()
         axes.legend(handlelength=3.2)
+    picture.description = (
+        f"{ylabel} over {xlabel}: "
+        + "; ".join(
+            f"{name} goes from {float(values[0]):,.4g} to {float(values[-1]):,.4g}"
+            for name, values in losses.items()
+            if len(values)
+        )
+        + "."
+    )
     return picture

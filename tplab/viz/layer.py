@@ -41,6 +41,11 @@ def layer(
             _row(axes, _MIDDLE + number * _ROW, name, (enters, leaves), ranks, post, (ahead, back))
         note = "grey: the same on every rank    in colour: each rank its own heads, its own columns    "
         axes.text(0.15, _MIDDLE + _ROW + 0.95, note, fontsize=8.5, color=FAINT, va="center")
+    picture.description = f"Attention and MLP, each split over {ranks} ranks between replicated tensors. " + (
+        f"One rank has {len(forward)} collectives forward and {len(backward)} backward."
+        if forward or backward
+        else "Nothing is sent."
+    )
     return picture
 
 

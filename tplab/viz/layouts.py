@@ -40,6 +40,11 @@ def layouts(steps: Sequence[Mapping[str, Any]], *, ranks: int, title: str | None
             axes.text(left + _CELL / 2, bottom + 0.08, shape, fontsize=8.5, color=FAINT, ha="center", va="center")
             if step.get("sent"):
                 _sent(axes, left - gap / 2, gap, bottom, step["sent"])
+    picture.description = (
+        f"What each of {ranks} ranks stores in each step: "
+        + "; ".join(f"{step['name']} is {shape_text(step['part'])} of {shape_text(step['whole'])}" for step in steps)
+        + "."
+    )
     return picture
 
 

@@ -70,6 +70,14 @@ def lookup(
         _draw_vectors(axes, middle - grid / 2, below, cell, out, owners, [None] * len(ids))
         foot = below + len(ids) * _ROW + 0.14
         axes.text(middle, foot, shape_text(out.shape), fontsize=8, color=FAINT, ha="center", va="center")
+    picture.description = (
+        "Each rank looks up the ids whose rows it stores and has zeros for the others; the sum is complete. Owners: "
+        + ", ".join(
+            f"id {i} on " + ("no rank" if owner is None else f"rank {owner}")
+            for i, owner in zip(ids, owners, strict=True)
+        )
+        + "."
+    )
     return picture
 
 

@@ -43,6 +43,14 @@ def masks(masks: Mapping[str, Sequence[Tensor]], *, title: str | None = None) ->
                 axes.text(x, y + 0.23, f"rank {rank}", fontsize=9, fontweight="bold", va="center")
                 _draw(axes, x, y + 0.37, cell, rank, mask)
             y += 0.62 + mask_height
+    picture.description = (
+        "Kept positions are filled. Share kept on ranks 0, 1, ...: "
+        + "; ".join(
+            f"{label}: " + ", ".join(f"{float((mask != 0).float().mean()):.0%}" for mask in row)
+            for label, row in masks.items()
+        )
+        + "."
+    )
     return picture
 
 

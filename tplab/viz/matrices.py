@@ -17,6 +17,8 @@ _CELL_HEIGHT = 0.27
 _GAP = 0.38
 _DOTS = "…"
 
+_MOST_READ = 12  # values of a matrix that its description lists
+
 
 @dataclass
 class _Entry:
@@ -75,6 +77,11 @@ def matrices(
                 _draw(axes, x, y, entry)
                 x += entry.width + _GAP
             y += max((entry.height for entry in line), default=0) + 0.2
+    picture.description = (
+        "Matrices with their values: "
+        + "; ".join(f"{entry.label} {entry.shape}{_values(entry.cells)}" for entry in entries)
+        + "."
+    )
     return picture
 
 
@@ -93,6 +100,13 @@ def _lines(entries: Sequence[_Entry]) -> list[list[_Entry]]:
             lines.append([])
         lines[-1].append(entry)
     return lines
+
+
+def _values(cells: Sequence[Sequence[str]]) -> str:
+    """Return the values in words, or nothing for a matrix that's too large to be read aloud."""
+    if sum(map(len, cells)) > _MOST_READ:
+        return ""
+    return " has " + ("; ".join("the row " + ", ".join(row) for row in cells) or "no values")
 
 
 def _draw(axes: Any, x: float, y: float, entry: _Entry) -> None:

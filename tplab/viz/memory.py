@@ -64,6 +64,14 @@ def bill(
         if capacity and any(total > capacity for total in totals.values()):
             handles.append(Patch(facecolor=tint(RED, 0.72), edgecolor=INK, label="does not fit"))
         picture.legend(handles=handles, ncols=len(handles), loc="outside lower center", columnspacing=1.2)
+    picture.description = (
+        "Stacked bars by category: "
+        + "; ".join(
+            f"{label} needs {_in_gb(total)}" + (", which doesn't fit" if capacity and total > capacity else "")
+            for label, total in totals.items()
+        )
+        + (f". The GPU has {_in_gb(capacity)}." if capacity else ".")
+    )
     return picture
 
 
@@ -94,6 +102,9 @@ def live_memory(meter: Any, *, title: str | None = None) -> Picture:
         axes.set_ylabel("MB live")
         axes.set_xlabel("tensors that came and went, in order")
         axes.set_xticks([])
+    picture.description = f"Live memory rises and falls over {len(curve)} events, to {max(curve):.3g} MB at most" + (
+        f", of {meter.capacity / 1e6:.3g} MB." if meter.capacity else "."
+    )
     return picture
 
 

@@ -41,6 +41,11 @@ def mesh(groups: Mapping[str, Sequence[Sequence[int]]], *, gpus_per_node: int = 
                 for rank in group:
                     _rank(axes, _LEFT + rank * width, y, width, rank, place, len(its))
         _nodes(axes, len(ranks), gpus_per_node, width, top, top + _ROW * len(groups))
+    picture.description = (
+        "Which ranks form a group: "
+        + "; ".join(f"along {axis}, " + ", ".join(str(list(group)) for group in its) for axis, its in groups.items())
+        + "."
+    )
     return picture
 
 

@@ -41,6 +41,9 @@ def overlap(runs: Mapping[str, Sequence[RankTrace]], *, title: str | None = None
             Patch(facecolor="white", edgecolor=INK, hatch="////", label="communicates"),
         ]
         picture.legend(handles=handles, ncols=2, loc="outside lower right")
+    picture.description = (
+        "Two lanes per rank, for computation and communication: " + "; ".join(map(_headline, runs, runs.values())) + "."
+    )
     return picture
 
 

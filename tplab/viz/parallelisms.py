@@ -34,6 +34,9 @@ def parallelism(kind: str, p: int = 4) -> Picture:
             _holds(axes, kind, p, rank, _LEFT + rank * width, width - 0.25)
         _sends(axes, kind, p, width)
         _lanes(axes, kind, p)
+    picture.description = (
+        "For each rank, the part of the model it stores, the tokens it gets, what it sends, and when it waits."
+    )
     return picture
 
 

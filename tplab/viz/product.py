@@ -102,6 +102,11 @@ def _draw(parts: list[_Part], signs: list[str], sizes: tuple[int, int, int], tit
             if index < len(signs):
                 axes.text(x + _SIGN / 2, middle, signs[index], fontsize=15, ha="center", va="center")
                 x += _SIGN
+    picture.description = "From left to right: " + "; ".join(
+        f"{part.name} {shape_text(part.shape)}"
+        + (f", split by {part.cut} over {len(part.ranks)} ranks" if len(part.ranks) > 1 else "")
+        for part in parts
+    )
     return picture
 
 

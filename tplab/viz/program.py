@@ -43,6 +43,11 @@ def program(rows: Mapping[str, Row], *, talking: Collection[str] = (), title: st
                     _arrow(axes, x - _GAP, y + _HEIGHT / 2)
         if talking:
             _legend(axes, top + _ROW * len(rows))
+    picture.description = (
+        "Steps from left to right: "
+        + "; ".join(f"{row}: {', '.join(name for name, _ in boxes)}" for row, boxes in rows.items())
+        + (f". Ranks communicate in {', '.join(sorted(talking))}." if talking else ".")
+    )
     return picture
 
 

@@ -45,4 +45,11 @@ def saved_activations(
         looks = {name: _LOOKS[number] for number, name in enumerate(names)}
         handles = [Patch(facecolor=c, edgecolor=INK, hatch=h, linewidth=0.8, label=n) for n, (c, h) in looks.items()]
         picture.legend(handles=handles, ncols=len(handles), loc="outside lower center", columnspacing=1.2)
+    picture.description = (
+        "Stacked bars of "
+        + ", ".join(names)
+        + ": "
+        + "; ".join(f"{label} saves {total / factor:.3g} {unit}" for label, total in totals.items())
+        + "."
+    )
     return picture

@@ -47,6 +47,14 @@ def schedule(spans: Sequence[Sequence[Span]], *, title: str | None = None) -> Pi
         handles = [Patch(facecolor=tint(INK, _STRENGTH[k]), edgecolor=INK, hatch=_HATCH[k]) for k in kinds]
         names = [f"{kind}: {_NAMES[kind]}" for kind in kinds]
         picture.legend(handles, names, ncols=4, loc="outside lower right")
+    picture.description = (
+        f"A row of boxes per rank, one box for each of {len(every)} actions, over {end - begin:.4g} units of time: "
+        + "; ".join(
+            f"rank {rank} is idle for {1 - sum(span.end - span.start for span in row) / (end - begin):.0%}"
+            for rank, row in enumerate(spans)
+        )
+        + "."
+    )
     return picture
 
 

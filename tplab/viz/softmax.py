@@ -35,6 +35,9 @@ def softmax(parts: Sequence[Mapping[str, Any]], *, target: int | None = None, ti
         for axes, name in zip(grid, rows, strict=True):
             _row(axes, name, parts, columns, target)
         _ids(grid[-1], columns, target)
+    picture.description = (
+        f"Bars for {sum(columns)} columns on {len(parts)} ranks, in rows from top to bottom: {', '.join(rows)}."
+    )
     return picture
 
 

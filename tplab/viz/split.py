@@ -42,6 +42,9 @@ def split(tensor_or_shape: Tensor | Sequence[int], dim: int, p: int, *, title: s
         )
         if len(shape) == 2:
             axes.text(left - 0.12, top + height / 2, f"{rows}", fontsize=9, color=FAINT, ha="right", va="center")
+    picture.description = (
+        "The blocks of ranks 0 to " + f"{p - 1} lie {'below each other' if along_rows else 'side by side'}."
+    )
     return picture
 
 

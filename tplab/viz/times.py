@@ -53,6 +53,14 @@ def times(
         _ticks(axes)
         _names(axes, high, {name: seconds[-1] for name, seconds in drawn.items()}, lines, points)
         axes.grid()
+    picture.description = (
+        f"Time over message size, on logarithmic axes, from {units.size(low)} to {units.size(high)}: "
+        + "; ".join(
+            f"{name} takes {units.duration(seconds[0])} to {units.duration(seconds[-1])}"
+            for name, seconds in drawn.items()
+        )
+        + "."
+    )
     return picture
 
 

@@ -27,6 +27,7 @@ def traffic(record_or_results: Any, *, title: str | None = None, scale: int | No
         if not bars:
             axes.text(0.5, 0.5, "no collectives: nothing was sent", ha="center", va="center", transform=axes.transAxes)
             axes.set_axis_off()
+            picture.description = "There are no bars, because nothing was sent."
             return picture
         most = scale or max(total.bytes for _, _, total in bars) or 1
         y, places, names = 0.0, [], []
@@ -49,4 +50,11 @@ def traffic(record_or_results: Any, *, title: str | None = None, scale: int | No
         axes.spines["bottom"].set_visible(False)
         axes.spines["left"].set_color(FAINT)
         axes.set_xticks([])
+    picture.description = (
+        "Bars for the bytes of each rank: "
+        + "; ".join(
+            f"{kind} on rank {rank}, {total.calls} calls, {units.size(total.bytes)}" for kind, rank, total in bars
+        )
+        + "."
+    )
     return picture

@@ -44,6 +44,7 @@ def training(
             places[0].legend()
         if speeds:
             _over_steps(places[1], speeds, "tokens/s", 2, from_zero=True)
+    picture.description = f"{ylabel} over the steps, from {losses[0][1]:,.4g} to {newest}."
     return picture
 
 
@@ -96,6 +97,11 @@ def compared(
         below.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         for axes in (above, below):
             axes.grid()
+    picture.description = (
+        "Losses in one chart: "
+        + "; ".join(f"{name} goes from {values[0]:.4g} to {values[-1]:.4g}" for name, values in runs.items())
+        + f". Below them, a difference of at most {largest:.2g}."
+    )
     return picture
 
 
@@ -127,6 +133,11 @@ def scaling(
         axes.set_ylabel(ylabel)
         axes.grid()
         axes.legend(handlelength=3.2)
+    picture.description = (
+        f"{ylabel} over ranks: "
+        + "; ".join(f"{name}: {line[max(line)]:.2f} on {max(line)} ranks" for name, line in lines.items())
+        + "."
+    )
     return picture
 
 

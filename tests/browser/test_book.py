@@ -1,0 +1,68 @@
+"""Every page of the book in a real browser, as wide as a desk and as narrow as a phone, in both themes."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.browser.lab import browser, chromium_path
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("book")]
+
+# How wide the page and the window are; of each figure its size, its natural size and its alt text; formulas left as TeX
+MEASURES = """() => ({
+    width: [document.documentElement.scrollWidth, document.documentElement.clientWidth],
+    figures: [...document.querySelectorAll(".bd-article .cell_output img")].filter(img => img.checkVisibility())
+        .map(img => [img.clientWidth, img.clientHeight, img.naturalWidth, img.naturalHeight, img.alt]),
+    raw: [...document.querySelectorAll(".bd-article :is(span, div).math")]
+        .filter(math => !math.querySelector("mjx-container")).map(math => math.textContent),
+    slabs: [...document.querySelectorAll(".bd-article .cell_output .text_html")]
+        .map(html => getComputedStyle(html).backgroundColor),
+})"""
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("book")
+    command = [sys.executable, "-m", "sphinx", "--quiet", str(ROOT / "docs"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.skipif(chromium_path() is None, reason="needs Chromium or Chrome")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_page_can_be_read(book: Path, width: int, theme: str) -> None:
+    wrong: list[str] = []
+    requests: list[str] = []
+    figures = 0
+    with browser() as chromium:
+        page = chromium.new_page()
+        page.set_viewport_size({"width": width, "height": 900})
+        page.add_init_script(f"localStorage.setItem('mode', '{theme}'); localStorage.setItem('theme', '{theme}')")
+        page.on("request", lambda request: requests.append(request.url))
+        for path in sorted(path for path in book.rglob("*.html") if "_static" not in path.parts):
+            page.goto(path.as_uri())
+            page.evaluate("() => window.MathJax && MathJax.startup && MathJax.startup.promise")
+            assert page.locator("html").get_attribute("data-theme") == theme
+            page.evaluate("() => document.querySelectorAll('details').forEach(fold => { fold.open = true })")
+            page.wait_for_function("() => [...document.images].every(img => img.complete || img.loading === 'lazy')")
+            measured = page.evaluate(MEASURES)
+            if measured["width"][0] > measured["width"][1]:
+                wrong.append(f"{path.name} is {measured['width'][0]} pixels wide in {measured['width'][1]}")
+            for w, h, natural_w, natural_h, alt in measured["figures"]:
+                figures += 1
+                if abs(w * natural_h - h * natural_w) > max(natural_w, natural_h):
+                    wrong.append(f"{path.name}: a figure of {natural_w} x {natural_h} is shown at {w} x {h}")
+                if not alt.strip() or re.fullmatch(r"(.*/)?[0-9a-f]{32,}(\.png)?", alt):
+                    wrong.append(f"{path.name}: {alt!r} says nothing about a figure")
+            wrong += [f"{path.name}: still TeX: {tex}" for tex in measured["raw"]]
+            if theme == "dark":
+                wrong += [f"{path.name}: a slab in {color}" for color in measured["slabs"] if "0, 0, 0, 0" not in color]
+    assert wrong == []
+    assert figures > 100
+    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
