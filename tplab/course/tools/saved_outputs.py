@@ -41,7 +41,7 @@ def shown(learner: list[Cell], number: str) -> str:
 
 
 def _is_label(output: dict) -> bool:
-    """Return whether an output is the label that stood above an expected output. Unlike a figure, the label has no text."""
+    """Return whether an output is the label that stood above an expected output. Unlike a figure, it has no text."""
     data = output.get("data")
     return output.get("output_type") == "display_data" and isinstance(data, dict) and set(data) == {"image/png"}
 
