@@ -37,9 +37,8 @@ CHROMIUMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chr
 MAC_CHROME = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
 IDLE = ".jp-NotebookPanel .jp-Notebook-ExecutionIndicator"
 
-# The user's settings under which a page can be tested: every cell is in the page, no dialog stands before it.
+# The user's settings under which a page can be tested: every cell is in the page.
 SETTINGS = {
-    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none", "autoStartDefaultKernel": True},
 }
 

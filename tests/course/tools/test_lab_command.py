@@ -1,8 +1,10 @@
 """`tplab lab`: one place for the options of JupyterLab, on loopback, with this Python's kernel."""
 
+import json
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,16 @@ def test_it_listens_on_loopback_and_shows_the_course(root, started):
     assert [option for option in arguments if ".ip=" in option] == ["--ServerApp.ip=127.0.0.1"]
     assert "--LabApp.default_url=/lab/tree/90_tiny.ipynb" in arguments
     assert os.path.samefile(folder, root / "my_course")
+
+
+def test_no_news_greet_the_learner_and_their_own_settings_come_first(root, started, monkeypatch):
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/their/own")
+    run("--root", str(root))
+    theirs, ours = started[0][2]["JUPYTER_CONFIG_PATH"].split(os.pathsep)
+    assert theirs == "/their/own"
+    page = json.loads(Path(ours, "labconfig", "page_config.json").read_text())
+    assert page["disabledExtensions"] == {"@jupyterlab/apputils-extension:announcements": True}
+    json.loads(Path(ours, "labconfig", "default_setting_overrides.json").read_text())
 
 
 def test_the_index_is_what_opens_where_there_is_one(root, started):

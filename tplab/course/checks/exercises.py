@@ -28,6 +28,7 @@ from tplab.course.checks.ledger import Ledger, current, open_ledger
 from tplab.course.checks.own_functions import tplabs_own
 from tplab.course.checks.run_answer import as_failure
 from tplab.course.feedback.verdict import CheckFailed, Verdict
+from tplab.course.feedback.waiting import watch
 
 WORLD_SIZES = (1, 2, 4)
 
@@ -70,8 +71,9 @@ def chapter_module(number: str | int) -> Any:
 def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
     """Check the learner's answer to an exercise and return the verdict.
 
-    Raises CheckFailed if the answer is wrong, NotImplementedError("exercise 4.1") while it's still the stub, and
-    ValueError for an unknown exercise. To repeat a failed check with the same inputs, pass the `seed` from its message.
+    Raises CheckFailed if the answer is wrong, NotImplementedError("exercise 4.1") while it's still the stub (a notebook
+    page shows a calm box instead, see `feedback.waiting`), and ValueError for an unknown exercise. To repeat a failed
+    check with the same inputs, pass the `seed` from its message.
     """
     chapter_module(number)
     if number not in _exercises:
@@ -91,7 +93,20 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
         verdict = replace(
             verdict, note=f"It passes, with tplab's own {own}. Now write it yourself. {verdict.note}".strip()
         )
-    return replace(verdict, exercise=number, title=_exercises[number].title, compared=ledger.told())
+    return replace(
+        verdict, exercise=number, title=_exercises[number].title, compared=ledger.told(), tried=ledger.tried(),
+        after=_after(number),
+    )  # fmt: skip
+
+
+def _after(number: str) -> tuple[str, ...]:
+    """Return what comes after an exercise that passed: the chapter's next one, or what to do at its end."""
+    chapter, place = map(int, number.split("."))
+    following = _exercises.get(f"{chapter}.{place + 1}")
+    if following:
+        return (f"Next: exercise {following.number}, {following.title}.",)
+    collect = f"That was the last exercise of chapter {chapter}. Save the notebook and run `tplab check {chapter}`: "
+    return (collect + "what passes there goes into your library.",)
 
 
 def _run(number: str, answers: tuple[Any, ...], seed: int | None) -> tuple[Any, Ledger]:
@@ -140,3 +155,6 @@ def fresh_generator() -> torch.Generator:
     ledger = current()
     ledger.generators += 1
     return torch.Generator().manual_seed(ledger.seed * 1000 + ledger.generators)
+
+
+watch()  # every chapter imports `check` in its first cell, so a page's kernel is watched from there on

@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
 
@@ -16,6 +17,8 @@ from tplab.course.learner.course_files import INDEX, ChapterFiles, Course, Misus
 from tplab.course.learner.start import newer, update
 from tplab.course.tools.confirm import agreed
 from tplab.course.tools.start import of_this_folder, show, started
+
+SETTINGS = Path(__file__).with_name("jupyter")  # no news at the first start, and room for the names of files
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -83,5 +86,9 @@ def command(page: str, more: list[str]) -> list[str]:
 def environment(outer: Mapping[str, str]) -> dict[str, str]:
     """Return an environment for JupyterLab in which this Python's commands and kernel come first."""
     commands, kernels = os.path.dirname(sys.executable), os.path.join(sys.prefix, "share", "jupyter")
-    paths = {"PATH": [commands, outer.get("PATH", "")], "JUPYTER_PATH": [kernels, outer.get("JUPYTER_PATH", "")]}
+    paths = {
+        "PATH": [commands, outer.get("PATH", "")],
+        "JUPYTER_PATH": [kernels, outer.get("JUPYTER_PATH", "")],
+        "JUPYTER_CONFIG_PATH": [outer.get("JUPYTER_CONFIG_PATH", ""), str(SETTINGS)],  # the learner's own come first
+    }
     return {**outer, **{name: os.pathsep.join(filter(None, parts)) for name, parts in paths.items()}}

@@ -1,0 +1,139 @@
+"""On a notebook page, a cell that meets an unwritten exercise shows a calm box and is done; anywhere else it fails."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook, writes
+
+from tests import ROOT
+from tests.runtime.kernel import ANSI, Cell, Notebook, notebook
+from tplab.course.notebooks.cells import read_notebook
+
+STUB = """\
+from tplab.course import check
+def shard(tensor, dim, rank, world_size):
+    raise NotImplementedError("exercise 2.1")
+def unshard(shards, dim):
+    raise NotImplementedError("exercise 2.1")"""
+CHECK = 'check("2.1", shard, unshard)'
+SOLUTION = read_notebook(next((ROOT / "solutions").glob("02_*.ipynb")))
+RIGHT = next(cell.source for cell in SOLUTION if cell.id == "exercise-2-1")
+
+
+def opened(page: str | None) -> Iterator[Notebook]:
+    with pytest.MonkeyPatch.context() as patch:
+        if page:
+            patch.setenv("JPY_SESSION_NAME", page)
+        else:
+            patch.delenv("JPY_SESSION_NAME", raising=False)
+        with notebook() as book:
+            book.run(STUB)
+            yield book
+
+
+@pytest.fixture(scope="module")
+def book() -> Iterator[Notebook]:
+    """A kernel as JupyterLab starts it."""
+    yield from opened("02.ipynb")
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Notebook]:
+    """A kernel without a page, as nbclient and nbval start it."""
+    yield from opened(None)
+
+
+def status(book: Notebook, cell: Cell) -> str:
+    """What the kernel answered: on "error", a page doesn't run the cells that are queued."""
+    request = cell.messages[0]["parent_header"]["msg_id"]
+    while True:
+        reply = book.client.get_shell_msg(timeout=60)
+        if reply["parent_header"]["msg_id"] == request:
+            return reply["content"]["status"]
+
+
+def test_an_unwritten_check_is_calm_and_shows_its_hints(book: Notebook) -> None:
+    cell = book.run(CHECK)
+    assert (cell.error, status(book, cell)) == ("", "ok")
+    assert cell.text.startswith("Exercise 2.1 is waiting for you.\n")
+    html = next(m["content"]["data"]["text/html"] for m in cell.messages if m["msg_type"] == "display_data")
+    assert html.count("<details") == 3
+
+
+def test_given_cells_wait_too_also_on_ranks_and_for_what_is_missing(book: Notebook) -> None:
+    met = book.run("parts = shard(torch.ones(4), 0, 0, 2)")
+    assert (met.error, status(book, met)) == ("", "ok")
+    assert "This cell is waiting for exercise 2.1." in met.text
+    missed = book.run("print(parts.sum())")
+    assert (missed.error, status(book, missed)) == ("", "ok")
+    assert "It uses `parts`, which a cell above makes as soon as exercise 2.1 is written." in missed.text
+    assert "NameError: name 'parts' is not defined" in missed.text
+    half = book.run("runs = {}\nruns[2] = shard(torch.ones(4), 0, 0, 2)")
+    assert "This cell is waiting for exercise 2.1." in half.text
+    empty = book.run("min(runs)")
+    assert (empty.error, status(book, empty)) == ("", "ok")
+    assert "It uses `runs`" in empty.text
+    assert "ValueError" in empty.text, "what else may be wrong isn't hidden"
+    ranks = book.run("tplab.launch(lambda: shard(torch.ones(4), 0, 0, 2), 2)")
+    assert (ranks.error, status(book, ranks)) == ("", "ok")
+    assert "This cell is waiting for exercise 2.1." in ranks.text
+    assert "Error" not in met.text + ranks.text
+
+
+def test_another_exercises_check_names_the_one_to_start_with(book: Notebook) -> None:
+    cell = book.run('check("2.2", lambda *args: shard(*args))')
+    assert cell.text.strip().startswith("Exercise 2.2 is waiting for exercise 2.1.\n")
+    assert not cell.error
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("no_such_name", "NameError"),
+        ("raise NotImplementedError('no such operator')", "no such operator"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("tplab.launch(lambda: 1 / 0, 2)", "ZeroDivisionError"),
+        ('check("2.1", lambda *a: a[0], lambda *a: a[0][0])', "CheckFailed"),
+    ],
+)
+def test_every_other_error_is_still_one(book: Notebook, source: str, told: str) -> None:
+    cell = book.run(source)
+    assert told in cell.error
+    assert status(book, cell) == "error"
+
+
+def test_a_written_exercise_passes_and_what_was_missing_is_made(book: Notebook) -> None:
+    book.run("first = shard(torch.ones(4), 0, 0, 2)")
+    book.run(RIGHT)
+    assert "Exercise 2.1 passed" in book.run(CHECK).text
+    assert "waiting for exercise 2.1" in book.run("first").text
+    assert not book.run("first = shard(torch.ones(4), 0, 0, 2)").text
+    assert "tensor([1., 1.])" in book.run("first").text
+    assert "AttributeError" in book.run("first.nothing").error
+    book.run(STUB)
+
+
+def test_without_a_page_it_fails(bare: Notebook) -> None:
+    for source in (CHECK, "shard(torch.ones(4), 0, 0, 2)"):
+        cell = bare.run(source)
+        assert "NotImplementedError: exercise 2.1" in cell.error
+        assert status(bare, cell) == "error"
+
+
+def test_nbval_that_a_page_starts_refuses_it(tmp_path: Path) -> None:
+    """A cell with `!pytest --nbval-lax` hands JPY_SESSION_NAME on to nbval's kernel, which has no page."""
+    path = tmp_path / "mine.ipynb"
+    path.write_text(writes(new_notebook(cells=[new_code_cell(STUB), new_code_cell(CHECK)])))
+    command = [sys.executable, "-m", "pytest", "-q", "--nbval-lax", "-p", "no:cacheprovider", "-c", os.devnull]
+    run = subprocess.run(
+        [*command, str(path)], env=dict(os.environ, JPY_SESSION_NAME=path.name), capture_output=True, text=True
+    )
+    assert run.returncode == 1
+    assert "NotImplementedError: exercise 2.1" in ANSI.sub("", run.stdout)
+    assert "1 failed, 1 passed" in run.stdout
+    assert json.loads(path.read_text())["cells"][1]["outputs"] == []
