@@ -39,26 +39,16 @@ def explore(function: Callable[..., Any], *, start: Mapping[str, Any] | None = N
     }
     output = ipywidgets.Output()
 
-    def show() -> None:
-        shown = function(**{name: slider.value for name, slider in sliders.items()})
-        output.clear_output(wait=True)
-        if shown is not None:
-            display(shown)
-
-    def update(_: Any) -> None:
-        with output:  # which also shows an error, instead of raising it
-            show()
+    def update(_: Any = None) -> None:
+        with output:
+            shown = function(**{name: slider.value for name, slider in sliders.items()})
+            output.clear_output(wait=True)
+            if shown is not None:
+                display(shown)
 
     for slider in sliders.values():
         slider.observe(update, "value")
-    failure = None
-    with output:
-        try:
-            show()
-        except Exception as error:
-            failure = error
-    if failure:
-        raise failure  # by the cell, so that Run All treats it like any other error
+    update()
     return ipywidgets.VBox([*sliders.values(), output])
 
 
