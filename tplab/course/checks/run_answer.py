@@ -71,9 +71,7 @@ def run_ranks(
     was tried, as in "ColumnParallelLinear(12, 8)".
     """
     try:
-        results = launch(_portable_result, p, args=(program, args))
-        current().count_messages(results.record)
-        return results
+        return launch(_portable_result, p, args=(program, args))
     except RankError as error:
         message = str(error.cause_message or "").strip()
         if error.cause_type == "NotImplementedError" and _STUB.fullmatch(message):
