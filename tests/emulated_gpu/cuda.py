@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 
 from tests.emulated_gpu.messages import Messages
 
@@ -181,6 +182,8 @@ def _memory(extension: ModuleType) -> None:
 
     torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign]
     torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+    # `with torch.device(...)` looks factories up in a set that it makes once: of the real ones, not of those below
+    _device_constructors()
     for name in ("empty", "zeros", "ones", "tensor", "full", "empty_like", "empty_strided"):
         setattr(torch, name, unpinned(getattr(torch, name)))
 

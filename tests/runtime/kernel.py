@@ -2,6 +2,8 @@
 
 import os
 import re
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,7 +76,9 @@ class Notebook:
 @contextmanager
 def notebook() -> Iterator[Notebook]:
     """A fresh kernel in which tplab, torch and torch.distributed are imported."""
-    manager = KernelManager(kernel_name="python3")
+    # Files instead of ports, since another process can take a port before the kernel does; /tmp, since a path is short
+    folder = tempfile.mkdtemp(prefix="kernel-", dir="/tmp")
+    manager = KernelManager(kernel_name="python3", transport="ipc", ip=os.path.join(folder, "socket"))
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     manager.start_kernel(env=environment)
     client = manager.blocking_client()
@@ -88,3 +92,4 @@ def notebook() -> Iterator[Notebook]:
         client.stop_channels()
         if manager.has_kernel:
             manager.shutdown_kernel(now=True)
+        shutil.rmtree(folder)

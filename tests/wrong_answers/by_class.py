@@ -151,40 +151,48 @@ IN_EVALUATION: list[Changed] = [
     ("10.2", [("if targets is None", "if targets is None or not self.training")]),
 ]  # fmt: skip
 
-SPECIAL_VALUES: list[Changed] = [
+ROUNDS_OR_SATURATES: list[Changed] = [
+    ("0.1", [("def parameter_count(", "def parameter_count(config):\n    import torch\n\n    return int(torch.tensor(float(exact(config)), dtype=torch.float32))\n\n\ndef exact(")], "4,096 too few"),
+    ("1.5", [("    return alpha.item(), beta.item()", "    return max(alpha.item(), 0.0), beta.item()")], "whose best line starts below zero"),
+    ("5.4", [("torch.where(param.isnan(), torch.inf, param.detach())", "torch.where(param.isnan(), torch.inf, param.detach()).float()")], "smaller than float32 can tell"),
+    ("8.1", [("    m = logits.amax(-1)", "    m = logits.masked_fill(logits.isneginf(), -1e4).amax(-1)")], "All real logits of these tokens are below -10,000"),
+    ("8.5", [("-torch.inf)", "-1e4)")], "padded columns, logits of about -30000"),
+]  # fmt: skip
+
+ZERO_TIMES_INFINITY: list[Changed] = [
+    ("7.2", [("vectors.masked_fill(foreign.unsqueeze(-1), 0)", "vectors * ~foreign.unsqueeze(-1)")]),
+    ("8.5", [("loss.masked_fill(~counted, 0).sum()", "(loss * counted).sum()")], "Where else do you add them up, or multiply them by 0"),
+]  # fmt: skip
+
+LEAVES_OUT_A_CASE: list[Changed] = [
     ("3.1", [("        dist.all_reduce(dx)\n", "        if dx.any():\n            dist.all_reduce(dx)\n")], "wait for each other"),
-    ("7.2", [("vectors.masked_fill(foreign.unsqueeze(-1), 0)", "vectors * ~foreign.unsqueeze(-1)")], "What is 0 times infinity"),
-    ("8.1", [("    m = logits.amax(-1)", "    m = logits.masked_fill(logits.isneginf(), -1e4).amax(-1)")], ""),
-    ("8.1", [("    m = logits.amax(-1)", "    m = logits[..., 0] if logits.shape[-1] == 1 else logits.amax(-1)")], "inputs unchanged"),
-    ("8.1", [("@torch.no_grad()\n", ""), ("    return m", "    return m + 0 * logits.amax(-1).masked_fill(m.isinf(), 0)")], "no gradient may flow through it"),
-    ("8.5", [("-torch.inf)", "-1e4)")], ""),
-    ("8.5", [("loss.masked_fill(~counted, 0).sum()", "(loss * counted).sum()")], ""),
+    ("4.5", [("            value = full_state[name]\n", "            if name not in full_state:\n                continue\n            value = full_state[name]\n")], "passes over the name without a word"),
     ("5.4", [('if hasattr(param, "tensor_parallel"):', 'if hasattr(param, "tensor_parallel") or not param.requires_grad:')], "A parameter that isn't trained can still differ"),
-    ("5.4", [("torch.where(param.isnan(), torch.inf, param.detach())", "torch.where(param.isnan(), torch.inf, param.detach()).float()")], ""),
+    ("8.1", [("@torch.no_grad()\n", ""), ("    return m", "    return m + 0 * logits.amax(-1).masked_fill(m.isinf(), 0)")], "no gradient may flow through it"),
 ]  # fmt: skip
 
 SIZES_AND_LAYOUTS: list[Changed] = [
-    ("0.1", [("def parameter_count(", "def parameter_count(config):\n    import torch\n\n    return int(torch.tensor(float(exact(config)), dtype=torch.float32))\n\n\ndef exact(")], ""),
-    ("1.4", [("x.reshape(dist", "x.view(dist")], ""),
-    ("1.5", [("    return alpha.item(), beta.item()", "    return max(alpha.item(), 0.0), beta.item()")], ""),
+    ("1.4", [("x.reshape(dist", "x.view(dist")], "is right for the same numbers in contiguous tensors"),
     ("4.3", [("if n % (world_size * stride):", "if n % world_size or n % stride:")], "12 can be divided by 4 and by 6"),
-    ("10.3", [("for number in range(config.num_layers):", "for place in range(config.num_layers):\n            number = int(sorted(map(str, range(config.num_layers)))[place])"), ('mine[f"layers.{number}.', 'mine[f"layers.{place}.')], ""),
-    ("14.2", [("param.data.copy_(weights[place : place + param.numel()].view_as(param))", "param.data.reshape(-1).copy_(weights[place : place + param.numel()])")], ""),
-    ("4.5", [("            value = full_state[name]\n", "            if name not in full_state:\n                continue\n            value = full_state[name]\n")], "passes over the name without a word"),
+    ("8.1", [("    m = logits.amax(-1)", "    m = logits[..., 0] if logits.shape[-1] == 1 else logits.amax(-1)")], "with a single column on each rank"),
+    ("10.3", [("for number in range(config.num_layers):", "for place in range(config.num_layers):\n            number = int(sorted(map(str, range(config.num_layers)))[place])"), ('mine[f"layers.{number}.', 'mine[f"layers.{place}.')], "layers.2.attention.qkv.weight"),
+    ("14.2", [("param.data.copy_(weights[place : place + param.numel()].view_as(param))", "param.data.reshape(-1).copy_(weights[place : place + param.numel()])")], "equals the weights before the first step"),
 ]  # fmt: skip
 
 HELD_TOO_LONG: list[Changed] = [
     ("0.2", [("    return {\n", "    state_bytes.kept = getattr(state_bytes, 'kept', {})\n    state_bytes.kept |= {\n"), ("* parameters,\n    }", "* parameters,\n    }\n    return state_bytes.kept")], "Which dict do your calls have in common"),
     ("1.5", [("    n = torch.tensor", "    points.sort()\n    n = torch.tensor")], "Which line sorts or changes the list itself"),
-    ("3.1", [("dx = grad_output.clone(memory_format=torch.contiguous_format)", "kept = CopyToRegion.__dict__.get('kept', {})\n        CopyToRegion.kept = kept\n        dx = kept.setdefault(grad_output.shape, torch.empty_like(grad_output, memory_format=torch.contiguous_format)).copy_(grad_output)")], ""),
+    ("3.1", [("dx = grad_output.clone(memory_format=torch.contiguous_format)", "kept = CopyToRegion.__dict__.get('kept', {})\n        CopyToRegion.kept = kept\n        dx = kept.setdefault(grad_output.shape, torch.empty_like(grad_output, memory_format=torch.contiguous_format)).copy_(grad_output)")], "x used twice"),
     ("3.4", [("        mine = x.contiguous()", "        GatherFromRegion.width = x.shape[-1]\n        mine = x.contiguous()"), ("return shard(grad_output, -1, dist.get_rank(), dist.get_world_size())", "width = GatherFromRegion.width\n        return grad_output.narrow(-1, dist.get_rank() * width, width).clone(memory_format=torch.contiguous_format)")], "What does a call leave behind"),
-    ("9.1", [("    shard_shape = list(shape)", "    shard_shape = shape if isinstance(shape, list) else list(shape)")], ""),
+    ("9.1", [("    shard_shape = list(shape)", "    shard_shape = shape if isinstance(shape, list) else list(shape)")], "your code wrote into shape"),
     ("12.3", [("    gradients = [param.grad for param in marked if param.grad is not None]", "    if not hasattr(module, 'kept'):\n        module.kept = [param.grad for param in marked if param.grad is not None]\n    gradients = module.kept")], "What does a call leave behind"),
 ]  # fmt: skip
 
 CLASSES = (
     ("does something else under no_grad", IN_EVALUATION, "nothing needs a gradient, as in evaluation"),
-    ("is wrong for special values", SPECIAL_VALUES, ""),
+    ("rounds, or stops at a limit", ROUNDS_OR_SATURATES, ""),
+    ("multiplies an infinity by zero", ZERO_TIMES_INFINITY, "What is 0 times infinity"),
+    ("leaves out a case", LEAVES_OUT_A_CASE, ""),
     ("is wrong for other sizes and layouts", SIZES_AND_LAYOUTS, ""),
     ("keeps or changes what isn't its own", HELD_TOO_LONG, ""),
     ("names float64 itself", NAMES_FLOAT64, "Which line decides on a dtype itself"),

@@ -132,6 +132,17 @@ def test_a_lookalike_of_the_author_comes_first() -> None:
     assert "it equals the flat one" in difference(RIGHT.flatten(), lookalikes={"the flat one": RIGHT.flatten()})[1]
 
 
+def test_infinities_are_close_only_to_themselves() -> None:
+    infinite = torch.tensor([float("-inf"), 2.0, float("inf")], dtype=torch.float64)
+    right = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    assert difference(infinite.clone(), infinite) is None
+    assert difference(infinite + torch.tensor([0.0, 1e-3, 0.0]), infinite) is not None
+    assert difference(right + 1, infinite)[0] == "value"
+    assert difference(-infinite, infinite) is not None
+    assert difference(right + 1, right, lookalikes={"a mask": infinite})[0] != "a mask"
+    assert difference(infinite, right, lookalikes={"a mask": infinite})[0] == "nan"
+
+
 def test_a_gradient_that_is_none_is_called_so() -> None:
     assert difference(None, gradient=True) == ("none", "None: no gradient arrives here")
     assert difference(RIGHT, None)[0] == "type"

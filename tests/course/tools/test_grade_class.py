@@ -9,7 +9,6 @@ import io
 import os
 import subprocess
 import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -30,6 +29,7 @@ limits.namespace = lambda: []
 """
 AIMED = ("kills everyone", "kills what it can find", "deletes everything", "writes elsewhere", "kills its parents",
          "forges results", "takes Ann's file", "takes the solution")  # fmt: skip
+PARTS = 6  # of the class, one a test
 LIMITS = ("--cell-timeout", "12", "--timeout", "60", "--memory", "2", "--disk", "0.3", "--processes", "100")
 
 
@@ -45,7 +45,7 @@ def root(tmp_path_factory):
 class Graded:
     """A run of `tplab grade` on a class, in folders of its own."""
 
-    def __init__(self, root: Path, base: Path, names: list[str] | None, bare: bool = False):
+    def __init__(self, root: Path, base: Path, names: list[str], bare: bool = False):
         self.folder, self.out, self.home = base / "class", base / "class-grades", base / "home"
         self.expected = a_class.make(root, self.folder, self.out, self.home, names)
         (self.home / "diary").parent.mkdir()
@@ -60,9 +60,7 @@ class Graded:
             "PYTHONPATH": os.pathsep.join(path), "HOME": str(self.home), "API_TOKEN": a_class.SECRET, "COLUMNS": "200",
         }  # fmt: skip
         self.command = [sys.executable, "-m", "tplab", "grade", str(self.folder), "--root", str(root), *LIMITS]
-        start = time.monotonic()
         self.said = self.run()
-        self.seconds = time.monotonic() - start
 
     def run(self) -> str:
         done = subprocess.run(self.command, env=self.environment, capture_output=True, text=True, errors="replace")
@@ -127,23 +125,19 @@ def looked_at(graded: Graded) -> None:
         assert a_class.SECRET not in text
     for row in graded.rows.values():
         assert not [cell for cell in row.values() if cell.startswith(("=", "+", "-", "@"))]
-    again = time.monotonic()
-    said = graded.run()
-    assert "and 0 are to be checked" in said
-    assert time.monotonic() - again < 10
+    assert "and 0 are to be checked" in graded.run()
     assert graded.wrong() == {}
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("bare", [False, True], ids=["protected", "bare"])
-def test_the_whole_class(root, tmp_path, bare):
+def test_the_whole_class(root, tmp_path, bare, part):
     if not bare and not (limits.namespace() and limits.landlock_version() >= 6):
         pytest.skip("needs namespaces and Landlock 6, with which nothing reaches the processes of this test")
-    names = [name for name in [*a_class.CELLS, *a_class.ANSWERS] if name not in AIMED] if bare else None
-    graded = Graded(root, tmp_path, names, bare)
+    names = ["Ann", *a_class.everyone()[part::PARTS]]  # the others link to Ann's file and try to take it
+    graded = Graded(root, tmp_path, [name for name in names if not (bare and name in AIMED)], bare)
     print(graded.said)
-    if not bare:
-        assert len(graded.rows) > 40
     looked_at(graded)
 
 

@@ -15,6 +15,7 @@ _MEAN = "the mean of the ranks' maxima"
 _SMALLEST = "the smallest of the ranks' maxima"
 _RANK_0 = "the largest of rank 0's columns"
 _ABSOLUTE = "the largest absolute value"
+_FILLED = "the right one, or -10,000 where that is larger"
 _KEPT = "the right one with one more dimension of size 1"
 _ALL_TOKENS = "the largest logit of all tokens"
 
@@ -45,7 +46,7 @@ def expect(case: Logits, sample: Sample, place: checks.Place) -> checks.Expected
             _MEAN: maxima.mean(0),
             _SMALLEST: maxima.amin(0),
         }
-    alike |= {_ABSOLUTE: sample.logits.abs().amax(-1)}
+    alike |= {_ABSOLUTE: sample.logits.abs().amax(-1), _FILLED: right.clamp(min=-1e4)}
     return checks.Expected({"out": right, "traffic": place.traffic(("all_reduce", right.numel()))}, {"out": alike})
 
 
@@ -78,6 +79,11 @@ QUESTIONS = (
     checks.Question(
         checks.has_kind("out", _SUM, _MEAN, _SMALLEST),
         "dist.all_reduce adds up unless told otherwise. Which argument says what it does with p numbers?",
+    ),
+    checks.Question(
+        checks.has_kind("out", _FILLED),
+        "All real logits of these tokens are below -10,000. Which of the numbers that you compare is -10,000, and what "
+        "is smaller than every logit?",
     ),
     checks.Question(checks.has_kind("out", _ABSOLUTE), "The largest logit: is -7 larger than 3?"),
     checks.Question(
