@@ -152,7 +152,7 @@ CUT_ANSWERS = [
     ("drops what does not divide", shard("length = tensor.shape[dim] // (world_size * stride)\npieces = tensor.split(length, dim)\nreturn torch.cat(pieces[rank : world_size * stride : world_size], dim)"), "Raise ValueError and name the numbers"),
     ("counts dimensions from the front only", shard(REFUSE + "piece = n // (world_size * stride)\nblocks = tensor.reshape(*tensor.shape[:dim], stride, world_size, piece, *tensor.shape[dim + 1 :])\nreturn blocks.select(dim + 1, rank).flatten(dim, dim + 1).clone()"), "shard(a tensor of shape [5, 24], dim=-1, rank=0, world_size=1, stride=2) raised RuntimeError"),
     ("glues with a dimension counted from the front", unshard("if dim < 0:\n    raise IndexError(f'no dimension {dim}')\n" + UNSHARD), "unshard(1 shards of shape [5, 24], dim=-1, stride=2) raised IndexError"),
-    ("refuses what the blocks do not divide only", shard(swap(SHARD, "n % (world_size * stride)", "n % stride")), "6 rows can't be cut into 4 equal pieces"),
+    ("refuses what the blocks do not divide only", shard(swap(SHARD, "n % (world_size * stride)", "n % stride")), "12 rows cut into 6 blocks for 4 ranks should raise ValueError"),
     ("asserts in place of raising ValueError", shard("assert tensor.shape[dim] % (world_size * stride) == 0\n" + TAKE), "Raise ValueError and name the numbers"),
     ("raises without the numbers", shard('if tensor.shape[dim] % (world_size * stride):\n    raise ValueError("does not divide")\n' + TAKE), "its message does not name"),
     ("returns zeros", shard(REFUSE + swap(TAKE, "torch.cat(pieces[rank::world_size], dim)", "torch.zeros_like(torch.cat(pieces[rank::world_size], dim))")), "rank 0 all zeros"),
