@@ -236,6 +236,17 @@ def test_a_later_case_that_fails_at_p_2_is_not_called_right_at_p_2(fails) -> Non
     assert "(right at p = 1)" in headline
 
 
+def test_the_box_of_a_pass_says_what_was_tried_and_what_comes_next() -> None:
+    verdict = check("90.1", right)
+    # 7 observations on 1 + 2 + 4 ranks; at p = 2 and at p = 4, one all-reduce of 3 x 4 float64 elements
+    assert verdict.tried == "3 cases on 1, 2 and 4 ranks, 49 results compared, 2 messages of 192 bytes in all."
+    assert verdict.after == ("Next: exercise 90.2, in this process.",)
+    assert verdict.tried in verdict._repr_html_()
+    assert "Next: exercise 90.2" in verdict._repr_html_()
+    assert "Tried" not in repr(verdict), "the text is shorter"
+    assert check("90.1", right)._repr_html_() == verdict._repr_html_(), "other inputs, the same box"
+
+
 def test_the_right_answer_passes_and_the_verdict_says_what_was_compared() -> None:
     verdict = check("90.1", right)
     assert repr(verdict) == (

@@ -72,10 +72,17 @@ def test_given_cells_wait_too_also_on_ranks_and_for_what_is_missing(book: Notebo
     missed = book.run("print(parts.sum())")
     assert (missed.error, status(book, missed)) == ("", "ok")
     assert "It uses `parts`, which a cell above makes as soon as exercise 2.1 is written." in missed.text
+    assert "NameError: name 'parts' is not defined" in missed.text
+    half = book.run("runs = {}\nruns[2] = shard(torch.ones(4), 0, 0, 2)")
+    assert "This cell is waiting for exercise 2.1." in half.text
+    empty = book.run("min(runs)")
+    assert (empty.error, status(book, empty)) == ("", "ok")
+    assert "It uses `runs`" in empty.text
+    assert "ValueError" in empty.text, "what else may be wrong isn't hidden"
     ranks = book.run("tplab.launch(lambda: shard(torch.ones(4), 0, 0, 2), 2)")
     assert (ranks.error, status(book, ranks)) == ("", "ok")
     assert "This cell is waiting for exercise 2.1." in ranks.text
-    assert "Error" not in met.text + missed.text + ranks.text
+    assert "Error" not in met.text + ranks.text
 
 
 def test_another_exercises_check_names_the_one_to_start_with(book: Notebook) -> None:
@@ -107,6 +114,7 @@ def test_a_written_exercise_passes_and_what_was_missing_is_made(book: Notebook) 
     assert "waiting for exercise 2.1" in book.run("first").text
     assert not book.run("first = shard(torch.ones(4), 0, 0, 2)").text
     assert "tensor([1., 1.])" in book.run("first").text
+    assert "AttributeError" in book.run("first.nothing").error
     book.run(STUB)
 
 

@@ -93,7 +93,20 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
         verdict = replace(
             verdict, note=f"It passes, with tplab's own {own}. Now write it yourself. {verdict.note}".strip()
         )
-    return replace(verdict, exercise=number, title=_exercises[number].title, compared=ledger.told())
+    return replace(
+        verdict, exercise=number, title=_exercises[number].title, compared=ledger.told(), tried=ledger.tried(),
+        after=_after(number),
+    )  # fmt: skip
+
+
+def _after(number: str) -> tuple[str, ...]:
+    """Return what comes after an exercise that passed: the chapter's next one, or what to do at its end."""
+    chapter, place = map(int, number.split("."))
+    following = _exercises.get(f"{chapter}.{place + 1}")
+    if following:
+        return (f"Next: exercise {following.number}, {following.title}.",)
+    collect = f"That was the last exercise of chapter {chapter}. Save the notebook and run `tplab check {chapter}`: "
+    return (collect + "what passes there goes into your library.",)
 
 
 def _run(number: str, answers: tuple[Any, ...], seed: int | None) -> tuple[Any, Ledger]:

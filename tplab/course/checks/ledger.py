@@ -1,11 +1,13 @@
 """The ledger of the running check: the seed of its inputs, what it has compared, and the world sizes that passed."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tplab.course.feedback.verdict import CheckFailed
+from tplab.course.feedback.tracebacks import VOTE_SHAPE
+from tplab.course.feedback.verdict import CheckFailed, names
+from tplab.runtime.records import Collective
 
 
 @dataclass
@@ -17,12 +19,34 @@ class Ledger:
     claims: dict[str, None] = field(default_factory=dict)  # statements that turned out to be true
     passed: list[int] = field(default_factory=list)  # world sizes
     afterwards: CheckFailed | None = None  # raised if everything else is right
+    cases: int = 0  # comparisons with the expected values
+    values: int = 0  # observations compared in all cases, on all ranks
+    messages: int = 0  # collectives and sends between at least two ranks
+    bytes: int = 0  # their size, each counted once
     alone: bool = False  # the answers were computed in a single process, for these world sizes
 
     def passed_before(self, p: int | None = None) -> str:
         """Return the world sizes that passed before this one, worded for a failure's headline."""
         sizes = ", ".join(str(size) for size in self.passed if size != p)
         return f" (right at p = {sizes})" if sizes else ""
+
+    def count_messages(self, collectives: Iterable[Collective]) -> None:
+        """Add what the ranks sent each other while the answer ran. A collective counts once, not once per rank."""
+        for each in collectives:
+            first = each.kind == "send" or (each.kind != "recv" and each.rank == each.group[0])
+            if first and len(each.group) > 1 and each.shape != VOTE_SHAPE:
+                self.messages += 1
+                self.bytes += each.bytes
+
+    def tried(self) -> str:
+        """Return how much the check has tried, as in "12 cases on 1, 2 and 4 ranks, 480 results compared, ..."."""
+        if not self.cases:
+            return ""
+        cases = f"{self.cases:,} case{'' if self.cases == 1 else 's'}"
+        sizes = sorted(self.passed)
+        ranks = "" if self.alone else f" on {names(sizes)} rank{'' if sizes == [1] else 's'}"
+        sent = f", {self.messages:,} messages of {self.bytes:,} bytes in all" if self.messages else ""
+        return f"{cases}{ranks}, {self.values:,} results compared{sent}."
 
     def told(self) -> str:
         """Return a sentence for the verdict that lists what was right and at which world sizes."""

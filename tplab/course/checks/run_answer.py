@@ -71,7 +71,9 @@ def run_ranks(
     was tried, as in "ColumnParallelLinear(12, 8)".
     """
     try:
-        return launch(_portable_result, p, args=(program, args))
+        results = launch(_portable_result, p, args=(program, args))
+        current().count_messages(results.record)
+        return results
     except RankError as error:
         message = str(error.cause_message or "").strip()
         if error.cause_type == "NotImplementedError" and _STUB.fullmatch(message):

@@ -215,6 +215,8 @@ def verify(
     if found:
         raise _explain(number, Differences(p, found, alone=alone), names, questions, note)
     claims = [name for name in names if any(isinstance(_get(rank, name), Claim) for rank in observed)]
+    current().cases += 1
+    current().values += count * len(names)
     current().claims.update(dict.fromkeys(claims))
     current().compared.update(dict.fromkeys(name for name in names if name not in claims))
     if p not in current().passed:

@@ -106,12 +106,18 @@ def ranks_text(ranks: Sequence[int], p: int) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on an exercise that passed. A check returns `Verdict("a note")`, and `check()` fills in the rest."""
+    """The verdict on an exercise that passed. A check returns `Verdict("a note")`, and `check()` fills in the rest.
+
+    The box also shows what was `tried` and what comes `after`. Everything in it is the same in every run, because nbval
+    compares the box, too, with the one saved in the learner's notebook.
+    """
 
     note: str = ""
     exercise: str = ""
     title: str = ""
     compared: str = ""
+    tried: str = ""
+    after: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         lines = [f"Exercise {self.exercise} passed: {self.title}" if self.exercise else "passed"]
@@ -121,7 +127,9 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         head = f"✓ Exercise {self.exercise} passed: {self.title}"
-        return box(GREEN, heading(head), *(paragraph(text) for text in (self.compared, self.note) if text))
+        tried = f"Tried: {self.tried}" if self.tried else ""
+        told = [paragraph(text) for text in (self.note, self.compared, tried) if text]
+        return box(GREEN, heading(head), *told, *(paragraph("→ " + text, strong=True) for text in self.after))
 
 
 @dataclass(eq=False)

@@ -4,8 +4,8 @@ A stub raises NotImplementedError("exercise 5.1"). Wherever code runs without a 
 script), that error is all there is, and it fails the cell. In JupyterLab or VS Code, a failed cell would keep Run All
 from running the cells below it. `watch()` therefore makes a page's kernel
 
-1. show a box that names the exercise where a cell meets a stub, in this process or on a rank, or misses a variable
-   that a waiting cell above would have made
+1. show a box that names the exercise where a cell meets a stub, in this process or on a rank, or fails because it uses
+   a variable that a waiting cell above hasn't made, or only in part
 2. answer that this cell is done, so that the page goes on with the next one
 
 A wrong answer still fails, and Run All stops there, because the cells below would use it.
@@ -14,16 +14,16 @@ A wrong answer still fails, and Run All stops there, because the cells below wou
 import os
 import re
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from tplab.course.feedback.hints import folded
-from tplab.course.feedback.verdict import BLUE, box, display_html, heading, paragraph
-from tplab.course.notebooks.source import bound_names
+from tplab.course.feedback.verdict import BLUE, CheckFailed, box, display_html, heading, paragraph
+from tplab.course.notebooks.source import bound_names, used_names
 from tplab.runtime import RankError
 
 _STUB = re.compile(r"exercise (\d+\.\d+)")
-_MISSING = re.compile(r"name '(\w+)' is not defined")
 _CHECK = re.compile(r"\s*check\(\s*[\"']([\d.]+)[\"']")
 
 
@@ -47,70 +47,72 @@ def watch() -> None:
 
 
 class Watcher:
-    """Follows the cells of a kernel: which of them met a stub, and which variables are missing because of that."""
+    """Follows the cells of a kernel: which of them met a stub, and which variables they left unmade because of that."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.source = ""  # of the running cell
+        self.failed = False  # whether the running cell has failed
         self.waits_for = ""  # the exercise that the running cell turned out to wait for
-        self.missing: dict[str, str] = {}  # variable -> the exercise that the cell making it waits for
-        shell.set_custom_exc((NotImplementedError, NameError, RankError), self.show)
+        self.unmade: dict[str, str] = {}  # variable -> the exercise that the cell making it waits for
+        shell.set_custom_exc((Exception,), self.show)
         shell.events.register("pre_run_cell", self.begin)
         shell.events.register("post_run_cell", self.end)
 
     def begin(self, info: Any) -> None:
-        self.source, self.waits_for = info.raw_cell or "", ""
+        self.source, self.failed, self.waits_for = info.raw_cell or "", False, ""
 
     def show(
-        self, shell: Any, kind: type, error: BaseException, trace: TracebackType | None, tb_offset: int | None = None
+        self, shell: Any, kind: type, error: Exception, trace: TracebackType | None, tb_offset: int | None = None
     ) -> None:
         """Show the box if the cell waits for an exercise, and IPython's own report of the error otherwise."""
-        number, name = self._cause(error)
+        self.failed = True
+        number, name = asks_for(error), ""
+        if not number and not isinstance(error, CheckFailed):
+            name = next((name for name in sorted(_names(used_names, self.source)) if name in self.unmade), "")
+            number = self.unmade.get(name, "")
         if not number:
             shell.showtraceback((kind, error, trace), tb_offset=tb_offset, running_compiled_code=True)
             return
         self.waits_for = number
-        text, html = told(self.source, number, name)
+        text, html = told(self.source, number, name, error)
         display_html(html, text)
 
     def end(self, result: Any) -> None:
-        """Record what a waiting cell didn't make, and let the page go on. Runs before the kernel answers the page."""
-        if result is None:
-            return
-        if self.waits_for:
+        """Record what a waiting cell left unmade, and let the page go on. Runs before the kernel answers the page."""
+        if self.waits_for and result is not None:
             result.error_in_exec = None
-            made = {name for name in _names(self.source) if name not in self.shell.user_ns}
-            self.missing |= dict.fromkeys(made, self.waits_for)
-            self.waits_for = ""
-
-    def _cause(self, error: BaseException) -> tuple[str, str]:
-        """Return the exercise that an error waits for, or "", and the variable that is missing, if that's why."""
-        on_rank = isinstance(error, RankError)
-        kind = error.cause_type if isinstance(error, RankError) else type(error).__name__
-        message = (error.cause_message if isinstance(error, RankError) else str(error)) or ""
-        if kind == "NotImplementedError" and (stub := _STUB.fullmatch(message.strip())):
-            return stub[1], ""
-        name = _MISSING.match(message) if on_rank or isinstance(error, NameError) else None
-        if kind == "NameError" and name and name[1] not in self.shell.user_ns:
-            return self.missing.get(name[1], ""), name[1]
-        return "", ""
+        for name in _names(bound_names, self.source):
+            if self.waits_for:
+                self.unmade[name] = self.waits_for
+            elif not self.failed:
+                self.unmade.pop(name, None)
 
 
 _watcher: Watcher | None = None
 
 
-def _names(source: str) -> set[str]:
+def asks_for(error: Exception) -> str:
+    """Return the number of the exercise whose stub was called, in this process or on a rank, or ""."""
+    kind, message = type(error).__name__, str(error)
+    if isinstance(error, RankError):
+        kind, message = error.cause_type, error.cause_message
+    stub = _STUB.fullmatch((message or "").strip())
+    return stub[1] if stub and kind == "NotImplementedError" else ""
+
+
+def _names(find: Callable[[str], set[str]], source: str) -> set[str]:
     try:
-        return bound_names(source)
+        return find(source)
     except SyntaxError:
         return set()
 
 
-def told(source: str, number: str, name: str = "") -> tuple[str, str]:
+def told(source: str, number: str, name: str, error: Exception) -> tuple[str, str]:
     """Return what a cell that waits for exercise `number` shows, as text and as HTML.
 
     source: the cell, which may be the exercise's check
-    name:   the variable that the cell misses, if it met no stub itself
+    name:   if it met no stub itself, the variable that a waiting cell hasn't made, so that the cell fails with `error`
     """
     checked = _CHECK.match(source)
     hints = ""
@@ -123,7 +125,8 @@ def told(source: str, number: str, name: str = "") -> tuple[str, str]:
         more = f"Your answer calls what you'll write in exercise {number}, so start there."
     elif name:
         head = f"This cell is waiting for exercise {number}."
-        more = f"It uses `{name}`, which a cell above makes as soon as exercise {number} is written. Then run both."
+        more = f"It uses `{name}`, which a cell above makes as soon as exercise {number} is written. Then run both. "
+        more += f"(It stopped here: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
     else:
         head = f"This cell is waiting for exercise {number}."
         more = f"It calls what you'll write in exercise {number}. Run it again when that exercise passes."
