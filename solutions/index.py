@@ -48,7 +48,8 @@ progress()
 # - **Check**, right below: run it. It starts 1, 2 and 4 processes, feeds your code fresh random numbers, and compares with plain PyTorch on one
 #   process. A failed check says what differs and on which process, and asks you a question.
 #
-# What stands under *EXPECTED OUTPUT* below a check is not your result yet: it is what you will see once it passes.
+# Above each check you can read what it compares. Until your answer is written, the check only says that it is waiting for you, so you can run a
+# whole chapter at any time.
 #
 # ## In a terminal
 #

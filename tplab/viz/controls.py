@@ -39,16 +39,26 @@ def explore(function: Callable[..., Any], *, start: Mapping[str, Any] | None = N
     }
     output = ipywidgets.Output()
 
-    def update(_: Any = None) -> None:
-        with output:
-            shown = function(**{name: slider.value for name, slider in sliders.items()})
-            output.clear_output(wait=True)
-            if shown is not None:
-                display(shown)
+    def show() -> None:
+        shown = function(**{name: slider.value for name, slider in sliders.items()})
+        output.clear_output(wait=True)
+        if shown is not None:
+            display(shown)
+
+    def update(_: Any) -> None:
+        with output:  # which also shows an error, instead of raising it
+            show()
 
     for slider in sliders.values():
         slider.observe(update, "value")
-    update()
+    failure = None
+    with output:
+        try:
+            show()
+        except Exception as error:
+            failure = error
+    if failure:
+        raise failure  # by the cell, so that Run All treats it like any other error
     return ipywidgets.VBox([*sliders.values(), output])
 
 

@@ -7,6 +7,7 @@ import pytest
 from nbformat.v4 import new_output
 
 from tests.course import tiny
+from tplab.course.feedback.verdict import Verdict
 from tplab.course.notebooks import build, outputs
 from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, fold_hints, task_heading
 from tplab.course.notebooks.rules import validate
@@ -225,14 +226,19 @@ def test_only_checks_are_compared_and_keep_their_output(built):
         is_check = id.startswith("check-")
         assert ("nbval-check-output" in cell["metadata"]["tags"]) == is_check
         assert ("nbval-ignore-output" in cell["metadata"]["tags"]) != is_check
-        assert bool(cell["outputs"]) == is_check
-        assert (cell["execution_count"] is not None) == is_check
+        assert cell["outputs"] == []
+        assert cell["execution_count"] is None
 
 
-def test_expected_output_is_labelled_by_a_picture_that_nbval_does_not_compare(built):
-    label, verdict = cells(built, "chapters")["check-90-1"]["outputs"]
-    assert set(label["data"]) == {"image/png"}
-    assert verdict == cells(built, "solutions")["check-90-1"]["outputs"][0]
+def test_hints_of_a_blank_chapter_say_what_the_check_compares(built):
+    blank, solved = (cells(built, folder)["hints-90-1"]["source"] for folder in ("chapters", "solutions"))
+    assert "".join(blank) == "".join(solved) + "\n\n**The check compares:** the value."
+
+
+def test_what_is_compared_keeps_its_characters_in_markdown():
+    html = Verdict("a note", "90.1", "Double", "Right: a_b, c*d &c. Also: `x` [stays].")._repr_html_()
+    told = outputs.what_is_compared([new_output("execute_result", data={"text/html": html}, execution_count=1)])
+    assert told == r"**The check compares:** a\_b, c\*d &amp;c. Also: <code>x</code> \[stays\]."
 
 
 def test_widget_leaves_a_still_picture_and_no_state(built):

@@ -45,7 +45,9 @@ class Ledger:
         cases = f"{self.cases:,} case{'' if self.cases == 1 else 's'}"
         sizes = sorted(self.passed)
         ranks = "" if self.alone else f" on {names(sizes)} rank{'' if sizes == [1] else 's'}"
-        sent = f", {self.messages:,} messages of {self.bytes:,} bytes in all" if self.messages else ""
+        sent = f", {self.messages:,} messages" if self.messages else ""
+        if sent and not self.alone:  # a check whose answers are numbers draws the sizes of its messages, too
+            sent += f" of {self.bytes:,} bytes in all"
         return f"{cases}{ranks}, {self.values:,} results compared{sent}."
 
     def told(self) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from tplab.course.notebooks.outputs import ExecutionError, execute, expected_output
+from tplab.course.notebooks.outputs import ExecutionError, execute, what_is_compared
 from tplab.course.notebooks.rewrite import blank_exercise, blank_prediction, fold_hints, keep_solution, task_heading
 from tplab.course.notebooks.rules import validate
 from tplab.course.notebooks.source import INDEX, Cell, Chapter, SourceError, pages, read
@@ -120,12 +120,16 @@ def without_outputs(notebook: NotebookNode) -> NotebookNode:
 
 
 def blank_chapter(chapter: Chapter, solution: NotebookNode) -> NotebookNode:
-    """Return the learner's notebook, without answers. Its only outputs are what each check shows once it passes."""
+    """Return the learner's notebook: no answers and no outputs. Each exercise's hints say what its check compares."""
     notebook = skeleton(chapter, blank=True)
-    for cell, solved in zip(notebook.cells, solution.cells, strict=True):
-        if "check" in cell.metadata.get("tplab", {}):
-            cell.outputs = expected_output(solved.outputs)
-            cell.execution_count = solved.execution_count  # nbval compares only cells that have a count
+    told = {
+        solved.metadata["tplab"]["check"]: what_is_compared(solved.outputs)
+        for solved in solution.cells
+        if "check" in solved.metadata.get("tplab", {})
+    }
+    for cell in notebook.cells:
+        if more := told.get(cell.metadata.get("tplab", {}).get("hints")):
+            cell.source += f"\n\n{more}"
     return notebook
 
 

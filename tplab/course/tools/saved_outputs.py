@@ -25,7 +25,8 @@ def their_cell(learner: list[Cell], role: str, number: str) -> Cell | None:
 def shown(learner: list[Cell], number: str) -> str:
     """Return the status that the check cell shows, "passed" or "failed", or "" if it proves nothing about this code.
 
-    A blank chapter shows the output of a passed check below a picture that labels it as expected, which proves nothing.
+    Chapters used to come with the output of a passed check below a picture that labels it as expected, and a learner's
+    copy may still have it. It proves nothing.
     Neither does a check that ran before its exercise's cell.
     """
     check, exercise = their_cell(learner, "check", number), their_cell(learner, "exercise", number)
@@ -40,7 +41,7 @@ def shown(learner: list[Cell], number: str) -> str:
 
 
 def _is_label(output: dict) -> bool:
-    """Return whether an output is the label above an expected output. Unlike a figure, the label has no text."""
+    """Return whether an output is the label that stood above an expected output. Unlike a figure, it has no text."""
     data = output.get("data")
     return output.get("output_type") == "display_data" and isinstance(data, dict) and set(data) == {"image/png"}
 
