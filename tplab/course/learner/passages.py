@@ -7,7 +7,7 @@ Comments above a statement belong to it. Code that only tries an answer, such as
 
 import ast
 import builtins
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tplab.course.grading.cell_dependencies import binds, uses
@@ -42,7 +42,9 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class _Statement:
+class Statement:
+    """A top-level statement, with the comments above it."""
+
     node: ast.stmt
     text: str
 
@@ -53,15 +55,15 @@ def extract(number: str, pieces: list[Piece]) -> Passage:
     last = pieces.index(own[-1]) if own else 0
     others = [piece for piece in pieces[:last] if piece.role not in ("check", "exercise")]
     answers = {name for piece in pieces if piece.role == "exercise" for name in binds(piece.source)}
-    statements = [_statements(piece.source) for piece in own]
+    statements = [top_level(piece.source) for piece in own]
     kept = needed_statements([[one.node for one in cell] for cell in statements], set())
     wanted = {id(node) for cell in kept for node in cell}
     code = [one for cell in statements for one in cell if id(one.node) in wanted]
-    imports = {text for one in code for text in _single_imports(one.node)}
+    imports = {text for one in code for text in single_imports(one.node)}
     code = [one for one in code if not isinstance(one.node, _IMPORTS)]
-    helpers = _helpers(code, [one for piece in others for one in _statements(piece.source)], answers)
+    helpers = _helpers(code, [one for piece in others for one in top_level(piece.source)], answers)
     used = {name for one in [*code, *helpers] for name in uses(one.text)}
-    imports |= {text for one in helpers for text in _single_imports(one.node)}
+    imports |= {text for one in helpers for text in single_imports(one.node)}
     return Passage(
         sorted(text for text in imports if binds(text) & used),
         [one.text for one in helpers if not isinstance(one.node, _IMPORTS)],
@@ -69,11 +71,11 @@ def extract(number: str, pieces: list[Piece]) -> Passage:
     )
 
 
-def _helpers(code: list[_Statement], before: list[_Statement], answers: set[str]) -> list[_Statement]:
+def _helpers(code: list[Statement], before: list[Statement], answers: set[str]) -> list[Statement]:
     """Return the statements of other cells that the answer needs, in their order. Other answers aren't among them."""
     names = {name for one in code for name in uses(one.text)} - {name for one in code for name in binds(one.text)}
     names -= answers
-    found: dict[int, _Statement] = {}
+    found: dict[int, Statement] = {}
     waiting = [name for name in names if not hasattr(builtins, name)]
     done: set[str] = set()
     while waiting:
@@ -91,13 +93,13 @@ def _helpers(code: list[_Statement], before: list[_Statement], answers: set[str]
     return [found[place] for place in sorted(found)]
 
 
-def _defines(one: _Statement, name: str) -> bool:
+def _defines(one: Statement, name: str) -> bool:
     """Return whether a statement binds a name anew, and doesn't only set an attribute of its value."""
     targets = one.node.targets if isinstance(one.node, ast.Assign) else [one.node]
     return not isinstance(one.node, ast.Assign) or any(isinstance(target, ast.Name) for target in targets)
 
 
-def _statements(source: str) -> list[_Statement]:
+def top_level(source: str) -> list[Statement]:
     """Return the top-level statements of a cell with the comments above them."""
     text = without_magics(source)
     lines = text.split("\n")
@@ -108,11 +110,11 @@ def _statements(source: str) -> list[_Statement]:
         while start > end and lines[start - 1].startswith("#"):
             start -= 1
         end = node.end_lineno or node.lineno
-        found.append(_Statement(node, "\n".join(lines[start:end]).rstrip()))
+        found.append(Statement(node, "\n".join(lines[start:end]).rstrip()))
     return found
 
 
-def _single_imports(node: ast.stmt) -> Iterator[str]:
+def single_imports(node: ast.stmt) -> Iterator[str]:
     """Yield an import statement for each name that an import statement imports."""
     if isinstance(node, _IMPORTS):
         for name in node.names:
@@ -120,3 +122,14 @@ def _single_imports(node: ast.stmt) -> Iterator[str]:
                 ast.Import([name]) if isinstance(node, ast.Import) else ast.ImportFrom(node.module, [name], node.level)
             )
             yield ast.unparse(one)
+
+
+def joined_imports(texts: Iterable[str]) -> str:
+    """Return import statements of one name each as a block with one line for each module that is imported from."""
+    given = set(texts)
+    plain = sorted(text for text in given if text.startswith("import"))
+    names: dict[str, list[str]] = {}
+    for text in sorted(given - {*plain}):
+        module, _, name = text.removeprefix("from ").partition(" import ")
+        names.setdefault(module, []).append(name)
+    return "\n".join([*plain, *(f"from {module} import {', '.join(found)}" for module, found in names.items())])

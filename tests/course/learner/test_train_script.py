@@ -1,0 +1,142 @@
+"""train.py and my_tp of the reference answers: they train a GPT under torchrun where tplab isn't installed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.course.learner.test_library import EXERCISES, empty_course, pass_all
+from tplab import device, launch
+from tplab.capstone import Settings
+from tplab.capstone.training.build_model import build_model
+from tplab.capstone.training.ranks import join
+from tplab.capstone.training.step import Step
+from tplab.course.learner import library
+from tplab.course.learner.course_files import Course
+from tplab.tensor import full_state_dict, load_full_state_dict
+
+pytestmark = pytest.mark.share(4)
+
+STEPS = 8
+SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "seq_length": 16}
+FLAGS = {**SIZES, "steps": STEPS, "batch_size": 8, "warmup": 3, "save_every": 4, "log_every": 2, "sample": 4}
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory) -> Course:
+    made = empty_course(tmp_path_factory.mktemp("own") / "my_course")
+    pass_all(made, list(EXERCISES))
+    (made.folder / "tplab.py").write_text("raise ImportError('tplab is not installed here')\n")
+    (made.folder / "notes.txt").write_text("".join(f"{n} times {n} is {n * n}. " for n in range(400)))
+    return made
+
+
+def train(
+    course: Course, ranks: int, folder: str, launcher: bool = True, **flags: object
+) -> subprocess.CompletedProcess:
+    """Run train.py as a learner would, in a folder where `import tplab` fails."""
+    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if launcher else []
+    given = {**FLAGS, "text": "notes.txt", "folder": folder, **flags}
+    options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    environment = {**os.environ, "PYTHONPATH": str(course.folder), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *start, library.SCRIPT, *options], cwd=course.folder, env=environment, capture_output=True,
+        text=True, timeout=300,
+    )  # fmt: skip
+
+
+def losses(course: Course, folder: str) -> list[float]:
+    rows = (course.folder / folder / "log.csv").read_text().split()
+    assert [int(row.split(",")[0]) for row in rows] == list(range(1, len(rows) + 1))
+    return [float(row.split(",")[1]) for row in rows]
+
+
+def _capstone_losses(settings: Settings, batches: list) -> list[float]:
+    """The losses of the capstone's step, with the course's layers, on these batches."""
+    ranks = join(settings)
+    model = build_model(settings, settings.model, mesh=ranks.mesh, device=device())
+    group = ranks.mesh.get_group("tp")
+    weights = full_state_dict(model, group)
+    torch.manual_seed(0)
+    for name, weight in weights.items():  # the first weights of train.py
+        if weight.dim() > 1:
+            residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            weight.normal_(std=0.02 / (2 * settings.num_layers) ** 0.5 if residual else 0.02)
+    load_full_state_dict(model, weights, group)
+    step = Step(model, settings, ranks)
+    return [step.run(number, *one)[0].item() for number, one in enumerate(batches, 1)]
+
+
+@pytest.fixture(scope="module")
+def capstones(course) -> list[float]:
+    settings = Settings(
+        **SIZES, vocab_size=258, tp=2, steps=STEPS, batch_size=8, micro_batch_size=8, learning_rate=2e-3,
+        min_learning_rate=2e-4, warmup_steps=3, weight_decay=0.1, max_norm=1.0, seed=0,
+    )  # fmt: skip
+    object.__setattr__(settings, "vocab_size", 256)  # bytes alone, which a run with a tokenizer can't have
+    text = torch.tensor(list((course.folder / "notes.txt").read_bytes()))
+    windows = (len(text) - 1) // 16
+    batches = []
+    for done in range(STEPS):
+        order = torch.randperm(windows, generator=torch.Generator().manual_seed(0)).tolist()  # all in the first epoch
+        rows = torch.stack([text[16 * k : 16 * k + 17] for k in order[8 * done : 8 * done + 8]])
+        batches.append((rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))
+    return launch(_capstone_losses, 2, args=(settings, batches))[0]
+
+
+@pytest.mark.parametrize(("ranks", "tp"), [(1, 0), (2, 0), (4, 0), (4, 2)])
+def test_its_losses_are_the_capstones_on_any_number_of_ranks(ranks, tp, course, capstones):
+    done = train(course, ranks, f"run{ranks}{tp}", tp=tp)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = losses(course, f"run{ranks}{tp}")
+    assert found == pytest.approx(capstones, abs=2e-5)
+    assert capstones[-1] < capstones[0] - 0.5
+    assert f"step {STEPS:5}   loss {found[-1]:.4f}" in done.stdout
+
+
+def test_it_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(course):
+    assert train(course, 2, "whole").returncode == 0
+    assert train(course, 2, "cut").returncode == 0
+    rank_1 = course.folder / "cut" / "rank-1"
+    for path in (rank_1 / "step-000008").iterdir():
+        path.unlink()
+    (rank_1 / "step-000008").rmdir()  # rank 1 was killed before it saved step 8
+    log = course.folder / "cut" / "log.csv"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:4]))
+    done = train(course, 2, "cut")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert losses(course, "cut") == losses(course, "whole")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "flags", "told"),
+    [
+        (0, {}, "Start it with torchrun: torchrun --standalone --nproc-per-node 2 train.py"),
+        (2, {"tp": 3}, "2 ranks can't form replicas of tp=3"),
+        (2, {"seq_length": 20000}, "bytes of text (.txt, .md, .py): more than 20000 are needed"),
+        (2, {"text": "nowhere.txt"}, "nowhere.txt has 0 bytes of text"),
+        (2, {"folder": "whole", "hidden_size": 64}, "is of another run"),
+        (2, {"highest_rate": 1e30}, "try a lower --highest-rate"),
+    ],
+)  # fmt: skip
+def test_misuse_is_told_in_a_sentence(ranks, flags, told, course):
+    folder = str(flags.pop("folder", f"misused{abs(hash(told))}"))
+    if folder == "whole" and not (course.folder / folder).exists():
+        assert train(course, 2, folder).returncode == 0
+    done = train(course, max(1, ranks), folder, launcher=ranks > 0, **flags)
+    assert done.returncode != 0
+    assert told in done.stderr
+
+
+def test_it_is_written_once_everything_it_needs_has_passed_and_then_left_alone(tmp_path):
+    course = empty_course(tmp_path / "my_course")
+    pass_all(course, [exercise for exercise in EXERCISES if exercise != "8.2"])
+    assert not (course.folder / library.SCRIPT).exists()
+    pass_all(course, ["8.2"])
+    script = course.folder / library.SCRIPT
+    assert script.exists()
+    script.write_text("# mine now\n")
+    pass_all(course, ["8.2"])
+    assert script.read_text() == "# mine now\n"

@@ -1,0 +1,199 @@
+"""The files of the learner's library, written from their passed answers.
+
+    linear.py                     the answers to chapter 04, with the imports and helpers they use
+    operators.py, blocks.py       given: small adapters where a later chapter calls an answer in another way
+    given/tensor_sharding.py      given: what the answers use of the course's code (`given_code`)
+
+An earlier answer takes the place of what later chapters import from tplab. One that isn't passed yet is borrowed: its
+name is still imported from the course, so the package needs tplab until everything that is used is written.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tplab.course.learner.course_files import Course, all_chapters, chapter
+from tplab.course.learner.given_code import GIVEN, PACKAGE, CannotCopy, Part, copies, find_part
+from tplab.course.learner.passages import Passage, joined_imports
+from tplab.course.notebooks.cells import read_notebook
+from tplab.course.notebooks.source import passed_names
+
+MODULES = (
+    "memory", "collectives", "splitting", "mappings", "linear", "mlp", "attention", "embedding", "cross_entropy",
+    "randomness", "transformer", "cost", "sequence", "pipeline", "data_parallel", "training",
+)  # fmt: skip
+
+# Name that later chapters import from tplab -> the exercise whose answer takes its place, and the module that has it
+REPLACED = {
+    "copy_to_region": ("3.1", "operators"),
+    "reduce_from_region": ("3.2", "operators"),
+    "scatter_to_region": ("3.3", "operators"),
+    "gather_from_region": ("3.4", "operators"),
+    "ColumnParallelLinear": ("4.1", "linear"),
+    "RowParallelLinear": ("4.2", "linear"),
+    "shard": ("4.3", "linear"),
+    "unshard": ("4.3", "linear"),
+    "ParallelMLP": ("5.1", "blocks"),
+    "ParallelAttention": ("6.2", "blocks"),
+    "pad_vocab_size": ("7.1", "embedding"),
+    "VocabParallelEmbedding": ("7.3", "embedding"),
+    "parallel_logits": ("7.4", "embedding"),
+    "vocab_parallel_cross_entropy": ("8.5", "blocks"),
+    "transformer": ("10.1", ""),
+    "allreduce_sequence_parallel_gradients": ("12.3", "blocks"),
+}
+TEMPLATES = ("operators", "blocks")
+
+# What train.py imports: from the answers to these exercises, and of the course's code
+FOR_TRAINING = ("10.1", "10.2", "10.4", "15.1", "15.2", "15.3", "15.4")
+GIVEN_FOR_TRAINING = (Part("tplab.memory.config", "GPTConfig"), Part("tplab.tensor.initialization", "init_parameter"))
+
+
+@dataclass
+class Imports:
+    """The imports of a chapter's module.
+
+    parts:     of the given code and of the templates
+    borrowed:  exercise of an earlier chapter that isn't written yet -> the names it lacks
+    """
+
+    lines: list[set[str]] = field(default_factory=lambda: [set(), set(), set(), set()])
+    parts: list[Part] = field(default_factory=list)
+    borrowed: dict[str, list[str]] = field(default_factory=dict)
+
+    def text(self) -> str:
+        return "\n\n".join(joined_imports(block) for block in self.lines if block)
+
+
+def module_name(chapter: int) -> str:
+    """Return the file of the package that has the answers to a chapter's exercises."""
+    return f"{MODULES[chapter]}.py"
+
+
+def chapter_number(exercise: str) -> int:
+    return int(exercise.partition(".")[0])
+
+
+def in_order(exercises: Iterable[str]) -> list[str]:
+    return sorted(exercises, key=lambda exercise: tuple(map(int, exercise.split("."))))
+
+
+def chapters_of(exercises: Iterable[str]) -> list[int]:
+    return sorted({chapter_number(exercise) for exercise in exercises})
+
+
+def library_files(course: Course, written: dict[str, Passage], dates: dict[str, str]) -> dict[str, str]:
+    """Return the text of each file of the package. `written`: the passed answers; `dates`: when each of them passed."""
+    parts = list(GIVEN_FOR_TRAINING) if is_enough_to_train(course, written) else []
+    texts = {}
+    for number in chapters_of(written):
+        imports = imports_of(number, written)
+        parts += imports.parts
+        texts[module_name(number)] = _module_text(number, course, written, dates, imports)
+    given = copies(parts)
+    if any(name.startswith(GIVEN) for name in given):
+        given[f"{GIVEN}/__init__.py"] = (
+            '"""What the course gave me: the code that my answers use and that I did not write."""\n'
+        )
+    return {**texts, **given, "__init__.py": _package_text(written, given)}
+
+
+def imports_of(number: int, written: dict[str, Passage]) -> Imports:
+    """Return the imports of a chapter's module. Earlier answers take the place of what it imports from tplab."""
+    found = Imports()
+    future, others, own, courses = found.lines
+    for text in (
+        text for exercise in written if chapter_number(exercise) == number for text in written[exercise].imports
+    ):
+        if text.startswith("from __future__"):
+            future.add(text)
+            continue
+        if not text.startswith(("from tplab", "import tplab")):
+            others.add(text)
+            continue
+        module, _, bound = text.removeprefix("from ").partition(" import ")
+        name, _, alias = bound.partition(" as ")
+        exercise, place = REPLACED.get(name, ("", ""))
+        if exercise and chapter_number(exercise) <= number and (not place or chapter_number(exercise) < number):
+            if exercise not in written:
+                found.borrowed.setdefault(exercise, []).append(name)
+                courses.add(text)
+            elif place in TEMPLATES:
+                part = Part(f"{PACKAGE}.{place}", name)
+                found.parts.append(part)
+                own.add(part.imported(name=alias))
+            else:
+                own.add(f"from .{place} import {bound}")
+            continue
+        try:
+            part = find_part(module, name)
+            copies([part])
+        except CannotCopy:
+            courses.add(text)
+        else:
+            found.parts.append(part)
+            own.add(part.imported(name=alias))
+    return found
+
+
+def names_of(course: Course, number: int) -> dict[str, list[str]]:
+    """Return the names that each exercise of a chapter is checked by: {"4.3": ["shard", "unshard"]}."""
+    cells = read_notebook(chapter(course, number).reference)
+    return {cell.marks["check"]: passed_names(cell.source) for cell in cells if "check" in cell.marks}
+
+
+def borrowed(course: Course, number: int, written: dict[str, Passage]) -> dict[str, list[str]]:
+    """Return the exercises that a chapter's passed answers use but that aren't passed, with the names they lack."""
+    lacking = imports_of(number, written).borrowed
+    return {exercise: lacking[exercise] for exercise in in_order(lacking)} | _of_same_chapter(course, number, written)
+
+
+def _of_same_chapter(course: Course, number: int, written: dict[str, Passage]) -> dict[str, list[str]]:
+    used = {name for exercise in written if chapter_number(exercise) == number for name in written[exercise].used}
+    found = {
+        exercise: [name for name in names if name in used]
+        for exercise, names in names_of(course, number).items()
+        if exercise not in written
+    }
+    return {exercise: names for exercise, names in found.items() if names}
+
+
+def is_enough_to_train(course: Course, written: dict[str, Passage]) -> bool:
+    """Return whether train.py runs: all that it imports is written, and nothing of that is borrowed."""
+    if not written.keys() >= {*FOR_TRAINING}:
+        return False
+    return not any(borrowed(course, number, written) for number in chapters_of(written) if number in _TRAINS)
+
+
+_TRAINS = (3, 4, 5, 6, 7, 8, 10, 15)  # the chapters whose modules train.py imports, directly or not
+
+
+def _module_text(
+    number: int, course: Course, written: dict[str, Passage], dates: dict[str, str], imports: Imports
+) -> str:
+    mine = {exercise: written[exercise] for exercise in in_order(written) if chapter_number(exercise) == number}
+    title = all_chapters(course)[number].title(read_notebook(chapter(course, number).reference))
+    lacking = _of_same_chapter(course, number, written)
+    if lacking:
+        imports.lines[3].add("from tplab.course.learner.borrow import borrow")
+    heading = f'"""Chapter {number:02d}, {title}: written by me, and checked on real ranks."""'
+    parts = ["\n\n".join(part for part in (heading, imports.text()) if part)]
+    for exercise, names in lacking.items():
+        comment = f"# Borrowed from the course until exercise {exercise} passes"
+        parts.append("\n".join([comment, *(f'{name} = borrow("{exercise}", "{name}")' for name in names)]))
+    seen: set[str] = set()
+    for exercise, passage in mine.items():
+        for helper in passage.helpers:
+            if helper not in seen:
+                seen.add(helper)
+                parts.append(helper)
+        parts += [f"# Exercise {exercise}, passed on {dates[exercise]}", *passage.code]
+    return "\n\n\n".join(parts) + "\n"
+
+
+def _package_text(written: Iterable[str], given: Iterable[str]) -> str:
+    lines = ['"""My own library for tensor parallelism, which grows with each exercise that I pass.', ""]
+    for number in chapters_of(written):
+        exercises = [exercise for exercise in in_order(written) if chapter_number(exercise) == number]
+        lines.append(f"{MODULES[number]:<15} exercises {', '.join(exercises)}")
+    others = sorted({name.removesuffix(".py").partition("/")[0] for name in given})
+    return "\n".join([*lines, *(f"{name:<15} given by the course" for name in others), '"""', ""])

@@ -1,0 +1,66 @@
+"""Given by the course: my blocks, in the form that the transformer of chapter 10 calls.
+
+5.1, 6.2    add their last bias themselves, but 10.1 adds it: it gets my output, and zeros for the bias
+6.2         drops no attention weights and has no cache
+8.5         computes in the dtype of the logits: it gets them in float32 at least
+12.3        has a shorter name
+"""
+
+import torch
+from my_tp.attention import ParallelAttention as MyAttention
+from my_tp.cross_entropy import vocab_parallel_loss
+from my_tp.mlp import ParallelMLP as MyMLP
+from my_tp.sequence import allreduce_sequence_gradients
+
+
+def with_zeros(y):
+    """y [.., h] -> y [.., h], zeros [h]"""
+    return y, y.new_zeros(y.shape[-1])
+
+
+class ParallelMLP(MyMLP):
+    """x [.., h], replicated -> (y [.., h], replicated; zeros [h])"""
+
+    def __init__(
+        self, hidden_size, *, activation="gelu", skip_bias_add=True, group=None, device=None, dtype=None
+    ):  # fmt: skip
+        if activation != "gelu" or not skip_bias_add:
+            raise ValueError(
+                f"5.1 has activation='gelu', not {activation!r}, and 10.1 calls it with skip_bias_add=True"
+            )
+        super().__init__(hidden_size, group=group, device=device, dtype=dtype)
+
+    def forward(self, x):
+        return with_zeros(super().forward(x))
+
+
+class ParallelAttention(MyAttention):
+    """x [b, s, h], replicated -> (y [b, s, h], replicated; zeros [h])"""
+
+    def __init__(
+        self, hidden_size, num_heads, *, causal=True, dropout=0.0, skip_bias_add=True, group=None, device=None,
+        dtype=None,
+    ):  # fmt: skip
+        if dropout or not skip_bias_add:
+            raise ValueError(
+                f"6.2 has no dropout, so dropout={dropout} is too much, and 10.1 calls it with skip_bias_add=True"
+            )
+        super().__init__(hidden_size, num_heads, causal=causal, group=group, device=device, dtype=dtype)
+
+    def forward(self, x, *, cache=None, rng=None):
+        if cache is not None:
+            raise ValueError("6.2 has no cache: compute the text so far again for each new token")
+        return with_zeros(super().forward(x))
+
+
+def vocab_parallel_cross_entropy(logits, target, *, vocab_size, group=None, **options):
+    """logits of this rank [.., v/p], target [..] -> the mean loss, in float32 at least"""
+    with torch.autocast(logits.device.type, enabled=False):
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return vocab_parallel_loss(logits, target, vocab_size=vocab_size, group=group, **options)
+
+
+def allreduce_sequence_parallel_gradients(model, group=None):
+    """Add up over the ranks what each rank's tokens gave to the gradients of norms, biases and positions."""
+    if any(getattr(param, "sequence_parallel", False) for param in model.parameters()):
+        allreduce_sequence_gradients(model, group)
