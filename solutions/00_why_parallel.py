@@ -762,3 +762,13 @@ viz.bill(
 # 3. Data parallelism divides the batch and nothing that a rank holds. Pipeline parallelism divides the layers. Tensor parallelism divides the matrices by `p`, and activations to $sbh(10 + 24/p + 5as/(hp))$.
 # 4. Traffic so far: data parallelism sends every gradient once a step, tensor parallelism activations in every layer, a pipeline activations between stages.
 # 5. Next: what "send" means. Chapter 01 starts ranks, and builds the all-reduce from single messages.
+
+# %% [markdown]
+# ## Your library so far
+#
+# Everything that passes its check goes into a package of your own, `my_tp`, next to your notebooks. It starts small: so far it can tell how much memory a model takes, and how many GPUs it needs.
+
+# %%
+from tplab.course import library
+
+library(0)

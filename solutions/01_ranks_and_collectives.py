@@ -765,3 +765,13 @@ list(launch(beside_torch, 3))
 # - All-reduce = reduce-scatter + all-gather. In a ring each takes $p-1$ steps, and each rank sends $(p-1)/p$ of the tensor: $2(p-1)/p \cdot N$ in all.
 # - A message costs $\alpha + \beta n$. Small ones are all latency: then fewer steps win (tree). Large ones are all bandwidth: then fewer bytes win (ring).
 # - Next: what is worth sending. Chapter 02 splits a matrix product over the ranks, in the two ways that there are.
+
+# %% [markdown]
+# ## Your library so far
+#
+# Your package now has an all-reduce that's made of nothing but sends and receives, and it can predict how long one takes.
+
+# %%
+from tplab.course import library
+
+library(1)

@@ -455,3 +455,13 @@ launch(ask_dtensor, 2, args=(X, A))[0]
 # - GELU may stand after a column split, not before the sum of a row split; lucky numbers hide the mistake.
 # - Traffic so far: $b \cdot out$ numbers per product, for either split. Weights per rank: $in \cdot out / p$.
 # - Next: autograd does not see collectives. Chapter 03 teaches it, with two small operators and their mirror images.
+
+# %% [markdown]
+# ## Your library so far
+#
+# It can cut a matrix both ways now, and multiply with the pieces.
+
+# %%
+from tplab.course import library
+
+library(2)

@@ -665,3 +665,13 @@ launch(g_by_dtensor, 2)[0]
 # - scatter and gather are the same for sharded tensors, with all-gather. In each pair, one's backward is the other's forward.
 # - Traffic: one collective of $b \cdot s \cdot h$ numbers per operator, in one direction only.
 # - Next: f, a column split and g, a row split become layers with weights, biases and an initialisation: `ColumnParallelLinear` and `RowParallelLinear`.
+
+# %% [markdown]
+# ## Your library so far
+#
+# Four operators have joined it. They're short, but every layer that you write from here on talks to the other ranks through them.
+
+# %%
+from tplab.course import library
+
+library(3)

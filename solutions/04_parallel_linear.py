@@ -778,3 +778,13 @@ print(f"DTensor's layouts: weight {compared['weight']}, bias {compared['bias']}"
 # 3. Traffic: column `0` forward, `b·s·i` backward; row `b·s·o` forward, `0` backward. The gather and the scatter forms pay on both ways. `p` is in none of the formulas.
 # 4. Memory: each rank holds `i·o/p` weights. A master weight and one seed give the same start for every `p`; the attribute on each parameter is all that loading and saving need.
 # 5. Next, chapter 05 puts the cheap form of each together: a column layer that keeps its output split, and a row layer that takes it so. Two layers then cost what each of them costs alone, one all-reduce in each direction.
+
+# %% [markdown]
+# ## Your library so far
+#
+# It now has the two layers that everything else is built from, and they load and save ordinary checkpoints.
+
+# %%
+from tplab.course import library
+
+library(4)

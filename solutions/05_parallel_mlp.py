@@ -755,3 +755,13 @@ print(f"collectives: yours {mine['calls']}, PyTorch's {theirs['calls']}")
 # 3. Memory: each rank holds `1/p` of both weights and of the inner activation `[b, s, m/p]`; input and output, `[b, s, h]`, are whole on every rank.
 # 4. Fused gate and up: stride 2, or the checkpoint is wrong at any other `p` while training looks fine.
 # 5. Replicated parameters stay equal without communication, as long as f is in its place. Next, chapter 06 does the same to attention: column-parallel Q, K and V by whole heads, then a row-parallel output layer.
+
+# %% [markdown]
+# ## Your library so far
+#
+# It now has a whole MLP. Run it on two processes without the notebook: the table ends with the line for it.
+
+# %%
+from tplab.course import library
+
+library(5)

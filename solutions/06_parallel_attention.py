@@ -899,3 +899,13 @@ print(f"collectives: yours {mine['calls']}, PyTorch's {theirs['calls']}")
 # 3. A fused `[Wq; Wk; Wv]` is cut matrix by matrix, in whole heads. Cut as one pile it trains, and fits no other `p`.
 # 4. With fewer heads of K and V than ranks, neighbours hold copies, and the gradients of the copies are added up: f in front of a weight.
 # 5. Each rank caches the keys and values of its own heads; more ranks than heads of K and V make it no smaller. Next, chapter 07 cuts the largest table of the model: the vocabulary.
+
+# %% [markdown]
+# ## Your library so far
+#
+# Attention has joined it, with fused and grouped heads and a KV cache, and it runs without the notebook, too.
+
+# %%
+from tplab.course import library
+
+library(6)

@@ -1037,3 +1037,13 @@ viz.table(
 # 3. Memory: `v·h/p` numbers on each rank, with `v` padded to a multiple of `128·p`. Padding is never looked up, never trained, and in no checkpoint.
 # 4. A mask hides every id that no rank has. Look at the ids before you look them up.
 # 5. Tied: one parameter, two uses, whose gradients add up on the rank that has the row. The logits stay split, `[b, s, v/p]`; the gather is for choosing a token. Next, chapter 08 takes the loss of logits that no rank holds whole.
+
+# %% [markdown]
+# ## Your library so far
+#
+# It now has an embedding table that no rank holds in full, and an output layer that shares its weights.
+
+# %%
+from tplab.course import library
+
+library(7)

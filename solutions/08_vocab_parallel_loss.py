@@ -781,3 +781,13 @@ viz.table(rows)
 # 3. Backward: softmax minus one-hot in this rank's columns, times the upstream gradient, without a message. Only one rank subtracts the 1.
 # 4. Traffic of the loss: `3n` numbers forward (`2n + 1` at best), none backward. Memory: `[n, v/p]` for the logits and as much for their gradient; the naive way has tensors of `[n, v]`, several at a time.
 # 5. A target outside the vocabulary is an error, or it silently becomes a loss. Next, chapter 09: the same model for every `p`, from the first random number to the last dropout mask.
+
+# %% [markdown]
+# ## Your library so far
+#
+# It can compute the loss over a split vocabulary without ever gathering the logits.
+
+# %%
+from tplab.course import library
+
+library(8)

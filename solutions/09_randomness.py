@@ -1000,3 +1000,13 @@ viz.table(
 # 3. A tracker keeps named random states. `fork` lends one to torch, keeps where it has got to, and puts the former one back, after an exception too. It sends nothing.
 # 4. Activation checkpointing keeps `[b, s, h]` of a block and runs it again, its g included; torch puts back its current state for that, and the tracker's states are your business. They also belong into every rank's checkpoint.
 # 5. All parts are there now: linear layers, attention, embedding, loss and random numbers. Chapter 10 puts them together to a transformer.
+
+# %% [markdown]
+# ## Your library so far
+#
+# It draws its random numbers properly now: the same where ranks have to agree, and different where they mustn't.
+
+# %%
+from tplab.course import library
+
+library(9)

@@ -950,3 +950,13 @@ viz.table(rows, title="40 tokens for each of 4 texts, float64")
 # 3. Memory: weights of a layer `12h²/p`, and `6h` numbers that stay whole; the activations between the blocks stay whole too. Chapter 12 does something about these.
 # 4. What goes in and out is a plain GPT: same logits, loss and gradients at every `p`, a checkpoint in any format is names, transposes and cuts.
 # 5. To choose a token, a few numbers for each text are enough; all ranks must choose the same one. Next, chapter 11 asks what all these messages cost, and how to hide some of them.
+
+# %% [markdown]
+# ## Your library so far
+#
+# The pieces have become a GPT that loads GPT-2's weights and writes text. Let it write on two processes: the line for it is below the table.
+
+# %%
+from tplab.course import library
+
+library(10)

@@ -661,3 +661,13 @@ viz.table(rows)
 # 3. Of the four, f's two can be hidden: start the sum of $dX$, compute $dA$, wait. g's two can't, so far. Memory: as before.
 # 4. Started is not finished. Until `wait()` has returned, the tensor belongs to the backend.
 # 5. Next: the all-reduce taken apart. Chapter 12 puts its reduce-scatter and its all-gather at different places of the layer: the same bytes, and less memory.
+
+# %% [markdown]
+# ## Your library so far
+#
+# It now knows what its own messages cost, and it has a linear layer that hides some of them.
+
+# %%
+from tplab.course import library
+
+library(11)

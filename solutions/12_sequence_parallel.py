@@ -963,3 +963,13 @@ viz.table([{"block": run["name"], "collectives, forward and backward": run["sent
 # 3. Memory of a layer: from $sbh(10 + 24/p + 5as/(hp))$ to $sbh(34/p + 5as/(hp))$, if the inputs of the matrices are gathered again in backward, which sends a quarter more; selective recomputation takes the last term away.
 # 4. What is whole on every rank and sees only the rank's tokens has a gradient that is one term: one small all-reduce a step, and nothing tells if you forget it.
 # 5. All of this is within one layer, on ranks with fast links between them. Next, chapter 13 cuts the model between its layers.
+
+# %% [markdown]
+# ## Your library so far
+#
+# It can split what was left whole, the activations between the blocks, along the sequence.
+
+# %%
+from tplab.course import library
+
+library(12)

@@ -1004,3 +1004,13 @@ viz.table([{"rank": rank} | found for rank, found in enumerate(launch(beside_tor
 # 3. Traffic: for each micro-batch one activation up and one gradient down over each border, `b·s·h` each, whatever a stage holds. No collective, but one all-reduce for a tied table, between the first and the last rank.
 # 4. Gradients of micro-batches add up; 1/m makes them those of one process. A received activation is a leaf.
 # 5. A schedule is data: what it costs and whether it ends can be read off before it runs. Next, chapter 14 puts data, pipeline and tensor parallelism together in one mesh of ranks.
+
+# %% [markdown]
+# ## Your library so far
+#
+# It now has the schedules of a pipeline, and a stage that runs them.
+
+# %%
+from tplab.course import library
+
+library(13)

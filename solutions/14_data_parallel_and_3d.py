@@ -867,3 +867,13 @@ print(f"largest difference of a gradient: {max(launch(beside_ddp, 2)):.0e}")
 # 3. A mesh has an axis for each parallelism; tp is innermost, since its messages are the most and the hardest to hide. All ranks make all groups, in one order.
 # 4. A norm counts each parameter once: shards on every rank of tp, what is replicated on one, a tied table on one stage, and replicas not at all.
 # 5. A layout uses all GPUs, divides evenly, keeps tp in a machine, fits, and is the fastest of those. Next, in the capstone, your own layers train a GPT on all that this machine has.
+
+# %% [markdown]
+# ## Your library so far
+#
+# With data parallelism, ZeRO-1 and the groups of a 3D mesh, it's ready for more than one kind of parallelism at a time.
+
+# %%
+from tplab.course import library
+
+library(14)

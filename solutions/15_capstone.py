@@ -875,7 +875,18 @@ symptoms(15)
 # | utilisation (15.5) | `num_floating_point_operations` | `get_nparams_and_flops` | `get_flops_per_sec` |
 #
 # A good way in: open one of these next to your own, and look for the line that is yours. What they do on top is a list of topics for the next months: kernels that compute attention without its scores, 8-bit numbers, experts of which each token uses a few, context parallelism for sequences that no rank can hold, and machines so large that something is always broken.
+
+# %% [markdown]
+# ## Your library
 #
+# It's complete. Beside it there's now a script, `train.py`, that trains a GPT with your layers and your training step. It imports PyTorch and your package and nothing else, so take both along to any machine with GPUs.
+
+# %%
+from tplab.course import library
+
+library(15)
+
+# %% [markdown]
 # ## 8 · Recap
 #
 # 1. Plan first: 16 bytes a parameter, activations by the formula, time by the cost model; then hold the run against it.

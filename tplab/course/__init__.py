@@ -7,13 +7,14 @@ chapters    the checks, predictions and symptoms of each chapter
 grading     `tplab check`: run the learner's answers inside the reference notebook, using nbval
 tools       the `tplab` command
 
-Notebooks call five functions:
+Notebooks call six functions:
 
     check("4.1", answer)         run an exercise's check
     predict("4.a", calls=1)      compare a prediction with the answer
     show_failure()               run a program that is broken on purpose
     symptoms(4)                  show a table of symptoms and their causes
     progress()                   show your progress in every chapter
+    library(4)                   show what you have written so far, and what it can do since chapter 4
 """
 
 import importlib
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     from tplab.course.checks.failures import show_failure
     from tplab.course.checks.predictions import predict
     from tplab.course.checks.symptoms import symptoms
+    from tplab.course.tools.mine import library
     from tplab.course.tools.progress import progress
 
-__all__ = ["check", "predict", "progress", "show_failure", "symptoms"]
+__all__ = ["check", "library", "predict", "progress", "show_failure", "symptoms"]
 
 _HOMES = {
     "check": "checks.exercises",
+    "library": "tools.mine",
     "predict": "checks.predictions",
     "progress": "tools.progress",
     "show_failure": "checks.failures",
@@ -41,4 +44,9 @@ def __getattr__(name: str) -> Any:
     """Import each function on first use, so that `tplab check` can read and merge notebooks without importing torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+    if name == "check":  # every chapter's first cell imports it, so from there on passes go into the library
+        from tplab.course.learner import from_page
+
+        from_page.watch(home.in_library)
+    return getattr(home, name)

@@ -41,6 +41,7 @@ class Exercise:
 
 
 _exercises: dict[str, Exercise] = {}
+in_library: list[Callable[[str], str]] = []  # functions that tell where an exercise's answer is kept, or ""
 _passed: dict[str, tuple[tuple[Any, ...], bool]] = {}  # exercise -> the answers last checked, and whether they passed
 
 
@@ -100,13 +101,12 @@ def check(number: str, *answers: Any, seed: int | None = None) -> Verdict:
 
 
 def _after(number: str) -> tuple[str, ...]:
-    """Return what comes after an exercise that passed: the chapter's next one, or what to do at its end."""
+    """Return what comes after an exercise that passed: what became of the answer, and the chapter's next exercise."""
     chapter, place = map(int, number.split("."))
     following = _exercises.get(f"{chapter}.{place + 1}")
-    if following:
-        return (f"Next: exercise {following.number}, {following.title}.",)
-    collect = f"That was the last exercise of chapter {chapter}. Save the notebook and run `tplab check {chapter}`: "
-    return (collect + "what passes there goes into your library.",)
+    comes = f"Next: exercise {following.number}, {following.title}." if following else ""
+    last = f"That was chapter {chapter}'s last exercise. In a terminal, `tplab check {chapter}` checks them all again."
+    return tuple(text for text in (*(tell(number) for tell in in_library), comes or last) if text)
 
 
 def _run(number: str, answers: tuple[Any, ...], seed: int | None) -> tuple[Any, Ledger]:

@@ -144,6 +144,14 @@ def find_course(start: Path) -> Course:
     raise Misuse("You have no copies of the chapters here. To make them, in a new folder my_course: tplab start")
 
 
+def own_course(start: Path) -> Course | None:
+    """Return the course if `start` is in the learner's folder, or None."""
+    for folder in (start, *start.parents):
+        if is_started(folder):
+            return find_course(folder)
+    return None
+
+
 def has_material(folder: Path) -> bool:
     return (folder / "chapters").is_dir() and any((folder / "solutions").glob("[0-9][0-9]_*.ipynb"))
 

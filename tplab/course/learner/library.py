@@ -12,6 +12,7 @@ import hashlib
 import json
 import time
 from dataclasses import asdict, dataclass
+from dataclasses import replace as replace_field
 from pathlib import Path
 
 from tplab.common.files import locked, replace
@@ -38,10 +39,11 @@ SCRIPT = "train.py"
 
 @dataclass(frozen=True)
 class Written:
-    """A passed answer: its code, and when it passed."""
+    """A passed answer: its code, when it passed, and how: `tplab check`, or a check "in the notebook"."""
 
     passage: Passage
     passed: str
+    how: str = "tplab check"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Module:
 
     lines:     of the learner's code, without blank lines
     written:   the exercises whose answers are in it
+    shown:     those of them that only the notebook's own check has passed
     borrowed:  exercise -> the names that it borrows from the course
     edited:    whether the file isn't what was written, so that its code isn't what was checked
     """
@@ -58,6 +61,7 @@ class Module:
     chapter: int
     lines: int
     written: list[str]
+    shown: list[str]
     borrowed: dict[str, list[str]]
     edited: bool
 
@@ -66,24 +70,34 @@ def load(course: Course) -> dict[str, Written]:
     """Return the passed answers by exercise. A missing or damaged store counts as empty; passing again restores it."""
     try:
         stored = json.loads((course.memory / STORE).read_text(encoding="utf-8"))["exercises"]
-        return {number: Written(Passage(**raw["passage"]), str(raw["passed"])) for number, raw in stored.items()}
+        return {
+            number: Written(Passage(**raw["passage"]), str(raw["passed"]), str(raw.get("how", "tplab check")))
+            for number, raw in stored.items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 
 def add_passed(course: Course, reference: list[Cell], learner: list[Cell], exercises: list[str]) -> list[str]:
-    """Put the answers to passed exercises into the library. Returns those that are new or changed. Raises OSError."""
+    """Put the answers to exercises that passed `tplab check` into the library. See `add`."""
     merged = merge(reference, learner)
+    return add(course, {number: extract(number, select(merged, [number], whole=False)) for number in exercises})
+
+
+def add(course: Course, passages: dict[str, Passage], how: str = "tplab check") -> list[str]:
+    """Put passed answers into the library. Returns those that are new or changed. Raises OSError."""
     now = time.strftime("%Y-%m-%d %H:%M")
     changed = []
     with locked(course.memory / "library.lock"):
         written = load(course)
-        for number in exercises:
-            passage = extract(number, select(merged, [number], whole=False))
+        before = dict(written)
+        for number, passage in passages.items():
             if number not in written or written[number].passage != passage:
-                written[number] = Written(passage, now)
+                written[number] = Written(passage, now, how)
                 changed.append(number)
-        if changed:
+            elif how == "tplab check":
+                written[number] = replace_field(written[number], how=how)
+        if written != before:
             _store(course, written)
         write(course, written)
     return changed
@@ -149,6 +163,7 @@ def modules(course: Course) -> list[Module]:
                 chapter=number,
                 lines=sum(bool(line.strip()) for text in texts for line in text.split("\n")),
                 written=mine,
+                shown=[exercise for exercise in mine if written[exercise].how != "tplab check"],
                 borrowed=borrowed(course, number, passages),
                 edited=not path.exists() or _hash(path.read_bytes()) != ours.get(name),
             )

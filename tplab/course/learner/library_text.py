@@ -43,6 +43,13 @@ REPLACED = {
 }
 TEMPLATES = ("operators", "blocks")
 
+# What `python -m my_tp` can run, the exercises whose answers it needs, and what the learner sees
+DEMOS = {
+    "mlp": (("5.1",), "runs your MLP on two processes and compares it with plain PyTorch"),
+    "attention": (("6.2",), "does the same with your attention"),
+    "generate": (("10.1", "10.2", "10.4"), "has your GPT write a few tokens on two processes"),
+}
+
 # What train.py imports: from the answers to these exercises, and of the course's code
 FOR_TRAINING = ("10.1", "10.2", "10.4", "15.1", "15.2", "15.3", "15.4")
 GIVEN_FOR_TRAINING = (Part("tplab.memory.config", "GPTConfig"), Part("tplab.tensor.initialization", "init_parameter"))
@@ -84,7 +91,9 @@ def chapters_of(exercises: Iterable[str]) -> list[int]:
 def library_files(course: Course, written: dict[str, Passage], dates: dict[str, str]) -> dict[str, str]:
     """Return the text of each file of the package. `written`: the passed answers; `dates`: when each of them passed."""
     parts = list(GIVEN_FOR_TRAINING) if is_enough_to_train(course, written) else []
-    texts = {}
+    runs = [name for name in DEMOS if written.keys() >= {*DEMOS[name][0]}]
+    parts += [Part(f"{PACKAGE}.demo", name) for name in [*runs, *(["main"] if runs else [])]]
+    texts = {"__main__.py": "from .demo import main\n\nmain()\n"} if runs else {}
     for number in chapters_of(written):
         imports = imports_of(number, written)
         parts += imports.parts

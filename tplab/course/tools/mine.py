@@ -1,13 +1,29 @@
-"""`tplab mine`: your library, my_tp, with what is in each of its modules. It grows with each exercise that you pass."""
+"""`tplab mine`: your library, my_tp, with what is in each of its modules. It grows with each exercise that you pass.
+
+In a notebook, `library(5)` shows the same, and what it can do since chapter 5.
+"""
 
 import argparse
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tplab.course.learner.course_files import add_root, course_of
-from tplab.course.learner.library import PACKAGE, modules
+from tplab.course.feedback.verdict import code_html, table
+from tplab.course.learner.course_files import Course, add_root, course_of, own_course
+from tplab.course.learner.library import PACKAGE, SCRIPT, Module, modules
+from tplab.course.learner.library_text import DEMOS, chapter_number
+
+EMPTY = f"Your library is still empty. Each exercise that passes puts your code into {PACKAGE}/."
+NOT_STARTED = (
+    "Your library grows in your own copies of the chapters, and this notebook isn't one of them. `make lab` or "
+    "`tplab start` makes them."
+)
+EDITED = "What you edited in the package isn't what was checked. Edit it in the notebook, and check it there."
+HEAD = ("module", "lines", "yours", "borrowed from the course")
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -24,22 +40,69 @@ def run(options: argparse.Namespace, console: Console) -> int:
     course = course_of(options)
     found = modules(course)
     if not found:
-        console.print(
-            f"Your library is still empty. Each exercise that passes `tplab check` puts your code into {PACKAGE}/."
-        )
+        console.print(EMPTY)
         return 0
-    table = Table("module", "lines", "written and checked", "borrowed from the course", box=None, padding=(0, 2, 0, 0))
+    grid = Table(*HEAD, box=None, padding=(0, 2, 0, 0))
     for module in found:
-        lacking = ", ".join(f"{' '.join(names)} ({exercise})" for exercise, names in module.borrowed.items())
-        edited = Text(" edited since", style="yellow") if module.edited else Text("")
-        table.add_row(module.name, str(module.lines), Text(", ".join(module.written)) + edited, Text(lacking))
-    console.print(table)
-    lines, exercises = sum(module.lines for module in found), sum(len(module.written) for module in found)
-    console.print(
-        Text(f"\n{lines} lines of your own from {exercises} exercises, in {course.folder / PACKAGE}.", style="bold")
-    )
-    if any(module.edited for module in found):
-        console.print(
-            "What you edited in the package isn't what was checked. Edit it in the notebook, and check it there."
-        )
+        grid.add_row(*map(Text, row_of(module)))
+    console.print(grid)
+    console.print(Text(f"\n{summary(course, found)}", style="bold"))
+    for line in notes(course, found):
+        console.print(line)
     return 0
+
+
+def row_of(module: Module) -> tuple[str, str, str, str]:
+    written = ", ".join(f"{exercise}{'?' * (exercise in module.shown)}" for exercise in module.written)
+    lacking = ", ".join(f"{' '.join(names)} ({exercise})" for exercise, names in module.borrowed.items())
+    return module.name, str(module.lines), written + " (edited since)" * module.edited, lacking
+
+
+def summary(course: Course, found: list[Module]) -> str:
+    lines, exercises = sum(module.lines for module in found), sum(len(module.written) for module in found)
+    return f"{lines} lines of your own from {exercises} exercise{'s' * (exercises != 1)}, in {course.folder / PACKAGE}."
+
+
+def notes(course: Course, found: list[Module], since: int | None = None) -> list[str]:
+    """Return what else there is to say about the library. `since`: the chapter whose news is wanted; None: all."""
+    written = {exercise for module in found for exercise in module.written}
+    told = [
+        f"In a terminal, in {course.folder.name}/, `python -m {PACKAGE} {name}` {what}."
+        for name, (needed, what) in DEMOS.items()
+        if written >= {*needed} and since in (None, chapter_number(needed[0]))
+    ]
+    if (course.folder / SCRIPT).exists() and since in (None, 15):
+        told.append(
+            f"It trains a GPT, even where tplab isn't installed: `torchrun --standalone --nproc-per-node 2 {SCRIPT}`."
+        )
+    shown = sorted({str(module.chapter) for module in found if module.shown}, key=int)
+    if shown:
+        told.append(f"?: passed in the notebook. `tplab check {' '.join(shown)}` checks it again in a clean process.")
+    return told + [EDITED] * any(module.edited for module in found)
+
+
+@dataclass(frozen=True)
+class LibraryPage:
+    """The learner's library as HTML and as text."""
+
+    title: str
+    rows: list[tuple[str, str, str, str]]
+    notes: list[str]
+
+    def __repr__(self) -> str:
+        return "\n".join([self.title, *("   ".join(filter(None, row)) for row in self.rows), *self.notes])
+
+    def _repr_html_(self) -> str:
+        rows = table(self.rows, HEAD) if self.rows else ""
+        told = "".join(f'<div style="margin-top: 0.5em;">{code_html(note)}</div>' for note in self.notes)
+        font = "font-family: var(--jp-content-font-family, sans-serif); color: var(--jp-ui-font-color1, inherit);"
+        return f'<div style="{font} max-width: 62em;"><b>{escape(self.title)}</b>{rows}{told}</div>'
+
+
+def library(chapter: int | None = None) -> LibraryPage:
+    """Return what the learner has written so far, and what it can do since a chapter (None: all of it)."""
+    course = own_course(Path.cwd())
+    found = modules(course) if course else []
+    if not (course and found):
+        return LibraryPage("Your library", [], [EMPTY if course else NOT_STARTED])
+    return LibraryPage(summary(course, found), [row_of(module) for module in found], notes(course, found, chapter))

@@ -1,0 +1,168 @@
+"""In JupyterLab, an answer that passes goes into the learner's library at once, as `tplab check` would put it there."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.course.learner.test_library import empty_course, pass_all
+from tests.runtime.kernel import Notebook, notebook
+from tplab.course.learner import library
+from tplab.course.learner.course_files import Course
+from tplab.course.tools.mine import library as page
+
+SETUP = "import torch\nfrom tplab.course import check"
+HELPER = "# Cuts one way\ndef pieces(tensor, dim, p):\n    return tensor.chunk(p, dim)"
+ANSWER = """\
+def shard(tensor, dim, rank, world_size):
+    # my own words
+    if tensor.shape[dim] % world_size:
+        raise ValueError(f"{tensor.shape[dim]} entries can't be cut into {world_size} equal pieces")
+    return pieces(tensor, dim, world_size)[rank].clone(memory_format=torch.contiguous_format)
+
+
+def unshard(shards, dim):
+    return torch.cat(shards, dim)
+
+
+print(shard(torch.ones(4), 0, 0, 2))"""
+CHECK = 'check("2.1", shard, unshard)'
+MODULE = "my_tp/splitting.py"
+
+
+@pytest.fixture
+def course(tmp_path) -> Course:
+    return empty_course(tmp_path / "my_course")
+
+
+def opened(course: Course, page: str | None) -> Iterator[Notebook]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(course.folder)
+        if page:
+            patch.setenv("JPY_SESSION_NAME", page)
+        else:
+            patch.delenv("JPY_SESSION_NAME", raising=False)
+        with notebook() as book:
+            yield book
+
+
+@pytest.fixture
+def book(course) -> Iterator[Notebook]:
+    yield from opened(course, "02.ipynb")
+
+
+def text_of(course: Course) -> str:
+    path = course.folder / MODULE
+    return path.read_text() if path.exists() else ""
+
+
+def html(cell) -> str:
+    return "".join(m["content"]["data"].get("text/html", "") for m in cell.messages if "data" in m["content"])
+
+
+def test_a_pass_puts_the_answer_with_its_helpers_into_the_library(course, book):
+    for source in (SETUP, "def pieces(tensor, dim, p):\n    return None", HELPER, "1 / 0", "def broken(:", ANSWER):
+        book.run(source)
+    assert text_of(course) == ""
+    shown = html(book.run(CHECK))
+    assert "✓ Exercise 2.1 passed" in shown
+    assert f"Your library has it: {MODULE}." in shown
+    text = text_of(course)
+    assert "# my own words" in text
+    assert "# Cuts one way\ndef pieces" in text
+    assert "return None" not in text
+    assert "print" not in text
+    found: dict = {}
+    exec(text, found)
+    assert found["shard"](__import__("torch").arange(4), 0, 1, 2).tolist() == [2, 3]
+    assert library.load(course)["2.1"].how == "in the notebook"
+    assert "2.1?" in repr(page_in(course))
+
+
+def page_in(course: Course, chapter: int = 2) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(course.folder)
+        return page(chapter)
+
+
+def test_better_code_replaces_it_and_a_failed_check_does_not(course, book):
+    for source in (SETUP, HELPER, ANSWER, CHECK):
+        book.run(source)
+    before = text_of(course)
+    book.run(ANSWER.replace("my own words", "wrong").replace("[rank]", "[0]"))
+    assert "CheckFailed" in book.run(CHECK).error
+    assert text_of(course) == before
+    book.run(ANSWER.replace("my own words", "better"))
+    book.run(CHECK)
+    assert "# better" in text_of(course)
+
+
+def test_what_no_cell_shows_is_left_to_the_command_and_said(course, book):
+    (course.folder / "elsewhere.py").write_text("import torch\n" + HELPER + "\n\n" + ANSWER)
+    for source in (SETUP, "from elsewhere import shard, unshard"):
+        book.run(source)
+    cell = book.run(CHECK)
+    assert "`tplab check --exercise 2.1` in a terminal" in cell.text
+    assert text_of(course) == ""
+    book.run(ANSWER.replace("my own words", "in a cell"))
+    book.run("from elsewhere import shard, unshard")  # the answer that is checked isn't the one in the cell
+    assert "tplab check --exercise 2.1" in book.run(CHECK).text
+    assert text_of(course) == ""
+
+
+def test_tplab_check_verifies_what_the_notebook_has_shown(course, book):
+    pass_all(course, ["2.2"])
+    for source in (SETUP, HELPER, ANSWER, CHECK):
+        book.run(source)
+    passage = library.load(course)["2.1"].passage
+    assert library.add(course, {"2.1": passage}) == []
+    assert {number: one.how for number, one in library.load(course).items()} == dict.fromkeys(
+        ["2.1", "2.2"], "tplab check"
+    )
+
+
+def test_without_a_page_nothing_is_written_and_the_box_is_the_same(course, tmp_path):
+    for book in opened(course, None):
+        for source in (SETUP, HELPER, ANSWER):
+            book.run(source)
+        assert f"Your library has it: {MODULE}." in html(book.run(CHECK))
+        assert text_of(course) == ""
+
+
+@pytest.mark.parametrize("name", ["mlp", "attention", "generate"])
+def test_the_library_runs_on_two_processes_in_one_line(name, tmp_path):
+    course = empty_course(tmp_path / "my_course")
+    needs = {
+        "mlp": ["5.1", "4.1", "4.2", "3.1", "3.2"],
+        "attention": ["6.1", "6.2"],
+        "generate": ["10.1", "10.2", "10.4"],
+    }
+    pass_all(course, needs[name])
+    done = subprocess.run([sys.executable, "-m", "my_tp", name], cwd=course.folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    if name == "generate":
+        assert lines[0].partition(" continues ")[2] == lines[1].partition(" continues ")[2]
+    else:
+        assert all(float(line.rpartition(": ")[2]) < 1e-12 for line in lines)
+    assert f"`python -m my_tp {name}`" in repr(page_in(course, int(needs[name][0].split(".")[0])))
+    assert "python -m my_tp" not in repr(page_in(course, 2))
+
+
+def test_what_it_cannot_run_yet_is_not_offered(tmp_path):
+    course = empty_course(tmp_path / "my_course")
+    pass_all(course, ["5.1"])
+    done = subprocess.run(
+        [sys.executable, "-m", "my_tp", "attention"], cwd=course.folder, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (1, "Say what to run: python -m my_tp mlp\n")
+
+
+def test_outside_the_learners_folder_nothing_is_claimed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "grows in your own copies" in repr(page(5))
+    assert json.dumps([str(path) for path in Path(tmp_path).iterdir()]) == "[]"

@@ -1,0 +1,124 @@
+"""What passes in JupyterLab goes into the learner's library at once, not only with `tplab check`.
+
+The kernel knows the cells that it has run. When a check passes, the cell that last defined the answer is taken, with
+the imports and helpers of the other cells that ran, like `tplab check` takes them from the saved notebook. This is only
+done if the answer that was checked is the one in that cell. `library.Written.how` says which of the two checked it.
+"""
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tplab.course.feedback.verdict import AMBER, Verdict, box, display_html, paragraph
+from tplab.course.feedback.waiting import on_page
+from tplab.course.grading.cell_dependencies import binds
+from tplab.course.grading.merge import Piece
+from tplab.course.learner import library
+from tplab.course.learner.course_files import Course, own_course
+from tplab.course.learner.library_text import chapter_number, module_name, names_of
+from tplab.course.learner.passages import Passage, extract
+from tplab.course.notebooks.source import parse_code, passed_names
+
+NOT_TAKEN = (
+    "This answer isn't in your library yet, because not all of it is in cells that ran since the kernel started. Save "
+    "the notebook and run `tplab check --exercise {number}` in a terminal: it takes the answer from the file."
+)
+
+
+class CannotTake(Exception):  # noqa: N818 (it says what to do: check the saved notebook)
+    """Raised when the cells that ran don't show the answer that was checked."""
+
+
+def told(number: str) -> str:
+    """Return what the box of a pass says about the library, or "" outside the learner's own folder."""
+    return (
+        f"Your library has it: {library.PACKAGE}/{module_name(chapter_number(number))}."
+        if own_course(Path.cwd())
+        else ""
+    )
+
+
+_watching = False
+
+
+def watch(tells: list[Callable[[str], str]]) -> None:
+    """Have the boxes of passes say where the answers are kept; on a notebook page, put what passes there, too.
+
+    tells   the functions that `checks.exercises` asks about an answer that passed
+    """
+    global _watching
+    if told not in tells:
+        tells.append(told)
+    if not _watching and on_page() and own_course(Path.cwd()):
+        _watching = True
+        sys.modules["IPython"].get_ipython().events.register("post_run_cell", _after_cell)
+
+
+def _after_cell(result: Any) -> None:
+    """Add the answer if the cell's result is the verdict of a check. IPython calls this after each cell."""
+    verdict = getattr(result, "result", None)
+    course = own_course(Path.cwd())
+    if not (isinstance(verdict, Verdict) and verdict.exercise and course):
+        return
+    shell = sys.modules["IPython"].get_ipython()
+    try:
+        passage = passage_of(
+            verdict.exercise, course, list(shell.history_manager.input_hist_raw), result.info.raw_cell, shell.user_ns
+        )
+        library.add(course, {verdict.exercise: passage}, how="in the notebook")
+    except (CannotTake, OSError, SyntaxError) as error:
+        text = NOT_TAKEN.format(number=verdict.exercise)
+        if isinstance(error, OSError):
+            text = f"Your library could not be written: {error.strerror or error} ({error.filename})."
+        display_html(box(AMBER, paragraph(text)), text)
+
+
+def passage_of(number: str, course: Course, ran: list[str], check: str, namespace: dict[str, Any]) -> Passage:
+    """Return the answer to an exercise from the cells that a kernel has run, in that order. Raises CannotTake.
+
+    check      the cell of the check
+    namespace  the kernel's variables, among them the answer
+    """
+    checked = names_of(course, chapter_number(number))
+    names = passed_names(check)
+    if names != checked.get(number):  # another object than the notebook's answer was passed to the check
+        raise CannotTake
+    pieces = []
+    own: dict[str, str] = {}  # name -> the last cell that defines it
+    for place, source in enumerate(ran):
+        if not _parses(source) or source == check:
+            continue
+        bound = binds(source)
+        own |= {name: source for name in names if name in bound}
+        other = next((exercise for exercise, its in checked.items() if exercise != number and bound & {*its}), "")
+        pieces.append(Piece("exercise" if other else "own", f"cell-{place}", source, other))
+    answers = list(dict.fromkeys(own.values()))
+    if own.keys() != {*names}:
+        raise CannotTake
+    others = [piece for piece in pieces if piece.source not in answers]
+    passage = extract(
+        number, [*others, *(Piece("exercise", f"answer-{k}", text, number) for k, text in enumerate(answers))]
+    )
+    code = "\n\n".join(passage.code)
+    if not all(_source_of(namespace.get(name)) in code for name in names):
+        raise CannotTake
+    return passage
+
+
+def _parses(source: str) -> bool:
+    try:
+        parse_code(source)
+    except SyntaxError:
+        return False
+    return True
+
+
+def _source_of(answer: Any) -> str:
+    """Return the source of the learner's function or class. Raises CannotTake if Python doesn't know it."""
+    try:
+        return textwrap.dedent(inspect.getsource(answer)).rstrip()
+    except (OSError, TypeError):
+        raise CannotTake from None

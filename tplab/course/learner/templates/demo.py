@@ -1,0 +1,102 @@
+"""Given by the course: run what I wrote on two processes of this machine, next to plain PyTorch.
+
+python -m my_tp mlp          the MLP of chapter 05
+python -m my_tp attention    the attention of chapter 06
+python -m my_tp generate     the GPT of chapter 10 writes a few tokens; it hasn't been trained
+"""
+
+import os
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from my_tp.attention import ParallelAttention
+from my_tp.mlp import ParallelMLP
+from my_tp.transformer import ParallelGPT, ParallelTransformerLayer, best_token
+from torch.multiprocessing.spawn import spawn
+from torch.nn import functional as F
+
+from tplab.memory.config import GPTConfig
+
+RANKS = 2
+
+
+def mlp():
+    """My MLP, and the same product computed whole."""
+    block = ParallelMLP(8, dtype=torch.float64)
+    fill(block)
+    x = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # the same on every rank
+    y = block(x)  # [3, 8]
+    inner = F.gelu(F.linear(x, whole(block.up.weight), whole(block.up.bias)))  # [3, 32]
+    compare(block.up.weight, y, F.linear(inner, whole(block.down.weight, 1), block.down.bias))
+
+
+def attention():
+    """My attention, and the same heads computed on one process."""
+    block = ParallelAttention(8, 4, causal=True, dtype=torch.float64)
+    fill(block)
+    x = torch.randn(1, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # [b, s, h]
+    y = block(x)  # [b, s, h]
+    weight, bias = (torch.cat([whole(part) for part in param.chunk(3)]) for param in (block.qkv.weight, block.qkv.bias))
+    q, k, v = (part.unflatten(-1, (4, 2)).transpose(1, 2) for part in F.linear(x, weight, bias).chunk(3, -1))
+    heads = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)  # [b, s, h]
+    compare(block.qkv.weight, y, F.linear(heads, whole(block.out.weight, 1), block.out.bias))
+
+
+def generate():
+    """Tokens from my GPT, the same on every rank."""
+    config = GPTConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=50, seq_length=16, dropout=0.0)
+    model = ParallelGPT(config, ParallelTransformerLayer, dtype=torch.float64)
+    fill(model)
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        for _ in range(8):
+            ids = torch.cat([ids, best_token(model(ids)[:, -1], config.vocab_size)[:, None]], 1)
+    tell(f"rank {dist.get_rank()} of {RANKS} continues 1, 2, 3 with {', '.join(map(str, ids[0, 3:].tolist()))}")
+
+
+def fill(module):
+    """Give every parameter random numbers: shards of their own, and the same on every rank where it is replicated."""
+    torch.manual_seed(dist.get_rank())
+    for param in module.parameters():
+        torch.nn.init.normal_(param, std=0.5)
+        if not hasattr(param, "tensor_parallel"):
+            dist.broadcast(param.detach(), 0)
+
+
+def whole(shard, dim=0):
+    """The shards of all ranks, joined along a dimension."""
+    mine = shard.detach().contiguous()
+    parts = [torch.empty_like(mine) for _ in range(RANKS)]
+    dist.all_gather(parts, mine)
+    return torch.cat(parts, dim)
+
+
+def compare(weight, mine, plain):
+    largest = (mine - plain).abs().max().item()
+    shapes = f"holds {list(weight.shape)} of the first weight and returns {list(mine.shape)}"
+    tell(f"rank {dist.get_rank()} of {RANKS} {shapes}; largest difference from plain PyTorch: {largest:.0e}")
+
+
+def tell(text):
+    """Print one line for each rank, in order."""
+    for rank in range(RANKS):
+        if rank == dist.get_rank():
+            print(text, flush=True)
+        dist.barrier()
+
+
+def run(rank, name, meeting):
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
+    globals()[name]()
+    dist.destroy_process_group()
+
+
+def main():
+    known = [name for name in ("mlp", "attention", "generate") if name in globals()]
+    if len(sys.argv) != 2 or sys.argv[1] not in known:
+        sys.exit(f"Say what to run: python -m my_tp {' or '.join(known)}")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(run, (sys.argv[1], os.path.join(folder, "meeting")), RANKS)
