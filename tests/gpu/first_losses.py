@@ -27,7 +27,7 @@ def first_losses(way: Way, scratch: Path, /, **changes: Any) -> list[float]:
             shutil.copy(path, text / f"{path.stem}.txt")
     run = scratch / f"run-{len(list(scratch.iterdir()))}"
     settings = replace(SETTINGS, **({"tp": way.world_size, "data": str(text), "folder": str(run)} | changes))
-    answers = find_answers(SOLUTIONS, settings) if settings.layers == "mine" else None
+    answers = find_answers(SOLUTIONS, settings, missing="tplab") if settings.layers == "mine" else None
     return way.run(train, settings, answers)[0].losses
 
 

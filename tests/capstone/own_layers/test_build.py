@@ -3,52 +3,20 @@
 import ast
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.capstone.a_few_steps import batch, make, variant
-from tests.wrong_answers import wrong_answers
+from tests.capstone.own_layers.libraries import Libraries, swapped, wrong
 from tplab import launch
 from tplab.capstone.own_layers.build import assemble
-from tplab.capstone.own_layers.find import Code, find_answers
-from tplab.capstone.own_layers.link import ANSWERS, LINKS, OPERATORS
 from tplab.capstone.training.build_model import backward, copy_shards, finish_gradients, hooks_of
 from tplab.course.learner.statements import needed_statements
 from tplab.course.notebooks.source import parse_code
 from tplab.runtime import RankError
 
 pytestmark = pytest.mark.share(3)
-
-SOLUTIONS = Path(__file__).resolve().parents[3] / "solutions"
-
-
-def with_answer(answers, exercise, source):
-    """The same answers, with another source of one exercise."""
-    place = f"exercise {exercise}"
-    codes = tuple(replace(code, source=source) if code.where.endswith(place) else code for code in answers.codes)
-    assert codes != answers.codes
-    return replace(answers, codes=codes)
-
-
-def source_of(answers, exercise):
-    return next(code.source for code in answers.codes if code.where.endswith(f"exercise {exercise}"))
-
-
-def swapped(answers, exercise, *swaps, before="", after=""):
-    """The same answers, with parts of one exercise's source replaced, and with code before and after it."""
-    source = source_of(answers, exercise)
-    for old, new in swaps:
-        assert old in source
-        source = source.replace(old, new)
-    return with_answer(answers, exercise, before + source + after)
-
-
-def wrong(answers, exercise, name):
-    """The same answers, except that one exercise gets one of our wrong answers."""
-    chapter = wrong_answers(int(exercise.partition(".")[0]))
-    return with_answer(answers, exercise, next(w.source for w in chapter if (w.exercise, w.name) == (exercise, name)))
 
 
 OWN_PRODUCT = """
@@ -68,20 +36,22 @@ class MyProduct(torch.autograd.Function):
 """
 
 
-def without_f(answers):
-    """4.1 with a product of its own, that needs no `copy_to_region`: right, and deaf to another f."""
-    call = "out = F.linear(x, self.weight, None if self.skip_bias_add else self.bias)"
-    own = "out = MyProduct.apply(x, self.weight, self.group) + (0 if self.skip_bias_add else self.bias)"
-    return swapped(answers, "4.1", ("x = copy_to_region(x, self.group)", ""), (call, own), before=OWN_PRODUCT)
+# 4.1 with a product of its own, that needs no `copy_to_region`: right, and deaf to another f
+WITHOUT_F = swapped(
+    "4.1",
+    ("x = copy_to_region(x, self.group)", ""),
+    (
+        "out = F.linear(x, self.weight, None if self.skip_bias_add else self.bias)",
+        "out = MyProduct.apply(x, self.weight, self.group) + (0 if self.skip_bias_add else self.bias)",
+    ),
+    before=OWN_PRODUCT,
+)
 
-
-def by_its_module(answers):
-    """f where it is called is that of tplab, which no name of the cell leads to."""
-    for exercise in ("4.1", "7.4"):
-        swap = (" copy_to_region(", " mappings.copy_to_region(")
-        answers = swapped(answers, exercise, swap, before="from tplab.tensor import mappings\n")
-    return answers
-
+# f where it is called is that of tplab, which no name of the cell leads to
+BY_ITS_MODULE = {}
+for exercise in ("4.1", "7.4"):
+    call = (" copy_to_region(", " mappings.copy_to_region(")
+    BY_ITS_MODULE |= swapped(exercise, call, before="from tplab.tensor import mappings\n")
 
 TRIED_OUT = """
 
@@ -97,14 +67,6 @@ plt.plot([1, 2])
 layer = ColumnParallelLinear(3, 5)
 HALF = 2
 """
-
-
-def with_things_tried_out(answers):
-    """Below an answer, and in a cell of the learner's own, what one tries in a notebook."""
-    more = swapped(answers, "4.1", after=TRIED_OUT)
-    cell = "WIDER = 4\nprint(launch(lambda: 1, 2))\ndisplay(WIDER)"
-    own = Code(5, "own", "your chapter 05, cell 1 of your own", cell)
-    return replace(more, codes=(*more.codes, own))
 
 
 HALF_BLIND = """
@@ -145,55 +107,62 @@ def _steps(cases, tried):
 
 
 @pytest.fixture(scope="module")
-def outcomes():
+def libraries(tmp_path_factory):
+    return Libraries(tmp_path_factory.mktemp("libraries"))
+
+
+@pytest.fixture(scope="module")
+def outcomes(libraries):
     """Each case on two ranks: (settings, answers, with a trial)."""
-    answers = find_answers(SOLUTIONS)
+    answers = libraries.answers()
     settings, cut = variant(layers="mine", tp=2), variant(layers="mine", tp=2, sequence_parallel=True)
     beside = replace(settings, async_grad_allreduce=True)
-    tanh, no_sum = wrong(answers, "5.1", "tanh approximation"), wrong(answers, "3.1", "no communication")
-    no_travel, no_tokens = wrong(answers, "11.3", "no all-reduce"), wrong(answers, "12.3", "does nothing")
-    own = without_f(answers)
-    broken = with_answer(answers, "6.1", "def split_heads(y, head_dim):\n    return 1 / 0\n")
-    smaller_than_the_table = "return x @ weight.T * (2 if len(weight) < 200 else 1)"
-    twice = swapped(answers, "11.3", ("return x @ weight.T", smaller_than_the_table))
-    longer = swapped(answers, "14.4", ("return math.sqrt(", "return 2 * math.sqrt("))
     moved = 'raise RuntimeError("Expected all tensors to be on the same device, but found cpu")'
-    elsewhere = with_answer(answers, "14.4", f"def gradient_norm(parameters, *groups, tied=None):\n    {moved}\n")
+    twice = ("return x @ weight.T", "return x @ weight.T * (2 if len(weight) < 200 else 1)")  # not in the table
+    by_another_name = swapped(
+        "4.1", ("copy_to_region(x, self.group)", "f(x, self.group)"),
+        before="from tplab.tensor import copy_to_region as f\n",
+    )  # fmt: skip
     blinded = "\n\nParallelGPT.forward = half_blind(ParallelGPT.forward)\n"
-    blind = swapped(answers, "10.2", before=HALF_BLIND, after=blinded)
-    renamed = "from tplab.tensor.mappings import copy_to_region as f\n"
-    by_another_name = swapped(no_sum, "4.1", ("copy_to_region(x, self.group)", "f(x, self.group)"), before=renamed)
-    half = replace(settings, precision="bfloat16")
-    cases = {
-        "no sum, f by another name": (settings, by_another_name, False),
-        "longer": (settings, longer, True),
-        "elsewhere": (settings, elsewhere, True),
-        "bfloat16": (half, answers, True),
-        "nan in bfloat16": (half, blind, True),
+    own = libraries.answers(WITHOUT_F)
+    tanh, no_sum = (
+        libraries.answers(wrong(*one)) for one in (("5.1", "tanh approximation"), ("3.1", "no communication"))
+    )
+    made = {
+        "no sum, f by another name": (settings, {**wrong("3.1", "no communication"), **by_another_name}, False),
+        "longer": (settings, swapped("14.4", ("return math.sqrt(", "return 2 * math.sqrt(")), True),
+        "elsewhere": (settings, {"14.4": f"def gradient_norm(parameters, *groups, tied=None):\n    {moved}\n"}, True),
+        "nan in bfloat16": (
+            replace(settings, precision="bfloat16"), swapped("10.2", before=HALF_BLIND, after=blinded), True,
+        ),
+        "tried out": (settings, swapped("4.1", after=TRIED_OUT), True),
+        "twice in the blocks": (beside, swapped("11.3", twice), False),
+        "no sum in 11.3": (beside, wrong("11.3", "no all-reduce"), True),
+        "no sum in 12.3": (cut, wrong("12.3", "does nothing"), True),
+    }  # fmt: skip
+    cases = {name: (where, libraries.answers(sources), trial) for name, (where, sources, trial) in made.items()}
+    cases |= {
+        "bfloat16": (replace(settings, precision="bfloat16"), answers, True),
         "right": (settings, answers, True),
-        "tried out": (settings, with_things_tried_out(answers), True),
         "tanh": (settings, tanh, False),
         "tanh, tried": (settings, tanh, True),
         "no sum": (settings, no_sum, False),
         "no sum, tried": (settings, no_sum, True),
-        "twice in the blocks": (beside, twice, False),
-        "no sum in 11.3": (beside, no_travel, True),
-        "no sum in 12.3": (cut, no_tokens, True),
         "own product": (settings, own, True),
         "own product, sequence": (cut, own, True),
     }
     tried = {
         "right": (settings, answers),
-        "by its module": (settings, by_its_module(answers)),
+        "by its module": (settings, libraries.answers(BY_ITS_MODULE)),
         "own product": (settings, own),
         "11.3": (beside, answers),
         "sequence": (cut, answers),
     }
-    return launch(_steps, 2, args=(cases, tried)), broken
+    return launch(_steps, 2, args=(cases, tried))
 
 
 def test_the_learners_code_is_what_runs(outcomes):
-    for told in outcomes[0]:
+    for told in outcomes:
         loss, gradients = told["right"]
         for name in ("tanh", "twice in the blocks"):
             assert abs(loss - told[name][0]) > 1e-9, name
@@ -206,7 +175,7 @@ def test_the_learners_code_is_what_runs(outcomes):
 
 
 def test_what_a_cell_only_tries_out_does_not_run_on_the_ranks(outcomes):
-    for told in outcomes[0]:
+    for told in outcomes:
         assert told["tried out"][0] == told["right"][0]
 
 
@@ -223,7 +192,7 @@ def test_of_a_cell_what_its_definitions_need_is_run():
 
 
 def test_a_model_that_computes_something_else_is_refused_before_training(outcomes):
-    for told in outcomes[0]:
+    for told in outcomes:
         assert "computes something else than tplab's: the loss differs by" in told["tanh, tried"]
         assert "computes something else than tplab's: the gradient of" in told["no sum, tried"]
         assert "computes something else than tplab's: the gradient of" in told["no sum in 11.3"]
@@ -232,7 +201,7 @@ def test_a_model_that_computes_something_else_is_refused_before_training(outcome
 
 
 def test_an_operator_is_the_learners_by_whatever_name_it_was_imported(outcomes):
-    for told in outcomes[0]:
+    for told in outcomes:
         (_, right), (_, same), (_, wrong) = (told[name] for name in ("right", "no sum, f by another name", "no sum"))
         for name, gradient in wrong.items():
             assert torch.equal(same[name], gradient), name
@@ -240,7 +209,7 @@ def test_an_operator_is_the_learners_by_whatever_name_it_was_imported(outcomes):
 
 
 def test_answers_that_no_other_cell_calls_are_found(outcomes):
-    for told in outcomes[0]:
+    for told in outcomes:
         idle = told["idle"]
         assert (idle["right"], idle["sequence"], idle["own product"]) == (set(), set(), set())
         assert idle["by its module"] == {"3.1"}
@@ -248,29 +217,21 @@ def test_answers_that_no_other_cell_calls_are_found(outcomes):
 
 
 def test_the_length_of_the_gradient_is_tried_and_so_is_bfloat16(outcomes):
-    for told in outcomes[0]:
+    for told in outcomes:
         assert "exercise 14.4 finds another length of a small GPT's gradient than tplab: 2.00 times" in told["longer"]
         assert "a tensor in your cell is made without device=" in told["elsewhere"]
         assert "in bfloat16 a small GPT of your answers has the loss nan" in told["nan in bfloat16"]
         assert isinstance(told["bfloat16"], tuple)
 
 
-def test_a_crash_names_the_learners_cell_and_line(outcomes):
-    outcomes[1].show_in_tracebacks()  # other answers were made since, with cells of the same names
-    with pytest.raises(RankError, match=r'your chapter 06, exercise 6.1", line 2, in split_heads\n    return 1 / 0'):
-        launch(_step, 1, args=(variant(layers="mine"), outcomes[1], True))
+def test_a_crash_names_the_line_of_the_library(libraries):
+    broken = libraries.answers({"6.1": "def split_heads(y, head_dim):\n    return 1 / 0\n"})
+    line = broken.files["attention.py"].splitlines().index("    return 1 / 0") + 1
+    told = rf'my_tp/attention.py", line {line}, in split_heads\n    return 1 / 0'
+    with pytest.raises(RankError, match=told):
+        launch(_step, 1, args=(variant(layers="mine"), broken, True))
 
 
 def test_pictures_and_checks_are_not_loaded_on_the_ranks(outcomes):
-    for told in outcomes[0]:
+    for told in outcomes:
         assert told["modules"] == []
-
-
-def test_every_link_leads_from_a_later_chapter_to_an_answer():
-    for chapter, names in LINKS.items():
-        for name, exercise in names.items():
-            assert exercise in ANSWERS
-            assert int(exercise.partition(".")[0]) < chapter
-            assert name in OPERATORS or name in {n for own in ANSWERS.values() for n in own} | {
-                "vocab_parallel_cross_entropy"
-            }

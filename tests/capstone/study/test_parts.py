@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.capstone.own_layers.test_build import SOLUTIONS, by_its_module
+from tests.capstone.own_layers.libraries import Libraries
+from tests.capstone.own_layers.test_build import BY_ITS_MODULE
 from tests.capstone.study.test_run import BUDGET, MACHINE, TINY, no_room
-from tplab.capstone.own_layers.find import find_answers
 from tplab.capstone.study import parts as study_parts
 from tplab.capstone.study import programs as measuring
 from tplab.capstone.study.parts import PARTS, Study
@@ -21,12 +21,12 @@ from tplab.runtime import RankError
 @pytest.mark.slow
 def test_the_learners_losses_stand_beside_tplabs_and_what_nothing_calls_is_said(tmp_path: Path):
     settings = replace(TINY, folder=str(tmp_path / "run"))
-    answers = by_its_module(find_answers(SOLUTIONS, replace(settings, layers="mine")))
+    answers = Libraries(tmp_path / "libraries").answers(BY_ITS_MODULE)
     found = PARTS["layers"](Study(settings, BUDGET, answers))
     assert len(found["losses"]["mine"]) == BUDGET.layers
     assert found["losses"]["mine"] == pytest.approx(found["losses"]["tplab"], abs=1e-5)
     whose = {row["what"]: row["whose"] for row in found["used"]}
-    assert (whose["f"], whose["g"]) == ("not called", "the course's solution")
+    assert (whose["f"], whose["g"], whose["column-parallel layer"]) == ("not called", "the course's solution", "yours")
 
 
 @pytest.mark.parametrize(("gpus", "backend"), [(0, "gloo"), (1, "gloo"), (2, "nccl")])

@@ -225,7 +225,7 @@ def test_only_what_passes_tplab_check_comes_in_and_mine_shows_it(tiny_course, mo
     assert cli.main(["mine"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "tiny.py 2 90.1" in out
-    assert "2 lines of your own from 1 exercises" in out
+    assert "2 lines of your own from 1 exercise," in out
 
 
 def test_a_failed_check_leaves_the_passed_answer_in_the_library(tiny_course, monkeypatch):
@@ -271,3 +271,18 @@ def test_another_answer_is_no_helper_even_if_a_cell_above_imports_the_courses():
         Piece("exercise", "b", "def answer():\n    return shard()", "9.9"),
     ]
     assert extract("9.9", pieces).helpers == extract("9.9", pieces).imports == []
+
+
+def test_an_answer_that_is_no_definition_and_what_changes_one_come_along(tiny_course):
+    body = "return 0\n\n\ndouble_1.__doc__ = 'mine'\nshow = print\nshow(double_1(1))"
+    learner = write_answers(tiny_course, body, "return 3 * x")
+    place = next(place for place, cell in enumerate(learner) if cell.marks.get("exercise") == "90.1")
+    later = Cell("code", "def better(x):\n    return sum([x, x])\n\ndouble_1 = lambda x: better(x)", "mine")
+    learner.insert(place + 1, later)
+    add(tiny_course, learner, "90.1")
+    text = module_text(tiny_course)
+    assert text.index("def better") < text.index("double_1 = lambda x: better(x)")
+    assert "show" not in text
+    found: dict = {}
+    exec(text, found)
+    assert found["double_1"](4) == 8

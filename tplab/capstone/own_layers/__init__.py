@@ -1,10 +1,9 @@
 """A GPT built from the learner's answers.
 
-find         finds the answers in the learner's notebooks
-check        tells which answers have passed their checks, and runs the checks of the others
-link         tables that say which answer replaces which import in later chapters
-adapt        thin wrappers where the interfaces of two chapters differ
-build        builds a model by running the cells chapter by chapter
+find         reads the learner's library, my_tp
+link         tables that say which exercises a model needs, and what is whose in it
+adapt        thin wrappers for what the settings ask of the answers
+build        loads the library on a rank and builds a model from it
 trial        compares one step of a small model with tplab's before training starts
 """
 

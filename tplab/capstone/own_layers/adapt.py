@@ -1,9 +1,9 @@
-"""Thin wrappers around the learner's answers, for chapters whose interfaces differ.
+"""Thin wrappers around the learner's answers, for what the settings ask of them and their chapters don't.
 
-5.1, 6.2     add their final bias, but 10.1 expects it separately, so they return the output and a bias of zeros
 4.1, 7.4     use the matmul of 11.3, which includes f and all-reduces dx in the background during backward
-8.5          is called vocab_parallel_cross_entropy in later chapters, and gets logits in at least float32
 10.2         looks up all positions; with sequence parallelism, its table gets only those of this rank's tokens
+
+my_tp/blocks.py and my_tp/operators.py have more wrappers, which the library needs in any case.
 """
 
 from collections.abc import Callable
@@ -35,27 +35,6 @@ class Parts:
     gradient_norm: Any
 
 
-def adapted(chapter: int, answers: dict[str, Any], settings: Settings, linear_async: Any) -> dict[str, Any]:
-    """Return a chapter's answers by exercise, wrapped so that later chapters can use them."""
-    if chapter == 4:
-        column = answers["ColumnParallelLinear"]
-        column = _with_async(column, linear_async) if linear_async else column
-        return {"4.1": column, "4.2": answers["RowParallelLinear"]}
-    if chapter == 5:
-        return {"5.1": _mlp(answers["ParallelMLP"])}
-    if chapter == 6:
-        if settings.recompute == "attention":
-            answers["attend"] = again_in_backward(answers["attend"])
-        return {"6.2": _attention(answers["ParallelAttention"])}
-    if chapter == 7:
-        logits = answers["parallel_logits"]
-        logits = _logits_with_async(logits, linear_async) if linear_async else logits
-        return {"7.3": answers["VocabParallelEmbedding"], "7.4": logits}
-    if chapter == 8:
-        return {"8.5": _loss(answers["vocab_parallel_loss"])}
-    return {"10.1": answers["ParallelTransformerLayer"], "10.2": answers["ParallelGPT"]}
-
-
 def gpt_of(
     parts: Parts, settings: Settings, config: GPTConfig, *, group: ProcessGroup | None, device: Device,
     dtype: torch.dtype | None,
@@ -75,7 +54,7 @@ def gpt_of(
     return model
 
 
-def _with_async(column: Any, linear_async: Any) -> Any:
+def with_async(column: Any, linear_async: Any) -> Any:
     """Return the layer of 4.1 with the matmul of 11.3."""
 
     class ColumnParallelLinear(column):
@@ -90,7 +69,7 @@ def _with_async(column: Any, linear_async: Any) -> Any:
     return ColumnParallelLinear
 
 
-def _logits_with_async(parallel_logits: Callable[..., Tensor], linear_async: Any) -> Callable[..., Tensor]:
+def logits_with_async(parallel_logits: Callable[..., Tensor], linear_async: Any) -> Callable[..., Tensor]:
     """Return the logits function of 7.4 with the matmul of 11.3."""
 
     def logits(
@@ -106,64 +85,3 @@ def _logits_with_async(parallel_logits: Callable[..., Tensor], linear_async: Any
 def _product(linear_async: Any, x: Tensor, weight: Tensor, group: Any) -> Tensor:
     """Apply 11.3 in autocast's dtype, because autocast doesn't cast the inputs of custom autograd functions."""
     return linear_async.apply(*in_autocast_dtype(x, weight), group)
-
-
-def _mlp(answer: Any) -> Any:
-    """Wrap the MLP of 5.1 in the interface that 10.1 calls."""
-
-    class ParallelMLP(answer):
-        def __init__(
-            self, hidden_size: int, *, activation: str = "gelu", skip_bias_add: bool = True, group: Any = None,
-            device: Any = None, dtype: Any = None,
-        ) -> None:  # fmt: skip
-            _check(skip_bias_add, activation=(activation, "gelu"))
-            super().__init__(hidden_size, group=group, device=device, dtype=dtype)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return _with_zeros(super().forward(x))
-
-    return ParallelMLP
-
-
-def _attention(answer: Any) -> Any:
-    """Wrap the attention of 6.2 in the interface that 10.1 calls."""
-
-    class ParallelAttention(answer):
-        def __init__(
-            self, hidden_size: int, num_heads: int, *, causal: bool = True, dropout: float = 0.0,
-            skip_bias_add: bool = True, group: Any = None, device: Any = None, dtype: Any = None,
-        ) -> None:  # fmt: skip
-            _check(skip_bias_add, dropout=(dropout, 0.0))
-            super().__init__(hidden_size, num_heads, causal=causal, group=group, device=device, dtype=dtype)
-
-        def forward(self, x: Tensor, *, cache: Any = None, rng: Any = None) -> tuple[Tensor, Tensor]:
-            if cache is not None:
-                raise ValueError(
-                    "the answer to 6.2 has no cache: tplab.capstone.training.build_model.for_generation has one"
-                )
-            return _with_zeros(super().forward(x))
-
-    return ParallelAttention
-
-
-def _loss(answer: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap the loss of 8.5 in the interface that 10.2 calls."""
-
-    def vocab_parallel_cross_entropy(
-        logits: Tensor, target: Tensor, *, vocab_size: int, group: Any = None, **options: Any
-    ) -> Tensor:
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        with torch.autocast(logits.device.type, enabled=False):
-            return answer(logits, target, vocab_size=vocab_size, group=group, **options)
-
-    return vocab_parallel_cross_entropy
-
-
-def _with_zeros(y: Tensor) -> tuple[Tensor, Tensor]:
-    return y, y.new_zeros(y.shape[-1])  # [.., h], [h]
-
-
-def _check(skip_bias_add: bool, **options: tuple[Any, Any]) -> None:
-    for name, (given, there) in {"skip_bias_add": (skip_bias_add, True), **options}.items():
-        if given != there:
-            raise ValueError(f"{name}={given!r}: in the capstone your blocks are made with {name}={there!r}")

@@ -1,15 +1,17 @@
-"""Build a GPT from the learner's answers by running their cells chapter by chapter, each chapter in a separate module.
+"""Build a GPT from the learner's library, loaded on each rank under a name of its own.
 
-After a chapter's setup has imported ready-made parts of the course, their names are rebound to the answers of earlier
-chapters (see `tplab.capstone.own_layers.link`). For example, chapter 5's MLP uses the learner's layers from chapter 4,
-which communicate with the operators from chapter 3. A traceback says "your chapter 05, exercise 5.1, line 7".
+The modules of my_tp already use each other: the MLP of chapter 5 calls the layers of chapter 4, which communicate with
+the operators of chapter 3. Where the settings ask for more, names are bound anew in a module before the next one is
+loaded. With sequence parallelism, f and g in chapters 4 to 7 become an all-gather and a reduce-scatter.
 """
 
-import ast
+import importlib
 import itertools
 import sys
-from collections.abc import Mapping
-from types import ModuleType
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -18,31 +20,17 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from tplab.capstone.model.plain_gpt import check_is_plain
+from tplab.capstone.model.plain_gpt import again_in_backward, check_is_plain
 from tplab.capstone.model.training_hooks import TrainingHooks, nothing
-from tplab.capstone.own_layers.adapt import Parts, adapted, gpt_of
-from tplab.capstone.own_layers.find import Answers, Code
-from tplab.capstone.own_layers.link import (
-    ANSWERS,
-    CUT_ALONG_THE_SEQUENCE,
-    LINKS,
-    OPERATORS,
-    SEQUENCE,
-    check_answers,
-    is_async,
-    needed,
-    whole_world,
-)
+from tplab.capstone.own_layers.adapt import Parts, gpt_of, logits_with_async, with_async
+from tplab.capstone.own_layers.find import Answers, file_of
+from tplab.capstone.own_layers.link import ANSWERS, F, G, check_answers, is_async, needed, whole_world
 from tplab.capstone.own_layers.trial import try_out
 from tplab.capstone.settings.settings import Settings
-from tplab.course.grading.cell_dependencies import uses
-from tplab.course.learner.statements import needed_statements
-from tplab.course.notebooks.source import parse_code
 from tplab.data.grad_norm import grad_norm
 from tplab.memory.config import GPTConfig
 from tplab.sequence.regions import gather_from_sequence_region, reduce_scatter_to_sequence_region
 from tplab.tensor.linear import Device
-from tplab.tensor.mappings import copy_to_region, reduce_from_region
 
 _numbers = itertools.count(1)
 
@@ -73,8 +61,10 @@ def assemble(
         )
     parts = link(answers, settings)
     group = None if mesh is None else mesh.get_group("tp")
-    ran = try_out(parts, settings, mesh, device) if trial else {code.where for code in answers.codes}
-    idle = set(needed(settings)) - {code.exercise for code in answers.codes if code.where in ran}
+    idle = set()
+    if trial:
+        ran = try_out(parts, settings, mesh, device)
+        idle = {exercise for exercise in needed(settings) if not ran & code_of(exercise, answers)}
     model = gpt_of(parts, settings, config, group=group, device=device, dtype=dtype)
     finish, length = parts.allreduce_sequence_gradients, parts.gradient_norm
 
@@ -91,97 +81,88 @@ def assemble(
     return model
 
 
+def code_of(exercise: str, answers: Answers) -> set[tuple[str, str]]:
+    """Return the file and the names of an answer's functions and classes, as `try_out` reports what ran."""
+    return {(answers.path(file_of(exercise)), name) for name in ANSWERS[exercise]}
+
+
 def link(answers: Answers, settings: Settings) -> Parts:
-    """Run the chapters' cells, giving each the earlier answers that it uses, and return the parts of a GPT."""
-    made: dict[str, Any] = {}  # exercise -> its answer, wrapped for later chapters
-    namespaces: dict[int, dict[str, Any]] = {}
-    operators, along_the_sequence = _operators(answers, settings, namespaces)
-    if is_async(settings):
-        made["11.3"] = run_chapter(answers, 11, {}, namespaces)["LinearAsync"]
-    for chapter, names in LINKS.items():
-        cut = settings.sequence_parallel and chapter in CUT_ALONG_THE_SEQUENCE
-        provided = dict(along_the_sequence if cut else operators)
-        provided |= {name: made[exercise] for name, exercise in names.items() if name not in OPERATORS}
-        namespace = run_chapter(answers, chapter, provided, namespaces)
-        made |= adapted(chapter, namespace, settings, made.get("11.3"))
-    finish = None
+    """Load the library, bind names anew where the settings ask for it, and return the parts of a GPT."""
+    package = _Package(answers)
+    regions: dict[str, Any] = {}
     if settings.sequence_parallel:
-        finish = run_chapter(answers, 12, {}, namespaces)["allreduce_sequence_gradients"]
-    length = run_chapter(answers, 14, {}, namespaces)["gradient_norm"]
-    return Parts(made["10.2"], made["10.1"], finish, length)
+        regions = _along_the_sequence(package, settings)
+    linear = package.load("linear", regions)
+    if is_async(settings):
+        product = package.load("cost").LinearAsync
+        linear.ColumnParallelLinear = with_async(linear.ColumnParallelLinear, product)
+    package.load("mlp", regions)
+    attention = package.load("attention", regions)
+    if settings.recompute == "attention":
+        attention.attend = again_in_backward(attention.attend)
+    embedding = package.load("embedding", regions)
+    if is_async(settings):
+        embedding.parallel_logits = logits_with_async(embedding.parallel_logits, product)
+    gpt = package.load("transformer")
+    finish = package.load("sequence").allreduce_sequence_gradients if settings.sequence_parallel else None
+    length = package.load("data_parallel").gradient_norm
+    return Parts(gpt.ParallelGPT, gpt.ParallelTransformerLayer, finish, length)
 
 
-def _operators(
-    answers: Answers, settings: Settings, namespaces: dict[int, dict[str, Any]]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return f and g, and their sequence-parallel replacements. They're the learner's if all ranks share the model."""
-    ready = {"copy_to_region": copy_to_region, "reduce_from_region": reduce_from_region}
+def _along_the_sequence(package: "_Package", settings: Settings) -> dict[str, Any]:
+    """Return what takes the place of f and g in the blocks: the learner's, if all ranks share the model."""
     if not whole_world(settings):
-        parts = (gather_from_sequence_region, reduce_scatter_to_sequence_region)
-        return ready, dict(zip(OPERATORS, parts, strict=True))
-    own = run_chapter(answers, 3, {}, namespaces)
-    operators = dict(ready)  # sequence parallelism doesn't need the learner's f
-    for name, exercise in OPERATORS.items():
-        if (answer := ANSWERS[exercise][0]) in own:
-            operators[name] = _for_all_ranks(own[answer], name)
-    if not settings.sequence_parallel:
-        return operators, {}
-    twelve = run_chapter(answers, 12, {}, namespaces)
-    return operators, {name: _for_all_ranks(twelve[answer], name) for name, answer in SEQUENCE.items()}
+        return {F: gather_from_sequence_region, G: reduce_scatter_to_sequence_region}
+    own = package.load("sequence")
+
+    def gather(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+        return own.GatherFromSequence.apply(x)
+
+    def reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+        return own.ReduceScatterToSequence.apply(x)
+
+    return {F: gather, G: reduce_scatter}
 
 
-def _for_all_ranks(operator: Any, name: str) -> Any:
-    """Wrap an operator that takes no group in a function with the signature that later chapters call."""
+class _Package(MetaPathFinder, Loader):
+    """The learner's package, imported from the texts of its files."""
 
-    def apply(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-        return operator.apply(x)
+    def __init__(self, answers: Answers) -> None:
+        self.answers, self.name = answers, f"my_tp_{next(_numbers)}"  # torch.compile looks up modules by name
+        answers.show_in_tracebacks()
+        if answers.folder not in sys.path:
+            sys.path.append(answers.folder)  # files that the answers import
+        sys.meta_path.insert(0, self)
 
-    apply.__name__ = name
-    return apply
+    def load(self, name: str, instead: dict[str, Any] | None = None) -> Any:
+        """Import a module, and bind those of its names anew that are in `instead`."""
+        module = importlib.import_module(f"{self.name}.{name}")
+        for bound, value in (instead or {}).items():
+            if hasattr(module, bound):
+                setattr(module, bound, value)
+        return module
 
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, rest = fullname.partition(".")
+        if package != self.name:
+            return None
+        stem = rest.replace(".", "/")
+        folder = f"{stem}/__init__.py".lstrip("/")
+        file = folder if folder in self.answers.files else f"{stem}.py"
+        if file not in self.answers.files:
+            return None
+        return ModuleSpec(fullname, self, origin=self.answers.path(file), is_package=file == folder)
 
-def run_chapter(
-    answers: Answers, chapter: int, provided: Mapping[str, Any], namespaces: dict[int, dict[str, Any]]
-) -> dict[str, Any]:
-    """Run a chapter's cells once, with `provided` in place of imports from tplab, and return the names they define."""
-    if chapter in namespaces:
-        return namespaces[chapter]
-    codes = answers.of_chapter(chapter)
-    answers.show_in_tracebacks()
-    if answers.folder not in sys.path:
-        sys.path.append(answers.folder)  # files that the notebooks import
-    module = ModuleType(f"your_chapter_{chapter:02d}_{next(_numbers)}")  # torch.compile looks up modules by name
-    sys.modules[module.__name__] = module
-    namespace = namespaces[chapter] = vars(module)
-    for code, tree in zip(codes, _trees(codes), strict=True):
-        exec(compile(tree, code.where, "exec", dont_inherit=True), namespace)
-        for name, value in list(namespace.items()):  # also under another name: `import copy_to_region as f`
-            own_name = str(getattr(value, "__name__", ""))
-            if own_name in provided and str(getattr(value, "__module__", "")).startswith("tplab."):
-                namespace[name] = provided[own_name]
-    return namespace
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
 
-
-def _trees(codes: list[Code]) -> list[ast.Module]:
-    """Parse the cells, dropping trial code and the setup's unused imports, such as those for pictures and checks."""
-    trees = [parse_code(code.source) for code in codes]
-    answers = {name for names in ANSWERS.values() for name in names}
-    others = [tree for code, tree in zip(codes, trees, strict=True) if code.role != "setup"]
-    kept = needed_statements([tree.body for tree in others], answers)
-    for tree, body in zip(others, kept, strict=True):
-        tree.body = body
-    asked = {name for tree in trees for name in uses(ast.unparse(tree))}
-    for code, tree in zip(codes, trees, strict=True):
-        if code.role == "setup":
-            tree.body = [statement for statement in tree.body if not _is_idle(statement, asked)]
-    return trees
-
-
-def _is_idle(statement: ast.stmt, asked: set[str]) -> bool:
-    """Remove unused names from an import statement. Return True if that leaves nothing to import."""
-    if not isinstance(statement, ast.Import | ast.ImportFrom):
-        return False
-    statement.names = [
-        name for name in statement.names if (name.asname or name.name).partition(".")[0] in {*asked, "*"}
-    ]
-    return not statement.names
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        assert spec is not None
+        assert spec.origin is not None
+        file = next(file for file in self.answers.files if self.answers.path(file) == spec.origin)
+        module.__file__ = spec.origin
+        code: CodeType = compile(self.answers.files[file], spec.origin, "exec", dont_inherit=True)
+        exec(code, module.__dict__)

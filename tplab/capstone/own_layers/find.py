@@ -1,14 +1,10 @@
-"""Find the learner's answers in their notebooks, check them, and store them as plain data that can be sent to ranks.
+"""Find the learner's layers: read their library, my_tp, as plain data that can be sent to ranks.
 
-    answers = find_answers(Path("chapters"), settings)      # checks answers that `tplab check` hasn't already passed
+    answers = find_answers(Path("my_course"), settings)
     answers.save(Path(settings.folder, "answers.json"))
 
-An answer is accepted if `tplab check` has passed exactly this code (`tplab.course.tools.fingerprint`), if it is
-identical to the course's solution, or if its check passes now. Training uses only accepted answers. Missing and wrong
-answers are listed in the error message, or replaced by the course's solutions with missing="tplab".
-
-For each chapter, `Answers` contains the cells that an answer needs: the setup, the answers, and the learner's helper
-cells. `tplab.capstone.own_layers.build` runs them on each rank.
+Everything in the library has passed its check. Answers that are missing there are listed in the error message, or
+replaced by the course's solutions with missing="tplab". `tplab.capstone.own_layers.build` loads the files on each rank.
 """
 
 import json
@@ -17,62 +13,54 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from tplab.capstone.own_layers.check import Found, look_at
 from tplab.capstone.own_layers.link import needed
 from tplab.capstone.settings.settings import Settings
 from tplab.course.grading.cell_dependencies import select
-from tplab.course.grading.merge import Merged, Piece
-from tplab.course.learner.course_files import Misuse, all_chapters, find_course
+from tplab.course.grading.check_notebook import exercises_of
+from tplab.course.grading.merge import is_stub, merge
+from tplab.course.learner import library
+from tplab.course.learner.course_files import ChapterFiles, Course, Misuse, all_chapters, find_course
+from tplab.course.learner.library_text import chapter_number, chapters_of, library_files, module_name
+from tplab.course.learner.passages import Passage, extract
+from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 
 MINE, COURSES = "yours", "the course's solution"
+TO_DO = "is still to do"
 
 
 class NotReady(ValueError):  # noqa: N818 (it names the state of the answers)
-    """Raised when answers are missing or wrong. The message lists them and says what to do."""
-
-
-@dataclass(frozen=True)
-class Code:
-    """A cell to run.
-
-    role        "setup", "given", "exercise" or "own"
-    where       the cell's name in tracebacks
-    exercise    the number of the exercise that it answers ("" for other cells)
-    """
-
-    chapter: int
-    role: str
-    where: str
-    source: str
-    exercise: str = ""
+    """Raised when answers are missing. The message lists them and says what to do."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The cells that a model is built from, in the order in which they run.
+    """The files of the library that a model is built from.
 
-    folder     the folder of the notebooks and of the files that they import
+    folder     the learner's folder, which has the library and the files that it may import
+    files      name in the package -> text: {"linear.py": .., "given/tensor_sharding.py": ..}
     whose      exercise -> "yours" or "the course's solution"
-    checked    exercise -> the reason why the answer was accepted
+    checked    exercise -> when it passed, or why the course's solution takes its place
     """
 
     folder: str
-    codes: tuple[Code, ...]
+    files: dict[str, str]
     whose: dict[str, str]
     checked: dict[str, str]
 
     def __post_init__(self) -> None:
         self.show_in_tracebacks()  # in this process, too, because it prints the ranks' tracebacks
 
-    def show_in_tracebacks(self) -> None:
-        """Register the cells' source lines in this process, so that tracebacks can quote them."""
-        for code in self.codes:
-            linecache.cache[code.where] = (len(code.source), None, code.source.splitlines(keepends=True), code.where)
+    def path(self, name: str) -> str:
+        """Return the path of a file of the package, as tracebacks show it."""
+        return str(Path(self.folder, library.PACKAGE, name))
 
-    def of_chapter(self, chapter: int) -> list[Code]:
-        return [code for code in self.codes if code.chapter == chapter]
+    def show_in_tracebacks(self) -> None:
+        """Register the source lines in this process, so that tracebacks can quote them."""
+        for name, text in self.files.items():
+            path = self.path(name)
+            linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
@@ -80,107 +68,121 @@ class Answers:
 
 def read_answers(path: Path) -> Answers:
     """Read the answers that `Answers.save` wrote."""
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return Answers(**{**values, "codes": tuple(Code(**code) for code in values["codes"])})
+    return Answers(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def find_answers(
-    chapters: str | Path,
+    folder: str | Path,
     settings: Settings | None = None,
     *,
-    check: bool = True,
     missing: Literal["error", "tplab"] = "error",
     say: Callable[[str], None] = print,
 ) -> Answers:
-    """Return the answers in a folder's notebooks that a model with these settings needs (None: with any settings).
+    """Return the learner's layers for a model with these settings (None: with any settings).
 
-    check      if False, accept answers without running their checks
-    missing    "tplab": use the course's solution for a missing or wrong answer
-    say        called with a message for each chapter whose checks run, which takes some seconds
+    folder     the learner's folder, or one that has it as my_course/
+    missing    "tplab": use the course's solution for an answer that isn't in the library
+    say        called with a sentence for each answer that has been changed since it passed
 
-    Raises NotReady, which lists all missing or wrong answers, and FileNotFoundError if the folder doesn't exist.
+    Raises NotReady, which lists all missing answers, and FileNotFoundError if the folder doesn't exist.
     """
-    folder = _folder_of(chapters)
-    try:
-        files = all_chapters(find_course(folder))
-    except Misuse as error:
-        raise NotReady(str(error)) from None
-    wanted: dict[int, list[str]] = {}
-    for exercise in needed(settings):
-        wanted.setdefault(int(exercise.partition(".")[0]), []).append(exercise)
-    found = {number: look_at(files[number], folder, exercises) for number, exercises in wanted.items()}
-    if check and (missing == "tplab" or not any(chapter.problems for chapter in found.values())):
-        for chapter in found.values():
-            chapter.run_checks(say)
-    if missing == "error":
-        _raise_if_not_ready(list(found.values()), chapters)
-    codes, whose, checked = [], {}, {}
-    for number, chapter in found.items():
-        codes += _codes(number, chapter)
-        for exercise in wanted[number]:
-            replaced = exercise in chapter.problems
-            whose[exercise] = COURSES if replaced or chapter.is_copied(exercise) else MINE
-            passed = chapter.passed.get(exercise, "not checked")
-            checked[exercise] = f"in place of one that {chapter.problems[exercise]}" if replaced else passed
-    return Answers(str(folder), tuple(codes), whose, checked)
+    course = _course_of(folder)
+    _check_unedited(course)
+    stored = library.load(course) if course.started else {}
+    passages = {exercise: one.passage for exercise, one in stored.items()}
+    dates = {exercise: one.passed for exercise, one in stored.items()}
+    problems: dict[str, str] = {}
+    whose, checked = {}, {}
+    for number in chapters_of(wanted := needed(settings)):
+        chapter = _Chapter(all_chapters(course)[number])
+        for exercise in (exercise for exercise in wanted if chapter_number(exercise) == number):
+            if exercise not in stored:
+                problems[exercise] = chapter.problem(exercise)
+                passages[exercise], dates[exercise] = chapter.solution(exercise), "never"
+            elif chapter.has_changed(exercise, passages[exercise]):
+                say(f"{exercise} was changed since it passed on {dates[exercise]}. What passed is what trains.")
+            copied = exercise in problems or passages[exercise] == chapter.solution(exercise)
+            whose[exercise] = COURSES if copied else MINE
+            checked[exercise] = f"passed on {dates[exercise]}"
+            if exercise in problems:
+                checked[exercise] = f"in place of one that {problems[exercise]}"
+    if problems and missing == "error":
+        raise NotReady(_list_of(problems, course))
+    return Answers(str(course.folder), library_files(course, passages, dates), whose, checked)
 
 
-def _folder_of(chapters: str | Path) -> Path:
-    """Return the notebooks' folder, relative to the current folder or else to the course's, as in `tplab check`."""
+class _Chapter:
+    """A chapter's reference notebook, and the learner's, if it can be read."""
+
+    def __init__(self, files: ChapterFiles) -> None:
+        self.reference, self.learner, self.unreadable = read_notebook(files.reference), list[Cell](), ""
+        try:
+            self.learner = read_notebook(files.learner)
+        except Unreadable as error:
+            self.unreadable = str(error)
+        self.merged = merge(self.reference, self.learner)
+
+    def solution(self, exercise: str) -> Passage:
+        return extract(exercise, select(merge(self.reference, self.reference), [exercise], whole=False))
+
+    def has_changed(self, exercise: str, passed: Passage) -> bool:
+        """Return True if the notebook has another answer now, and one that can be read."""
+        if self.unreadable or exercise in self.merged.missing:
+            return False
+        try:
+            return extract(exercise, select(self.merged, [exercise], whole=False)) != passed
+        except SyntaxError:
+            return True
+
+    def problem(self, exercise: str) -> str:
+        """Return why an answer isn't in the library: "is still to do"."""
+        if self.unreadable:
+            return f"can't be read. {self.unreadable}"
+        if exercise in self.merged.missing:
+            return f"is missing. {self.merged.missing[exercise]}"
+        own = [piece.source for piece in self.merged.pieces if (piece.role, piece.number) == ("exercise", exercise)]
+        return TO_DO if any(is_stub(source, exercise) for source in own) else "has not passed its check"
+
+
+def _course_of(folder: str | Path) -> Course:
+    """Return the course of a folder, which is relative to the current folder or else to the course's."""
     starts = [Path.cwd()]
     with suppress(Misuse):
         starts.append(find_course(Path.cwd()).material)
     for start in starts:
-        if (folder := (start / chapters).resolve()).is_dir():
-            return folder
-    raise FileNotFoundError(f"there is no folder {chapters} with your notebooks: say where they are, --chapters ...")
+        if (found := (start / folder).resolve()).is_dir():
+            try:
+                return find_course(found)
+            except Misuse as error:
+                raise NotReady(str(error)) from None
+    raise FileNotFoundError(f"there is no folder {folder} with your notebooks: say where they are, --chapters ...")
 
 
-def _raise_if_not_ready(found: list[Found], chapters: str | Path) -> None:
-    lines = [
-        f"  {exercise:<5} {chapter.titles.get(exercise, '')}: {problem}"
-        for chapter in found
-        for exercise, problem in chapter.problems.items()
-    ]
-    if lines:
-        numbers = " ".join(str(chapter.files.number) for chapter in found if chapter.problems)
+def _check_unedited(course: Course) -> None:
+    """Raise NotReady if files of the library were edited by hand, because what is in them was never checked."""
+    edited = [module.name for module in library.modules(course) if module.edited] if course.started else []
+    if edited:
         raise NotReady(
-            f"These exercises, of the model that you want to train, are not ready in {chapters}:\n"
-            + "\n".join(lines)
-            + f"\nWrite them, and see what `tplab check {numbers}` says. "
-            "`--layers tplab` trains with the course's own layers meanwhile."
+            f"{', '.join(edited)} in {course.folder / library.PACKAGE} was edited since it was checked. Put the change "
+            "into the notebook and check it there. train.py runs the package as it is."
         )
 
 
-def _codes(number: int, chapter: Found) -> list[Code]:
-    """Return the cells to run, in order, with the course's solutions in place of missing or wrong answers."""
-    pieces: list[Piece] = []
-    for piece in chapter.merged.pieces:
-        if piece.number in chapter.problems:
-            if piece.role == "check":  # each exercise has one check, below its cell
-                pieces.append(Piece("solution", "", chapter.solutions[piece.number], piece.number))
-                pieces.append(piece)
-            continue
-        pieces.append(piece)
-    roles = [Piece("exercise", p.id, p.source, p.number, p.reference) if p.role == "solution" else p for p in pieces]
-    chosen = select(Merged(roles), chapter.exercises, whole=False)
-    names = {id(piece): name for piece, name in zip(roles, _names(number, pieces), strict=True)}
-    return [Code(number, p.role, names[id(p)], p.source, p.number) for p in chosen if p.role != "check"]
+def _list_of(problems: dict[str, str], course: Course) -> str:
+    titles: dict[str, str] = {}
+    for number in chapters_of(problems):
+        titles |= exercises_of(read_notebook(all_chapters(course)[number].reference))
+    lines = [f"  {exercise:<5} {titles.get(exercise, '')}: {problem}" for exercise, problem in problems.items()]
+    numbers = " ".join(map(str, chapters_of(problems)))
+    place = course.folder / library.PACKAGE
+    return (
+        f"These exercises, of the model that you want to train, are not in your library, {place}:\n"
+        + "\n".join(lines)
+        + f"\nWrite them, and run `tplab check {numbers}`: what passes goes into your library. "
+        "`--layers tplab` trains with the course's own layers meanwhile."
+    )
 
 
-def _names(number: int, pieces: list[Piece]) -> list[str]:
-    """Return the names that the cells have in tracebacks."""
-    names, counts = [], dict.fromkeys(("setup", "given", "own"), 0)
-    for piece in pieces:
-        if piece.role in counts:
-            counts[piece.role] += 1
-        if piece.role == "own":
-            names.append(f"your chapter {number:02d}, cell {counts['own']} of your own")
-        elif piece.role == "exercise":
-            part = f", {piece.id.rpartition('-part-')[2]}" if "-part-" in piece.id else ""
-            names.append(f"your chapter {number:02d}, exercise {piece.number}{part}")
-        elif piece.role == "solution":
-            names.append(f"the course's solution of exercise {piece.number}")
-        else:
-            names.append(f"chapter {number:02d}, {piece.role} cell {counts.get(piece.role, 0)}")
-    return names
+def file_of(exercise: str) -> str:
+    """Return the file of the package that has the answer to an exercise."""
+    return module_name(chapter_number(exercise))

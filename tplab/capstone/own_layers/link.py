@@ -1,15 +1,12 @@
-"""Tables that say where each answer is used when a GPT is built from the learner's code. Nothing is run here.
-
-A chapter's setup imports from tplab what the learner has written in earlier chapters. The capstone binds those names to
-the learner's answers instead, so that the chapters become one program:
+"""Tables that say which exercises a GPT is built from, and what is whose in it. Nothing is run here.
 
     3.1 f, 3.2 g  ->  4.1, 4.2 linear layers  ->  5.1 MLP        ->  10.1 layer  ->  10.2 GPT
                                               ->  6.2 attention  ->
                   ->  7.3 embedding, 7.4 logits                                  ->
                   ->  8.5 loss                                                   ->
 
-With `sequence_parallel`, two names are bound differently, so the same cells make a different model: for activations, f
-becomes the all-gather of 12.1, and g its reduce-scatter. The loss keeps g, because it sums values of all tokens.
+With `sequence_parallel`, f becomes the all-gather of 12.1, and g its reduce-scatter, so the same answers make another
+model. The loss keeps g, because it sums values of all tokens.
 """
 
 from collections.abc import Collection
@@ -17,25 +14,8 @@ from collections.abc import Collection
 from tplab.capstone.settings.settings import Settings
 
 F, G = "copy_to_region", "reduce_from_region"
-OPERATORS = {F: "3.1", G: "3.2"}
-LINEAR = {"ColumnParallelLinear": "4.1", "RowParallelLinear": "4.2"}
-
-# chapter -> name in its cells -> the exercise whose answer it is bound to
-LINKS: dict[int, dict[str, str]] = {
-    4: OPERATORS,
-    5: OPERATORS | LINEAR,
-    6: OPERATORS | LINEAR,
-    7: OPERATORS,
-    8: OPERATORS,
-    10: {
-        **OPERATORS, "ParallelMLP": "5.1", "ParallelAttention": "6.2", "VocabParallelEmbedding": "7.3",
-        "parallel_logits": "7.4", "vocab_parallel_cross_entropy": "8.5",
-    },
-}  # fmt: skip
 NOT_CALLED = "not called"
 DOES_WITHOUT = "no other cell calls it: they have tplab's by another way, or do without"
-SEQUENCE = {F: "GatherFromSequence", G: "ReduceScatterToSequence"}  # from 12.1, in place of f and g
-CUT_ALONG_THE_SEQUENCE = (4, 5, 6, 7)  # chapters in which these replace f and g
 
 # exercise -> the names that its answer defines
 ANSWERS: dict[str, tuple[str, ...]] = {

@@ -35,30 +35,30 @@ IN_BFLOAT16 = 0.05  # relative to the loss
 TWO_DEVICES = ("Expected all tensors to be on the same device", "No backend type associated with device type")
 
 
-def try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: Device) -> set[str]:
-    """Train a small model for one step and return the files whose code ran, including the `Code.where` of cells.
+def try_out(parts: Parts, settings: Settings, mesh: DeviceMesh | None, device: Device) -> set[tuple[str, str]]:
+    """Train a small model for one step and return what ran, as pairs of a file and a function or class in it.
 
     Raises ValueError, with the same message on all ranks, naming what differs most from tplab's model.
     """
-    with _about_devices(), _files_that_run() as files:
+    with _about_devices(), _what_runs() as ran:
         _try_out(parts, settings, mesh, device)
-    return files
+    return ran
 
 
 @contextmanager
-def _files_that_run() -> Iterator[set[str]]:
-    """Collect the files whose functions this thread calls."""
+def _what_runs() -> Iterator[set[tuple[str, str]]]:
+    """Collect the functions that this thread calls, and the classes whose methods it calls, each with its file."""
     # On a GPU, backward runs in a different thread, but every answer is also called in forward
-    files: set[str] = set()
+    ran: set[tuple[str, str]] = set()
 
     def look(frame: FrameType, event: str, arg: object) -> None:
         if event == "call":
-            files.add(frame.f_code.co_filename)
+            ran.add((frame.f_code.co_filename, frame.f_code.co_qualname.partition(".")[0]))
 
     before = sys.getprofile()
     sys.setprofile(look)
     try:
-        yield files
+        yield ran
     finally:
         sys.setprofile(before)
 

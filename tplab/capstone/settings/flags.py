@@ -21,8 +21,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "vocab_size": "tokens of the byte-pair tokenizer that is trained on the text",
     },
     "the model": {
-        "layers": "whose: tplab's, mine (yours, from the chapters), torch's own (dtensor), plain (one process)",
-        "chapters": "the folder with your notebooks, for --layers mine",
+        "layers": "whose: tplab's, mine (yours, from your library my_tp), torch's own (dtensor), plain (one process)",
+        "chapters": "your folder, or one that has it as my_course/, for --layers mine",
         "num_layers": "transformer layers",
         "hidden_size": "h, the numbers that stand for a token",
         "num_heads": "of attention, in each layer",

@@ -28,9 +28,9 @@ class Settings:
     data                  a folder of text files; None: the source code of the running Python's standard library
     data_limit            bytes of text to use; None: all
     vocab_size            size of the byte-pair tokenizer that is trained on the text
-    layers                "tplab", "mine" (the learner's, from the chapters), "dtensor" (PyTorch's built-in tensor
+    layers                "tplab", "mine" (the learner's, from their library), "dtensor" (PyTorch's built-in tensor
                           parallelism), "plain" (a single process, no parallelism)
-    chapters              the folder with the learner's notebooks, for layers="mine"
+    chapters              the learner's folder, or one that has it as my_course/, for layers="mine"
 
     num_layers, hidden_size, num_heads, seq_length, dropout    of the GPT, as in `GPTConfig`
 
@@ -64,7 +64,7 @@ class Settings:
     data_limit: int | None = None
     vocab_size: int = 8192
     layers: Layers = "tplab"
-    chapters: str = "chapters"
+    chapters: str = "."
 
     num_layers: int = 4
     hidden_size: int = 128

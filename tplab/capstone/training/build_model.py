@@ -91,7 +91,7 @@ def _build(
         from tplab.capstone.own_layers.build import assemble
 
         if answers is None:
-            raise ValueError('layers="mine" needs the answers: pass answers=find_answers(Path("chapters"), settings)')
+            raise ValueError('layers="mine" needs the answers: pass answers=find_answers(Path("my_course"), settings)')
         model = assemble(answers, settings, config, mesh=mesh, device=device, dtype=dtype)
     copy_shards(drawn, model)
     return model

@@ -99,9 +99,8 @@ def passage_of(number: str, course: Course, ran: list[str], check: str, namespac
     if own.keys() != {*names}:
         raise CannotTake
     others = [piece for piece in pieces if piece.source not in answers]
-    passage = extract(
-        number, [*others, *(Piece("exercise", f"answer-{k}", text, number) for k, text in enumerate(answers))]
-    )
+    mine = [Piece("exercise", f"answer-{place}", source, number) for place, source in enumerate(answers)]
+    passage = extract(number, [*others, *mine, Piece("check", "check", check, number)])
     code = "\n\n".join(passage.code)
     if not all(_source_of(namespace.get(name)) in code for name in names):
         raise CannotTake

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tplab.course.grading.cell_dependencies import binds, uses
 from tplab.course.grading.merge import Piece
 from tplab.course.learner.statements import needed_statements
-from tplab.course.notebooks.source import parse_code, without_magics
+from tplab.course.notebooks.source import parse_code, passed_names, without_magics
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -52,16 +52,24 @@ class Statement:
 def extract(number: str, pieces: list[Piece]) -> Passage:
     """Return the passage of an exercise from the code cells that ran up to its check. Raises SyntaxError."""
     own = [piece for piece in pieces if piece.role == "exercise" and piece.number == number]
-    last = pieces.index(own[-1]) if own else 0
-    others = [piece for piece in pieces[:last] if piece.role not in ("check", "exercise")]
+    others = [piece for piece in pieces if piece.role not in ("check", "exercise")]
+    checked = {
+        name
+        for piece in pieces
+        if (piece.role, piece.number) == ("check", number)
+        for name in passed_names(piece.source)
+    }
     answers = {name for piece in pieces if piece.role == "exercise" for name in binds(piece.source)}
-    statements = [top_level(piece.source) for piece in own]
-    kept = needed_statements([[one.node for one in cell] for cell in statements], set())
+    cells = [top_level(piece.source) for piece in own]
+    kept = needed_statements([[one.node for one in cell] for cell in cells], checked)
     wanted = {id(node) for cell in kept for node in cell}
-    code = [one for cell in statements for one in cell if id(one.node) in wanted]
+    code = [one for cell in cells for one in cell if id(one.node) in wanted]
+    if own:  # what the learner's later cells change about the answer, as in `Layer.forward = mine`
+        later = [piece for piece in pieces[pieces.index(own[-1]) :] if piece.role == "own"]
+        code += [one for piece in later for one in top_level(piece.source) if binds(one.text) & checked]
     imports = {text for one in code for text in single_imports(one.node)}
     code = [one for one in code if not isinstance(one.node, _IMPORTS)]
-    helpers = _helpers(code, [one for piece in others for one in top_level(piece.source)], answers)
+    helpers = _helpers(code, [one for piece in others for one in top_level(piece.source)], answers | checked)
     used = {name for one in [*code, *helpers] for name in uses(one.text)}
     imports |= {text for one in helpers for text in single_imports(one.node)}
     return Passage(
