@@ -12,7 +12,7 @@
 # **The question.** You have every piece of a tensor-parallel GPT. What else does it take to train it for days on a machine with 8 GPUs, to know beforehand what that costs, and to lose no more than a few minutes when the machine dies?
 #
 # **What you will have built.** The rest of a training program: the learning rate, the order of the data, the step that puts the sums of all groups in the right order, checkpoints that a kill cannot spoil, and the number that says how much of the machine was used.
-# Then your own layers, from your notebooks, train a GPT on real text: on two processes of this computer, and with the same command on 8 GPUs.
+# Then your own layers, from your library, train a GPT on real text: on two processes of this computer, and with the same command on 8 GPUs.
 #
 # Symbols: `b` sequences in a micro-batch, `B` in a step, `s` sequence length, `h` hidden size, `L` layers, `m` micro-batches; `tp` ranks share a model, `dp` replicas of it share the work. About 105 minutes.
 
@@ -552,7 +552,7 @@ check("15.5", utilisation)
 # %% [markdown]
 # ## 3 · Run it
 #
-# First your own layers. They are taken from your notebooks in this folder: f and g of chapter 3, the linear layers of chapter 4, and so on up to the GPT of chapter 10, with the product of chapter 11 whose gradient travels while it computes. Each is checked first, a few seconds a chapter, unless `tplab check` has passed this very code already. Where an exercise is still open, the course's solution stands in.
+# First your own layers. They come from your library, `my_tp`: f and g of chapter 3, the linear layers of chapter 4, and so on up to the GPT of chapter 10, with the product of chapter 11 whose gradient travels while it computes. Everything in the library has passed its check. If you haven't written an exercise yet, the course's solution takes its place.
 #
 # Around them stand tplab's own learning rate, windows, step and checkpoints: what you wrote in section 2, with more cases. Your five functions ran in the cells above; `utilisation` is used again in section 4, `newest_checkpoint` in section 5.
 

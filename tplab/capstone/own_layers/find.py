@@ -152,9 +152,11 @@ def _course_of(folder: str | Path) -> Course:
     for start in starts:
         if (found := (start / folder).resolve()).is_dir():
             try:
-                return find_course(found)
+                course = find_course(found)
             except Misuse as error:
                 raise NotReady(str(error)) from None
+            executed = course.material / "solutions"  # the course's own notebooks have no library
+            return Course(course.material, executed) if found == executed.resolve() else course
     raise FileNotFoundError(f"there is no folder {folder} with your notebooks: say where they are, --chapters ...")
 
 
