@@ -126,7 +126,7 @@ def test_a_package_edited_by_hand_is_refused(libraries):
     course = libraries.course({})
     path = course.folder / library.PACKAGE / "linear.py"
     path.write_text(path.read_text() + "\nmore = 1\n")
-    with pytest.raises(NotReady, match=r"linear.py in .*my_tp was edited since it was checked"):
+    with pytest.raises(NotReady, match=r"linear.py in .*my_tp was edited after the check"):
         find_answers(course.folder)
 
 

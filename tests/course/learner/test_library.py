@@ -203,6 +203,9 @@ def test_a_module_edited_by_hand_is_kept_before_it_is_written_again(tiny_course,
     assert "mine = 1" not in path.read_text()
     assert any("mine = 1" in copy.read_text() for copy in (tiny_course.folder / "kept").iterdir())
     assert [module.edited for module in library.modules(tiny_course)] == [False]
+    path.unlink()
+    assert cli.main(["mine", "--root", str(tiny_course.folder)]) == 0
+    assert "return 2 * x" in path.read_text()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"exercises": {"90.1": 3}}'])

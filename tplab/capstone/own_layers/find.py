@@ -17,6 +17,7 @@ from typing import Literal
 
 from tplab.capstone.own_layers.link import needed
 from tplab.capstone.settings.settings import Settings
+from tplab.course.feedback.verdict import names
 from tplab.course.grading.cell_dependencies import select
 from tplab.course.grading.check_notebook import exercises_of
 from tplab.course.grading.merge import is_stub, merge
@@ -164,9 +165,10 @@ def _check_unedited(course: Course) -> None:
     """Raise NotReady if files of the library were edited by hand, because what is in them was never checked."""
     edited = [module.name for module in library.modules(course) if module.edited] if course.started else []
     if edited:
+        were = "was" if len(edited) == 1 else "were"
         raise NotReady(
-            f"{', '.join(edited)} in {course.folder / library.PACKAGE} was edited since it was checked. Put the change "
-            "into the notebook and check it there. train.py runs the package as it is."
+            f"{names(edited)} in {course.folder / library.PACKAGE} {were} edited after the check. Put the change into the "
+            "notebook and check it there. train.py runs the package as it is."
         )
 
 

@@ -134,6 +134,14 @@ def write(course: Course, written: dict[str, Written]) -> None:
         replace(script, (TEMPLATES / SCRIPT).read_bytes())
 
 
+def restore(course: Course) -> None:
+    """Write the package again if one of its modules was deleted. Raises OSError."""
+    with locked(course.memory / "library.lock"):
+        written = load(course)
+        if any(not path_of(course, exercise).exists() for exercise in written):
+            write(course, written)
+
+
 def _hashes(course: Course) -> dict[str, str]:
     """Return the hash of each module as it was last written."""
     try:
@@ -165,7 +173,7 @@ def modules(course: Course) -> list[Module]:
                 written=mine,
                 shown=[exercise for exercise in mine if written[exercise].how != "tplab check"],
                 borrowed=borrowed(course, number, passages),
-                edited=not path.exists() or _hash(path.read_bytes()) != ours.get(name),
+                edited=path.exists() and _hash(path.read_bytes()) != ours.get(name),
             )
         )
     return found

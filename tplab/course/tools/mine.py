@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tplab.course.feedback.verdict import code_html, table
 from tplab.course.learner.course_files import Course, add_root, course_of, own_course
-from tplab.course.learner.library import PACKAGE, SCRIPT, Module, modules
+from tplab.course.learner.library import PACKAGE, SCRIPT, Module, modules, restore
 from tplab.course.learner.library_text import DEMOS, chapter_number
 
 EMPTY = f"Your library is still empty. Each exercise that passes puts your code into {PACKAGE}/."
@@ -38,6 +38,8 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     course = course_of(options)
+    if course.started:
+        restore(course)
     found = modules(course)
     if not found:
         console.print(EMPTY)
