@@ -167,8 +167,8 @@ def _check_unedited(course: Course) -> None:
     if edited:
         were = "was" if len(edited) == 1 else "were"
         raise NotReady(
-            f"{names(edited)} in {course.folder / library.PACKAGE} {were} edited after the check. Put the change into the "
-            "notebook and check it there. train.py runs the package as it is."
+            f"{names(edited)} in {course.folder / library.PACKAGE} {were} edited after the check. Put the change into "
+            "the notebook and check it there. train.py runs the package as it is."
         )
 
 
