@@ -16,6 +16,8 @@ from tplab.course.feedback import hints
 from tplab.course.feedback.verdict import CheckFailed
 from tplab.course.notebooks import build, source
 from tplab.course.notebooks.rewrite import fold_hints
+from tplab.course.tools import cli, exercise_status
+from tplab.course.tools.exercise_status import ChapterStanding, Standing
 
 SECOND = "Add x\nto itself:\n\n```python\nx + x\n```"
 
@@ -54,6 +56,22 @@ def test_every_call_shows_the_next_one_and_the_last_one_stays(root, capsys):
     assert "That was the last one." in shown[2]
     hints.show("90.2", root, root / ".tplab")
     assert "hint 1 of 3" in capsys.readouterr().out, "every exercise counts for itself"
+
+
+def test_without_a_number_it_is_the_next_exercise_to_do(tmp_path, capsys, monkeypatch):
+    tiny.make_unexecuted(tmp_path, tiny.source(2))
+    assert cli.main(["hint", "--root", str(tmp_path)]) == 0
+    assert "Exercise 90.1, hint 1 of 3" in capsys.readouterr().out
+    passed = [Standing("90.1", "", 5, "passed", verified=True)]
+    chapter = ChapterStanding(90, "Tiny", tmp_path, (*passed, Standing("90.2", "", 5, "to do")))
+    monkeypatch.setattr(exercise_status, "standings", lambda course: [chapter])
+    assert cli.main(["hint", "--root", str(tmp_path)]) == 0
+    assert "Exercise 90.2, hint 1 of 3" in capsys.readouterr().out
+    monkeypatch.setattr(
+        exercise_status, "standings", lambda course: [ChapterStanding(90, "Tiny", tmp_path, (*passed,))]
+    )
+    assert cli.main(["hint", "--root", str(tmp_path)]) == 2
+    assert "You have passed every exercise." in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_step_and_all_of_them(root, capsys):

@@ -1,13 +1,17 @@
 """`tplab check`: no spoiling of a notebook lets a wrong answer pass, or costs a right one its verdict."""
 
 import hashlib
+import os
 import re
+import shutil
 import time
 
 import pytest
 
 from tests.course import tiny
 from tplab.course.grading.check_notebook import Note, Verdict, check_notebook
+from tplab.course.learner.course_files import Course
+from tplab.course.learner.start import start
 from tplab.course.notebooks.cells import Unreadable, read_notebook
 from tplab.course.tools import cli
 
@@ -381,6 +385,7 @@ UNREADABLE = {
     "empty": (b"", "the file is empty"),
     "cut short": (b'{"cells": [{"cell_type": "code", "sou', "Was it cut short"),
     "merge marks": (b'{\n<<<<<<< HEAD\n"cells": []\n=======\n>>>>>>> x\n}', "marks of a git merge"),
+    "a number without end": (b'{"cells": [], "n": ' + b"1" * 5000 + b"}", "thousands of digits"),
     "not text": (b"\xff\xfe\x00\x00", "not a text file in UTF-8"),
     "a list": (b"[]", "no list of cells"),
     "format 3": (b'{"worksheets": []}', "format 3"),
@@ -398,6 +403,75 @@ def test_unreadable_file_is_told_what_is_wrong_with_it(root, name, tmp_path, cap
         read_notebook(path)
     assert check(root, "90", "--notebook", str(path)) == 2
     assert path.read_bytes() == content
+
+
+@pytest.fixture
+def two_chapters(root, tmp_path):
+    """A learner's copies of two blank chapters, of which the second was saved last."""
+    for folder in ("solutions", "chapters"):
+        shutil.copytree(root / folder, tmp_path / folder)
+        shutil.copy(root / folder / "90_tiny.ipynb", tmp_path / folder / "91_tiny.ipynb")
+    start(Course(tmp_path, tmp_path / "my_course"))
+    os.utime(tmp_path / "my_course" / "90_tiny.ipynb", (1, 1))
+    return tmp_path
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch):
+    def never(*args, **kwargs):
+        raise AssertionError("nothing has to run here")
+
+    monkeypatch.setattr("tplab.course.grading.check_notebook.Run", never)
+
+
+def test_blank_exercises_are_to_do_without_running_anything(two_chapters, nothing_runs, capsys):
+    assert check(two_chapters, "90") == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"0 of {COUNT} exercises pass. Next: 90.1." in out
+    assert "You have no copies" not in out
+
+
+def test_where_nobody_has_started_the_blank_chapters_are_checked_and_that_is_said(two_chapters, capsys):
+    shutil.rmtree(two_chapters / "my_course")
+    assert check(two_chapters, "--exercise", "90.1") == 1
+    assert capsys.readouterr().out.startswith("You have no copies of your own here yet")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda learner: learner.answer(1, "return 2 * x"),
+        lambda learner: learner.insert(learner.place("check-90-1"), "def double_1(x):\n    return 2 * x"),
+        lambda learner: learner.cell("exercise-90-1").update(
+            source='def double_1(x):\n    return 2 * x\n    raise NotImplementedError("exercise 90.1")'
+        ),
+    ],
+)
+def test_an_answer_wherever_it_is_runs(write, two_chapters, learner, capsys):
+    write(learner)
+    learner.save(two_chapters / "my_course" / "90_tiny.ipynb")
+    assert check(two_chapters, "--exercise", "90.1") == 0
+    assert "1 of 1 exercise passes." in capsys.readouterr().out
+
+
+def test_without_a_chapter_it_asks_and_suggests_the_one_saved_last(two_chapters, nothing_runs, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    for typed, checked in (("", "91 tiny"), ("90", "90 tiny")):
+        monkeypatch.setattr("builtins.input", lambda typed=typed: typed)
+        assert check(two_chapters) == 1
+        out = capsys.readouterr().out
+        assert "Enter alone means 91, the one you saved last" in out
+        assert f"Chapter {checked[:2]}" in out
+    monkeypatch.setattr("builtins.input", lambda: "both")
+    assert check(two_chapters) == 2
+    assert "'both' is no chapter number" in capsys.readouterr().err
+
+
+def test_without_anybody_to_ask_it_says_what_to_write_and_all_means_all(two_chapters, nothing_runs, capsys):
+    assert check(two_chapters) == 2
+    assert "Say which chapter to check: tplab check 4. `tplab check all`" in " ".join(capsys.readouterr().err.split())
+    assert check(two_chapters, "all") == 1
+    assert f"0 of {2 * COUNT} exercises pass in 2 chapters." in capsys.readouterr().out
 
 
 def test_folder_instead_of_a_file(root, tmp_path):

@@ -154,18 +154,13 @@ def write_answers(course: Course, *bodies: str, helper: str = "") -> list[Cell]:
     return read_notebook(made.save(course.folder / NAME))
 
 
-@pytest.fixture(autouse=True)
-def chapter_90(monkeypatch):
-    monkeypatch.setattr(library_text, "MODULES", {**dict(enumerate(library_text.MODULES)), 90: "tiny"})
-
-
 def add(course: Course, learner: list[Cell], *exercises: str) -> list[str]:
     reference = read_notebook(course.material / "solutions" / NAME)
     return library.add_passed(course, reference, learner, list(exercises))
 
 
 def module_text(course: Course) -> str:
-    return (course.folder / library.PACKAGE / "tiny.py").read_text()
+    return (course.folder / library.PACKAGE / "chapter_90.py").read_text()
 
 
 def test_better_code_replaces_it_and_the_same_code_changes_nothing(tiny_course):
@@ -196,7 +191,7 @@ def test_helpers_and_comments_come_along_and_trials_do_not(tiny_course):
 
 def test_a_module_edited_by_hand_is_kept_before_it_is_written_again(tiny_course, capsys):
     add(tiny_course, write_answers(tiny_course, "return x + x"), "90.1")
-    path = tiny_course.folder / library.PACKAGE / "tiny.py"
+    path = tiny_course.folder / library.PACKAGE / "chapter_90.py"
     path.write_text(path.read_text() + "\nmine = 1\n")
     assert [module.edited for module in library.modules(tiny_course)] == [True]
     add(tiny_course, write_answers(tiny_course, "return 2 * x"), "90.1")
@@ -223,11 +218,11 @@ def test_only_what_passes_tplab_check_comes_in_and_mine_shows_it(tiny_course, mo
     assert "still empty" in capsys.readouterr().out
     write_answers(tiny_course, "return x + x", "return 3 * x")
     assert cli.main(["check", "90"]) == 1
-    assert "Your library has your code for 90.1 now: my_tp/tiny.py." in " ".join(capsys.readouterr().out.split())
+    assert "Your library has your code for 90.1 now: my_tp/chapter_90.py." in " ".join(capsys.readouterr().out.split())
     assert "double_2" not in module_text(tiny_course)
     assert cli.main(["mine"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "tiny.py 2 90.1" in out
+    assert "chapter_90.py 2 90.1" in out
     assert "2 lines of your own from 1 exercise," in out
 
 

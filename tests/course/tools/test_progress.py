@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -67,8 +68,27 @@ def test_blank_chapter_is_to_do_with_the_minutes_of_its_tasks(root, capsys):
     text = told(root, capsys=capsys)
     assert text.count("to do") == 3
     assert text.count(" 5 min") == 3
-    assert "0 of 3 passed, about 15 of 15 min left" in text
+    assert "0 of 3 passed, about 15 min left" in text
     assert "0 of 3 exercises passed. Next: 90.1. About 15 min left." in text
+
+
+def test_the_summary_is_first_and_only_chapters_that_one_is_in_are_unfolded(root, learner, capsys):
+    for folder in ("solutions", "chapters"):
+        for number in (91, 92):
+            shutil.copy(root / folder / "90_tiny.ipynb", root / folder / f"{number}_tiny.ipynb")
+    text = told(root, capsys=capsys)
+    assert text.startswith("0 of 9 exercises passed. Next: 90.1.")
+    assert text.count("Double") == 3, "the first chapter's"
+    assert told(root, "--all", capsys=capsys).count("Double") == 9
+    assert told(root, "92", capsys=capsys).count("Double") == 3
+    for k in (1, 2, 3):
+        learner.answer(k, RIGHT)
+    save(root, learner)
+    record(root, e1="passed", e2="passed", e3="passed")
+    lines = told(root, capsys=capsys).splitlines()
+    assert lines[0].startswith("3 of 9 exercises passed. Next: 90.1. About 30 min")
+    assert "3 of 3 passed" in lines[1]
+    assert sum("Double" in line for line in lines) == 3, "those of the next chapter"
 
 
 def test_check_is_what_progress_knows_of(root, learner, monkeypatch, capsys):

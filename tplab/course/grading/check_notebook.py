@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tplab.course.grading.cell_dependencies import cells_that_need_answers, select, to_notebook
+from tplab.course.grading.cell_dependencies import binds, cells_that_need_answers, select, to_notebook
 from tplab.course.grading.merge import Merged, code_cells, merge, names_in, role_of
 from tplab.course.grading.run import Run
 from tplab.course.notebooks.cells import Cell, read_notebook
@@ -59,6 +59,7 @@ def check_notebook(
     learner: list[Cell] | None = None,
     exercises: list[str] | None = None,
     everything: bool = False,
+    blank: list[Cell] | None = None,
     timeout: float = CELL_TIMEOUT,
 ) -> Iterator[Verdict | Note]:
     """Check the notebook at `path` against `reference`. Raises cells.Unreadable before anything runs.
@@ -66,11 +67,14 @@ def check_notebook(
     learner:    the notebook's cells, if they have already been read
     exercises:  check only these, and run only the cells that they need
     everything: also run the given cells that no check needs
+    blank:      the blank chapter; if the exercises are still as they are there, nothing runs
     timeout:    seconds per cell
     """
     merged = merge(reference, read_notebook(path) if learner is None else learner)
     titles = exercises_of(reference)
     wanted = exercises or list(titles)
+    if blank and not everything and _untouched(merged, wanted, blank):
+        return iter([*(Verdict(number, titles[number], "to do") for number in wanted), *map(Note, merged.notes)])
     pieces = select(merged, wanted, everything=everything, whole=exercises is None)
     notebook = to_notebook(pieces)
     folder = path.resolve().parent
@@ -79,6 +83,18 @@ def check_notebook(
         for name in hiding_files(folder)
     ]
     return _verdicts(Run(notebook, folder, timeout), merged, reference, wanted)
+
+
+def _untouched(merged: Merged, wanted: list[str], blank: list[Cell]) -> bool:
+    """Return whether none of the exercises has an answer, anywhere in the notebook, so that nothing needs to run."""
+    stubs = {role_of(cell)[1]: cell.source for cell in code_cells(blank) if role_of(cell)[0] == "exercise"}
+    mine = [piece for piece in merged.pieces if piece.role == "exercise" and piece.number in wanted]
+    names = {name for number in wanted for name in names_in(stubs.get(number, ""))}
+    return (
+        not {*wanted} & merged.missing.keys()
+        and all(piece.source == stubs.get(piece.number) for piece in mine)
+        and not any(piece.role == "own" and binds(piece.source) & names for piece in merged.pieces)
+    )
 
 
 def hiding_files(folder: Path) -> list[str]:

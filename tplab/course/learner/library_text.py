@@ -17,7 +17,7 @@ from tplab.course.learner.passages import Passage, joined_imports
 from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.source import passed_names
 
-MODULES = (
+MODULES = (  # chapters that a teacher adds have a number for a name
     "memory", "collectives", "splitting", "mappings", "linear", "mlp", "attention", "embedding", "cross_entropy",
     "randomness", "transformer", "cost", "sequence", "pipeline", "data_parallel", "training",
 )  # fmt: skip
@@ -73,7 +73,7 @@ class Imports:
 
 def module_name(chapter: int) -> str:
     """Return the file of the package that has the answers to a chapter's exercises."""
-    return f"{MODULES[chapter]}.py"
+    return f"{MODULES[chapter] if chapter < len(MODULES) else f'chapter_{chapter:02d}'}.py"
 
 
 def chapter_number(exercise: str) -> int:
@@ -203,6 +203,6 @@ def _package_text(written: Iterable[str], given: Iterable[str]) -> str:
     lines = ['"""My own library for tensor parallelism, which grows with each exercise that I pass.', ""]
     for number in chapters_of(written):
         exercises = [exercise for exercise in in_order(written) if chapter_number(exercise) == number]
-        lines.append(f"{MODULES[number]:<15} exercises {', '.join(exercises)}")
+        lines.append(f"{module_name(number).removesuffix('.py'):<15} exercises {', '.join(exercises)}")
     others = sorted({name.removesuffix(".py").partition("/")[0] for name in given})
     return "\n".join([*lines, *(f"{name:<15} given by the course" for name in others), '"""', ""])

@@ -51,7 +51,7 @@ def load_notebook(path: Path) -> dict:
         raise Unreadable(f"{path} can't be read: {error.strerror}.") from error
     try:
         notebook = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: JSON's errors, and an integer of thousands of digits
         raise Unreadable(f"{path} is not a notebook: {_what_broke_it(text, error)}") from error
     if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
         old = isinstance(notebook, dict) and "worksheets" in notebook
@@ -70,7 +70,10 @@ def _what_broke_it(text: str, error: Exception) -> str:
         return "it holds the marks of a git merge (<<<<<<<). Settle the merge, then check again."
     if "\x00" in text:
         return "it is not saved as UTF-8 (UTF-16, perhaps), which Jupyter needs. Save it as UTF-8."
-    where = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+    if isinstance(error, json.JSONDecodeError):
+        where = f"line {error.lineno}: {error.msg}"
+    else:
+        where = "nested too deeply" if isinstance(error, RecursionError) else "a number in it has thousands of digits"
     return f"it is not valid JSON ({where}). Was it cut short? Save it again from JupyterLab."
 
 

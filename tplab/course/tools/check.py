@@ -1,12 +1,14 @@
 """`tplab check`: run the learner's answers inside the reference notebook, and print one line per exercise.
 
-tplab check                   every chapter
+tplab check                   asks which chapter
 tplab check 4                 chapter 4
+tplab check all               every chapter
 tplab check --exercise 4.2    one exercise, running only the cells that it needs
 tplab check 4 --notebook copy.ipynb
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -30,11 +32,17 @@ from tplab.course.notebooks.kernels import CELL_TIMEOUT
 from tplab.course.tools import state
 from tplab.course.tools.fingerprint import fingerprints
 
+ALL = "all"
+NO_COPIES = (
+    "You have no copies of your own here yet, so the blank chapters are checked. To make them: make lab, or tplab start"
+)
+ALL_OF_IT = "about six minutes on two cores"
+
 
 def add(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("check", help="check your answers", description="Check your answers, as last saved.")
     parser.add_argument(
-        "chapters", nargs="*", type=int, metavar="N", help="chapter numbers; without one, every chapter"
+        "chapters", nargs="*", type=_number_or_all, metavar="N", help="chapter numbers, or all; without one, it asks"
     )
     parser.add_argument("--exercise", metavar="4.2", help="only this exercise, and only what it needs")
     parser.add_argument("--notebook", type=Path, metavar="FILE", help="your notebook, where it isn't in your folder")
@@ -48,7 +56,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Run the command. Returns 0 if all exercises pass, 1 if one doesn't, and 2 if a notebook can't be read."""
     passed = total = 0
     code = 0
-    jobs = _jobs(options, course_of(options))
+    course = course_of(options)
+    if not (course.started or options.notebook):
+        console.print(Text(NO_COPIES, style="yellow"))
+    jobs = _jobs(options, course)
     for place, files in enumerate(jobs):
         if place:
             console.print()
@@ -68,7 +79,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 def _jobs(options: argparse.Namespace, course: Course) -> list[ChapterFiles]:
     """Return the files of the chapters to check. Raises Misuse."""
-    wanted = list(options.chapters)
+    wanted = [number for number in options.chapters if number != ALL]
     if options.exercise:
         first = options.exercise.partition(".")[0]
         if not first.isdigit() or wanted not in ([], [int(first)]):
@@ -83,7 +94,35 @@ def _jobs(options: argparse.Namespace, course: Course) -> list[ChapterFiles]:
         wanted = [int(number)]
     if options.notebook and len(wanted) > 1:
         raise Misuse("One notebook is one chapter: give one number with --notebook.")
-    return [chapter(course, number) for number in wanted] or list(all_chapters(course).values())
+    known = all_chapters(course)
+    if ALL in options.chapters or (len(known) == 1 and not wanted):
+        return list(known.values())
+    return [chapter(course, number) for number in wanted or [_asked(known)]]
+
+
+def _asked(known: dict[int, ChapterFiles]) -> int:
+    """Ask which chapter to check, suggesting the one whose notebook was saved last. Raises Misuse."""
+    everything = f"`tplab check all` checks all {len(known)} chapters, which takes {ALL_OF_IT}"
+    if not sys.stdin.isatty():
+        raise Misuse(f"Say which chapter to check: tplab check 4. {everything}.")
+    saved = [number for number, files in known.items() if files.learner.exists()]
+    last = max(saved or known, key=lambda number: _saved(known[number]))
+    print(f"Which chapter? Enter alone means {last}, the one you saved last. ({everything}.) ", end="", flush=True)
+    try:
+        text = input().strip()
+    except EOFError:
+        text = "-"
+    if text and not text.isdecimal():
+        raise Misuse(f"{text!r} is no chapter number. Nothing was checked.")
+    return int(text or last)
+
+
+def _saved(files: ChapterFiles) -> float:
+    return files.learner.stat().st_mtime if files.learner.exists() else 0.0
+
+
+def _number_or_all(text: str) -> int | str:
+    return ALL if text == ALL else int(text)
 
 
 def _check_chapter(options: argparse.Namespace, console: Console, files: ChapterFiles) -> tuple[int, int]:
@@ -101,6 +140,7 @@ def _check_chapter(options: argparse.Namespace, console: Console, files: Chapter
         path,
         learner=learner,
         exercises=numbers if options.exercise else None,
+        blank=read_notebook(files.blank) if files.course.started else None,
         everything=options.all_cells,
         timeout=options.timeout,
     )

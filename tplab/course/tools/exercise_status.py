@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tplab.course.grading.check_notebook import exercises_of
 from tplab.course.grading.merge import is_stub, merge
-from tplab.course.learner.course_files import ChapterFiles, Course, all_chapters
+from tplab.course.learner.course_files import ChapterFiles, Course, Misuse, all_chapters
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.tools import state
 from tplab.course.tools.fingerprint import Fingerprint, fingerprints
@@ -49,6 +49,11 @@ class ChapterStanding:
         return sum(exercise.status == "passed" and not exercise.verified for exercise in self.exercises)
 
     @property
+    def begun(self) -> bool:
+        """Whether some of the exercises were tried, but not all of them pass."""
+        return self.minutes_left > 0 and any(one.status != "to do" or one.note for one in self.exercises)
+
+    @property
     def minutes(self) -> int:
         return sum(exercise.minutes for exercise in self.exercises)
 
@@ -62,6 +67,15 @@ def standings(course: Course, numbers: list[int] | None = None) -> list[ChapterS
     known = all_chapters(course)
     entries = state.load(course.memory)
     return [standing(known[number], entries) for number in numbers or known]
+
+
+def next_exercise(course: Course) -> str:
+    """Return the number of the first exercise that doesn't pass. Raises Misuse if all of them do."""
+    found = (one.number for chapter in standings(course) for one in chapter.exercises if one.status != "passed")
+    number = next(found, "")
+    if not number:
+        raise Misuse("You have passed every exercise. To see one of them again, add its number: 4.2")
+    return number
 
 
 def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterStanding:

@@ -1,4 +1,4 @@
-"""`tplab hint 4.2`: show the next of an exercise's three hints."""
+"""`tplab hint 4.2`: show the next of an exercise's three hints. Without a number: of the next exercise to do."""
 
 import argparse
 
@@ -6,11 +6,12 @@ from rich.console import Console
 
 from tplab.course.feedback import hints
 from tplab.course.learner.course_files import add_root, course_of
+from tplab.course.tools.exercise_status import next_exercise
 
 
 def add(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("hint", help="the next hint of an exercise", description="One more hint each time.")
-    parser.add_argument("exercise", metavar="4.2")
+    parser.add_argument("exercise", nargs="?", metavar="4.2", help="without it, the next one that you haven't passed")
     parser.add_argument("--step", type=int, metavar="N", help="this hint, whichever you have seen")
     parser.add_argument("--all", action="store_true", help="all of them")
     add_root(parser)
@@ -19,4 +20,5 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     course = course_of(options)
-    return hints.show(options.exercise, course.material, course.memory, step=options.step, everything=options.all)
+    number = options.exercise or next_exercise(course)
+    return hints.show(number, course.material, course.memory, step=options.step, everything=options.all)

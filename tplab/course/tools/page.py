@@ -21,7 +21,8 @@ _FAINT = "opacity: 0.75; font-size: 88%;"
 def chapter_summary(chapter: ChapterStanding) -> str:
     """Return a chapter's counts in words: "2 of 4 passed, about 25 of 50 min left"."""
     more = f" and {chapter.shown} shown as passed" if chapter.shown else ""
-    left = f", about {chapter.minutes_left} of {chapter.minutes} min left" if chapter.minutes_left else ""
+    of = f"{chapter.minutes_left} of " if chapter.minutes_left < chapter.minutes else ""
+    left = f", about {of}{chapter.minutes} min left" if chapter.minutes_left else ""
     return f"{chapter.passed} of {len(chapter.exercises)} passed{more}{left}"
 
 
@@ -73,9 +74,8 @@ class ProgressPage:
         line = f'<b>{name}</b>{bar}<span style="{_FAINT}">{escape(chapter_summary(chapter))}</span>'
         problem = f'<div style="color: {RED};">{escape(chapter.problem)}</div>' if chapter.problem else ""
         rows = "".join(_row(exercise) for exercise in chapter.exercises)
-        begun = any(exercise.status != "to do" for exercise in chapter.exercises) and chapter.minutes_left
         table = f'<table style="margin: 0.2em 0 0.6em 1.2em; border: none; font-size: inherit;">{rows}</table>'
-        opened = " open" if begun or chapter.problem else ""
+        opened = " open" if chapter.begun or chapter.problem else ""
         return f'<details{opened} style="margin: 0.3em 0;"><summary>{line}</summary>{problem}{table}</details>'
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 GB = 10**9
 COLUMNS: dict[str, Literal["left", "right"]] = {
-    "tp": "right", "pp": "right", "dp": "right", "micro\nbatch": "right", "seq.\npar.": "left", "again": "left",
+    "tp": "right", "pp": "right", "dp": "right", "micro\nbatch": "right", "seq.\npar.": "left", "recomp.": "left",
     "state\nGB": "right", "activ.\nGB": "right", "sum\nGB": "right", "step\ns": "right", "TFLOP/s": "right",
     "MFU": "right", "most beside\nproducts": "left",
 }  # fmt: skip
@@ -69,6 +69,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         raise Misuse(str(error)) from None
     shown = found if options.all else plan.best_of_each_split(found)
     console.print(Text(heading(options.model, config, cluster, options.gpus, sequences), style="bold"))
+    console.print(Text(f"Fastest: {in_words(shown[0])}\n"))
     console.print(table(shown[: options.top]))
     console.print(Text(footing(shown, options.top), style="dim"))
     return 0
@@ -84,6 +85,22 @@ def heading(name: str | None, config: "GPTConfig", cluster: "Machine", gpus: int
         f"{config.hidden_size}, {config.num_heads} heads, vocabulary {config.vocab_size}\n"
         f"{sequences} sequences of {config.seq_length} tokens a step on {gpus} GPUs of {cluster.name}, "
         f"{cluster.memory / GB:.0f} GB each"
+    )
+
+
+def in_words(plan: "Plan") -> str:
+    """Return a layout in a sentence: "each layer over 4 GPUs, the layers in 8 stages, 2 replicas; ..."."""
+    layout, parts = plan.layout, []
+    parts.append(f"each layer over {layout.tp} GPUs" if layout.tp > 1 else "each layer on one GPU")
+    parts.append(f"the layers in {layout.pp} stages" if layout.pp > 1 else "no pipeline")
+    parts.append(f"{layout.dp} replicas" if layout.dp > 1 else "one replica")
+    if layout.sequence_parallel:
+        parts.append("sequence parallelism")
+    if layout.recompute != "nothing":
+        parts.append(f"{layout.recompute} recomputed in backward")
+    return (
+        f"{', '.join(parts)}. {plan.bill.total / GB:.0f} GB on the fullest GPU, {plan.time.total:.3g} s a step, "
+        f"{plan.achieved.mfu:.0%} of the GPUs' peak."
     )
 
 
@@ -112,9 +129,11 @@ def footing(shown: "list[Plan]", top: int) -> str:
     best = shown[0].layout
     more = f"{len(shown) - top} more with --top {len(shown)}. " if len(shown) > top else ""
     return (
-        f"{more}state: weights, gradients, optimizer, on the fullest GPU; again: what backward computes again; "
-        "TFLOP/s: of one GPU. Times come from formulas (tplab.cost.step), and real steps take a quarter longer and "
-        "more: trust the order, and try the first few.\n"
+        f"{more}tp, pp, dp: GPUs that share a layer, stages of the pipeline, replicas. Micro batch: in sequences. "
+        "Seq. par.: sequence parallelism. Recomp.: what backward computes again. GB: on the fullest GPU, weights, "
+        "gradients and optimizer (state), activations, and their sum. MFU: the model's share of the GPUs' peak. Last "
+        "column: what takes most time besides the products. Times come from formulas (tplab.cost.step), and real steps "
+        "take a quarter longer and more: trust the order, and try the first few.\n"
         f"The first as a mesh: init_device_mesh('cuda', ({best.dp}, {best.pp}, {best.tp}), "
         f"mesh_dim_names=('dp', 'pp', 'tp')), {best.steps} micro-batches of {best.micro_batch}."
     )

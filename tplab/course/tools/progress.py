@@ -1,7 +1,8 @@
 """`tplab progress`: list every chapter's exercises as passed, failed or to do, from the learner's notebooks.
 
-    tplab progress            every chapter
-    tplab progress 4 --json   one chapter, for another program
+    tplab progress            every chapter, with the exercises of those that you are in
+    tplab progress 4          the exercises of one chapter
+    tplab progress --all      every exercise
 
 In a notebook, call `progress()` from `tplab.course` to see the same as a page.
 """
@@ -31,6 +32,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "chapters", nargs="*", type=int, metavar="N", help="chapter numbers; without one, every chapter"
     )
+    parser.add_argument("--all", action="store_true", help="also the exercises of chapters that are done or not begun")
     parser.add_argument("--json", action="store_true", help="for another program")
     add_root(parser)
     parser.set_defaults(run=run)
@@ -42,17 +44,18 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.json:
         print(as_json(chapters))
         return 0
-    for place, one in enumerate(chapters):
-        if place:
-            console.print()
-        show(console, one)
-    console.print()
     console.print(Text(page.summary(chapters), style="bold"))
+    following = next((one for one in chapters if one.minutes_left), None)
+    for one in chapters:
+        opened = bool(options.chapters) or options.all or one is following or one.begun
+        if opened:
+            console.print()
+        show(console, one, opened)
     return 0
 
 
-def show(console: Console, chapter: ChapterStanding) -> None:
-    """Print one chapter's progress in the terminal."""
+def show(console: Console, chapter: ChapterStanding, opened: bool = True) -> None:
+    """Print one chapter's progress in the terminal, with its exercises if it is `opened`."""
     heading = Table.grid(expand=True, padding=(0, 1))
     heading.add_column(ratio=1)
     heading.add_column(no_wrap=True, justify="right")
@@ -62,7 +65,7 @@ def show(console: Console, chapter: ChapterStanding) -> None:
     console.print(heading)
     if chapter.problem:
         console.print(Padding(Text(chapter.problem, style="red"), (0, 0, 0, 2)))
-    for exercise in chapter.exercises:
+    for exercise in chapter.exercises if opened else ():
         mark, colour = LOOK[exercise.status]
         line = Table.grid(expand=True, padding=(0, 1))
         line.add_column(width=2, justify="right")

@@ -16,6 +16,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from tplab.course.feedback import hints
+from tplab.course.feedback.plain_math import plain
 from tplab.course.grading.check_notebook import exercises_of
 from tplab.course.grading.check_output import reflow
 from tplab.course.learner.course_files import (
@@ -28,6 +29,7 @@ from tplab.course.learner.course_files import (
 from tplab.course.notebooks.cells import read_notebook
 from tplab.course.notebooks.rewrite import BEGIN, END
 from tplab.course.tools.confirm import agreed
+from tplab.course.tools.exercise_status import next_exercise
 from tplab.course.tools.saved_outputs import results
 
 
@@ -37,15 +39,16 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="the explained answer to an exercise",
         description="Show the explained answer to an exercise. Your notebook stays as it is.",
     )
-    parser.add_argument("exercise", metavar="4.2")
+    parser.add_argument("exercise", nargs="?", metavar="4.2", help="without it, the next one that you haven't passed")
     parser.add_argument("--yes", action="store_true", help="don't ask first")
     add_root(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    number = options.exercise
-    files = chapter_of_exercise(course_or_material(options), number, "tplab solution 4.2")
+    course = course_or_material(options)
+    number = options.exercise or next_exercise(course)
+    files = chapter_of_exercise(course, number, "tplab solution 4.2")
     reference = read_notebook(files.reference)
     titles = exercises_of(reference)
     if number not in titles:
@@ -67,7 +70,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     console.print(Text("\nHow to get there", style="bold"))
     for step, text in enumerate(hints.hints_of(reference).get(number, []), 1):
         console.print(f"{step}.")
-        console.print(Padding(Markdown(text), (0, 0, 0, 3)))
+        console.print(Padding(Markdown(plain(text)), (0, 0, 0, 3)))
     told = [text for cell in reference if cell.marks.get("check") == number for text in results(cell.outputs)]
     if told:
         console.print(Text("\nWhat its check says", style="bold"))
