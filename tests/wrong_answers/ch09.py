@@ -299,6 +299,7 @@ REPLAY = [
     ("seeds anew in the second run", replay(swap(CHECKPOINT, "    tracker.load_state_dict(before)", "    torch.manual_seed(0)\n    tracker.load_state_dict(before)")), "In which one does the second run start somewhere else"),
     ("an autograd function that knows only x", replay(OWN), "use_reentrant=False"),
     ("reentrant, with the states", replay("before = tracker.state_dict()\nruns = []\ndef run(*inputs):\n    now = tracker.state_dict()\n    again = bool(runs)\n    runs.append(1)\n    if again:\n        tracker.load_state_dict(before)\n    out = function(*inputs)\n    if again:\n        tracker.load_state_dict(now)\n    return out\nreturn torch_checkpoint(run, *args, use_reentrant=True)"), "use_reentrant=False"),
+    ("only the first argument", replay(swap(CHECKPOINT, "function, *args,", "function, args[0],")), "Do both reach it, in both of its runs"),
     ("the output is detached", replay(swap(CHECKPOINT, "replay()))", "replay())).detach()")), "A gradient does not arrive"),
     ("returns nothing", replay(swap(CHECKPOINT, "return torch_checkpoint", "torch_checkpoint")), "what `function(x)` returns"),
 ]  # fmt: skip

@@ -38,6 +38,7 @@ BUCKETS = [
     ("never set back", solution("14.1").rsplit("        self.arrived = [0]", 1)[0], "that `finish` must set back"),
     ("never waits", buckets(("            work.wait()\n", "")), "From when on may its result be read"),
     ("the result stays in the flat tensor", buckets(("param.grad.copy_(part.view_as(param) / total.item())", "part.div_(total.item())")), "Which tensor did the all-reduce write into"),
+    ("a list that all objects share", buckets(("        self.running = []\n        for number", "        for number"), ("        self.running = []\n", "        self.running.clear()\n"), ("    def __init__", "    running = []\n\n    def __init__")), "What does a call leave behind"),
     ("put back in another order", buckets(("parts = flat.split([param.numel() for param in bucket])", "bucket = bucket[::-1]\n            parts = flat.split([param.numel() for param in bucket])")), "In which order did you put them in"),
     ("the default group", buckets(("dist.all_reduce(flat, group=self.group, async_op=True)", "dist.all_reduce(flat, async_op=True)")), "which all-reduce was not given `group`"),
     ("one rank adds up the tokens", buckets(("        dist.all_reduce(total, group=self.group)\n", "        if dist.get_rank(self.group) == 0:\n            dist.all_reduce(total, group=self.group)\n")), "Every rank must start the same all-reduces"),
@@ -127,6 +128,10 @@ NORM = [
     ("gathers the shards", norm((SQUARES, "parts = [torch.empty_like(param.grad) for _ in range(dist.get_world_size(tp_group))]\n            dist.all_gather(parts, param.grad, group=tp_group)\n            total += (torch.stack(parts) if hasattr(param, 'tensor_parallel') else param.grad).double().square().sum()"), (" and first_copy and mine", " and first_copy"), ("    dist.all_reduce(total, group=tp_group)\n", "")), "One number from each rank is enough"),
     ("squares the gradients in place", norm((SQUARES, "total += param.grad.square_().sum()")), "Which line of yours writes into one"),
     ("float32", norm((".double()", ".float()")), "rounded, as by a step through float32"),
+    ("squares in float16", norm((".double()", "")), "In which dtype do you square"),
+    ("the table by its shape", norm(("param is not tied", "tied is None or param.shape != tied.shape")), "whether a parameter is `tied` itself"),
+    ("goes through the parameters twice", norm(("    for param in parameters:", "    if not any([param.grad is not None for param in parameters]):\n        return 0.0\n    for param in parameters:")), "which can be gone through only once"),
+    ("needs at least one gradient", norm(("    total = torch.zeros((), dtype=torch.float64, device=device())\n", "    squares = []\n"), (SQUARES, "squares.append(param.grad.double().square().sum())"), (BOTH, "    total = torch.stack(squares).sum()\n" + BOTH)), "stack expects a non-empty TensorList"),
     ("only rank 0 knows", norm((ROOT, "return math.sqrt(total.item()) if dist.get_rank() == 0 else 0.0")), "Go through the parameters of one rank"),
 ]  # fmt: skip
 

@@ -27,11 +27,15 @@ from tplab.capstone.own_layers.find import Answers, file_of
 from tplab.capstone.own_layers.link import ANSWERS, F, G, check_answers, is_async, needed, whole_world
 from tplab.capstone.own_layers.trial import try_out
 from tplab.capstone.settings.settings import Settings
+from tplab.course.learner.given_code import Part
 from tplab.data.grad_norm import grad_norm
 from tplab.memory.config import GPTConfig
+from tplab.runtime import device as own_device
 from tplab.sequence.regions import gather_from_sequence_region, reduce_scatter_to_sequence_region
 from tplab.tensor.linear import Device
 
+# Where ranks share a GPU, the copy of this function in the library doesn't know it
+OWN_DEVICE = Part("tplab.runtime.devices", "device")
 _numbers = itertools.count(1)
 
 
@@ -166,3 +170,5 @@ class _Package(MetaPathFinder, Loader):
         module.__file__ = spec.origin
         code: CodeType = compile(self.answers.files[file], spec.origin, "exec", dont_inherit=True)
         exec(code, module.__dict__)
+        if file == OWN_DEVICE.file:
+            module.__dict__[OWN_DEVICE.name] = own_device

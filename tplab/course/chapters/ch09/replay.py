@@ -37,6 +37,7 @@ class Scene(checks.Case):
     title: str
     calls: int = 1
     x_needs_grad: bool = True
+    factor: float | None = None  # a second argument of the function
 
     def describe(self, name: str) -> str:
         return self.title
@@ -50,6 +51,7 @@ SCENES = (
     Scene(title="one function"),
     Scene(title="two functions, one after the other", calls=2),
     Scene(title="an x that needs no gradient", x_needs_grad=False),
+    Scene(title="a function of a tensor and a number", factor=-1.5),
 )
 
 
@@ -67,11 +69,11 @@ class Body:
         self.weight, self.tracker = weight, tracker
         self.made: list[weakref.ref[Tensor]] = []
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, factor: float = 1.0) -> Tensor:
         a = dropout(self.weight * copy_to_region(x), RATE, sharded=True, rng=self.tracker)
         self.made.append(weakref.ref(a))
         y = dropout(reduce_from_region(a), RATE, sharded=False, rng=self.tracker)
-        return F.dropout(y, RATE) ** 2
+        return factor * F.dropout(y, RATE) ** 2
 
 
 def draw(case: Scene, generator: torch.Generator, size: int) -> Problem:
@@ -85,8 +87,9 @@ def run(checkpoint: Callable[..., Any], case: Scene, given: Problem, group: Any)
     weight = given.weights[dist.get_rank()].to(device()).requires_grad_()
     body = Body(weight, tracker)
     xs = [x.to(device()).requires_grad_(case.x_needs_grad) for x in given.xs]
-    with record() as forward, checks.called_as("checkpoint(function, x, tracker=tracker)"):
-        outs = [checkpoint(body, x, tracker=tracker) for x in xs]
+    more = [] if case.factor is None else [case.factor]
+    with record() as forward, checks.called_as(f"checkpoint(function, x,{' factor,' * len(more)} tracker=tracker)"):
+        outs = [checkpoint(body, x, *more, tracker=tracker) for x in xs]
     seen: checks.Observed = {"out": outs if case.calls > 1 else outs[0], "forward traffic": checks.traffic(forward)}
     kept = sum(ref() is not None for ref in body.made)
     seen[FREED] = checks.Claim(f"of {len(body.made)} tensors made inside, {kept} are still there" if kept else "")
@@ -116,12 +119,14 @@ def masks(seed: int, runs: int) -> list[dict[str, Tensor]]:
     return [dict(zip(names, drawn[3 * run : 3 * run + 3], strict=True)) for run in range(runs)]
 
 
-def gradients(problem: Problem, call: int, masks: Sequence[Mapping[str, Tensor]], rank: int) -> tuple[Tensor, ...]:
+def gradients(
+    problem: Problem, call: int, masks: Sequence[Mapping[str, Tensor]], rank: int, factor: float = 1.0
+) -> tuple[Tensor, ...]:
     """Return a call's out and dx and a rank's dw, each [n], computed in a single process from all ranks' `masks`."""
     x = problem.xs[call].clone().requires_grad_()
     weights = [weight.clone().requires_grad_() for weight in problem.weights]
     a = torch.stack([mine[SHARDED] * weight * x for mine, weight in zip(masks, weights, strict=True)])  # [p, n]
-    out = (a.sum(0) * masks[0][REPLICATED] * masks[0][CURRENT]) ** 2
+    out = factor * (a.sum(0) * masks[0][REPLICATED] * masks[0][CURRENT]) ** 2
     return out.detach(), *torch.autograd.grad(out, (x, weights[rank]), problem.dy)
 
 
@@ -132,9 +137,9 @@ def expect(case: Scene, problem: Problem, place: checks.Place) -> checks.Expecte
         """Return a second run's masks if only torch's state is reset. Backward starts with the last call."""
         return [mine[2 * case.calls - 1 - call] | {CURRENT: mine[call][CURRENT]} for mine in drawn]
 
-    calls = range(case.calls)
-    same = [gradients(problem, call, [mine[call] for mine in drawn], place.index) for call in calls]
-    later = [gradients(problem, call, of_second_run(call), place.index) for call in calls]
+    calls, factor = range(case.calls), 1.0 if case.factor is None else case.factor
+    same = [gradients(problem, call, [mine[call] for mine in drawn], place.index, factor) for call in calls]
+    later = [gradients(problem, call, of_second_run(call), place.index, factor) for call in calls]
     outs, dxs, dws = zip(*same, strict=True)
     _, later_dxs, later_dws = zip(*later, strict=True)
     all_reduces = [("all_reduce", SIZE)] * case.calls
@@ -160,7 +165,7 @@ def replay(checkpoint: Callable[..., Any]) -> checks.Verdict:
         draw=draw,
         run=run,
         expect=expect,
-        questions=QUESTIONS,
+        questions=lambda case, observed: QUESTIONS if case.factor is None else (TWO_ARGUMENTS, *QUESTIONS),
         crash=CRASH,
     )
     return checks.Verdict("The second run drops what the first has dropped, and leaves no trace in any state.")
@@ -169,6 +174,10 @@ def replay(checkpoint: Callable[..., Any]) -> checks.Verdict:
 CRASH = (
     "`checkpoint(function, x, tracker=tracker)` returns what `function(x)` returns. Which states have to be kept "
     "before the first run, put in place before the second, and put back after it?"
+)
+TWO_ARGUMENTS = checks.Question(
+    lambda d: "out" in d.names or d.malformed,
+    "Here the function has two arguments, a tensor and a number. Do both reach it, in both of its runs?",
 )
 QUESTIONS = (
     checks.Question(

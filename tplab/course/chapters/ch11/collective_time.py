@@ -23,6 +23,10 @@ _PART = "the time where `size` is taken for one rank's part"
 
 _QUESTIONS = (
     Question(lambda d: d.malformed, "A number of seconds is wanted. What does your last line return?"),
+    Question(
+        lambda d: all(d.kind(kind) == "zeros" for kind in KINDS),
+        "An empty message still takes its latency, in every step. What does link.seconds(0) return?",
+    ),
     Question(lambda d: d.p == 1, "With one rank nothing is sent. How many steps does your formula count?"),
     Question(
         kind_is("all_reduce", _HALF),
@@ -95,10 +99,10 @@ def lookalikes(rows: Mapping[str, tuple[float, dict[str, float]]]) -> dict[str, 
 @exercise("11.1", "the time of a collective")
 def collective_seconds(function: Callable[..., Any]) -> Verdict:
     for p in (8, 5, 3, 64, 2, 1):
-        for _ in range(3):
+        for bytes_are in ("some", "some", "none"):
             draw = torch.rand(3, generator=fresh_generator(), dtype=torch.float64).tolist()
             link = Link(2e-6 * 10 ** draw[0], 2e-12 * 50 ** draw[1])
-            size = round(2.0 ** (12 + 14 * draw[2]))
+            size = round(2.0 ** (12 + 14 * draw[2])) if bytes_are == "some" else 0
             rows = {kind: ring(kind, size, p, link.alpha, link.beta) for kind in KINDS}
             seen = {}
             for kind in KINDS:

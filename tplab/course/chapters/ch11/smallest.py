@@ -23,6 +23,7 @@ class Case:
     sent: float
     fixed: float = 0.0
     most: int = 2**17
+    defaults: bool = False  # whether the options, which are the defaults, are left out of the call
 
     def seconds(self, h: int, p: int) -> float:
         return h * h / p + (self.sent * h + self.fixed if p > 1 else 0.0)
@@ -64,6 +65,7 @@ class Case:
 
     def note(self) -> str:
         options = f", efficiency={self.efficiency:.3g}, step={self.step}, most={self.most}"
+        options = "" if self.defaults else options
         return f"smallest_hidden(seconds, {self.p}{options})"
 
 
@@ -108,6 +110,9 @@ def cases(generator: torch.Generator) -> list[Case]:
         Case(p=8, efficiency=0.9, step=512, sent=1000.0, most=65536),
         Case(p=4, efficiency=0.75, step=256, sent=256.0, most=3072),  # the largest size that may be tried is the answer
         Case(p=4, efficiency=0.75, step=256, sent=256.0, most=3071),  # and here it is just out of reach
+        Case(p=2, efficiency=0.5, step=4096, sent=3.0, most=4095),  # no size may be tried at all
+        Case(p=8, efficiency=0.8, step=1024, sent=333.0, defaults=True),
+        Case(p=8, efficiency=0.8, step=1024, sent=5000.0, defaults=True),  # only beyond 2**17
     ]
 
 
@@ -115,7 +120,8 @@ def cases(generator: torch.Generator) -> list[Case]:
 def smallest_hidden(function: Callable[..., Any]) -> Verdict:
     for case in cases(fresh_generator()):
         with calling(case.note()):
-            said = function(case.seconds, case.p, efficiency=case.efficiency, step=case.step, most=case.most)
+            options = {} if case.defaults else {"efficiency": case.efficiency, "step": case.step, "most": case.most}
+            said = function(case.seconds, case.p, **options)
         right = case.right()
         verify(
             "11.4",

@@ -106,25 +106,34 @@ def run(parallel_class: Callable[..., Any], case: Step, given: Given, group: Any
         parallel = parallel_class(model, case.bucket_size, group)
     between = case.twin is checks.Twin.BETWEEN
     other = Net({name: -value for name, value in given.weights.items()})
-    twin = parallel_class(other, case.bucket_size, group) if between else None
+    twin: Any = parallel_class(other, case.bucket_size, group) if between else None
     for x in given.batches:
-        seen = one_step(model, parallel, x.to(device()))
-        if between:
-            one_step(other, twin, -x.to(device()))
+        x = x.to(device())
+
+        def other_step(fewer: Tensor = x[1:]) -> None:
+            other.zero_grad()
+            other(-fewer).backward()
+            twin.finish(len(fewer))
+
+        seen = one_step(model, parallel, x, other_step if between else None)
     return seen
 
 
-def one_step(model: Net, parallel: Any, x: Tensor) -> checks.Observed:
+def one_step(model: Net, parallel: Any, x: Tensor, between: Callable[[], None] | None) -> checks.Observed:
+    """Run a step, with a step of another model `between` the backward pass and `finish`."""
     params = dict(model.named_parameters())
     model.zero_grad()
     before = checks.Snapshot(x=x, **params)
     with record() as whole:
         with record() as backward:
             model(x).backward()
+        with record() as others:
+            if between:
+                between()
         with checks.called_as(f"finish({len(x)})"):
             parallel.finish(len(x))
     entered, early = len(backward), [c for c in backward if len(c.group) > 1 and c.end is not None]
-    large = [c for c in list(whole)[entered:] if c.numel > len(c.group) > 1]
+    large = [c for c in list(whole)[entered + len(others) :] if c.numel > len(c.group) > 1]
     return {
         **{f"d{name}": checks.portable(param.grad) for name, param in params.items()},
         "backward traffic": checks.traffic(list(whole)[:entered]),

@@ -24,6 +24,7 @@ TIED_TWICE = "what comes out when the shared table counts twice"
 DP_TOO = "sqrt(dp) times the right one"
 NO_ROOT = "the square of the right one"
 SUM_OF_NORMS = "the sum of the norms of all ranks"
+BY_SHAPE = "what comes out without a weight that has the shape of the table"
 SHARD_KINDS = (OWN_SHARDS, f"{OWN_SHARDS} ", f"{OWN_SHARDS}  ", SHARDS_OF_0)
 
 CUTS = {"up": 0, "down": 1, "table": 0}  # dimension along which each is split; "norm" is replicated
@@ -31,12 +32,21 @@ CUTS = {"up": 0, "down": 1, "table": 0}  # dimension along which each is split; 
 
 @dataclass(frozen=True)
 class Mesh(checks.Case):
+    """How many ranks each axis has.
+
+    half:    the gradients are float16 numbers, whose squares float16 can't hold
+    frozen:  the last stage has no gradients, except the shared table's
+    """
+
     dp: int
     pp: int
     tp: int
+    half: bool = False
+    frozen: bool = False
 
     def describe(self, name: str) -> str:
-        return f"dp = {self.dp}, pp = {self.pp}, tp = {self.tp}"
+        how = ", gradients in float16" * self.half + ", a stage without gradients of its own" * self.frozen
+        return f"dp = {self.dp}, pp = {self.pp}, tp = {self.tp}{how}"
 
     def stage_and_shard(self, rank: int) -> tuple[int, int]:
         """Return the position of a rank on the pp and tp axes."""
@@ -49,9 +59,9 @@ class Mesh(checks.Case):
 
 
 MESHES = {
-    1: (Mesh(1, 1, 1),),
-    2: (Mesh(1, 1, 2), Mesh(1, 2, 1), Mesh(2, 1, 1)),
-    4: (Mesh(1, 2, 2), Mesh(2, 1, 2), Mesh(2, 2, 1)),
+    1: (Mesh(1, 1, 1), Mesh(1, 1, 1, half=True)),
+    2: (Mesh(1, 1, 2), Mesh(1, 2, 1), Mesh(2, 1, 1), Mesh(1, 2, 1, frozen=True)),
+    4: (Mesh(1, 2, 2), Mesh(2, 1, 2), Mesh(2, 2, 1), Mesh(1, 2, 2, half=True)),
 }
 
 
@@ -70,9 +80,17 @@ class Held(NamedTuple):
 
 
 def draw(case: Mesh, generator: torch.Generator, size: int) -> Problem:
-    shapes = {"up": (8, 3), "down": (3, 8), "norm": (6,)}
-    stages = [{name: checks.random_tensor(generator, *shape) for name, shape in shapes.items()} for _ in range(case.pp)]
-    return Problem(stages, checks.random_tensor(generator, 12, 3))
+    shapes = {"up": (12, 3), "down": (3, 8), "norm": (6,)}  # `up` has the table's shape, and isn't tied
+
+    def gradient(*shape: int) -> Tensor:
+        if case.half:
+            return torch.randint(-400, 401, shape, generator=generator).double()
+        return checks.random_tensor(generator, *shape)
+
+    stages = [{name: gradient(*shape) for name, shape in shapes.items()} for _ in range(case.pp)]
+    if case.frozen:
+        stages[-1] = {}
+    return Problem(stages, gradient(12, 3))
 
 
 def held_by(case: Mesh, problem: Problem, i: int, t: int) -> dict[str, Held]:
@@ -94,13 +112,13 @@ def give(case: Mesh, problem: Problem, place: checks.Place) -> dict[str, Tensor]
 
 def run(gradient_norm: Callable[..., Any], case: Mesh, given: dict[str, Tensor], group: Any) -> checks.Observed:
     tp_group, pp_group = (checks.make_group(case.groups_of(axis)) for axis in ("tp", "pp"))
-    named = {name: as_parameter(name, gradient) for name, gradient in given.items()}
+    named = {name: as_parameter(name, gradient.half() if case.half else gradient) for name, gradient in given.items()}
     tied = named.get("table") if case.pp > 1 else None
     params = list(named.values())
     params.insert(1, nn.Parameter(torch.ones(2, dtype=case.dtype, device=device())))  # without a gradient
     before = checks.Snapshot(parameters=params, **{f"gradient {n}": param.grad for n, param in enumerate(params)})
     with record() as section, checks.called_as("gradient_norm(parameters, tp_group, pp_group, tied)"):
-        norm = gradient_norm(params, tp_group, pp_group, tied)
+        norm = gradient_norm(iter(params) if case.frozen else params, tp_group, pp_group, tied)
     sent = [call for call in checks.traffic(section) if call.numel > 2 * len(call.group)]
     return {
         "norm": torch.tensor(norm, dtype=case.dtype) if type(norm) is float else norm,
@@ -128,7 +146,7 @@ def known_mistakes(case: Mesh, problem: Problem, place: checks.Place, right: Ten
     """Return the norms that known mistakes give on this rank, with NaN for a mistake that gives the right norm."""
     dp, pp, tp = case.dp, case.pp, case.tp
     i, t = case.stage_and_shard(place.index)
-    replicated = [square(stage["norm"]) for stage in problem.stages]
+    replicated = [square(stage["norm"]) if stage else 0.0 for stage in problem.stages]
     whole, tied = float(right) ** 2, square(problem.table)
 
     def of_rank(i: int, t: int) -> float:
@@ -151,6 +169,7 @@ def known_mistakes(case: Mesh, problem: Problem, place: checks.Place, right: Ten
         SHARDS_OF_0: root(*(of_rank(other, 0) for other in range(pp))),
         DP_TOO: root(dp * whole),
         NO_ROOT: right**2,
+        BY_SHAPE: root(whole, -square(problem.stages[-1].get("up", torch.zeros(1))) * (pp > 1)),
         SUM_OF_NORMS: sum((root(counted(a, b)) for a in range(pp) for b in range(tp)), torch.zeros_like(right)),
     }
     return {
@@ -171,7 +190,7 @@ def root(*squares: float) -> Tensor:
 def norm_of_the_gradient(gradient_norm: Callable[..., Any]) -> checks.Verdict:
     checks.check_cases(
         "14.4", gradient_norm, lambda world_size: MESHES[world_size], draw=draw, give=give, run=run, expect=expect,
-        questions=QUESTIONS, crash=CRASH, stuck=STUCK,
+        questions=lambda case, observed: (ONCE, *QUESTIONS) if case.frozen else QUESTIONS, crash=CRASH, stuck=STUCK,
         values_on_cpu=True,
     )  # fmt: skip
     return checks.Verdict("Every parameter of the model counts once, on every mesh, and all ranks agree.")
@@ -182,6 +201,11 @@ CRASH = (
     "one of them?"
 )
 STUCK = "Every rank must enter the same all-reduces, also one that has nothing of its own to add. Which rank does not?"
+ONCE = checks.Question(
+    checks.kind_is("norm", "zeros"),
+    "`parameters` may be `model.parameters()`, which can be gone through only once. Which line of yours goes through "
+    "it before your sum begins?",
+)
 QUESTIONS = (
     checks.Question(checks.changed, "The gradients are still to be used. Which line of yours writes into one?"),
     checks.Question(
@@ -190,6 +214,16 @@ QUESTIONS = (
     ),
     checks.Question(
         checks.kind_is("norm", NO_ROOT), "These are the squares, added up. What is still to be done with the sum?"
+    ),
+    checks.Question(
+        lambda d: "infinity" in d.text("norm"),
+        "Gradients may be float16, whose largest number is 65,504, so the square of 300 is already infinite in it. In "
+        "which dtype do you square?",
+    ),
+    checks.Question(
+        checks.kind_is("norm", BY_SHAPE),
+        "Another weight has the shape of the shared table and belongs to this stage alone. How do you find out whether "
+        "a parameter is `tied` itself?",
     ),
     checks.Question(
         checks.kind_is("norm", REPLICATED, f"{REPLICATED} "),
