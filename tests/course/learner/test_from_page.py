@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.capstone.own_layers.libraries import solution
 from tests.course.learner.test_library import empty_course, pass_all
 from tests.runtime.kernel import Notebook, notebook
 from tplab.course.learner import library
@@ -69,7 +70,7 @@ def test_a_pass_puts_the_answer_with_its_helpers_into_the_library(course, book):
     assert text_of(course) == ""
     shown = html(book.run(CHECK))
     assert "✓ Exercise 2.1 passed" in shown
-    assert f"Your library has it: {MODULE}." in shown
+    assert f"It goes into your library: {MODULE}." in shown
     text = text_of(course)
     assert "# my own words" in text
     assert "# Cuts one way\ndef pieces" in text
@@ -86,6 +87,20 @@ def page_in(course: Course, chapter: int = 2) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(course.folder)
         return page(chapter)
+
+
+def test_a_class_is_taken_if_its_methods_are_those_of_the_cell(course, book):
+    answer = solution("3.1").replace("grad_output.clone(", "grad_output.detach().clone(")
+    for source in ("import torch\nimport torch.distributed as dist\nfrom torch.autograd import Function", answer):
+        book.run(source)
+    book.run("from tplab.course import check")
+    assert "✓ Exercise 3.1 passed" in html(book.run('check("3.1", CopyToRegion)'))
+    path = course.folder / "my_tp" / "mappings.py"
+    assert "grad_output.detach().clone(" in path.read_text()
+    book.run(answer.replace(".detach()", ".contiguous()"))
+    book.run("CopyToRegion.backward = staticmethod(lambda ctx, dy: (dist.all_reduce(g := dy.clone()), g)[1])")
+    assert "tplab check --exercise 3.1" in book.run('check("3.1", CopyToRegion)').text
+    assert "grad_output.detach().clone(" in path.read_text()
 
 
 def test_better_code_replaces_it_and_a_failed_check_does_not(course, book):
@@ -128,7 +143,7 @@ def test_without_a_page_nothing_is_written_and_the_box_is_the_same(course, tmp_p
     for book in opened(course, None):
         for source in (SETUP, HELPER, ANSWER):
             book.run(source)
-        assert f"Your library has it: {MODULE}." in html(book.run(CHECK))
+        assert f"It goes into your library: {MODULE}." in html(book.run(CHECK))
         assert text_of(course) == ""
 
 

@@ -7,7 +7,6 @@ done if the answer that was checked is the one in that cell. `library.Written.ho
 
 import inspect
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ class CannotTake(Exception):  # noqa: N818 (it says what to do: check the saved 
 def told(number: str) -> str:
     """Return what the box of a pass says about the library, or "" outside the learner's own folder."""
     return (
-        f"Your library has it: {library.PACKAGE}/{module_name(chapter_number(number))}."
+        f"It goes into your library: {library.PACKAGE}/{module_name(chapter_number(number))}."
         if own_course(Path.cwd())
         else ""
     )
@@ -102,7 +101,7 @@ def passage_of(number: str, course: Course, ran: list[str], check: str, namespac
     mine = [Piece("exercise", f"answer-{place}", source, number) for place, source in enumerate(answers)]
     passage = extract(number, [*others, *mine, Piece("check", "check", check, number)])
     code = "\n\n".join(passage.code)
-    if not all(_source_of(namespace.get(name)) in code for name in names):
+    if not all(source in code for name in names for source in _sources_of(namespace.get(name))):
         raise CannotTake
     return passage
 
@@ -115,9 +114,16 @@ def _parses(source: str) -> bool:
     return True
 
 
-def _source_of(answer: Any) -> str:
-    """Return the source of the learner's function or class. Raises CannotTake if Python doesn't know it."""
+def _sources_of(answer: Any) -> list[str]:
+    """Return the source of the learner's function, or of each method of their class. Raises CannotTake if unknown."""
+    functions = [answer]
+    if isinstance(answer, type):  # Python doesn't know the source of a class that a cell defines
+        inner = [getattr(value, "__func__", getattr(value, "fget", value)) for value in vars(answer).values()]
+        functions = [value for value in inner if inspect.isfunction(value) and value.__module__ == answer.__module__]
     try:
-        return textwrap.dedent(inspect.getsource(answer)).rstrip()
+        found = [inspect.getsource(function).rstrip() for function in functions]
     except (OSError, TypeError):
         raise CannotTake from None
+    if not found:
+        raise CannotTake
+    return found

@@ -95,7 +95,8 @@ class LibraryPage:
         return "\n".join([self.title, *("   ".join(filter(None, row)) for row in self.rows), *self.notes])
 
     def _repr_html_(self) -> str:
-        rows = table(self.rows, HEAD) if self.rows else ""
+        shown = [row if any(row[-1] for row in self.rows) else row[:-1] for row in self.rows]
+        rows = table(shown, HEAD[: len(shown[0])]) if shown else ""
         told = "".join(f'<div style="margin-top: 0.5em;">{code_html(note)}</div>' for note in self.notes)
         font = "font-family: var(--jp-content-font-family, sans-serif); color: var(--jp-ui-font-color1, inherit);"
         return f'<div style="{font} max-width: 62em;"><b>{escape(self.title)}</b>{rows}{told}</div>'
