@@ -116,6 +116,20 @@ def test_a_module_is_plain_python_in_one_form(whole):
 # Some answers
 
 
+def test_layers_of_earlier_chapters_are_borrowed_until_they_are_written(tmp_path):
+    course = empty_course(tmp_path / "my_course")
+    pass_all(course, ["5.1", "5.3"])
+    (mlp,) = library.modules(course)
+    assert mlp.borrowed == {"4.1": ["ColumnParallelLinear"], "4.2": ["RowParallelLinear"]}
+    path = course.folder / library.PACKAGE / "mlp.py"
+    assert "from tplab.tensor import ColumnParallelLinear, RowParallelLinear\n" in path.read_text()
+    pass_all(course, ["4.1"])
+    assert library.modules(course)[1].borrowed == {"4.2": ["RowParallelLinear"]}
+    text = path.read_text()
+    assert "from .linear import ColumnParallelLinear\n" in text
+    assert "from tplab.tensor import RowParallelLinear\n" in text
+
+
 def test_what_is_not_written_yet_is_borrowed_and_marked(tmp_path):
     course = empty_course(tmp_path / "my_course")
     pass_all(course, ["4.4", "8.4"])

@@ -124,7 +124,8 @@ def imports_of(number: int, written: dict[str, Passage]) -> Imports:
         exercise, place = REPLACED.get(name, ("", ""))
         if exercise and chapter_number(exercise) <= number and (not place or chapter_number(exercise) < number):
             if exercise not in written:
-                found.borrowed.setdefault(exercise, []).append(name)
+                names = found.borrowed.setdefault(exercise, [])
+                names += [] if name in names else [name]
                 courses.add(text)
             elif place in TEMPLATES:
                 part = Part(f"{PACKAGE}.{place}", name)
