@@ -89,6 +89,11 @@ def test_start_check_hint_solution_update_and_lab_work_without_the_repository(in
     done = installed.run("tplab", "check", "--exercise", "2.1", folder="my_course")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2.1" in done.stdout
+    assert "def shard(" in (installed.folder / "my_course" / "my_tp" / "splitting.py").read_text()
+    shipped = (
+        "from tplab.course.learner.given_code import TEMPLATES; print(*sorted(p.name for p in TEMPLATES.glob('*.py')))"
+    )
+    assert installed.run("python", "-c", shipped).stdout.split() == ["blocks.py", "demo.py", "operators.py", "train.py"]
     done = installed.run("tplab", "check", "2")
     assert done.returncode == 1, "the other exercises are still to do"
     assert "to do" in done.stdout
