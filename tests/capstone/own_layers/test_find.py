@@ -9,7 +9,7 @@ from tests import ROOT
 from tests.capstone.a_few_steps import SMALL, make, variant
 from tests.capstone.own_layers.libraries import Libraries, solution
 from tplab import launch
-from tplab.capstone.own_layers.find import NotReady, find_answers, read_answers
+from tplab.capstone.own_layers.find import NotReady, find_answers
 from tplab.capstone.own_layers.link import ANSWERS, needed
 from tplab.capstone.training.build_model import used
 from tplab.course.learner import library
@@ -171,9 +171,3 @@ def test_a_folder_that_is_not_there_or_a_notebook_that_cannot_be_read_is_said(st
     all_chapters(started)[4].learner.write_text("<<<<<<< HEAD")
     with pytest.raises(NotReady, match=r"4\.1 .*can't be read.*git merge"):
         find_answers(started.folder)
-
-
-def test_answers_are_plain_data_that_a_file_keeps(libraries, tmp_path):
-    answers = libraries.answers()
-    answers.save(tmp_path / "answers.json")
-    assert read_answers(tmp_path / "answers.json") == answers

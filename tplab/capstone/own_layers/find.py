@@ -1,17 +1,15 @@
 """Find the learner's layers: read their library, my_tp, as plain data that can be sent to ranks.
 
     answers = find_answers(Path("my_course"), settings)
-    answers.save(Path(settings.folder, "answers.json"))
 
 Everything in the library has passed its check. Answers that are missing there are listed in the error message, or
 replaced by the course's solutions with missing="tplab". `tplab.capstone.own_layers.build` loads the files on each rank.
 """
 
-import json
 import linecache
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -62,14 +60,6 @@ class Answers:
         for name, text in self.files.items():
             path = self.path(name)
             linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-
-    def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
-
-
-def read_answers(path: Path) -> Answers:
-    """Read the answers that `Answers.save` wrote."""
-    return Answers(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def find_answers(
