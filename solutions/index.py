@@ -16,27 +16,27 @@ progress()
 # %% [markdown]
 # ## The chapters
 #
-# Each takes 30 to 90 minutes, its exercises included. Go from top to bottom. Where you are stuck you can still go on: what a chapter builds is
-# there, ready made, for the next.
+# Each takes 60 to 105 minutes with its exercises, and all of them together about 22 hours. Go from top to bottom. If you get stuck, you can still
+# go on: whatever a chapter builds is there, ready-made, for the next one.
 #
-# | | chapter | you build | exercises |
+# | | chapter | you build | exercises, and time for the chapter |
 # |---|---|---|---|
-# | 00 | [Why parallel](00_why_parallel.ipynb) | the memory bill: weights, activations, gradients, optimizer state | 3, about 53 min |
-# | 01 | [Ranks and collectives](01_ranks_and_collectives.ipynb) | ring all-reduce from send and receive | 5, about 69 min |
-# | 02 | [Splitting matrices](02_splitting_matrices.ipynb) | the two ways to cut a product: by columns, by rows | 4, about 45 min |
-# | 03 | [Conjugate operators](03_conjugate_operators.ipynb) | f, g, scatter and gather as autograd functions | 4, about 38 min |
-# | 04 | [Parallel linear layers](04_parallel_linear.ipynb) | ColumnParallelLinear, RowParallelLinear | 5, about 75 min |
-# | 05 | [Parallel MLP](05_parallel_mlp.ipynb) | ParallelMLP, SwiGLU, and a training run on real text | 4, about 55 min |
+# | 00 | [Why parallel](00_why_parallel.ipynb) | the memory bill: weights, activations, gradients, optimizer state | 3, about 75 min |
+# | 01 | [Ranks and collectives](01_ranks_and_collectives.ipynb) | ring all-reduce from send and receive | 5, about 90 min |
+# | 02 | [Splitting matrices](02_splitting_matrices.ipynb) | the two ways to cut a product: by columns, by rows | 4, about 60 min |
+# | 03 | [Conjugate operators](03_conjugate_operators.ipynb) | f, g, scatter and gather as autograd functions | 4, about 75 min |
+# | 04 | [Parallel linear layers](04_parallel_linear.ipynb) | ColumnParallelLinear, RowParallelLinear | 5, about 90 min |
+# | 05 | [Parallel MLP](05_parallel_mlp.ipynb) | ParallelMLP, SwiGLU, and a training run on real text | 4, about 75 min |
 # | 06 | [Parallel attention](06_parallel_attention.ipynb) | heads over ranks, fused QKV, grouped-query heads, KV cache | 5, about 90 min |
-# | 07 | [Vocabulary-parallel embedding](07_vocab_parallel_embedding.ipynb) | VocabParallelEmbedding, tied output layer | 5, about 60 min |
-# | 08 | [Vocabulary-parallel loss](08_vocab_parallel_loss.ipynb) | softmax and loss over a vocabulary that no rank holds whole | 5, about 75 min |
-# | 09 | [Randomness](09_randomness.ipynb) | the same model for any number of ranks: init and dropout | 5, about 65 min |
-# | 10 | [Parallel transformer](10_parallel_transformer.ipynb) | a transformer layer, a GPT, generation | 4, about 85 min |
-# | 11 | [Communication cost](11_communication_cost.ipynb) | the cost model, and overlap with the backward pass | 4, about 55 min |
-# | 12 | [Sequence parallel](12_sequence_parallel.ipynb) | all-reduce as reduce-scatter and all-gather; activation memory | 4, about 65 min |
-# | 13 | [Pipeline parallel](13_pipeline_parallel.ipynb) | GPipe, 1F1B, interleaved; the bubble | 4, about 65 min |
-# | 14 | [Data parallel and 3D](14_data_parallel_and_3d.ipynb) | data parallelism, ZeRO 1 to 3, the 3D mesh | 5, about 80 min |
-# | 15 | [Capstone](15_capstone.ipynb) | train a tensor-parallel GPT on this machine and report | 5, about 75 min |
+# | 07 | [Vocabulary-parallel embedding](07_vocab_parallel_embedding.ipynb) | VocabParallelEmbedding, tied output layer | 5, about 90 min |
+# | 08 | [Vocabulary-parallel loss](08_vocab_parallel_loss.ipynb) | softmax and loss over a vocabulary that no rank holds whole | 5, about 90 min |
+# | 09 | [Randomness](09_randomness.ipynb) | the same model for any number of ranks: init and dropout | 5, about 90 min |
+# | 10 | [Parallel transformer](10_parallel_transformer.ipynb) | a transformer layer, a GPT, generation | 4, about 90 min |
+# | 11 | [Communication cost](11_communication_cost.ipynb) | the cost model, and overlap with the backward pass | 4, about 75 min |
+# | 12 | [Sequence parallel](12_sequence_parallel.ipynb) | all-reduce as reduce-scatter and all-gather; activation memory | 4, about 75 min |
+# | 13 | [Pipeline parallel](13_pipeline_parallel.ipynb) | GPipe, 1F1B, interleaved; the bubble | 4, about 90 min |
+# | 14 | [Data parallel and 3D](14_data_parallel_and_3d.ipynb) | data parallelism, ZeRO 1 to 3, the 3D mesh | 5, about 90 min |
+# | 15 | [Capstone](15_capstone.ipynb) | train a tensor-parallel GPT on this machine and report | 5, about 105 min |
 #
 # ## How a chapter works
 #

@@ -11,9 +11,11 @@ import pytest
 
 from tests import ROOT
 from tests.course import tiny
+from tplab.course.learner.course_files import Course
 from tplab.course.notebooks import build
 from tplab.course.notebooks.source import pages, read, sources
 from tplab.course.tools import cli
+from tplab.course.tools.exercise_status import standings
 
 pytestmark = pytest.mark.share(3)
 
@@ -37,14 +39,21 @@ def test_index_has_the_chapters_of_the_readme():
 
 
 def test_index_links_to_every_chapter_and_says_how_much_it_asks():
-    there = {}
+    there, minutes = {}, []
     for path in sources(ROOT):
         chapter = read(path)
-        minutes = [cell.attributes["minutes"] for cell in chapter.of_role("task").values()]
-        there[chapter.number] = (f"{chapter.stem}.ipynb", f"{len(minutes)}, about {sum(minutes)} min")
+        minutes.append(int(re.search(r"About (\d+) minutes", path.read_text())[1]))
+        exercises = len(chapter.of_role("exercise"))
+        there[chapter.number] = (f"{chapter.stem}.ipynb", f"{exercises}, about {minutes[-1]} min")
     linked = {number: (row[1], row[3]) for number, row in rows(TEXT).items() if row[1]}
     assert linked == there
     assert all((ROOT / "chapters" / file).exists() for file, _ in linked.values())
+    each = f"takes {min(minutes)} to {max(minutes)} minutes"
+    assert each in TEXT
+    assert each in (ROOT / "README.md").read_text()
+    assert f"about {sum(minutes) // 60} hours" in TEXT
+    chapters = standings(Course(ROOT, ROOT / "chapters"))
+    assert [chapter.minutes_left for chapter in chapters] == minutes, "the progress page says the same"
 
 
 def test_index_begins_with_the_progress_page():

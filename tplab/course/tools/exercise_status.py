@@ -5,6 +5,7 @@ passed, failed    verified if `tplab check` reached this verdict on exactly this
 to do             the stub is still there, the code was edited since its check, or it was never checked
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class ChapterStanding:
     path: Path
     exercises: tuple[Standing, ...]
     problem: str = ""  # why the notebook can't be read
+    stated: int = 0  # minutes for the whole chapter, as its first page states them
 
     @property
     def passed(self) -> int:
@@ -55,11 +57,14 @@ class ChapterStanding:
 
     @property
     def minutes(self) -> int:
-        return sum(exercise.minutes for exercise in self.exercises)
+        """Minutes for the chapter with its text, or for its exercises alone where it doesn't state them."""
+        return self.stated or sum(exercise.minutes for exercise in self.exercises)
 
     @property
     def minutes_left(self) -> int:
-        return sum(exercise.minutes for exercise in self.exercises if exercise.status != "passed")
+        """The share of `minutes` that belongs to exercises that don't pass yet."""
+        left = sum(exercise.minutes for exercise in self.exercises if exercise.status != "passed")
+        return round(self.minutes * left / max(1, sum(exercise.minutes for exercise in self.exercises)))
 
 
 def standings(course: Course, numbers: list[int] | None = None) -> list[ChapterStanding]:
@@ -85,7 +90,9 @@ def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterSta
     minutes = {str(cell.marks["task"]): int(cell.marks.get("minutes", 0)) for cell in reference if "task" in cell.marks}
 
     def chapter(exercises: list[Standing], problem: str = "") -> ChapterStanding:
-        return ChapterStanding(files.number, files.title(reference), files.learner, tuple(exercises), problem)
+        return ChapterStanding(
+            files.number, files.title(reference), files.learner, tuple(exercises), problem, stated_minutes(reference)
+        )
 
     try:
         learner = read_notebook(files.learner)
@@ -103,6 +110,13 @@ def standing(files: ChapterFiles, entries: dict[str, state.Entry]) -> ChapterSta
             judged = _judge(number, answers[number], prints[number], entries.get(number), learner)
         found.append(Standing(number, title, minutes.get(number, 0), *judged))
     return chapter(found)
+
+
+def stated_minutes(reference: list[Cell]) -> int:
+    """Return how long the first page of a chapter says it takes, in minutes, or 0 if it doesn't."""
+    texts = (cell.source for cell in reference[:6] if cell.kind == "markdown")
+    found = next(filter(None, (re.search(r"About (\d+) minutes", text) for text in texts)), None)
+    return int(found[1]) if found else 0
 
 
 def _judge(
