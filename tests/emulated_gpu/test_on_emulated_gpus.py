@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.course.learner.test_library import EXERCISES, empty_course, pass_all
 from tests.emulated_gpu.build import built
 
 pytestmark = pytest.mark.slow
@@ -92,3 +93,31 @@ def test_the_answers_of_a_chapter_pass_their_checks(gpus: int, stem: str, tmp_pa
     verdicts = [line for line in done.stdout.splitlines() if re.match(r"\S \d+\.\d", line)]
     assert verdicts
     assert all(line.endswith("passed") for line in verdicts), done.stdout
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_learners_script_trains_on_gpus_as_on_the_cpu(precision: str, tmp_path: Path) -> None:
+    course = empty_course(tmp_path / "my_course")
+    pass_all(course, EXERCISES)
+    sizes = {
+        "num-layers": 2,
+        "hidden-size": 32,
+        "num-heads": 4,
+        "seq-length": 16,
+        "steps": 6,
+        "batch-size": 8,
+        "sample": 4,
+    }
+    flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
+    losses = {}
+    for gpus in (0, 2):
+        start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py")
+        done = on_gpus(gpus, *start, *flags, "--precision", precision, "--folder", f"on{gpus}", cwd=course.folder)
+        assert done.returncode == 0, done.stderr[-5000:]
+        where = "one GPU each, over NCCL" if gpus else "the CPU, over gloo"
+        assert f"2 ranks, tp=2, on {where}; going on after step 0" in done.stdout
+        rows = (course.folder / f"on{gpus}" / "log.csv").read_text().split()
+        losses[gpus] = [float(row.split(",")[1]) for row in rows]
+    assert len(losses[0]) == 6
+    assert losses[2] == pytest.approx(losses[0], rel=1e-4 if precision == "float32" else 1e-2)

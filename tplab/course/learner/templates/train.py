@@ -170,6 +170,9 @@ def main():
     folder = Path(settings.folder)
     own = folder / f"rank-{rank}"
     done = resume(own, model, optimizer, layout)
+    if rank == 0:
+        where = "one GPU each, over NCCL" if on_gpus else "the CPU, over gloo"
+        print(f"{world} ranks, tp={tp}, on {where}; going on after step {done}", flush=True)
     begun = time.perf_counter()
     for step in range(done + 1, settings.steps + 1):
         for parameters in optimizer.param_groups:
