@@ -57,7 +57,7 @@ progress()
 #
 # | | |
 # |---|---|
-# | `tplab check 4` | check every exercise of chapter 4; `tplab check --exercise 4.2` checks one |
+# | `tplab check 4` | check every exercise of chapter 4; `tplab check --exercise 4.2` checks one, `tplab check all` everything |
 # | `tplab progress` | how far you are, as the first cell of this page shows it |
 # | `tplab plan --params 70e9 --gpus 64 --gpu h100` | how to lay a model out over a cluster: what fits, its memory, its predicted time (chapter 11) |
 # | `python -m tplab.capstone --layers mine` | train a GPT that is made of your answers (chapter 15) |
@@ -66,7 +66,7 @@ progress()
 #
 # | | |
 # |---|---|
-# | `tplab hint 4.2` | the next of three hints; they also stand below each exercise, folded |
+# | `tplab hint 4.2` | the next of three hints, which are also folded away below each exercise; without a number, for the exercise that comes next |
 # | `tplab solution 4.2` | the answer and how to get there; your notebook stays as it is |
 # | `tplab reset --exercise 4.2` | begin an exercise anew; `tplab reset 4` begins the chapter anew. Your notebook is kept in `kept/` |
 # | `tplab update` | bring new versions of the chapters into your notebooks; what you wrote stays |

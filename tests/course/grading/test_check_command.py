@@ -4,6 +4,8 @@ import hashlib
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -374,6 +376,8 @@ def test_exit_codes_and_what_is_printed(root, learner, capsys):
         (["4", "--exercise", "90.1"], "There is no exercise 90.1 here"),
         (["90", "--notebook", "nowhere.ipynb"], "There is no file nowhere.ipynb."),
         (["--notebook", "mine.ipynb"], "Say which chapter mine.ipynb is"),
+        (["all", "--notebook", "90_mine.ipynb"], "One notebook is one chapter"),
+        (["all", "--exercise", "90.1"], "Either all chapters or one exercise"),
     ],
 )
 def test_misuse_is_told_in_a_sentence(root, arguments, says, capsys):
@@ -431,6 +435,23 @@ def test_blank_exercises_are_to_do_without_running_anything(two_chapters, nothin
     assert "You have no copies" not in out
 
 
+def test_what_is_to_do_is_told_without_loading_torch_or_nbval(two_chapters):
+    program = f"""
+import sys
+from tplab.course.tools import cli
+assert cli.main(["check", "90", "--root", {str(two_chapters)!r}]) == 1
+assert not {{"torch", "nbval", "pytest"}} & sys.modules.keys()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_word_that_is_no_chapter_is_refused(root, capsys):
+    with pytest.raises(SystemExit):
+        check(root, "abc")
+    assert "'abc' is no chapter: give numbers, such as 4, or all" in capsys.readouterr().err
+
+
 def test_where_nobody_has_started_the_blank_chapters_are_checked_and_that_is_said(two_chapters, capsys):
     shutil.rmtree(two_chapters / "my_course")
     assert check(two_chapters, "--exercise", "90.1") == 1
@@ -454,14 +475,25 @@ def test_an_answer_wherever_it_is_runs(write, two_chapters, learner, capsys):
     assert "1 of 1 exercise passes." in capsys.readouterr().out
 
 
-def test_without_a_chapter_it_asks_and_suggests_the_one_saved_last(two_chapters, nothing_runs, monkeypatch, capsys):
+def test_without_a_chapter_it_asks_and_suggests_the_one_that_one_is_in(
+    two_chapters, learner, nothing_runs, monkeypatch, capsys
+):
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    for typed, checked in (("", "91 tiny"), ("90", "90 tiny")):
-        monkeypatch.setattr("builtins.input", lambda typed=typed: typed)
+
+    def asked(typed: str) -> str:
+        monkeypatch.setattr("builtins.input", lambda: typed)
         assert check(two_chapters) == 1
-        out = capsys.readouterr().out
-        assert "Enter alone means 91, the one you saved last" in out
-        assert f"Chapter {checked[:2]}" in out
+        return capsys.readouterr().out
+
+    assert "Enter alone means 90." in (out := asked("")), "nothing is begun, whenever the copies were made"
+    assert "Chapter 90" in out
+    assert "Chapter 91" in asked("91")
+    assert f"0 of {2 * COUNT} exercises pass in 2 chapters." in asked("all")
+    learner.answer(2, "return 2 * x")
+    learner.save(two_chapters / "my_course" / "91_tiny.ipynb")
+    monkeypatch.setattr("builtins.input", lambda: "90")
+    assert check(two_chapters) == 1
+    assert "Enter alone means 91." in capsys.readouterr().out
     monkeypatch.setattr("builtins.input", lambda: "both")
     assert check(two_chapters) == 2
     assert "'both' is no chapter number" in capsys.readouterr().err
@@ -469,7 +501,7 @@ def test_without_a_chapter_it_asks_and_suggests_the_one_saved_last(two_chapters,
 
 def test_without_anybody_to_ask_it_says_what_to_write_and_all_means_all(two_chapters, nothing_runs, capsys):
     assert check(two_chapters) == 2
-    assert "Say which chapter to check: tplab check 4. `tplab check all`" in " ".join(capsys.readouterr().err.split())
+    assert "Say which chapter to check: tplab check 4, or tplab check all" in " ".join(capsys.readouterr().err.split())
     assert check(two_chapters, "all") == 1
     assert f"0 of {2 * COUNT} exercises pass in 2 chapters." in capsys.readouterr().out
 

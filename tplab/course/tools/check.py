@@ -30,6 +30,7 @@ from tplab.course.learner.course_files import (
 from tplab.course.notebooks.cells import Cell, Unreadable, read_notebook
 from tplab.course.notebooks.kernels import CELL_TIMEOUT
 from tplab.course.tools import state
+from tplab.course.tools.exercise_status import standings
 from tplab.course.tools.fingerprint import fingerprints
 
 ALL = "all"
@@ -92,37 +93,51 @@ def _jobs(options: argparse.Namespace, course: Course) -> list[ChapterFiles]:
         if not number.isdigit():
             raise Misuse(f"Say which chapter {options.notebook.name} is: tplab check 4 --notebook {options.notebook}")
         wanted = [int(number)]
-    if options.notebook and len(wanted) > 1:
+    if options.notebook and (len(wanted) > 1 or ALL in options.chapters):
         raise Misuse("One notebook is one chapter: give one number with --notebook.")
+    if options.exercise and ALL in options.chapters:
+        raise Misuse(
+            f"Either all chapters or one exercise: tplab check all, or tplab check --exercise {options.exercise}"
+        )
     known = all_chapters(course)
-    if ALL in options.chapters or (len(known) == 1 and not wanted):
-        return list(known.values())
-    return [chapter(course, number) for number in wanted or [_asked(known)]]
+    if not wanted and ALL not in options.chapters and len(known) > 1:
+        wanted = _asked(course, known)
+    return [chapter(course, number) for number in wanted] or list(known.values())
 
 
-def _asked(known: dict[int, ChapterFiles]) -> int:
-    """Ask which chapter to check, suggesting the one whose notebook was saved last. Raises Misuse."""
-    everything = f"`tplab check all` checks all {len(known)} chapters, which takes {ALL_OF_IT}"
+def _asked(course: Course, known: dict[int, ChapterFiles]) -> list[int]:
+    """Ask which chapter to check, suggesting the one the learner is in, and return it ([]: all). Raises Misuse."""
+    everything = f"all of the {len(known)} chapters take {ALL_OF_IT}"
     if not sys.stdin.isatty():
-        raise Misuse(f"Say which chapter to check: tplab check 4. {everything}.")
-    saved = [number for number, files in known.items() if files.learner.exists()]
-    last = max(saved or known, key=lambda number: _saved(known[number]))
-    print(f"Which chapter? Enter alone means {last}, the one you saved last. ({everything}.) ", end="", flush=True)
+        raise Misuse(f"Say which chapter to check: tplab check 4, or tplab check all ({everything}).")
+    here = _current(course)
+    print(f"Which chapter, or all? Enter alone means {here}. ({everything.capitalize()}.) ", end="", flush=True)
     try:
         text = input().strip()
     except EOFError:
         text = "-"
+    if text == ALL:
+        return []
     if text and not text.isdecimal():
         raise Misuse(f"{text!r} is no chapter number. Nothing was checked.")
-    return int(text or last)
+    return [int(text or here)]
 
 
-def _saved(files: ChapterFiles) -> float:
-    return files.learner.stat().st_mtime if files.learner.exists() else 0.0
+def _current(course: Course) -> int:
+    """Return the chapter that was begun and saved last, or else the first that isn't finished."""
+    chapters = standings(course)
+    begun = [one for one in chapters if one.begun]
+    if begun:
+        return max(begun, key=lambda one: one.path.stat().st_mtime).number
+    return next((one.number for one in chapters if one.minutes_left), chapters[0].number)
 
 
 def _number_or_all(text: str) -> int | str:
-    return ALL if text == ALL else int(text)
+    if text == ALL:
+        return ALL
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no chapter: give numbers, such as 4, or all")
+    return int(text)
 
 
 def _check_chapter(options: argparse.Namespace, console: Console, files: ChapterFiles) -> tuple[int, int]:

@@ -23,7 +23,7 @@ GB = 10**9
 COLUMNS: dict[str, Literal["left", "right"]] = {
     "tp": "right", "pp": "right", "dp": "right", "micro\nbatch": "right", "seq.\npar.": "left", "recomp.": "left",
     "state\nGB": "right", "activ.\nGB": "right", "sum\nGB": "right", "step\ns": "right", "TFLOP/s": "right",
-    "MFU": "right", "most beside\nproducts": "left",
+    "MFU": "right", "most beside\nmatmuls": "left",
 }  # fmt: skip
 SHORT = {
     "tensor parallel": "tensor", "pipeline bubble": "bubble", "pipeline sends": "sends", "data parallel": "data",
@@ -39,8 +39,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--params", metavar="N", help="parameters of the model: 70e9, or 70B")
     parser.add_argument("--model", metavar="NAME", help='in place of --params a known model: "Llama 3 70B"')
-    parser.add_argument("--gpus", type=int, required=True, metavar="N", help="how many GPUs")
-    parser.add_argument("--gpu", required=True, metavar="NAME", help="of which machine: v100, a100, h100, h200")
+    parser.add_argument("--gpus", type=int, metavar="N", help="how many GPUs")
+    parser.add_argument("--gpu", metavar="NAME", help="of which machine: v100, a100, h100, h200")
     parser.add_argument("--seq", type=int, metavar="N", help="tokens of a sequence (default: 4096, or the model's own)")
     parser.add_argument("--batch", type=int, metavar="N", help="sequences of a step (default: about 4 million tokens)")
     parser.add_argument("--shard-optimizer", action="store_true", help="divide the optimizer's state over replicas")
@@ -53,6 +53,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from tplab.cluster import plan  # imported here because it takes seconds
     from tplab.cost.machines import machine
 
+    if options.gpus is None or options.gpu is None:
+        raise Misuse("say which GPUs, and how many: tplab plan --params 70e9 --gpus 64 --gpu h100")
     if bool(options.params) == bool(options.model):
         raise Misuse("say which model: either --params 70e9 or --model 'Llama 3 70B'")
     if options.top < 1:
@@ -132,7 +134,7 @@ def footing(shown: "list[Plan]", top: int) -> str:
         f"{more}tp, pp, dp: GPUs that share a layer, stages of the pipeline, replicas. Micro batch: in sequences. "
         "Seq. par.: sequence parallelism. Recomp.: what backward computes again. GB: on the fullest GPU, weights, "
         "gradients and optimizer (state), activations, and their sum. MFU: the model's share of the GPUs' peak. Last "
-        "column: what takes most time besides the products. Times come from formulas (tplab.cost.step), and real steps "
+        "column: what takes most time besides the matmuls. Times come from formulas (tplab.cost.step), and real steps "
         "take a quarter longer and more: trust the order, and try the first few.\n"
         f"The first as a mesh: init_device_mesh('cuda', ({best.dp}, {best.pp}, {best.tp}), "
         f"mesh_dim_names=('dp', 'pp', 'tp')), {best.steps} micro-batches of {best.micro_batch}."
