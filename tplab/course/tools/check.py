@@ -37,7 +37,7 @@ ALL = "all"
 NO_COPIES = (
     "You have no copies of your own here yet, so the blank chapters are checked. To make them: make lab, or tplab start"
 )
-ALL_OF_IT = "about six minutes on two cores"
+ALL_OF_IT = "about three minutes on two cores"
 
 
 def add(commands: argparse._SubParsersAction) -> None:
